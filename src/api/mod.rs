@@ -1,0 +1,19 @@
+//! The wire types of `agentloop.dev/v1alpha1`: what people write and read with `kubectl`.
+//!
+//! Owns the custom resources, their bounds and CEL rules, and the names of conditions and reasons.
+//! Holds no behaviour beyond what a type needs to be valid, does no I/O, and imports no other room.
+
+pub mod agent;
+pub mod condition;
+pub mod failure;
+pub mod status;
+
+pub use agent::{Agent, AgentSpec};
+pub use status::AgentStatus;
+
+/// The API group of every resource here.
+pub const GROUP: &str = "agentloop.dev";
+/// The label that every object made for an Agent carries; its value is the Agent's name.
+pub const AGENT_LABEL: &str = "agentloop.dev/agent";
+/// Audience of the projected token with which a pod speaks to the controller.
+pub const LINK_AUDIENCE: &str = "agentloop.dev/link";

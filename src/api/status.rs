@@ -1,0 +1,272 @@
+//! What the controller reports of an Agent.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter, IntoStaticStr};
+
+/// Observed state of an Agent. Written by the controller only.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AgentStatus {
+    /// The generation of the spec that this status speaks of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Conditions; `Ready` answers whether this Agent needs anyone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// Where the loop stands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r#loop: Option<LoopStatus>,
+    /// What the loop has used since the Agent was created. Counted by the gateway; never reset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// Texts for the columns of `kubectl get`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summary: Option<Summary>,
+    /// The pod that runs the loop.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodStatus>,
+    /// The last failure, without any text of a prompt or an answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<LastError>,
+    /// The values of request annotations that were handled, so that each is handled once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_handled_requests: Option<HandledRequests>,
+}
+
+/// The public states of a loop.
+#[derive(
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    AsRefStr,
+    IntoStaticStr,
+    EnumIter,
+    strum::Display,
+)]
+pub enum LoopState {
+    /// The pod or the loop is coming up.
+    Starting,
+    /// A turn is being taken, or the next one is about to.
+    Running,
+    /// The agent chose to sleep until a wake condition holds.
+    Sleeping,
+    /// One or more reasons hold the loop; it goes on when all are gone.
+    Paused,
+    /// The loop is finishing.
+    Stopping,
+    /// No loop runs.
+    #[default]
+    Stopped,
+}
+
+/// Why a loop is Paused or Stopped. Each reason is cleared by its own rule and by no other.
+#[derive(
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    AsRefStr,
+    IntoStaticStr,
+    EnumIter,
+    strum::Display,
+)]
+pub enum PauseReason {
+    /// `spec.suspend`; cleared by setting it to false.
+    SuspendedBySpec,
+    /// The provider asked to wait (Retry-After); cleared at that moment.
+    ProviderRateLimit,
+    /// `guardrails.maxConsecutiveTurns`; cleared when the forced sleep ends.
+    MaxConsecutiveTurns,
+    /// `loop.maxConsecutiveErrors`; cleared by the cool-down or a resume request.
+    ConsecutiveErrors,
+    /// The same turn ended the worker three times; cleared by the cool-down or a resume request.
+    CrashLoop,
+    /// No contact with the controller for 60 s; cleared when the link is back.
+    LinkLost,
+}
+
+/// How a loop ended for good.
+#[derive(
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    AsRefStr,
+    IntoStaticStr,
+    EnumIter,
+    strum::Display,
+)]
+pub enum Outcome {
+    /// The agent ended its loop itself (`yield` with mode `shutdown`).
+    Completed,
+}
+
+/// Where a loop stands.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LoopStatus {
+    /// One of the six states.
+    pub state: LoopState,
+    /// Why the loop is Paused or Stopped; several may hold at once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub reasons: Vec<PauseReason>,
+    /// Since when the state holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// When the loop goes on by itself; absent when that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumes_at: Option<Time>,
+    /// What a sleeping loop waits for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wake: Option<Wake>,
+    /// How the loop ended, when it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Outcome>,
+    /// Fencing number: one live loop per Agent, and a newer pod has a higher one.
+    pub epoch: i64,
+    /// Turns begun since the Agent was created.
+    pub turn: i64,
+    /// Failed turns in a row.
+    pub consecutive_errors: i32,
+    /// Turns since the last sleep.
+    pub consecutive_turns: i32,
+}
+
+/// What a sleeping loop waits for.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Wake {
+    /// `Time`: the moment in `value`. `Event`: any of the events named in `value`, or the moment in `resumesAt`.
+    pub r#type: WakeType,
+    /// An RFC 3339 moment, or event names separated by commas.
+    pub value: String,
+}
+
+/// Kind of a wake condition.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, AsRefStr)]
+pub enum WakeType {
+    /// A moment.
+    Time,
+    /// A named event, or the moment in `resumesAt`.
+    Event,
+}
+
+/// What a loop has used. Token kinds are disjoint; `reasoningTokens` is a part of `outputTokens`.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Usage {
+    /// Model calls sent, each attempt for itself.
+    pub calls: i64,
+    /// Calls of which the server never said what they used; their tokens are in no other field.
+    pub unknown_calls: i64,
+    /// Input tokens that were neither read from nor written to a cache.
+    pub input_tokens: i64,
+    /// Output tokens, reasoning included.
+    pub output_tokens: i64,
+    /// Input tokens read from the server's cache.
+    pub cache_read_tokens: i64,
+    /// Output tokens spent on reasoning; a part of `outputTokens`.
+    pub reasoning_tokens: i64,
+    /// Turns completed.
+    pub turns: i64,
+    /// The same per model; at most 10.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["model"]))]
+    pub by_model: Vec<ModelUsage>,
+}
+
+/// What one model has used.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ModelUsage {
+    /// Name of the model, from the spec.
+    pub model: String,
+    /// Model calls sent.
+    pub calls: i64,
+    /// Calls of unknown use.
+    pub unknown_calls: i64,
+    /// Uncached input tokens.
+    pub input_tokens: i64,
+    /// Output tokens.
+    pub output_tokens: i64,
+    /// Cached input tokens.
+    pub cache_read_tokens: i64,
+    /// Reasoning tokens, a part of the output.
+    pub reasoning_tokens: i64,
+}
+
+/// Texts for columns.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Summary {
+    /// All tokens, short: `1.8M`.
+    pub tokens: String,
+    /// When the loop goes on, as a clock time: `14:05 UTC`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumes: Option<String>,
+    /// The reasons of the loop's state, separated by commas.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// The pod of a loop.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodStatus {
+    /// Name of the pod: always the Agent's name.
+    pub name: String,
+    /// The node it runs on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// When its containers started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// Restarts of its containers.
+    pub restarts: i32,
+}
+
+/// The last failure.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct LastError {
+    /// When it happened.
+    pub at: Time,
+    /// What kind of failure.
+    pub kind: String,
+    /// What happened and what to do, at most 1 KiB; never text of a prompt or an answer.
+    pub message: String,
+}
+
+/// The last handled value of each request annotation.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HandledRequests {
+    /// Of `agentloop.dev/wake`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wake: Option<String>,
+    /// Of `agentloop.dev/resume`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resume: Option<String>,
+}

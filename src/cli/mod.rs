@@ -1,0 +1,1 @@
+//! The command line: one file a subcommand; every flag has an environment twin.

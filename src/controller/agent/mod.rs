@@ -1,0 +1,1 @@
+//! The Agent reconciler, in five steps: observe → validate → desired → apply → status.

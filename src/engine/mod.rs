@@ -1,0 +1,179 @@
+//! The loop as a pure state machine: inputs in, effects out.
+//!
+//! Owns every rule about when a loop turns, sleeps, pauses and stops. No clock, no I/O, no randomness, no async:
+//! time comes in with each input, so that tests drive years in microseconds. Imports nothing of ours but `api`.
+//!
+//! Contract with the driver (`worker`): feed one [`Input`] to [`machine::Engine::handle`]; commit all
+//! [`Effect::Record`]s of that call together with [`machine::Engine::snapshot`] in **one** transaction **before**
+//! acting on any other effect of it; then act on the rest in order. A restart restores the engine from the last
+//! snapshot and the live transcript, and feeds [`Input::Started`].
+
+pub mod machine;
+pub mod message;
+pub mod settings;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::api::failure::Failure;
+use message::{Answer, Message, Tool};
+
+/// Identity of one attempt at one model call; unique over the life of an Agent. Shown as `t12c1a1`.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallId {
+    /// The turn, from 1.
+    pub turn: i64,
+    /// The call within the turn, from 1.
+    pub call: u32,
+    /// The attempt at that call, from 1.
+    pub attempt: u32,
+}
+
+impl std::fmt::Display for CallId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "t{}c{}a{}", self.turn, self.call, self.attempt)
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// The worker is up, for the first time or again. `epoch` is its pod's; `known_turn` is the last turn that the
+    /// controller knows of, which a new journal goes on from.
+    Started {
+        /// Epoch of the pod. The same as before: the container restarted. Higher: a new pod.
+        epoch: i64,
+        /// `status.loop.turn`.
+        known_turn: i64,
+    },
+    /// A model call gave an answer.
+    Answered {
+        /// Which.
+        call: CallId,
+        /// The answer.
+        answer: Answer,
+    },
+    /// A model call gave none.
+    Failed {
+        /// Which.
+        call: CallId,
+        /// Why.
+        failure: Failure,
+    },
+    /// The moment of the last [`Effect::SetTimer`] has come. Harmless when early or repeated.
+    Timer,
+    /// A named event; wakes a sleep that named it in `wake_early_if`.
+    Event {
+        /// Its name.
+        name: String,
+    },
+    /// The request `agentloop.dev/wake`, handled once per token: ends a sleep, and nothing else.
+    WakeRequested {
+        /// Value of the annotation.
+        token: String,
+    },
+    /// The request `agentloop.dev/resume`, handled once per token: ends a cool-down, and nothing else.
+    ResumeRequested {
+        /// Value of the annotation.
+        token: String,
+    },
+    /// No contact with the controller for the whole run lease.
+    LinkLost,
+    /// Contact again.
+    LinkBack,
+    /// Finish.
+    Stop {
+        /// Why, and how fast.
+        cause: StopCause,
+    },
+    /// The drain time of [`StopCause::Drain`] is over: cut what still runs.
+    DrainEnded,
+}
+
+/// Why a loop is to stop.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopCause {
+    /// SIGTERM: the call in flight may finish within the drain time. The next pod goes on.
+    Drain,
+    /// `spec.suspend`: the call in flight is cut at once. The next pod goes on.
+    Suspend,
+    /// A newer pod has taken over: cut, and write nothing more.
+    Fenced,
+}
+
+/// What the driver is to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Journal this; see the module's contract for when.
+    Record(Record),
+    /// Send a call to the model. The engine has at most one in flight.
+    CallModel {
+        /// Its id.
+        call: CallId,
+        /// The whole prompt, the system message first.
+        messages: Vec<Message>,
+        /// Tools offered.
+        tools: Vec<Tool>,
+    },
+    /// Cut the call in flight; its end is reported as [`Input::Failed`] with kind `Cancelled`, or not at all.
+    CancelCall {
+        /// Which.
+        call: CallId,
+    },
+    /// The journal holds the outcome of this call: the gateway may forget it.
+    Acknowledge {
+        /// Which.
+        call: CallId,
+    },
+    /// Feed [`Input::Timer`] at this moment; replaces the one set before. `None`: no timer.
+    SetTimer(Option<Timestamp>),
+    /// The state changed: report it.
+    Report,
+    /// The loop has stopped. The driver reports, closes the journal, and ends (Drain, Fenced) or idles (Suspend, an
+    /// outcome) until its pod goes.
+    Stopped,
+}
+
+/// One line of the journal. Its `kind` and ids are safe to log; the messages are not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// What.
+    pub kind: RecordKind,
+    /// The turn it belongs to.
+    pub turn: i64,
+    /// The call it belongs to.
+    pub call: Option<CallId>,
+    /// A short note without any text of a prompt or an answer: `Running -> Sleeping`, a failure kind.
+    pub note: String,
+    /// Messages that join the transcript.
+    pub messages: Vec<Message>,
+    /// How many of the oldest messages leave the live transcript (they stay in the journal's history).
+    pub forget: usize,
+}
+
+/// Kinds of journal lines.
+#[derive(
+    Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::EnumString, strum::Display,
+)]
+pub enum RecordKind {
+    /// The worker started.
+    Started,
+    /// The public state or its reasons changed.
+    Transition,
+    /// A turn began.
+    TurnStarted,
+    /// A call is about to be sent: the intent.
+    CallStarted,
+    /// A call gave an answer: the outcome.
+    CallAnswered,
+    /// A call gave none: the outcome.
+    CallFailed,
+    /// A turn ended.
+    TurnCompleted,
+    /// A turn was given up after its calls failed.
+    TurnFailed,
+    /// Old turns left the live transcript.
+    Trimmed,
+    /// A request annotation was handled.
+    RequestHandled,
+}

@@ -1,0 +1,41 @@
+//! The engine's numbers, taken from a spec.
+
+use jiff::SignedDuration;
+
+use crate::api::AgentSpec;
+
+/// The engine's numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Pause between turns, and first delay after an error.
+    pub min_delay: SignedDuration,
+    /// Longest delay after errors.
+    pub max_delay: SignedDuration,
+    /// Failed turns in a row until the loop pauses.
+    pub max_consecutive_errors: u32,
+    /// Longest sleep.
+    pub max_sleep: SignedDuration,
+    /// Turns without a sleep until one is forced.
+    pub max_consecutive_turns: u32,
+    /// Model calls in one turn.
+    pub max_calls_per_turn: u32,
+    /// Context window, in tokens.
+    pub context_tokens: u32,
+    /// Output limit of one answer, in tokens.
+    pub max_output_tokens: u32,
+}
+
+impl From<&AgentSpec> for Settings {
+    fn from(spec: &AgentSpec) -> Self {
+        Self {
+            min_delay: SignedDuration::from_millis(spec.r#loop.min_delay_milliseconds.into()),
+            max_delay: SignedDuration::from_millis(spec.r#loop.max_delay_milliseconds.into()),
+            max_consecutive_errors: spec.r#loop.max_consecutive_errors,
+            max_sleep: SignedDuration::from_secs(spec.continuous.max_sleep_seconds.into()),
+            max_consecutive_turns: spec.guardrails.max_consecutive_turns,
+            max_calls_per_turn: spec.guardrails.max_calls_per_turn,
+            context_tokens: spec.model.context_tokens,
+            max_output_tokens: spec.model.max_output_tokens,
+        }
+    }
+}

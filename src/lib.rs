@@ -1,0 +1,20 @@
+//! agentloop: the Kubernetes operator for autonomous LLM agents.
+//!
+//! One static binary, several roles. Rooms, from the inside out; dependencies point inwards only:
+//!
+//! - [`api`]: the custom resources. Imports nothing of ours.
+//! - [`engine`], [`scripted`]: pure rules. Import `api`.
+//! - [`link`]: where controller, gateway and worker meet. Imports `api`.
+//! - [`telemetry`]: logs, metrics, probes. Imports `api`.
+//! - [`controller`], [`gateway`], [`worker`]: the three roles. Never import each other.
+//! - [`cli`]: wires a role to the world.
+
+pub mod api;
+pub mod cli;
+pub mod controller;
+pub mod engine;
+pub mod gateway;
+pub mod link;
+pub mod scripted;
+pub mod telemetry;
+pub mod worker;

@@ -1,0 +1,162 @@
+//! Messages between an agent pod's gateway and the controller.
+//!
+//! Routes, all under the controller's link Service, all with `Authorization: Bearer <projected token>`:
+//! `POST /v1/attach` [`Attach`] → [`Attached`]; `POST /v1/report` [`Report`] → 204;
+//! `GET /v1/directives?epoch=N` → server-sent events: `directives` with [`Directives`] (at once, then on each change)
+//! and an empty `heartbeat` every 10 s. Errors carry a [`Refusal`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::{
+    failure::FailureKind,
+    status::{HandledRequests, LastError, LoopState, Outcome, PauseReason, Usage, Wake},
+};
+
+/// Version of this protocol.
+pub const PROTOCOL: u32 = 1;
+/// Seconds between heartbeats of the directives stream.
+pub const HEARTBEAT_SECONDS: u64 = 10;
+/// Seconds without contact after which a pod may do nothing any more (the run lease, DESIGN 5).
+pub const RUN_LEASE_SECONDS: u64 = 60;
+/// Seconds between two reports of an unchanged loop.
+pub const REPORT_SECONDS: u64 = 15;
+
+/// A gateway introduces itself. Who it is comes from its token, never from this body.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Attach {
+    /// [`PROTOCOL`] of the gateway.
+    pub protocol: u32,
+    /// The epoch the pod was created with.
+    pub epoch: i64,
+}
+
+/// The controller's answer to [`Attach`].
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Attached {
+    /// The epoch, confirmed.
+    pub epoch: i64,
+    /// What is known from `status`, for a pod whose storage is new: totals go on from here and never step back.
+    pub known: Known,
+    /// What the pod is to do.
+    pub directives: Directives,
+}
+
+/// Totals known to the controller.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Known {
+    /// `status.usage`.
+    pub usage: Usage,
+    /// `status.loop.turn`.
+    pub turn: i64,
+}
+
+/// What a pod is to do. A level, sent whole: applying it twice does nothing more.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Directives {
+    /// Cut the call in flight, journal, stop. Nothing more is sent to the model.
+    pub suspend: bool,
+    /// Value of the annotation `agentloop.dev/wake`: end the sleep, once per value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wake: Option<String>,
+    /// Value of the annotation `agentloop.dev/resume`: end a cool-down, once per value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resume: Option<String>,
+}
+
+/// What a gateway says of its pod: on every change, and every [`REPORT_SECONDS`].
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Report {
+    /// The pod's epoch.
+    pub epoch: i64,
+    /// The loop, once the worker has spoken.
+    #[serde(rename = "loop")]
+    pub loop_: Option<LoopReport>,
+    /// The gateway's counts since the Agent was created.
+    pub usage: Usage,
+    /// How the last model call ended; absent before the first.
+    pub model: Option<ModelReport>,
+}
+
+/// How the last model call ended.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelReport {
+    /// Absent: it answered.
+    pub failure: Option<FailureKind>,
+    /// What to do about it; empty when it answered.
+    #[serde(default)]
+    pub message: String,
+}
+
+/// What a worker says of its loop.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LoopReport {
+    /// One of the six states.
+    pub state: LoopState,
+    /// All reasons that hold, each with the moment it clears by itself, when that is known.
+    pub reasons: Vec<HeldReason>,
+    /// Since when the state holds.
+    pub since: Option<jiff::Timestamp>,
+    /// When the loop goes on by itself.
+    pub resumes_at: Option<jiff::Timestamp>,
+    /// What a sleep waits for.
+    pub wake: Option<Wake>,
+    /// How the loop ended.
+    pub outcome: Option<Outcome>,
+    /// Turns begun.
+    pub turn: i64,
+    /// Turns completed.
+    pub turns_completed: i64,
+    /// Failed turns in a row.
+    pub consecutive_errors: i32,
+    /// Turns since the last sleep.
+    pub consecutive_turns: i32,
+    /// Requests handled.
+    pub handled: HandledRequests,
+    /// The last failure.
+    pub last_error: Option<LastError>,
+}
+
+/// A reason that holds a loop.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldReason {
+    /// Which.
+    pub reason: PauseReason,
+    /// When it clears by itself.
+    pub until: Option<jiff::Timestamp>,
+    /// What happened and what to do, for the condition's message.
+    pub message: String,
+}
+
+/// Why the controller refuses a pod.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{code}: {message}")]
+#[serde(rename_all = "camelCase")]
+pub struct Refusal {
+    /// What kind.
+    pub code: RefusalCode,
+    /// In words.
+    pub message: String,
+}
+
+/// Kinds of refusal.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+pub enum RefusalCode {
+    /// 401: the token is missing, expired, or of another audience.
+    Unauthenticated,
+    /// 403: this pod is not the pod of any Agent.
+    Unknown,
+    /// 409: another pod or a newer epoch holds this Agent.
+    Fenced,
+    /// 503: this replica does not lead, or its caches are not filled yet.
+    NotLeading,
+    /// 400: the message cannot be read.
+    Malformed,
+}

@@ -1,0 +1,58 @@
+//! What the controller tells a pod through its manifest: names of paths, variables, and the loop's configuration.
+//!
+//! The controller writes it, worker and gateway read it; none of the three may know it any other way.
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::AgentSpec;
+
+/// Environment variable with [`PodConfig`] as JSON.
+pub const CONFIG_ENV: &str = "AGENTLOOP_POD";
+/// Directory of the socket, a memory volume of worker and gateway.
+pub const SOCKET_DIR: &str = "/run/agentloop";
+/// The gateway's socket.
+pub const SOCKET_PATH: &str = "/run/agentloop/gateway.sock";
+/// The worker's journal directory (sub-path `worker` of the state volume).
+pub const JOURNAL_DIR: &str = "/var/lib/agentloop/worker";
+/// The gateway's record directory (sub-path `gateway` of the state volume).
+pub const RECORD_DIR: &str = "/var/lib/agentloop/gateway";
+/// Mounted ConfigMap key of `instructionsFrom` (worker).
+pub const INSTRUCTIONS_FILE: &str = "/etc/agentloop/instructions/text";
+/// Mounted ConfigMap key of `model.scripted` (gateway).
+pub const SCRIPT_FILE: &str = "/etc/agentloop/script/text";
+/// Mounted Secret key of `model.apiKeySecretRef` (gateway).
+pub const API_KEY_FILE: &str = "/etc/agentloop/key/value";
+/// Projected token of the link's audience (gateway).
+pub const LINK_TOKEN_FILE: &str = "/var/run/secrets/agentloop/token";
+/// CA bundle of the link (gateway).
+pub const LINK_CA_FILE: &str = "/etc/agentloop/link/ca.crt";
+/// Name of the per-namespace ConfigMap with the CA bundle, key `ca.crt`.
+pub const LINK_CA_CONFIGMAP: &str = "agentloop-link-ca";
+/// Name of the per-namespace service account of agent pods. It has no rights.
+pub const SERVICE_ACCOUNT: &str = "agentloop-agent";
+/// Uid of the worker; also the group that owns the volumes.
+pub const WORKER_UID: i64 = 65532;
+/// Uid of the gateway.
+pub const GATEWAY_UID: i64 = 65533;
+/// Seconds a worker has to finish or cancel its call after SIGTERM.
+pub const DRAIN_SECONDS: u64 = 25;
+/// `terminationGracePeriodSeconds` of the pod: drain and 5 s more (C33).
+pub const GRACE_SECONDS: i64 = 30;
+
+/// Configuration of one pod.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct PodConfig {
+    /// Namespace of the Agent.
+    pub namespace: String,
+    /// Name of the Agent.
+    pub name: String,
+    /// Uid of the Agent.
+    pub uid: String,
+    /// Fencing epoch of this pod.
+    pub epoch: i64,
+    /// Base address of the link, `https://agentloop-link.<namespace>.svc:8443`.
+    pub link_url: String,
+    /// The spec, whole but for `pod`; for the gateway also without `instructions`.
+    pub spec: AgentSpec,
+}

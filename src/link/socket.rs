@@ -1,0 +1,49 @@
+//! Messages between worker and gateway on the pod's Unix socket.
+//!
+//! | route | does |
+//! |---|---|
+//! | `GET /v1/session` | [`Session`]; 503 until the gateway is attached |
+//! | `POST /v1/chat/completions` | one model call; header [`CALL_HEADER`] names it |
+//! | `POST /v1/calls/{id}/ack` | the journal has the answer: the gateway may forget it |
+//! | `POST /v1/calls/{id}/cancel` | cut the call in flight |
+//! | `PUT /v1/report` | a [`LoopReport`](super::messages::LoopReport), relayed upwards |
+//! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |
+//! | `GET /v1/healthz` | 200 while the gateway serves |
+//!
+//! A call is idempotent by its id: a repeat joins the call in flight, or gets the kept answer byte for byte,
+//! and never reaches the provider a second time. A failed call answers with a status of 500 or above, the header
+//! [`FAILURE_HEADER`] and a [`Failure`](crate::api::failure::Failure) as JSON; a stream that fails after its start
+//! ends with an event named [`FAILURE_EVENT`] carrying the same JSON.
+
+use serde::{Deserialize, Serialize};
+
+use super::messages::{Directives, Known};
+
+/// Request header: the call's id, such as `t12c1a1`.
+pub const CALL_HEADER: &str = "x-agentloop-call";
+/// Response header of a failed call: its [`FailureKind`](crate::api::failure::FailureKind).
+pub const FAILURE_HEADER: &str = "x-agentloop-failure";
+/// Name of the last event of a stream that failed after its start.
+pub const FAILURE_EVENT: &str = "agentloop.failure";
+
+/// What a worker must know before it starts its loop.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Session {
+    /// The pod's epoch.
+    pub epoch: i64,
+    /// Totals that a worker with a new journal goes on from.
+    pub known: Known,
+}
+
+/// What the gateway tells the worker.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SocketEvent {
+    /// What the pod is to do.
+    pub directives: Directives,
+    /// Milliseconds since the last contact with the controller.
+    pub link_age_milliseconds: u64,
+    /// True: a newer pod has taken over; this one stops for good.
+    pub fenced: bool,
+}
