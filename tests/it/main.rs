@@ -1,1 +1,14 @@
-fn main() {}
+//! The one integration-test binary. `make test` starts the clusters that some of these tests need and says where they
+//! are; without them those tests say that they were skipped.
+
+mod support;
+
+mod chart;
+mod controller;
+mod gateway;
+mod rooms;
+mod schema;
+mod worker;
+
+#[path = "../e2e/mod.rs"]
+mod e2e;
