@@ -1,3 +1,5 @@
 //! Logs, metrics and the small HTTP server for probes and `/metrics`.
 //!
 //! Owns names and formats of what the processes say about themselves. Knows no rule of loops.
+
+pub mod log;

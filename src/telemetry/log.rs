@@ -1,0 +1,201 @@
+//! Logs: one JSON object a line on standard output.
+//!
+//! Owns the format (`ts`, `level`, `target`, `msg`, then the fields of the event and of its spans) and the filter.
+//! What may be logged is the callers' duty: never a prompt, an answer or a secret.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormattedFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// The variable that holds the filter, such as `info,agentloop=debug`.
+const FILTER_ENV: &str = "RUST_LOG";
+
+/// Starts logging for the whole process. `RUST_LOG` chooses what is shown; `info` when it is not set or unreadable.
+/// A second call does nothing.
+pub fn init() {
+    let (filter, complaint) = filter(std::env::var(FILTER_ENV).ok().as_deref());
+    let started = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .fmt_fields(JsonFields::new())
+        .event_format(Lines {
+            now: jiff::Timestamp::now,
+        })
+        .try_init();
+    if let (Ok(()), Some(complaint)) = (started, complaint) {
+        tracing::warn!("{complaint}");
+    }
+}
+
+/// The filter that `text` asks for, and what is wrong with it.
+fn filter(text: Option<&str>) -> (EnvFilter, Option<String>) {
+    let builder = || EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
+    match builder().parse(text.unwrap_or_default()) {
+        Ok(filter) => (filter, None),
+        Err(error) => (
+            builder().parse_lossy(""),
+            Some(format!("{FILTER_ENV} is ignored, level info is used: {error}")),
+        ),
+    }
+}
+
+/// The format. The clock comes from outside for the tests.
+struct Lines {
+    now: fn() -> jiff::Timestamp,
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let metadata = event.metadata();
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let mut line = Map::new();
+        line.insert("ts".into(), format!("{:.3}", (self.now)()).into());
+        line.insert("level".into(), metadata.level().as_str().to_ascii_lowercase().into());
+        line.insert("target".into(), metadata.target().into());
+        line.insert("msg".into(), fields.message.into());
+        for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+            let extensions = span.extensions();
+            let formatted = extensions.get::<FormattedFields<N>>();
+            if let Some(Ok(Value::Object(inherited))) =
+                formatted.map(|text| serde_json::from_str(if text.is_empty() { "{}" } else { text.as_str() }))
+            {
+                insert_new(&mut line, inherited);
+            }
+        }
+        insert_new(&mut line, fields.rest);
+        writeln!(writer, "{}", Value::Object(line))
+    }
+}
+
+/// Adds `fields` to `line`; the four fixed keys cannot be overwritten.
+fn insert_new(line: &mut Map<String, Value>, fields: Map<String, Value>) {
+    for (key, value) in fields {
+        if !matches!(key.as_str(), "ts" | "level" | "target" | "msg") {
+            line.insert(key, value);
+        }
+    }
+}
+
+/// The fields of one event.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    rest: Map<String, Value>,
+}
+
+impl Fields {
+    fn put(&mut self, field: &Field, value: Value) {
+        self.rest.insert(field.name().into(), value);
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            self.message = format!("{value:?}");
+        } else {
+            self.put(field, format!("{value:?}").into());
+        }
+    }
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            self.message = value.into();
+        } else {
+            self.put(field, value.into());
+        }
+    }
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.put(field, value.into());
+    }
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field, value.into());
+    }
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.put(field, value.into());
+    }
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.put(field, value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Buffer(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Buffer {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lines(log: impl FnOnce()) -> Vec<Value> {
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(filter(None).0)
+            .fmt_fields(JsonFields::new())
+            .event_format(Lines {
+                now: || jiff::Timestamp::UNIX_EPOCH,
+            })
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, log);
+        let bytes = buffer.0.lock().unwrap().clone();
+        let text = String::from_utf8(bytes).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_line_holds_time_level_target_message_and_fields() {
+        let lines = lines(|| tracing::info!(target: "room", agent = "x", turn = 3, ok = true, "two\nlines"));
+        let want = serde_json::json!({
+            "ts": "1970-01-01T00:00:00.000Z", "level": "info", "target": "room", "msg": "two\nlines",
+            "agent": "x", "turn": 3, "ok": true,
+        });
+        assert_eq!(lines, [want]);
+    }
+
+    #[test]
+    fn fields_of_spans_are_inherited_and_the_innermost_wins() {
+        let lines = lines(|| {
+            let _outer = tracing::info_span!("outer", agent = "x", namespace = "n").entered();
+            let _inner = tracing::info_span!("inner", agent = "y").entered();
+            tracing::info!("hello");
+        });
+        assert_eq!((&lines[0]["agent"], &lines[0]["namespace"]), (&"y".into(), &"n".into()));
+    }
+
+    #[test]
+    fn fields_cannot_overwrite_the_fixed_keys() {
+        let lines = lines(|| tracing::info!(target: "room", msg = "forged", level = "forged", "true"));
+        assert_eq!((&lines[0]["msg"], &lines[0]["level"]), (&"true".into(), &"info".into()));
+    }
+
+    #[test]
+    fn debug_is_hidden_by_default_and_a_bad_filter_is_named() {
+        assert!(lines(|| tracing::debug!("hidden")).is_empty());
+        let (_, complaint) = filter(Some("info,=!x"));
+        assert!(complaint.unwrap().starts_with("RUST_LOG is ignored"));
+        assert!(filter(Some("debug,kube=warn")).1.is_none());
+    }
+}
