@@ -147,6 +147,9 @@ pub struct Record {
     pub note: String,
     /// Messages that join the transcript.
     pub messages: Vec<Message>,
+    /// How many of the newest messages leave the live transcript, before `messages` join it: those of a turn that
+    /// failed (they stay in the journal's history).
+    pub retract: usize,
     /// How many of the oldest messages leave the live transcript (they stay in the journal's history).
     pub forget: usize,
 }
