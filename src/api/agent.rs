@@ -137,9 +137,9 @@ pub struct Model {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Loop {
-    /// Pause between two turns, in milliseconds; also the first delay after an error.
+    /// Pause between two turns, in milliseconds; each failed turn in a row doubles it.
     pub min_delay_milliseconds: u32,
-    /// Longest delay after repeated errors, in milliseconds; each error doubles the delay up to it.
+    /// Longest delay after failed turns, in milliseconds.
     pub max_delay_milliseconds: u32,
     /// Failed turns in a row until the loop pauses with `ErrorLimitReached`.
     pub max_consecutive_errors: u32,

@@ -7,7 +7,7 @@ use crate::api::AgentSpec;
 /// The engine's numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Pause between turns, and first delay after an error.
+    /// Pause between turns; each failed turn in a row doubles it.
     pub min_delay: SignedDuration,
     /// Longest delay after errors.
     pub max_delay: SignedDuration,
