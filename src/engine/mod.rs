@@ -35,6 +35,29 @@ impl std::fmt::Display for CallId {
     }
 }
 
+/// A text is not the id of a call.
+#[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
+#[error("is not the id of a call, such as t12c1a1")]
+pub struct NotACallId;
+
+impl std::str::FromStr for CallId {
+    type Err = NotACallId;
+
+    /// Reads what `Display` writes, and nothing else.
+    fn from_str(text: &str) -> Result<Self, NotACallId> {
+        let parts = || {
+            let (turn, rest) = text.strip_prefix('t')?.split_once('c')?;
+            let (call, attempt) = rest.split_once('a')?;
+            Some(Self {
+                turn: turn.parse().ok()?,
+                call: call.parse().ok()?,
+                attempt: attempt.parse().ok()?,
+            })
+        };
+        parts().filter(|id| id.to_string() == text).ok_or(NotACallId)
+    }
+}
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {

@@ -2,3 +2,12 @@
 //!
 //! Pure: a script's text in, answers out. It is a product feature and honest about it: its answers say which model
 //! gave them, and its usage is counted from real bytes by a stated rule. Imports nothing of ours but `api`.
+//!
+//! [`Script::parse`] reads and checks a script; [`Script::turn`] says which turn is next; [`wire`] writes it as the
+//! chat-completions answer that a server would have sent. What a script may say: `docs/reference/scripted.md`.
+
+mod file;
+mod script;
+pub mod wire;
+
+pub use script::{Answer, AtEnd, Fail, Reply, Script, ScriptError, ToolCall, Turn, TurnUsage};

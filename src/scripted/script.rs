@@ -1,0 +1,469 @@
+//! A checked script: its turns, its bounds, and which turn answers which call.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::file::{FailFile, ScriptFile, ToolCallFile, TurnFile};
+
+/// Longest script, in bytes.
+pub const MAX_SCRIPT_BYTES: usize = 256 * 1024;
+/// Most turns of a script.
+pub const MAX_TURNS: usize = 1000;
+/// Most tool calls of one turn.
+pub const MAX_TOOL_CALLS: usize = 32;
+/// Longest text of one turn, in bytes.
+pub const MAX_TEXT_BYTES: usize = 64 * 1024;
+/// Longest delay of one turn, in milliseconds.
+pub const MAX_DELAY_MILLISECONDS: u64 = 600_000;
+/// Longest `retryAfterSeconds`.
+pub const MAX_RETRY_AFTER_SECONDS: u64 = 86_400;
+/// Most tokens of one kind that a turn may claim.
+pub const MAX_TOKENS: u64 = 10_000_000;
+
+/// A script without mistakes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Script {
+    turns: Vec<Turn>,
+    at_end: AtEnd,
+}
+
+/// What follows the last turn.
+#[derive(Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AtEnd {
+    /// The first turn again.
+    #[default]
+    StartOver,
+    /// The last turn, over and over.
+    RepeatLast,
+    /// Every further call fails.
+    Fail,
+}
+
+/// What one call gets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Turn {
+    /// How long the model seems to think.
+    pub delay: Duration,
+    /// What it then says.
+    pub reply: Reply,
+}
+
+/// An answer or a failure.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// An answer.
+    Answer(Answer),
+    /// A failure, as a server would have given it.
+    Fail(Fail),
+}
+
+/// A scripted answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    /// Visible text.
+    pub text: Option<String>,
+    /// Tools wanted, in order.
+    pub tool_calls: Vec<ToolCall>,
+    /// What the answer claims to have used. Absent: counted from bytes, see [`super::wire`].
+    pub usage: Option<TurnUsage>,
+}
+
+/// A tool call of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolCall {
+    /// Name of the tool.
+    pub name: String,
+    /// Its arguments.
+    pub arguments: Map<String, Value>,
+}
+
+/// Usage claimed by a turn, in disjoint kinds; reasoning is a part of the output.
+#[derive(Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TurnUsage {
+    /// Input tokens that came from no cache.
+    pub input_tokens: u64,
+    /// Output tokens, reasoning included.
+    pub output_tokens: u64,
+    /// Input tokens read from a cache.
+    #[serde(default)]
+    pub cache_read_tokens: u64,
+    /// Output tokens spent on reasoning.
+    #[serde(default)]
+    pub reasoning_tokens: u64,
+}
+
+/// A scripted failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fail {
+    /// HTTP status, 400 to 599.
+    pub status: u16,
+    /// Value of `Retry-After`.
+    pub retry_after_seconds: Option<u64>,
+}
+
+/// Why a text is no script. Its message names the field and the fix.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+pub enum ScriptError {
+    /// It is too long to be read at all.
+    #[error("the script has {bytes} bytes, at most {MAX_SCRIPT_BYTES} are allowed: shorten it")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// It is no YAML, or not of a script's shape; the YAML reader says where.
+    #[error("the script cannot be read: {0}")]
+    Shape(String),
+    /// A value is out of its bounds.
+    #[error("{path}: {problem}")]
+    Field {
+        /// Where, such as `turns[2].toolCalls[0].name`.
+        path: String,
+        /// What is wrong and what to write instead.
+        problem: String,
+    },
+}
+
+impl Script {
+    /// Reads and checks a script.
+    pub fn parse(text: &str) -> Result<Self, ScriptError> {
+        if text.len() > MAX_SCRIPT_BYTES {
+            return Err(ScriptError::TooLong { bytes: text.len() });
+        }
+        let file: ScriptFile = serde_yaml::from_str(text).map_err(|error| shape(&error))?;
+        let count = file.turns.len();
+        if count == 0 || count > MAX_TURNS {
+            return Err(field(
+                "turns".into(),
+                format!("has {count} entries; write 1 to {MAX_TURNS}"),
+            ));
+        }
+        let turns = file
+            .turns
+            .into_iter()
+            .enumerate()
+            .map(|(index, turn)| Turn::check(&format!("turns[{index}]"), turn));
+        Ok(Self {
+            turns: turns.collect::<Result<_, _>>()?,
+            at_end: file.at_end,
+        })
+    }
+
+    /// The turn for the call before which `taken` turns have been taken; `None`: the script has ended.
+    #[must_use]
+    pub fn turn(&self, taken: u64) -> Option<&Turn> {
+        let count = self.turns.len() as u64;
+        let index = match self.at_end {
+            AtEnd::StartOver => taken % count,
+            AtEnd::RepeatLast => taken.min(count - 1),
+            AtEnd::Fail => taken,
+        };
+        self.turns.get(usize::try_from(index).ok()?)
+    }
+}
+
+impl Turn {
+    fn check(path: &str, file: TurnFile) -> Result<Self, ScriptError> {
+        if file.delay_milliseconds > MAX_DELAY_MILLISECONDS {
+            return Err(field(
+                format!("{path}.delayMilliseconds"),
+                format!("is {}; write at most {MAX_DELAY_MILLISECONDS}", file.delay_milliseconds),
+            ));
+        }
+        let delay = Duration::from_millis(file.delay_milliseconds);
+        let says = file.text.is_some() || !file.tool_calls.is_empty() || file.r#yield.is_some();
+        let reply = match file.fail {
+            Some(_) if says || file.usage.is_some() => {
+                return Err(field(
+                    path.into(),
+                    "has fail beside text, toolCalls, yield or usage; a call that fails says nothing: keep one".into(),
+                ));
+            }
+            Some(fail) => Reply::Fail(Fail::check(path, &fail)?),
+            None if says => Reply::Answer(Answer::check(path, file)?),
+            None => {
+                return Err(field(
+                    path.into(),
+                    "says nothing; give it text, toolCalls, yield or fail".into(),
+                ));
+            }
+        };
+        Ok(Self { delay, reply })
+    }
+}
+
+impl Answer {
+    fn check(path: &str, file: TurnFile) -> Result<Self, ScriptError> {
+        if let Some(text) = file.text.as_ref().filter(|text| text.len() > MAX_TEXT_BYTES) {
+            return Err(field(
+                format!("{path}.text"),
+                format!("has {} bytes; write at most {MAX_TEXT_BYTES}", text.len()),
+            ));
+        }
+        let mut tool_calls = Vec::with_capacity(file.tool_calls.len() + 1);
+        for (index, call) in file.tool_calls.into_iter().enumerate() {
+            tool_calls.push(ToolCall::check(&format!("{path}.toolCalls[{index}]"), call)?);
+        }
+        if let Some(pause) = file.r#yield {
+            tool_calls.push(ToolCall {
+                name: "yield".into(),
+                arguments: pause.arguments(),
+            });
+        }
+        if tool_calls.len() > MAX_TOOL_CALLS {
+            return Err(field(
+                format!("{path}.toolCalls"),
+                format!(
+                    "has {} calls, yield included; write at most {MAX_TOOL_CALLS}",
+                    tool_calls.len()
+                ),
+            ));
+        }
+        if let Some(usage) = &file.usage {
+            usage.check(path)?;
+        }
+        Ok(Self {
+            text: file.text,
+            tool_calls,
+            usage: file.usage,
+        })
+    }
+}
+
+impl ToolCall {
+    fn check(path: &str, file: ToolCallFile) -> Result<Self, ScriptError> {
+        let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if file.name.is_empty() || file.name.len() > 64 || !file.name.chars().all(legal) {
+            return Err(field(
+                format!("{path}.name"),
+                "is no name of a tool; write 1 to 64 letters, digits, _ or -".into(),
+            ));
+        }
+        Ok(Self {
+            name: file.name,
+            arguments: file.arguments,
+        })
+    }
+}
+
+impl TurnUsage {
+    fn check(&self, path: &str) -> Result<(), ScriptError> {
+        let kinds = [
+            ("inputTokens", self.input_tokens),
+            ("outputTokens", self.output_tokens),
+            ("cacheReadTokens", self.cache_read_tokens),
+        ];
+        for (name, tokens) in kinds {
+            if tokens > MAX_TOKENS {
+                return Err(field(
+                    format!("{path}.usage.{name}"),
+                    format!("is {tokens}; write at most {MAX_TOKENS}"),
+                ));
+            }
+        }
+        if self.reasoning_tokens > self.output_tokens {
+            return Err(field(
+                format!("{path}.usage.reasoningTokens"),
+                "is more than outputTokens, of which it is a part; write at most that".into(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Fail {
+    fn check(path: &str, file: &FailFile) -> Result<Self, ScriptError> {
+        if !(400..=599).contains(&file.status) {
+            return Err(field(
+                format!("{path}.fail.status"),
+                format!("is {}; write an HTTP error status, 400 to 599", file.status),
+            ));
+        }
+        if let Some(seconds) = file
+            .retry_after_seconds
+            .filter(|seconds| *seconds > MAX_RETRY_AFTER_SECONDS)
+        {
+            return Err(field(
+                format!("{path}.fail.retryAfterSeconds"),
+                format!("is {seconds}; write at most {MAX_RETRY_AFTER_SECONDS}"),
+            ));
+        }
+        Ok(Self {
+            status: file.status,
+            retry_after_seconds: file.retry_after_seconds,
+        })
+    }
+}
+
+fn field(path: String, problem: String) -> ScriptError {
+    ScriptError::Field { path, problem }
+}
+
+/// The YAML reader's words name path, line and the fields it expected; a value it quotes may be long.
+fn shape(error: &serde_yaml::Error) -> ScriptError {
+    ScriptError::Shape(error.to_string().chars().take(500).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    fn texts(script: &str, calls: u64) -> Vec<Option<String>> {
+        let script = Script::parse(script).unwrap();
+        let text = |turn: &Turn| match &turn.reply {
+            Reply::Answer(answer) => answer.text.clone().unwrap(),
+            Reply::Fail(fail) => fail.status.to_string(),
+        };
+        (0..calls).map(|taken| script.turn(taken).map(text)).collect()
+    }
+
+    #[test]
+    fn a_script_starts_over_unless_it_says_otherwise() {
+        let turns = "turns: [{text: a}, {text: b}]";
+        let a = || Some("a".to_owned());
+        let b = || Some("b".to_owned());
+        assert_eq!(texts(turns, 4), [a(), b(), a(), b()]);
+        assert_eq!(texts(&format!("atEnd: StartOver\n{turns}"), 3), [a(), b(), a()]);
+        assert_eq!(texts(&format!("atEnd: RepeatLast\n{turns}"), 4), [a(), b(), b(), b()]);
+        assert_eq!(texts(&format!("atEnd: Fail\n{turns}"), 4), [a(), b(), None, None]);
+    }
+
+    #[test]
+    fn yield_is_short_for_a_call_of_that_tool_and_comes_last() {
+        let script = Script::parse(
+            "turns:\n- toolCalls: [{name: look, arguments: {deep: {n: 1.5}}}]\n  yield: {sleep: 5, wake_early_if: [x], reason: tired}\n- yield: {mode: shutdown}\n- yield: {}",
+        )
+        .unwrap();
+        let calls = |taken| match &script.turn(taken).unwrap().reply {
+            Reply::Answer(answer) => answer.tool_calls.clone(),
+            Reply::Fail(_) => vec![],
+        };
+        let as_json = |call: &ToolCall| json!({"name": call.name, "arguments": call.arguments});
+        assert_eq!(
+            as_json(&calls(0)[0]),
+            json!({"name": "look", "arguments": {"deep": {"n": 1.5}}})
+        );
+        let pause = json!({"mode": "sleep", "sleep": 5, "wake_early_if": ["x"], "reason": "tired"});
+        assert_eq!(as_json(&calls(0)[1]), json!({"name": "yield", "arguments": pause}));
+        assert_eq!(
+            as_json(&calls(1)[0]),
+            json!({"name": "yield", "arguments": {"mode": "shutdown"}})
+        );
+        assert_eq!(as_json(&calls(2)[0]), json!({"name": "yield", "arguments": {}}));
+    }
+
+    #[rstest]
+    #[case("", "missing field `turns`")]
+    #[case("turns: []", "turns: has 0 entries; write 1 to 1000")]
+    #[case(
+        "turns: [{text: a, txt: b}]",
+        "turns[0]: unknown field `txt`, expected one of `text`"
+    )]
+    #[case(
+        "repeat: Never\nturns: [{text: a}]",
+        "unknown field `repeat`, expected `atEnd` or `turns`"
+    )]
+    #[case(
+        "atEnd: Stop\nturns: [{text: a}]",
+        "unknown variant `Stop`, expected one of `StartOver`, `RepeatLast`, `Fail`"
+    )]
+    #[case("turns: [{}]", "turns[0]: says nothing; give it text, toolCalls, yield or fail")]
+    #[case("turns: [{text: a}, {delayMilliseconds: 5}]", "turns[1]: says nothing")]
+    #[case("turns: [{text: a, fail: {status: 500}}]", "turns[0]: has fail beside text")]
+    #[case(
+        "turns: [{fail: {status: 500}, usage: {inputTokens: 1, outputTokens: 1}}]",
+        "turns[0]: has fail beside"
+    )]
+    #[case(
+        "turns: [{fail: {status: 399}}]",
+        "turns[0].fail.status: is 399; write an HTTP error status, 400 to 599"
+    )]
+    #[case("turns: [{fail: {status: 600}}]", "turns[0].fail.status: is 600")]
+    #[case(
+        "turns: [{fail: {status: 429, retryAfterSeconds: 86401}}]",
+        "turns[0].fail.retryAfterSeconds: is 86401"
+    )]
+    #[case(
+        "turns: [{text: a, delayMilliseconds: 600001}]",
+        "turns[0].delayMilliseconds: is 600001; write at most 600000"
+    )]
+    #[case(
+        "turns: [{text: a, delayMilliseconds: -1}]",
+        "turns[0].delayMilliseconds: invalid type"
+    )]
+    #[case(
+        "turns: [{toolCalls: [{name: 'a b'}]}]",
+        "turns[0].toolCalls[0].name: is no name of a tool"
+    )]
+    #[case(
+        "turns: [{toolCalls: [{name: a, arguments: [1]}]}]",
+        "turns[0].toolCalls[0].arguments: invalid type"
+    )]
+    #[case(
+        "turns: [{yield: {seconds: 5}}]",
+        "turns[0].yield: unknown field `seconds`, expected one of `mode`, `sleep`"
+    )]
+    #[case(
+        "turns: [{text: a, usage: {inputTokens: 5}}]",
+        "turns[0].usage: missing field `outputTokens`"
+    )]
+    #[case(
+        "turns: [{text: a, usage: {inputTokens: 10000001, outputTokens: 1}}]",
+        "turns[0].usage.inputTokens: is 10000001"
+    )]
+    #[case(
+        "turns: [{text: a, usage: {inputTokens: 5, outputTokens: 5, reasoningTokens: 6}}]",
+        "turns[0].usage.reasoningTokens: is more than outputTokens"
+    )]
+    #[case("turns: [{text: a}", "cannot be read")]
+    #[case("- text: a", "cannot be read")]
+    fn a_mistake_is_named_with_its_place_and_the_fix(#[case] script: &str, #[case] expected: &str) {
+        let error = Script::parse(script).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn each_bound_trips_at_its_number_and_not_before() {
+        let turns = |n: usize| format!("turns: [{}]", vec!["{text: a}"; n].join(","));
+        assert!(Script::parse(&turns(MAX_TURNS)).is_ok());
+        assert!(Script::parse(&turns(MAX_TURNS + 1)).is_err());
+        let text = |n: usize| format!("turns: [{{text: {}}}]", "a".repeat(n));
+        assert!(Script::parse(&text(MAX_TEXT_BYTES)).is_ok());
+        assert!(Script::parse(&text(MAX_TEXT_BYTES + 1)).is_err());
+        let calls = |n: usize| {
+            format!(
+                "turns: [{{yield: {{}}, toolCalls: [{}]}}]",
+                vec!["{name: a}"; n].join(",")
+            )
+        };
+        assert!(Script::parse(&calls(MAX_TOOL_CALLS - 1)).is_ok());
+        assert!(Script::parse(&calls(MAX_TOOL_CALLS)).is_err());
+        let padded = |n: usize| "turns: [{text: a}]".to_owned() + &"\n".repeat(n - 18);
+        assert!(Script::parse(&padded(MAX_SCRIPT_BYTES)).is_ok());
+        let long = Script::parse(&padded(MAX_SCRIPT_BYTES + 1)).unwrap_err();
+        assert_eq!(
+            long,
+            ScriptError::TooLong {
+                bytes: MAX_SCRIPT_BYTES + 1
+            }
+        );
+    }
+
+    #[test]
+    fn a_yaml_bomb_is_refused() {
+        let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
+        for level in 1..12 {
+            let inner = vec![format!("*a{}", level - 1); 9].join(",");
+            bomb.push_str(&format!("a{level}: &a{level} [{inner}]\n"));
+        }
+        let script = format!("turns: [{{toolCalls: [{{name: a, arguments: {{b: *a11}}}}]}}]\n{bomb}");
+        assert!(Script::parse(&script).is_err());
+        let arguments = format!("{bomb}turns: [{{toolCalls: [{{name: a, arguments: {{b: *a11}}}}]}}]");
+        assert!(Script::parse(&arguments).is_err());
+    }
+}
