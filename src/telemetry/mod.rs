@@ -2,4 +2,9 @@
 //!
 //! Owns names and formats of what the processes say about themselves. Knows no rule of loops.
 
+pub mod collector;
+pub mod http;
 pub mod log;
+pub mod metrics;
+pub mod registry;
+pub mod requests;

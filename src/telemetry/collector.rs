@@ -1,0 +1,270 @@
+//! Metrics of Agents, read from the controller's cache when Prometheus scrapes.
+//!
+//! Nothing is kept here: a deleted Agent leaves no series behind, and the counters are exactly the totals that its
+//! status holds.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kube::ResourceExt;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Counter, Gauge, LabelPair, Metric as Sample, MetricFamily, MetricType};
+use strum::IntoEnumIterator;
+
+use super::registry::{self, Kind, Metric, Source};
+use crate::api::Agent;
+use crate::api::agent::ModelApi;
+use crate::api::condition::ConditionType;
+use crate::api::status::{LoopState, ModelUsage, PauseReason, Usage};
+
+/// Model label of usage that is in no entry of `status.usage.byModel`.
+const OTHER_MODELS: &str = "other";
+
+/// Reads the Agents of the cache at each scrape.
+pub struct AgentCollector {
+    agents: Box<dyn Fn() -> Vec<Arc<Agent>> + Send + Sync>,
+    descriptions: Vec<Desc>,
+}
+
+impl AgentCollector {
+    /// A collector of the Agents that `agents` returns at the time of a scrape.
+    pub fn new(agents: impl Fn() -> Vec<Arc<Agent>> + Send + Sync + 'static) -> prometheus::Result<Self> {
+        let metrics = registry::ALL.iter().filter(|metric| metric.source == Source::Agents);
+        Ok(Self {
+            agents: Box::new(agents),
+            descriptions: metrics.map(Metric::desc).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl Collector for AgentCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descriptions.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let mut families = Families::default();
+        for agent in (self.agents)() {
+            agent_series(&mut families, &agent);
+        }
+        families.0.into_values().collect()
+    }
+}
+
+/// The families of one scrape, by name.
+#[derive(Default)]
+struct Families(HashMap<&'static str, MetricFamily>);
+
+impl Families {
+    fn put(&mut self, metric: &Metric, labels: &[&str], value: f64) {
+        let family = self.0.entry(metric.name).or_insert_with(|| {
+            let mut family = MetricFamily::default();
+            family.set_name(metric.name.into());
+            family.set_help(metric.help.into());
+            family.set_field_type(match metric.kind {
+                Kind::Counter => MetricType::COUNTER,
+                Kind::Gauge => MetricType::GAUGE,
+                Kind::Histogram => MetricType::HISTOGRAM,
+            });
+            family
+        });
+        let pairs = metric.labels.iter().zip(labels).map(|(name, value)| {
+            let mut pair = LabelPair::default();
+            pair.set_name((*name).into());
+            pair.set_value((*value).into());
+            pair
+        });
+        let mut sample = Sample::from_label(pairs.collect());
+        if metric.kind == Kind::Counter {
+            let mut counter = Counter::default();
+            counter.set_value(value);
+            sample.set_counter(counter);
+        } else {
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            sample.set_gauge(gauge);
+        }
+        family.mut_metric().push(sample);
+    }
+}
+
+/// All series of one Agent.
+fn agent_series(families: &mut Families, agent: &Agent) {
+    let namespace = agent.namespace().unwrap_or_default();
+    let name = agent.name_any();
+    let id = [namespace.as_str(), name.as_str()];
+    let api = match agent.spec.model.api {
+        ModelApi::OpenAIChat => "OpenAIChat",
+        ModelApi::Scripted => "Scripted",
+    };
+    let model = agent.spec.model.name.as_str();
+    families.put(&registry::AGENT_INFO, &[id[0], id[1], api, model], 1.0);
+    let created = agent.metadata.creation_timestamp.as_ref();
+    families.put(
+        &registry::AGENT_CREATED,
+        &id,
+        number(created.map_or(0, |time| time.0.as_second())),
+    );
+    families.put(&registry::AGENT_SUSPENDED, &id, bit(agent.spec.suspend));
+    families.put(
+        &registry::AGENT_GENERATION,
+        &id,
+        number(agent.metadata.generation.unwrap_or_default()),
+    );
+    let observed = agent.status.as_ref().and_then(|status| status.observed_generation);
+    families.put(
+        &registry::AGENT_OBSERVED_GENERATION,
+        &id,
+        number(observed.unwrap_or_default()),
+    );
+    loop_series(families, agent, id);
+    condition_series(families, agent, id);
+    let unused = Usage::default();
+    let usage = agent
+        .status
+        .as_ref()
+        .and_then(|status| status.usage.as_ref())
+        .unwrap_or(&unused);
+    families.put(&registry::AGENT_TURNS, &id, number(usage.turns));
+    for used in by_model(usage, model) {
+        usage_series(families, &used, id);
+    }
+}
+
+fn loop_series(families: &mut Families, agent: &Agent, [namespace, name]: [&str; 2]) {
+    let status = agent.status.as_ref().and_then(|status| status.r#loop.as_ref());
+    for state in LoopState::iter() {
+        let holds = status.is_some_and(|status| status.state == state);
+        families.put(
+            &registry::AGENT_LOOP_STATE,
+            &[namespace, name, state.as_ref()],
+            bit(holds),
+        );
+    }
+    for reason in PauseReason::iter() {
+        let holds = status.is_some_and(|status| status.reasons.contains(&reason));
+        families.put(
+            &registry::AGENT_LOOP_PAUSED_REASON,
+            &[namespace, name, reason.as_ref()],
+            bit(holds),
+        );
+    }
+}
+
+fn condition_series(families: &mut Families, agent: &Agent, [namespace, name]: [&str; 2]) {
+    for condition in agent.status.iter().flat_map(|status| &status.conditions) {
+        // Conditions that others write are theirs to count, and would make the label unbounded.
+        if condition.type_.parse::<ConditionType>().is_err() {
+            continue;
+        }
+        for (label, status) in [("true", "True"), ("false", "False"), ("unknown", "Unknown")] {
+            let labels = [namespace, name, condition.type_.as_str(), label];
+            families.put(&registry::AGENT_CONDITION, &labels, bit(condition.status == status));
+        }
+    }
+}
+
+fn usage_series(families: &mut Families, used: &ModelUsage, [namespace, name]: [&str; 2]) {
+    let model = used.model.as_str();
+    for (kind, tokens) in [
+        ("input", used.input_tokens),
+        ("cache_read", used.cache_read_tokens),
+        ("output", used.output_tokens),
+    ] {
+        families.put(&registry::AGENT_TOKENS, &[namespace, name, model, kind], number(tokens));
+    }
+    let id = [namespace, name, model];
+    families.put(&registry::AGENT_REASONING_TOKENS, &id, number(used.reasoning_tokens));
+    families.put(&registry::AGENT_CALLS, &id, number(used.calls));
+    families.put(&registry::AGENT_UNKNOWN_CALLS, &id, number(used.unknown_calls));
+}
+
+/// Usage by model, so that the sum is exactly the total: with zeros for the model of the spec before its first call,
+/// and the rest under [`OTHER_MODELS`] when the list does not hold all models.
+fn by_model(usage: &Usage, spec_model: &str) -> Vec<ModelUsage> {
+    let mut models = usage.by_model.clone();
+    if models.iter().all(|used| used.model != spec_model) {
+        models.push(ModelUsage {
+            model: spec_model.into(),
+            ..ModelUsage::default()
+        });
+    }
+    let sum = |field: fn(&ModelUsage) -> i64| models.iter().map(field).sum::<i64>();
+    let rest = ModelUsage {
+        model: OTHER_MODELS.into(),
+        calls: usage.calls - sum(|used| used.calls),
+        unknown_calls: usage.unknown_calls - sum(|used| used.unknown_calls),
+        input_tokens: usage.input_tokens - sum(|used| used.input_tokens),
+        output_tokens: usage.output_tokens - sum(|used| used.output_tokens),
+        cache_read_tokens: usage.cache_read_tokens - sum(|used| used.cache_read_tokens),
+        reasoning_tokens: usage.reasoning_tokens - sum(|used| used.reasoning_tokens),
+    };
+    if rest.calls > 0 {
+        match models.iter_mut().find(|used| used.model == OTHER_MODELS) {
+            Some(named) => add(named, &rest),
+            None => models.push(rest),
+        }
+    }
+    models
+}
+
+/// Adds the rest to a model that is really called `other`: one series, not two with the same labels.
+fn add(to: &mut ModelUsage, rest: &ModelUsage) {
+    to.calls += rest.calls;
+    to.unknown_calls += rest.unknown_calls;
+    to.input_tokens += rest.input_tokens;
+    to.output_tokens += rest.output_tokens;
+    to.cache_read_tokens += rest.cache_read_tokens;
+    to.reasoning_tokens += rest.reasoning_tokens;
+}
+
+/// Prometheus has only floating-point numbers; they are exact up to 2^53.
+#[allow(clippy::cast_precision_loss)]
+fn number(value: i64) -> f64 {
+    value as f64
+}
+
+fn bit(value: bool) -> f64 {
+    if value { 1.0 } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(model: &str, calls: i64, input_tokens: i64) -> ModelUsage {
+        ModelUsage {
+            model: model.into(),
+            calls,
+            input_tokens,
+            ..ModelUsage::default()
+        }
+    }
+
+    #[test]
+    fn the_model_of_the_spec_is_there_with_zeros_before_its_first_call() {
+        assert_eq!(by_model(&Usage::default(), "m"), [used("m", 0, 0)]);
+    }
+
+    #[test]
+    fn what_is_in_no_entry_is_counted_as_other_so_that_the_sum_is_the_total() {
+        let usage = Usage {
+            calls: 7,
+            input_tokens: 70,
+            by_model: vec![used("m", 4, 40)],
+            ..Usage::default()
+        };
+        assert_eq!(by_model(&usage, "m"), [used("m", 4, 40), used("other", 3, 30)]);
+    }
+
+    #[test]
+    fn a_model_called_other_keeps_one_series() {
+        let usage = Usage {
+            calls: 7,
+            input_tokens: 70,
+            by_model: vec![used("other", 4, 40)],
+            ..Usage::default()
+        };
+        assert_eq!(by_model(&usage, "other"), [used("other", 7, 70)]);
+    }
+}

@@ -1,0 +1,102 @@
+//! The instruments of the controller, made from the registry of metrics.
+//!
+//! Owns counting and the text format. Each series that is known in advance starts at 0.
+
+use prometheus::core::Collector;
+use prometheus::process_collector::ProcessCollector;
+use prometheus::{
+    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
+};
+
+use super::registry::{self, Metric};
+
+/// Upper bounds of the buckets of a reconcile's duration, in seconds.
+const RECONCILE_BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+
+/// Every instrument, and the registry that a scrape reads.
+pub struct Metrics {
+    registry: Registry,
+    /// Reconciles by controller and result.
+    pub reconciles: IntCounterVec,
+    /// Failed reconciles by controller.
+    pub reconcile_errors: IntCounterVec,
+    /// Durations of reconciles by controller.
+    pub reconcile_seconds: HistogramVec,
+    /// Reconciles running now, by controller.
+    pub active_workers: IntGaugeVec,
+    /// Most reconciles at once, by controller.
+    pub max_concurrent: IntGaugeVec,
+    /// 1 for the Lease that this replica holds.
+    pub leader: IntGaugeVec,
+    /// Requests to the Kubernetes API by code, method, host.
+    pub requests: IntCounterVec,
+    /// Pods that attached.
+    pub link_attaches: IntCounter,
+    /// Accepted reports.
+    pub link_reports: IntCounter,
+    /// Refusals by code.
+    pub link_refusals: IntCounterVec,
+    /// Open streams of directives.
+    pub link_streams: IntGauge,
+}
+
+impl Metrics {
+    /// All instruments, registered.
+    pub fn new() -> prometheus::Result<Self> {
+        let seconds = &registry::RECONCILE_SECONDS;
+        let histogram = HistogramOpts::new(seconds.name, seconds.help).buckets(RECONCILE_BUCKETS.into());
+        let metrics = Self {
+            registry: Registry::new(),
+            reconciles: counters(&registry::RECONCILES)?,
+            reconcile_errors: counters(&registry::RECONCILE_ERRORS)?,
+            reconcile_seconds: HistogramVec::new(histogram, seconds.labels)?,
+            active_workers: gauges(&registry::RECONCILE_WORKERS)?,
+            max_concurrent: gauges(&registry::RECONCILE_MAX)?,
+            leader: gauges(&registry::LEADER)?,
+            requests: counters(&registry::REQUESTS)?,
+            link_attaches: IntCounter::with_opts(registry::LINK_ATTACHES.opts())?,
+            link_reports: IntCounter::with_opts(registry::LINK_REPORTS.opts())?,
+            link_refusals: counters(&registry::LINK_REFUSALS)?,
+            link_streams: IntGauge::with_opts(registry::LINK_STREAMS.opts())?,
+        };
+        metrics.register_all()?;
+        Ok(metrics)
+    }
+
+    /// Adds a collector, such as the one of Agents.
+    pub fn register(&self, collector: impl Collector + 'static) -> prometheus::Result<()> {
+        self.registry.register(Box::new(collector))
+    }
+
+    /// Every series, in the text format of Prometheus.
+    pub fn text(&self) -> prometheus::Result<String> {
+        TextEncoder::new().encode_to_string(&self.registry.gather())
+    }
+
+    fn register_all(&self) -> prometheus::Result<()> {
+        let build = gauges(&registry::BUILD_INFO)?;
+        let revision = option_env!("AGENTLOOP_REVISION").unwrap_or("unknown");
+        build.with_label_values(&[env!("CARGO_PKG_VERSION"), revision]).set(1);
+        self.register(build)?;
+        self.register(self.reconciles.clone())?;
+        self.register(self.reconcile_errors.clone())?;
+        self.register(self.reconcile_seconds.clone())?;
+        self.register(self.active_workers.clone())?;
+        self.register(self.max_concurrent.clone())?;
+        self.register(self.leader.clone())?;
+        self.register(self.requests.clone())?;
+        self.register(self.link_attaches.clone())?;
+        self.register(self.link_reports.clone())?;
+        self.register(self.link_refusals.clone())?;
+        self.register(self.link_streams.clone())?;
+        self.register(ProcessCollector::for_self())
+    }
+}
+
+fn counters(metric: &Metric) -> prometheus::Result<IntCounterVec> {
+    IntCounterVec::new(metric.opts(), metric.labels)
+}
+
+fn gauges(metric: &Metric) -> prometheus::Result<IntGaugeVec> {
+    IntGaugeVec::new(metric.opts(), metric.labels)
+}

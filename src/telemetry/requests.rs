@@ -1,0 +1,74 @@
+//! Counts the requests of a Kubernetes client, as a layer around it.
+
+use std::task::{Context, Poll};
+
+use axum::http::{Request, Response};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use prometheus::IntCounterVec;
+use tower::{Layer, Service};
+
+/// Code of a request that got no answer.
+const NO_ANSWER: &str = "<error>";
+
+/// Counts each request by code, method and host.
+#[derive(Clone)]
+pub struct CountRequests {
+    counter: IntCounterVec,
+    host: String,
+}
+
+impl CountRequests {
+    /// Counts into `counter`, under the host of the API server.
+    #[must_use]
+    pub fn new(counter: IntCounterVec, host: String) -> Self {
+        Self { counter, host }
+    }
+}
+
+impl<S> Layer<S> for CountRequests {
+    type Service = Counted<S>;
+
+    fn layer(&self, inner: S) -> Counted<S> {
+        Counted {
+            inner,
+            layer: self.clone(),
+        }
+    }
+}
+
+/// A client whose requests are counted.
+#[derive(Clone)]
+pub struct Counted<S> {
+    inner: S,
+    layer: CountRequests,
+}
+
+impl<S, In, Out> Service<Request<In>> for Counted<S>
+where
+    S: Service<Request<In>, Response = Response<Out>>,
+    S::Future: Send + 'static,
+    S::Error: 'static,
+    Out: 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<In>) -> Self::Future {
+        let method = request.method().clone();
+        let CountRequests { counter, host } = self.layer.clone();
+        let answer = self.inner.call(request);
+        answer
+            .inspect(move |result| {
+                let code = result.as_ref().map(Response::status);
+                let code = code.as_ref().map_or(NO_ANSWER, |code| code.as_str());
+                counter.with_label_values(&[code, method.as_str(), &host]).inc();
+            })
+            .boxed()
+    }
+}
