@@ -1,0 +1,40 @@
+# Everything a person or CI runs. The work is done by the scripts under hack/; this file only names them.
+
+# Builds are kept outside the clone, so that a fresh clone is warm.
+export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/agentloop/target
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-down test soak bench check generate image deploy clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## A real cluster on this machine, agentloop on it, an Agent that runs (CONTEXT=name IMAGE=ref: your cluster)
+	@hack/demo.sh
+
+demo-down: ## Remove what `make demo` made
+	@hack/demo.sh down
+
+test: ## Every test, on real clusters that it starts and stops (root)
+	@hack/test.sh
+
+soak: ## The end-to-end tests again and again, for MINUTES=60
+	@hack/soak.sh
+
+bench: ## Measure the controller against a real API server, beside other operators (SIZES=200,1000)
+	@hack/bench/run.sh
+
+check: ## Format, lints, tests that need no cluster, generated files unchanged
+	@hack/check.sh
+
+generate: ## Write crds/ and deploy/ anew
+	@hack/generate.sh
+
+image: ## The static binary as an OCI image in target/image, without Docker
+	@hack/image.sh
+
+deploy: ## Install or upgrade in the cluster of the current kube context (IMAGE=ref that it can pull)
+	@hack/deploy.sh
+
+clean: ## Remove what was built here; the tools of the dev cluster stay in ~/.cache/agentloop
+	rm -rf target "$(CARGO_TARGET_DIR)"

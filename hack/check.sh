@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# check.sh: what must hold before a commit; needs no cluster and no root.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+cd "$ROOT"
+"$ROOT/hack/packages.sh" build
+
+say "Format"
+cargo fmt --check
+say "Lints"
+cargo clippy --locked --all-targets --quiet -- -D warnings
+say "Tests without a cluster"
+cargo test --locked --quiet --lib --bins
+# INSTA_UPDATE=no: a changed snapshot fails instead of being written.
+INSTA_UPDATE=no cargo test --locked --quiet --test it -- --skip e2e::
+say "Generated files"
+"$ROOT/hack/generate.sh" --check

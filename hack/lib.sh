@@ -1,0 +1,16 @@
+# Shared by the scripts under hack/: where things are, and how they speak. Source it, do not run it.
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+CACHE=${AGENTLOOP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/agentloop}   # survives a fresh clone; safe to delete
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$CACHE/target}
+BIN=${BIN:-$CACHE/bin}                                                 # built cluster tools
+export PATH=$BIN:$PATH
+IMAGE=${IMAGE:-localhost/agentloop:dev}
+ARCH=$(uname -m)
+TARGET=$ARCH-unknown-linux-gnu
+IMAGE_DIR=$ROOT/target/image                                           # rootfs, OCI layout, archive
+
+say() { printf '\n==> %s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# as_root_or_say WHAT: ends with plain words where root is missing.
+as_root_or_say() { [ "$(id -u)" = 0 ] || die "$1 needs root: run it as root (sudo -E make ...)"; }

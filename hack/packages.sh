@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# packages.sh GROUP...: makes sure the Debian packages of the groups are there; installs only what is missing.
+#   build: the Rust build   image: packing images   plane: control plane   node: a node   test: what tests call
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+# package:probe; a probe is a command or a path.
+build="gcc:cc libc6-dev:/usr/include/stdlib.h ca-certificates:/etc/ssl/certs/ca-certificates.crt"
+image="umoci:umoci"
+plane="openssl:openssl util-linux:flock"
+node="containerd:containerd runc:runc containernetworking-plugins:/usr/lib/cni/bridge iptables:iptables
+  iproute2:ip mount:umount"
+test="prometheus:promtool busybox-static:busybox"
+
+missing=()
+for group; do
+  case $group in build | image | plane | node | test) ;; *) die "packages.sh: no group '$group'" ;; esac
+  for entry in ${!group}; do
+    probe=${entry#*:}
+    if [[ $probe == /* ]]; then [ -e "$probe" ]; else PATH=$PATH:/usr/sbin:/sbin command -v "$probe" >/dev/null; fi ||
+      missing+=("${entry%%:*}")
+  done
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
+  die "missing: ${missing[*]}. Install them (Debian: apt-get install ${missing[*]}), or run this as root on Debian"
+fi
+say "Installing Debian packages: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
