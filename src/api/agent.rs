@@ -1,19 +1,18 @@
 //! The `Agent` resource: one Agent is one loop, in at most one live pod.
 //!
-//! Doc comments here are the user's manual: they show in `kubectl explain`.
+//! Doc comments here are the user's manual: they show in `kubectl explain`. Each field has bounds; each rule across
+//! fields has a message that names the field and the fix, and a row in the table of the schema tests.
 
-use std::collections::BTreeMap;
-
-use k8s_openapi::api::core::v1::{
-    Affinity, LocalObjectReference, ResourceRequirements, Toleration, TopologySpreadConstraint,
-};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::{DNS_SUBDOMAIN, KEY};
+pub use super::model::{Model, ModelApi};
+pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateStrategy};
 use super::status::AgentStatus;
 
-/// An autonomous LLM agent: its instructions, its model, and the limits that hold whatever the model does.
+/// The agent's instructions, its model, and the limits that hold whatever the model does.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "agentloop.dev",
@@ -22,22 +21,98 @@ use super::status::AgentStatus;
     plural = "agents",
     shortname = "aloop",
     category = "agentloop",
+    doc = "An autonomous LLM agent: one loop, in at most one live pod.",
     namespaced,
     status = "AgentStatus",
     derive = "PartialEq",
     selectable = ".spec.mode",
-    selectable = ".spec.model.name"
+    selectable = ".spec.model.name",
+    printcolumn(
+        name = "READY",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status",
+        description = "False or Unknown: this Agent is not up yet or needs a person"
+    ),
+    printcolumn(
+        name = "STATE",
+        type_ = "string",
+        json_path = ".status.loop.state",
+        description = "State of the loop"
+    ),
+    printcolumn(
+        name = "MODEL",
+        type_ = "string",
+        json_path = ".spec.model.name",
+        description = "The model's name"
+    ),
+    printcolumn(
+        name = "TURNS",
+        type_ = "integer",
+        json_path = ".status.usage.turns",
+        description = "Turns completed"
+    ),
+    printcolumn(
+        name = "TOKENS",
+        type_ = "string",
+        json_path = ".status.summary.tokens",
+        description = "Tokens used, all kinds together"
+    ),
+    printcolumn(
+        name = "AGE",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp",
+        description = "Time since creation"
+    ),
+    printcolumn(
+        name = "REASON",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
+        priority = 1,
+        description = "Why it is ready or not"
+    ),
+    printcolumn(
+        name = "RESUMES",
+        type_ = "string",
+        json_path = ".status.summary.resumes",
+        priority = 1,
+        description = "When the loop goes on by itself"
+    ),
+    printcolumn(
+        name = "POD",
+        type_ = "string",
+        json_path = ".status.pod.name",
+        priority = 1,
+        description = "The pod that runs the loop"
+    ),
+    validation = Rule::new("self.metadata.name.size() <= 53").message(
+        "metadata.name must be at most 53 characters: the pod, its labels and other objects are named after it"
+    ),
+    validation = Rule::new("!self.metadata.name.contains('.')").message(
+        "metadata.name must not contain a dot: it becomes the pod's host name; use '-' instead"
+    )
+)]
+#[x_kube(
+    validation = Rule::new("!(has(self.instructions) && has(self.instructionsFrom))").message(
+        "spec.instructions and spec.instructionsFrom are both set: keep exactly one"
+    ),
+    validation = Rule::new("has(self.instructions) || has(self.instructionsFrom)").message(
+        "the agent has no instructions: set spec.instructions to a text, or spec.instructionsFrom.configMapKeyRef to where it is kept"
+    )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSpec {
     /// How the loop is driven. Immutable. `Continuous`: the agent turns until it yields, and sets its own pace.
     #[serde(default)]
+    #[x_kube(validation = Rule::new("self == oldSelf").message(
+        "spec.mode is immutable: delete the Agent and make a new one"
+    ))]
     pub mode: Mode,
     /// True stops the loop: the call in flight is cut, the journal is closed, the pod is deleted, the state is kept.
     #[serde(default)]
     pub suspend: bool,
-    /// The system prompt, at most 32 KiB. Exactly one of `instructions` and `instructionsFrom`.
+    /// The system prompt, at most 32,768 characters. Exactly one of `instructions` and `instructionsFrom`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 32768))]
     pub instructions: Option<String>,
     /// Where the system prompt is kept instead; an edit there takes effect at the next turn, without a restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,7 +128,7 @@ pub struct AgentSpec {
     /// Limits that the model cannot change.
     #[serde(default)]
     pub guardrails: Guardrails,
-    /// Where the loop keeps its journal.
+    /// Where the loop keeps its journal. Fixed at creation, but for `retentionPolicy`.
     #[serde(default)]
     pub storage: Storage,
     /// A safe subset of pod settings; nothing here lifts the `restricted` profile.
@@ -81,67 +156,30 @@ pub struct TextSource {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyRef {
-    /// Name of the object.
+    /// Name of the object, in the Agent's own namespace.
+    #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub name: String,
     /// Key in its data.
+    #[schemars(length(min = 1, max = 253), regex(pattern = KEY))]
     pub key: String,
-}
-
-/// The wire format spoken, not the vendor.
-#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModelApi {
-    /// OpenAI chat completions; any compatible server works (vLLM, Ollama, llama.cpp, …).
-    OpenAIChat,
-    /// The built-in deterministic model: answers come from a script in a ConfigMap. No key, no network.
-    Scripted,
-}
-
-/// The model of an Agent.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct Model {
-    /// The wire format spoken.
-    pub api: ModelApi,
-    /// The model's name as the server knows it.
-    pub name: String,
-    /// Base address as the vendor's own SDK takes it, with `/v1` for OpenAI. Required for `OpenAIChat`.
-    #[serde(default, rename = "baseURL", skip_serializing_if = "Option::is_none")]
-    pub base_url: Option<String>,
-    /// The API key. Absent: no Authorization header is sent, as local servers want it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub api_key_secret_ref: Option<KeyRef>,
-    /// Most tokens one answer may have; written into each request by the gateway.
-    #[serde(default = "default_max_output_tokens")]
-    pub max_output_tokens: u32,
-    /// The context window in tokens. Whole oldest turns leave the prompt before it is full.
-    #[serde(default = "default_context_tokens")]
-    pub context_tokens: u32,
-    /// Sampling temperature as a decimal string, such as "0.7". Absent: the server's default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub temperature: Option<String>,
-    /// Whether answers are streamed from the server.
-    #[serde(default = "default_true")]
-    pub stream: bool,
-    /// Longest time one call may take, in seconds.
-    #[serde(default = "default_timeout_seconds")]
-    pub timeout_seconds: u32,
-    /// Longest silence within a streamed answer, in seconds.
-    #[serde(default = "default_stream_idle_timeout_seconds")]
-    pub stream_idle_timeout_seconds: u32,
-    /// The script of api `Scripted`. Required for it, and only there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scripted: Option<TextSource>,
 }
 
 /// Pace and error handling of a loop.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "self.minDelayMilliseconds <= self.maxDelayMilliseconds",
+    "message": "spec.loop.minDelayMilliseconds (default 100) must not exceed spec.loop.maxDelayMilliseconds (default 10000): lower the first or raise the second",
+}]))]
 pub struct Loop {
-    /// Pause between two turns, in milliseconds; each failed turn in a row doubles it.
+    /// Pause between two turns, in milliseconds, 1 to 3,600,000; each failed turn in a row doubles it.
+    #[schemars(range(min = 1, max = 3_600_000))]
     pub min_delay_milliseconds: u32,
-    /// Longest delay after failed turns, in milliseconds.
+    /// Longest delay after failed turns, in milliseconds, 1 to 3,600,000.
+    #[schemars(range(min = 1, max = 3_600_000))]
     pub max_delay_milliseconds: u32,
-    /// Failed turns in a row until the loop pauses with `ErrorLimitReached`.
+    /// Failed turns in a row, 1 to 1,000, until the loop pauses with `ErrorLimitReached`.
+    #[schemars(range(min = 1, max = 1000))]
     pub max_consecutive_errors: u32,
 }
 
@@ -159,7 +197,8 @@ impl Default for Loop {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Continuous {
-    /// Longest sleep the agent may choose, in seconds; a longer one is shortened to it.
+    /// Longest sleep the agent may choose, in seconds, at most 30 days; a longer one is shortened to it.
+    #[schemars(range(min = 1, max = 2_592_000))]
     pub max_sleep_seconds: u32,
 }
 
@@ -175,9 +214,12 @@ impl Default for Continuous {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Guardrails {
-    /// Turns without a sleep until the loop is made to sleep (60 s, doubled each time, at most `maxSleepSeconds`).
+    /// Turns without a sleep, 1 to 10,000, until the loop is made to sleep (60 s, doubled each time, at most
+    /// `maxSleepSeconds`).
+    #[schemars(range(min = 1, max = 10_000))]
     pub max_consecutive_turns: u32,
-    /// Model calls in one turn; at the cap the turn ends and the model is told so in the next one.
+    /// Model calls in one turn, 1 to 1,000; at the cap the turn ends and the model is told so in the next one.
+    #[schemars(range(min = 1, max = 1000))]
     pub max_calls_per_turn: u32,
 }
 
@@ -188,117 +230,4 @@ impl Default for Guardrails {
             max_calls_per_turn: 25,
         }
     }
-}
-
-/// Where the loop keeps its journal and the gateway its records.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Storage {
-    /// Size of the volume claim, as a Kubernetes quantity.
-    pub size: String,
-    /// Storage class of the claim. Absent: the cluster's default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub storage_class_name: Option<String>,
-    /// Access mode of the claim.
-    pub access_mode: AccessMode,
-    /// What happens to the claim when the Agent is deleted.
-    pub retention_policy: RetentionPolicy,
-    /// True: no claim; the state dies with the pod.
-    pub ephemeral: bool,
-}
-
-impl Default for Storage {
-    fn default() -> Self {
-        Self {
-            size: "1Gi".into(),
-            storage_class_name: None,
-            access_mode: AccessMode::ReadWriteOnce,
-            retention_policy: RetentionPolicy::Delete,
-            ephemeral: false,
-        }
-    }
-}
-
-/// Access mode of the volume claim.
-#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
-pub enum AccessMode {
-    /// One node at a time.
-    ReadWriteOnce,
-    /// One pod at a time; needs a CSI driver.
-    ReadWriteOncePod,
-}
-
-/// What happens to the claim when the Agent is deleted.
-#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RetentionPolicy {
-    /// The claim goes with the Agent.
-    Delete,
-    /// The claim stays; an Agent made again under the same name goes on where it stood.
-    Retain,
-}
-
-/// A safe subset of pod settings.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase", default)]
-pub struct PodSettings {
-    /// Resources of the worker container. Requests and limits of the gateway are fixed by the chart.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub resources: Option<ResourceRequirements>,
-    /// Labels a node must have.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub node_selector: BTreeMap<String, String>,
-    /// Taints tolerated.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tolerations: Vec<Toleration>,
-    /// Scheduling affinity.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub affinity: Option<Affinity>,
-    /// Spreading over topology domains.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
-    /// Runtime class, such as gVisor's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub runtime_class_name: Option<String>,
-    /// Priority class.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub priority_class_name: Option<String>,
-    /// Secrets for pulling the image.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub image_pull_secrets: Vec<LocalObjectReference>,
-    /// Labels added to the pod; keys under `agentloop.dev/` and `app.kubernetes.io/` are refused.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub labels: BTreeMap<String, String>,
-    /// Annotations added to the pod; keys under `agentloop.dev/` are refused.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, String>,
-    /// When a changed spec or a new controller version replaces a running pod.
-    pub update_strategy: UpdateStrategy,
-}
-
-/// When a running pod is replaced by one of the new spec.
-#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UpdateStrategy {
-    /// When the loop sleeps, is paused or stopped: never in the middle of a turn. A controller upgrade alone replaces nothing.
-    #[default]
-    WhenIdle,
-    /// At once; the call in flight is finished or cancelled within the drain time.
-    Immediate,
-    /// Only when somebody deletes the pod.
-    OnDelete,
-}
-
-fn default_max_output_tokens() -> u32 {
-    4096
-}
-fn default_context_tokens() -> u32 {
-    128_000
-}
-fn default_timeout_seconds() -> u32 {
-    300
-}
-fn default_stream_idle_timeout_seconds() -> u32 {
-    60
-}
-fn default_true() -> bool {
-    true
 }

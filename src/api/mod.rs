@@ -4,8 +4,12 @@
 //! Holds no behaviour beyond what a type needs to be valid, does no I/O, and imports no other room.
 
 pub mod agent;
+mod bounds;
 pub mod condition;
+pub mod crd;
 pub mod failure;
+mod model;
+mod pod;
 pub mod status;
 
 pub use agent::{Agent, AgentSpec};

@@ -8,13 +8,20 @@ use strum::{AsRefStr, EnumIter, IntoStaticStr};
 /// Observed state of an Agent. Written by the controller only.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("default" = {"conditions": [{
+    "type": "Ready",
+    "status": "Unknown",
+    "reason": "Pending",
+    "message": "The controller has not looked at this Agent yet.",
+    "lastTransitionTime": "1970-01-01T00:00:00Z",
+}]}))]
 pub struct AgentStatus {
     /// The generation of the spec that this status speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Conditions; `Ready` answers whether this Agent needs anyone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
     /// Where the loop stands.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,7 +137,7 @@ pub struct LoopStatus {
     pub state: LoopState,
     /// Why the loop is Paused or Stopped; several may hold at once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "set"))]
     pub reasons: Vec<PauseReason>,
     /// Since when the state holds.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -145,12 +152,16 @@ pub struct LoopStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
     /// Fencing number: one live loop per Agent, and a newer pod has a higher one.
+    #[schemars(range(min = 0))]
     pub epoch: i64,
     /// Turns begun since the Agent was created.
+    #[schemars(range(min = 0))]
     pub turn: i64,
     /// Failed turns in a row.
+    #[schemars(range(min = 0))]
     pub consecutive_errors: i32,
     /// Turns since the last sleep.
+    #[schemars(range(min = 0))]
     pub consecutive_turns: i32,
 }
 
@@ -161,6 +172,7 @@ pub struct Wake {
     /// `Time`: the moment in `value`. `Event`: any of the events named in `value`, or the moment in `resumesAt`.
     pub r#type: WakeType,
     /// An RFC 3339 moment, or event names separated by commas.
+    #[schemars(length(max = 8192))]
     pub value: String,
 }
 
@@ -178,42 +190,57 @@ pub enum WakeType {
 #[serde(rename_all = "camelCase", default)]
 pub struct Usage {
     /// Model calls sent, each attempt for itself.
+    #[schemars(range(min = 0))]
     pub calls: i64,
     /// Calls of which the server never said what they used; their tokens are in no other field.
+    #[schemars(range(min = 0))]
     pub unknown_calls: i64,
     /// Input tokens that were neither read from nor written to a cache.
+    #[schemars(range(min = 0))]
     pub input_tokens: i64,
     /// Output tokens, reasoning included.
+    #[schemars(range(min = 0))]
     pub output_tokens: i64,
     /// Input tokens read from the server's cache.
+    #[schemars(range(min = 0))]
     pub cache_read_tokens: i64,
     /// Output tokens spent on reasoning; a part of `outputTokens`.
+    #[schemars(range(min = 0))]
     pub reasoning_tokens: i64,
     /// Turns completed.
+    #[schemars(range(min = 0))]
     pub turns: i64,
     /// The same per model; at most 10.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["model"]))]
+    #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["model"]))]
     pub by_model: Vec<ModelUsage>,
 }
 
 /// What one model has used.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("required" = ["model"]))]
 pub struct ModelUsage {
     /// Name of the model, from the spec.
+    #[schemars(length(min = 1, max = 256))]
     pub model: String,
     /// Model calls sent.
+    #[schemars(range(min = 0))]
     pub calls: i64,
     /// Calls of unknown use.
+    #[schemars(range(min = 0))]
     pub unknown_calls: i64,
     /// Uncached input tokens.
+    #[schemars(range(min = 0))]
     pub input_tokens: i64,
     /// Output tokens.
+    #[schemars(range(min = 0))]
     pub output_tokens: i64,
     /// Cached input tokens.
+    #[schemars(range(min = 0))]
     pub cache_read_tokens: i64,
     /// Reasoning tokens, a part of the output.
+    #[schemars(range(min = 0))]
     pub reasoning_tokens: i64,
 }
 
@@ -222,11 +249,14 @@ pub struct ModelUsage {
 #[serde(rename_all = "camelCase", default)]
 pub struct Summary {
     /// All tokens, short: `1.8M`.
+    #[schemars(length(max = 64))]
     pub tokens: String,
     /// When the loop goes on, as a clock time: `14:05 UTC`.
+    #[schemars(length(max = 64))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumes: Option<String>,
     /// The reasons of the loop's state, separated by commas.
+    #[schemars(length(max = 1024))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -236,14 +266,17 @@ pub struct Summary {
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
     /// Name of the pod: always the Agent's name.
+    #[schemars(length(max = 253))]
     pub name: String,
     /// The node it runs on.
+    #[schemars(length(max = 253))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// When its containers started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
     /// Restarts of its containers.
+    #[schemars(range(min = 0))]
     pub restarts: i32,
 }
 
@@ -254,8 +287,10 @@ pub struct LastError {
     /// When it happened.
     pub at: Time,
     /// What kind of failure.
+    #[schemars(length(max = 64))]
     pub kind: String,
     /// What happened and what to do, at most 1 KiB; never text of a prompt or an answer.
+    #[schemars(length(max = 1024))]
     pub message: String,
 }
 
@@ -264,9 +299,11 @@ pub struct LastError {
 #[serde(rename_all = "camelCase", default)]
 pub struct HandledRequests {
     /// Of `agentloop.dev/wake`.
+    #[schemars(length(max = 1024))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake: Option<String>,
     /// Of `agentloop.dev/resume`.
+    #[schemars(length(max = 1024))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<String>,
 }

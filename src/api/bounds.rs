@@ -1,0 +1,53 @@
+//! Bounds that several fields share: patterns of Kubernetes names, and schema changes for embedded Kubernetes types.
+//!
+//! The embedded types come without any bound. What is added here keeps a wrong value from passing admission only to
+//! fail when the pod is created.
+
+use schemars::Schema;
+use serde_json::{Value, json};
+
+/// A DNS subdomain, as names of most objects are.
+pub(super) const DNS_SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+/// A key in the data of a ConfigMap or Secret.
+pub(super) const KEY: &str = r"^[-._a-zA-Z0-9]+$";
+/// A label's value; may be empty.
+const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
+/// A quantity, as the API server itself writes it into schemas.
+const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+/// Most entries of a map of labels, annotations or resources.
+const MAX_ENTRIES: u64 = 32;
+
+/// A map of labels, or of node labels.
+pub(super) fn labels(schema: &mut Schema) {
+    schema.insert("maxProperties".into(), MAX_ENTRIES.into());
+    schema.insert(
+        "additionalProperties".into(),
+        json!({"type": "string", "maxLength": 63, "pattern": LABEL_VALUE}),
+    );
+}
+
+/// A map of annotations.
+pub(super) fn annotations(schema: &mut Schema) {
+    schema.insert("maxProperties".into(), MAX_ENTRIES.into());
+    schema.insert(
+        "additionalProperties".into(),
+        json!({"type": "string", "maxLength": 4096}),
+    );
+}
+
+/// Container resources: quantities are checked, and device claims are left out, since the pod has none to refer to.
+pub(super) fn resources(schema: &mut Schema) {
+    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
+        return;
+    };
+    properties.remove("claims");
+    for amounts in properties.values_mut() {
+        amounts["maxProperties"] = MAX_ENTRIES.into();
+        amounts["additionalProperties"] = json!({
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": QUANTITY,
+            "maxLength": 32,
+            "x-kubernetes-int-or-string": true,
+        });
+    }
+}

@@ -1,0 +1,106 @@
+//! The custom resource definitions as they are installed.
+//!
+//! The derived schemas are made exact here: what the derive adds for other readers of JSON schema and Kubernetes does
+//! not know or want is taken out, and every list says how server-side apply merges it.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+use kube::CustomResourceExt;
+use serde_json::Value;
+
+use super::Agent;
+
+/// Every custom resource definition of this project, in the order of their names.
+#[must_use]
+pub fn all() -> Vec<CustomResourceDefinition> {
+    vec![finished(Agent::crd())]
+}
+
+/// The definition as the YAML file that is installed: the same text for the same definition.
+pub fn to_yaml(crd: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
+    let mut value = serde_json::to_value(crd).map_err(<serde_yaml::Error as serde::ser::Error>::custom)?;
+    integers(&mut value);
+    serde_yaml::to_string(&value)
+}
+
+/// Bounds are floating-point numbers in the typed schema; `minimum: 1.0` of an integer reads badly.
+fn integers(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            let whole = number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0);
+            if let Some(whole) = whole.and_then(|float| format!("{float:.0}").parse::<i64>().ok()) {
+                *value = whole.into();
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(integers),
+        Value::Object(fields) => fields.values_mut().for_each(integers),
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
+}
+
+fn finished(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+    let schemas = crd
+        .spec
+        .versions
+        .iter_mut()
+        .filter_map(|version| version.schema.as_mut())
+        .filter_map(|validation| validation.open_api_v3_schema.as_mut());
+    for schema in schemas {
+        schema.title = None;
+        visit(schema, &mut finish);
+        let status = schema
+            .properties
+            .as_mut()
+            .and_then(|properties| properties.get_mut("status"));
+        for part in status.into_iter().filter_map(|status| status.properties.as_mut()) {
+            // Defaults in a status would put words into the controller's mouth; the one of status itself stays.
+            for field in part.values_mut() {
+                visit(field, &mut |schema| schema.default = None);
+            }
+        }
+    }
+    crd
+}
+
+/// Applies `change` to a schema and all schemas within it.
+fn visit(schema: &mut JSONSchemaProps, change: &mut impl FnMut(&mut JSONSchemaProps)) {
+    change(schema);
+    for property in schema
+        .properties
+        .iter_mut()
+        .flat_map(|properties| properties.values_mut())
+    {
+        visit(property, change);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        visit(values, change);
+    }
+    match &mut schema.items {
+        Some(JSONSchemaPropsOrArray::Schema(items)) => visit(items, change),
+        Some(JSONSchemaPropsOrArray::Schemas(items)) => items.iter_mut().for_each(|items| visit(items, change)),
+        None => {}
+    }
+}
+
+fn finish(schema: &mut JSONSchemaProps) {
+    // An explicit null is dropped by the API server, so that a rule's `has()` means that there is a value.
+    schema.nullable = None;
+    // The API server knows no unsigned formats and warns about them; the range is stated by minimum and maximum.
+    if schema
+        .format
+        .as_deref()
+        .is_some_and(|format| format.starts_with("uint"))
+    {
+        schema.format = None;
+    }
+    // Line breaks of a doc comment are no paragraphs.
+    if let Some(description) = &mut schema.description {
+        let paragraphs: Vec<_> = description.split("\n\n").map(|text| text.replace('\n', " ")).collect();
+        *description = paragraphs.join("\n\n");
+    }
+    // What is not said otherwise is merged as a whole; said openly, so that nobody has to know the default.
+    if schema.type_.as_deref() == Some("array") {
+        schema.x_kubernetes_list_type.get_or_insert_with(|| "atomic".into());
+    }
+}

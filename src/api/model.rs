@@ -1,0 +1,122 @@
+//! The model of an Agent: which wire format, which server, which limits of one call.
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::agent::{KeyRef, TextSource};
+
+/// The wire format spoken, not the vendor.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelApi {
+    /// OpenAI chat completions; any compatible server works (vLLM, Ollama, llama.cpp, …).
+    OpenAIChat,
+    /// The built-in deterministic model: answers come from a script in a ConfigMap. No key, no network.
+    Scripted,
+}
+
+/// The model of an Agent.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[x_kube(
+    validation = Rule::new("self.api != 'OpenAIChat' || has(self.baseURL)").message(
+        "spec.model.baseURL is required with api OpenAIChat: set the server's address, such as https://api.example.com/v1"
+    ),
+    validation = Rule::new("self.api != 'Scripted' || !has(self.baseURL)").message(
+        "spec.model.baseURL has no meaning with api Scripted: remove it"
+    ),
+    validation = Rule::new("self.api != 'Scripted' || has(self.scripted)").message(
+        "spec.model.scripted is required with api Scripted: set spec.model.scripted.configMapKeyRef to the script"
+    ),
+    validation = Rule::new("self.api == 'Scripted' || !has(self.scripted)").message(
+        "spec.model.scripted is for api Scripted only: remove it, or set spec.model.api to Scripted"
+    ),
+    validation = Rule::new("self.api == 'OpenAIChat' || !has(self.apiKeySecretRef)").message(
+        "spec.model.apiKeySecretRef is for api OpenAIChat only: remove it"
+    ),
+    validation = Rule::new("self.maxOutputTokens < self.contextTokens").message(
+        "spec.model.maxOutputTokens (default 4096) must be less than spec.model.contextTokens (default 128000): an answer has to fit the context window"
+    ),
+    validation = Rule::new("self.streamIdleTimeoutSeconds <= self.timeoutSeconds").message(
+        "spec.model.streamIdleTimeoutSeconds (default 60) must not exceed spec.model.timeoutSeconds (default 300): lower the first or raise the second"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct Model {
+    /// The wire format spoken, not the vendor. `OpenAIChat`: OpenAI chat completions, as any compatible server has them
+    /// (vLLM, Ollama, llama.cpp, …). `Scripted`: the built-in deterministic model; answers come from a script in a
+    /// ConfigMap, with no key and no network.
+    pub api: ModelApi,
+    /// The model's name as the server knows it, at most 256 characters.
+    #[schemars(length(min = 1, max = 256), regex(pattern = r"^\S(.*\S)?$"))]
+    pub name: String,
+    /// Base address as the vendor's own SDK takes it, with `/v1` for OpenAI: http or https, a host, no user, no query.
+    /// Required for `OpenAIChat`.
+    #[serde(default, rename = "baseURL", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 2048))]
+    #[x_kube(
+        validation = Rule::new("self.startsWith('http://') || self.startsWith('https://')").message(
+            "spec.model.baseURL must start with http:// or https://, such as https://api.example.com/v1"
+        ),
+        validation = Rule::new(r"self.matches('^[a-zA-Z]+://(\\[[0-9a-fA-F:.]+\\]|[-_.a-zA-Z0-9]+)(:[0-9]{1,5})?(/[!-~]*)?$')").message(
+            "spec.model.baseURL must be scheme://host[:port][/path] without spaces, such as https://api.example.com/v1"
+        ),
+        validation = Rule::new("!isURL(self) || url(self).getPort() == '' || int(url(self).getPort()) <= 65535").message(
+            "spec.model.baseURL has a port above 65535: correct the number"
+        ),
+        validation = Rule::new("!self.matches('^[^/]*//[^/]*@')").message(
+            "spec.model.baseURL must not carry a user or password: put the key into a Secret and name it in spec.model.apiKeySecretRef"
+        ),
+        validation = Rule::new("!self.contains('?') && !self.contains('#')").message(
+            "spec.model.baseURL must have no query and no fragment: remove everything from '?' or '#' on"
+        )
+    )]
+    pub base_url: Option<String>,
+    /// The API key. Absent: no Authorization header is sent, as local servers want it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key_secret_ref: Option<KeyRef>,
+    /// Most tokens one answer may have, 1 to 1,000,000; written into each request by the gateway.
+    #[serde(default = "default_max_output_tokens")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub max_output_tokens: u32,
+    /// The context window in tokens, 256 to 10,000,000. Whole oldest turns leave the prompt before it is full.
+    #[serde(default = "default_context_tokens")]
+    #[schemars(range(min = 256, max = 10_000_000))]
+    pub context_tokens: u32,
+    /// Sampling temperature from 0 to 2 as a decimal string, such as "0.7". Absent: the server's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 8))]
+    #[x_kube(validation = Rule::new(r"self.matches('^([01](\\.[0-9]{1,4})?|2(\\.0{1,4})?)$')").message(
+        "spec.model.temperature must be a decimal number from 0 to 2 in quotes, such as '0.7'"
+    ))]
+    pub temperature: Option<String>,
+    /// Whether answers are streamed from the server.
+    #[serde(default = "default_true")]
+    pub stream: bool,
+    /// Longest time one call may take, in seconds, 1 to 3,600.
+    #[serde(default = "default_timeout_seconds")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub timeout_seconds: u32,
+    /// Longest silence within a streamed answer, in seconds, 1 to 3,600.
+    #[serde(default = "default_stream_idle_timeout_seconds")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub stream_idle_timeout_seconds: u32,
+    /// The script of api `Scripted`. Required for it, and only there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scripted: Option<TextSource>,
+}
+
+fn default_max_output_tokens() -> u32 {
+    4096
+}
+fn default_context_tokens() -> u32 {
+    128_000
+}
+fn default_timeout_seconds() -> u32 {
+    300
+}
+fn default_stream_idle_timeout_seconds() -> u32 {
+    60
+}
+fn default_true() -> bool {
+    true
+}
