@@ -19,7 +19,7 @@ test: ## Every test, on real clusters that it starts and stops (root)
 	@hack/test.sh
 
 soak: ## The end-to-end tests again and again, for MINUTES=60
-	@hack/soak.sh
+	@hack/test.sh soak
 
 bench: ## Measure the controller against a real API server, beside other operators (SIZES=200,1000)
 	@hack/bench/run.sh

@@ -1,6 +1,6 @@
 # Shared by the scripts under hack/: where things are, and how they speak. Source it, do not run it.
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-CACHE=${AGENTLOOP_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/agentloop}   # survives a fresh clone; safe to delete
+CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/agentloop   # survives a fresh clone; safe to delete
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$CACHE/target}
 BIN=${BIN:-$CACHE/bin}                                                 # built cluster tools
 export PATH=$BIN:$PATH

@@ -172,7 +172,14 @@ node() {
 "$HERE/../packages.sh" plane ${node:+node image}
 "$HERE/tools.sh" plane ${node:+node}
 [ -z "$node" ] || refuse_second_node
-[ -e "$RUN" ] || trap 'trap - INT TERM; "$HERE/down.sh"; die "interrupted; nothing is left running"' INT TERM
+runtime_pid=
+interrupted() {
+  trap - INT TERM
+  [ -z "$runtime_pid" ] || kill "$runtime_pid" 2>/dev/null
+  "$HERE/down.sh"
+  die "interrupted; nothing is left running"
+}
+[ -e "$RUN" ] || trap interrupted INT TERM   # a cluster that stood before stays
 mkdir -p "$RUN"/{pki,log,pid,etcd}
 : >"$RUN/.devcluster"
 certificates

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# test.sh                every test: without a cluster, on a real control plane, end to end on a real node
+# test.sh plane|node     one half of it; `node` takes the name of a test: test.sh node e2e::restarts
+# test.sh soak           the end-to-end tests again and again, for MINUTES (60)
+# Starts the clusters it needs and stops them, whatever happens. Ends with what each part took and cargo's own summaries.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+cd "$ROOT"
+what=${1:-all} filter=${2:-e2e::}
+case $what in all | plane | node | soak) ;; *) die "usage: test.sh [plane|node [TEST]|soak]" ;; esac
+devcluster=$ROOT/hack/devcluster
+logs=$ROOT/target/test-logs
+PLANE_RUN=/var/tmp/agentloop-test-plane
+NODE_RUN=/var/tmp/agentloop-test-node
+export INSTA_UPDATE=no   # a changed snapshot fails instead of being written
+took=() failed=0 tools_pid=
+
+plane_do() { RUN=$PLANE_RUN API_PORT=7443 ETCD_PORT=7379 KCM_PORT=17257 SCHED_PORT=17259 "$devcluster/$1.sh" "${@:2}"; }
+node_do() { RUN=$NODE_RUN "$devcluster/$1.sh" "${@:2}"; }
+
+stop() {
+  [ -z "$tools_pid" ] || kill -- "-$tools_pid" 2>/dev/null || true
+  plane_do down
+  node_do down
+}
+trap stop EXIT
+trap 'exit 130' INT TERM
+
+# phase NAME COMMAND...: ends the run when the command fails.   tests NAME COMMAND...: notes the failure and goes on.
+phase() {
+  local name=$1 start=$SECONDS
+  shift
+  say "$name"
+  "$@"
+  took+=("$(printf '%5ds  %s' $((SECONDS - start)) "$name")")
+}
+tests() { phase "$1" run_tests "$logs/${1// /-}.log" "${@:2}"; }
+run_tests() {
+  local log=$1
+  shift
+  "$@" 2>&1 | tee -a "$log" || failed=1
+}
+
+# The tools are compiled beside the Rust build: one is often waiting for its linker while the other computes.
+build() {
+  setsid "$devcluster/tools.sh" plane helm ${node:+node} >"$logs/tools.log" 2>&1 &
+  tools_pid=$!
+  cargo test --locked --no-run
+  [ -z "$node" ] || "$ROOT/hack/image.sh"
+  wait "$tools_pid" || { cat "$logs/tools.log" >&2; die "the cluster tools could not be built"; }
+  tools_pid=
+}
+
+plane_tests() {
+  phase "Control plane up" plane_do up --no-node
+  tests "Tests on the control plane" env AGENTLOOP_REQUIRE_CLUSTERS=1 \
+    AGENTLOOP_TEST_KUBECONFIG=$PLANE_RUN/admin.kubeconfig cargo test --locked --lib --bins --test it -- --skip e2e::
+  tests "Tests in documentation" cargo test --locked --doc --quiet
+  phase "Control plane down" plane_do down
+}
+
+node_up() {
+  node_do up
+  node_do load-image "$IMAGE" "$IMAGE_DIR/agentloop.tar"
+  ! command -v python3 >/dev/null || AGENTLOOP_PYTHON=$("$ROOT/hack/python-env.sh")
+  [ -z "${AGENTLOOP_PYTHON:-}" ] || export AGENTLOOP_PYTHON
+}
+node_tests() {
+  tests "Tests on the node" env AGENTLOOP_REQUIRE_CLUSTERS=1 AGENTLOOP_E2E_KUBECONFIG=$NODE_RUN/admin.kubeconfig \
+    AGENTLOOP_E2E_IMAGE="$IMAGE" cargo test --locked --test it -- "$filter" --show-output --test-threads=4
+}
+soak() {
+  local end=$((SECONDS + ${MINUTES:-60} * 60)) round=0
+  while [ $SECONDS -lt $end ] && [ $failed = 0 ]; do
+    round=$((round + 1))
+    say "Round $round"
+    node_tests
+  done
+}
+
+node=1
+if [ "$what" = plane ]; then node=; fi
+if [ -n "$node" ] && [ "$(id -u)" != 0 ]; then
+  [ "$what" = all ] && [ -z "${CI:-}" ] || die "the tests on a node need root"
+  say "SKIPPED: the end-to-end tests need root (containers, network); only the others run"
+  node=
+fi
+
+rm -rf "$logs"
+mkdir -p "$logs"
+stop   # what an earlier run left when it was killed
+phase "Packages" "$ROOT/hack/packages.sh" build plane ${node:+node image test}
+phase "Build" build
+if [ "$what" = all ] || [ "$what" = plane ]; then plane_tests; fi
+if [ -n "$node" ]; then
+  phase "Node up" node_up
+  if [ "$what" = soak ]; then soak; else node_tests; fi
+  phase "Node down" node_do down
+fi
+
+say "Took"
+printf '%s\n' "${took[@]}"
+figures=$(grep -h '^FIGURE ' "$logs"/*.log | sort -u) && say "Figures" && sed 's/^FIGURE //' <<<"$figures"
+skipped=$(grep -h '^SKIPPED' "$logs"/*.log | sort -u) && say "Skipped" && echo "$skipped"
+say "Results"
+grep -h '^test result:\|^    [a-z_:0-9]*$\|could not compile' "$logs"/*.log | grep -v '^    $' || true
+[ $failed = 0 ] || die "tests failed; whole logs in $logs"
