@@ -1,88 +1,273 @@
-//! The engine: one loop's state, and the one function that changes it.
+//! The engine: one loop's state, and the one function that changes it. Here: who hears which input, the lifecycle, and
+//! what the loop does next. The rules of turns, pauses and sleeps are in files of their own.
 
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use jiff::{SignedDuration, Timestamp};
 
-use super::{Effect, Input, message::Message, settings::Settings};
+pub use super::snapshot::Snapshot;
+pub use super::view::{Held, View};
 
-/// Everything of an engine that outlives its process, without the transcript.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(default)]
-pub struct Snapshot {}
+use super::outbox::{Outbox, line};
+use super::snapshot::{Lifecycle, Step};
+use super::{CallId, Effect, Input, RecordKind, StopCause, clock, message::Message, settings::Settings};
+use crate::api::status::PauseReason;
 
 /// One loop.
-pub struct Engine {}
+pub struct Engine {
+    pub(super) settings: Settings,
+    pub(super) instructions: String,
+    pub(super) transcript: Vec<Message>,
+    pub(super) state: Snapshot,
+    /// This process has handed the open call to the driver and waits for its outcome.
+    pub(super) in_flight: bool,
+    /// The moment of the driver's timer.
+    timer: Option<Timestamp>,
+    /// Another pod runs the loop: nothing is heard or written any more.
+    fenced: bool,
+}
 
 impl Engine {
     /// A loop that has never run.
     #[must_use]
-    pub fn new(_settings: Settings) -> Self {
-        Self {}
+    pub fn new(settings: Settings) -> Self {
+        Self::restore(settings, Snapshot::default(), Vec::new())
     }
 
     /// A loop as its journal left it; feed [`Input::Started`] next.
     #[must_use]
-    pub fn restore(_settings: Settings, _snapshot: Snapshot, _transcript: Vec<Message>) -> Self {
-        Self {}
+    pub fn restore(settings: Settings, snapshot: Snapshot, transcript: Vec<Message>) -> Self {
+        Self {
+            settings,
+            instructions: String::new(),
+            transcript,
+            state: snapshot,
+            in_flight: false,
+            timer: None,
+            fenced: false,
+        }
     }
 
     /// Takes the newest instructions; used from the next call on. Never journalled.
-    pub fn set_instructions(&mut self, _text: String) {}
+    pub fn set_instructions(&mut self, text: String) {
+        self.instructions = text;
+    }
 
     /// What to persist, see the module's contract.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot::default()
+        self.state.clone()
     }
 
     /// The one transition function. `now` may be earlier than before (a clock that was set back).
-    pub fn handle(&mut self, _now: Timestamp, _input: Input) -> Vec<Effect> {
-        Vec::new()
+    pub fn handle(&mut self, now: Timestamp, input: Input) -> Vec<Effect> {
+        let mut out = Outbox::new(now);
+        if self.fenced {
+            if matches!(input, Input::Stop { .. }) {
+                out.stopped();
+            }
+            return out.into_effects();
+        }
+        let before = self.view();
+        self.heed_clock(now);
+        self.dispatch(input, &mut out);
+        self.advance(&mut out);
+        self.report_change(&before, &mut out);
+        out.into_effects()
     }
 
-    /// What the loop looks like from outside.
-    #[must_use]
-    pub fn view(&self) -> View {
-        View::default()
+    fn dispatch(&mut self, input: Input, out: &mut Outbox) {
+        let live = matches!(self.state.lifecycle, Lifecycle::Active | Lifecycle::Stopping);
+        if !live && !matches!(input, Input::Started { .. } | Input::Stop { .. }) {
+            return;
+        }
+        match input {
+            Input::Started { epoch, known_turn } => self.start(epoch, known_turn, out),
+            Input::Answered { call, answer } => self.answered(call, &answer, out),
+            Input::Failed { call, failure } => self.failed(call, failure, out),
+            Input::Timer => self.timer = None,
+            Input::Event { name } => self.event(&name, out),
+            Input::WakeRequested { token } => self.wake_requested(token, out),
+            Input::ResumeRequested { token } => self.resume_requested(token, out),
+            Input::LinkLost => self.link_lost(),
+            Input::LinkBack => self.link_back(),
+            Input::Stop { cause } => self.stop(cause, live, out),
+            Input::DrainEnded if self.state.lifecycle == Lifecycle::Stopping => self.cut(out),
+            Input::DrainEnded => {}
+        }
     }
-}
 
-/// A loop as seen from outside; the worker turns it into a report.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct View {
-    /// One of the six states.
-    pub state: crate::api::status::LoopState,
-    /// Reasons that hold.
-    pub reasons: Vec<Held>,
-    /// Since when the state holds.
-    pub since: Option<Timestamp>,
-    /// When the loop goes on by itself: the latest `until` of all reasons, or the end of the sleep.
-    pub resumes_at: Option<Timestamp>,
-    /// What a sleep waits for.
-    pub wake: Option<crate::api::status::Wake>,
-    /// How the loop ended.
-    pub outcome: Option<crate::api::status::Outcome>,
-    /// Turns begun.
-    pub turn: i64,
-    /// Turns completed.
-    pub turns_completed: i64,
-    /// Failed turns in a row.
-    pub consecutive_errors: u32,
-    /// Turns since the last sleep.
-    pub consecutive_turns: u32,
-    /// Requests handled.
-    pub handled: crate::api::status::HandledRequests,
-    /// The last failure: when and what.
-    pub last_error: Option<(Timestamp, crate::api::failure::Failure)>,
-}
+    fn start(&mut self, epoch: i64, known_turn: i64, out: &mut Outbox) {
+        if epoch < self.state.epoch {
+            self.fence(out);
+            return;
+        }
+        let same_pod = epoch == self.state.epoch;
+        self.state.epoch = epoch;
+        self.state.turns_begun = self.state.turns_begun.max(known_turn);
+        self.in_flight = false;
+        self.timer = None;
+        out.record(line(RecordKind::Started, self.turn_number(), format!("epoch {epoch}")));
+        if same_pod && self.state.lifecycle == Lifecycle::Stopped && self.state.outcome.is_some() {
+            out.stopped();
+            return;
+        }
+        let crashed = self.state.lifecycle != Lifecycle::Stopped && self.state.reasons.is_empty();
+        self.state.outcome = None;
+        self.state.suspended = false;
+        // What the process before knew of the link is no longer known; the driver says so anew.
+        self.state.reasons.remove(&PauseReason::LinkLost);
+        self.state.lifecycle = Lifecycle::Starting;
+        self.note_transition(out);
+        if crashed {
+            self.count_crash(out);
+        }
+        if self.state.turn.is_none() && self.state.next_turn.is_none() {
+            self.state.next_turn = Some(out.now);
+            "the loop starts".clone_into(&mut self.state.briefing.cause);
+        }
+        self.state.lifecycle = Lifecycle::Active;
+    }
 
-/// A reason that holds the loop.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// Which.
-    pub reason: crate::api::status::PauseReason,
-    /// When it clears by itself.
-    pub until: Option<Timestamp>,
-    /// What happened and what to do.
-    pub message: String,
+    fn stop(&mut self, cause: StopCause, live: bool, out: &mut Outbox) {
+        if cause == StopCause::Fenced {
+            self.fence(out);
+            return;
+        }
+        if !live {
+            out.stopped();
+            return;
+        }
+        self.state.lifecycle = Lifecycle::Stopping;
+        if cause == StopCause::Suspend {
+            self.state.suspended = true;
+            self.cut(out);
+        }
+        self.note_transition(out);
+    }
+
+    /// A newer pod runs the loop: this one does, writes and hears nothing any more.
+    pub(super) fn fence(&mut self, out: &mut Outbox) {
+        self.cut(out);
+        self.fenced = true;
+        self.state.lifecycle = Lifecycle::Stopped;
+        out.drop_records();
+        out.stopped();
+    }
+
+    /// Cuts the call in flight. It stays open, so that the next process asks for the same one: its answer may be kept.
+    fn cut(&mut self, out: &mut Outbox) {
+        if let Some(call) = self.call_in_flight() {
+            out.push(Effect::CancelCall { call });
+        }
+        self.in_flight = false;
+    }
+
+    /// Does what is due, and sets the timer for what is due next.
+    fn advance(&mut self, out: &mut Outbox) {
+        match self.state.lifecycle {
+            Lifecycle::Active => {
+                self.clear_expired(out.now);
+                self.end_sleep_if_over(out);
+                self.note_transition(out);
+                self.act(out);
+                self.note_transition(out);
+            }
+            Lifecycle::Stopping if !self.in_flight => {
+                self.state.lifecycle = Lifecycle::Stopped;
+                self.note_transition(out);
+                out.stopped();
+            }
+            Lifecycle::Stopping => self.note_transition(out),
+            Lifecycle::Stopped | Lifecycle::Starting => {}
+        }
+        let timer = self.next_moment();
+        if timer != self.timer {
+            self.timer = timer;
+            out.push(Effect::SetTimer(timer));
+        }
+    }
+
+    fn act(&mut self, out: &mut Outbox) {
+        let Some(due) = self.due() else {
+            return;
+        };
+        if due > out.now {
+            return;
+        }
+        match self.state.turn.as_ref().map(|turn| (turn.step, turn.call_id())) {
+            None => self.begin_turn(out),
+            Some((Step::Due(_), _)) => self.send_attempt(out),
+            Some((Step::Open, call)) => self.issue(call, out),
+        }
+    }
+
+    /// When the loop acts next, if nothing holds it.
+    fn due(&self) -> Option<Timestamp> {
+        let free = self.state.lifecycle == Lifecycle::Active
+            && self.state.reasons.is_empty()
+            && self.state.sleep.is_none()
+            && !self.in_flight;
+        if !free {
+            return None;
+        }
+        match self.state.turn.as_ref().map(|turn| turn.step) {
+            None => self.state.next_turn,
+            Some(Step::Due(at)) => Some(at),
+            Some(Step::Open) => Some(Timestamp::MIN),
+        }
+    }
+
+    /// The earliest moment at which something changes by itself.
+    fn next_moment(&self) -> Option<Timestamp> {
+        if self.state.lifecycle != Lifecycle::Active {
+            return None;
+        }
+        let holds = self.state.reasons.values().filter_map(|hold| hold.until);
+        let sleep = self.state.sleep.iter().map(|sleep| sleep.until);
+        holds.chain(sleep).chain(self.due()).min()
+    }
+
+    /// Deadlines are wall clock. When the clock was set back, delays move with it, and nothing lasts longer from now
+    /// on than its own limit: a pod that started with a clock a year ahead must not sleep for a year.
+    fn heed_clock(&mut self, now: Timestamp) {
+        let back = self
+            .state
+            .last_now
+            .map_or(SignedDuration::ZERO, |last| last.duration_since(now));
+        self.state.last_now = Some(now);
+        if !back.is_positive() {
+            return;
+        }
+        self.timer = None;
+        let moved = |moment: Timestamp| moment.checked_sub(back).unwrap_or(now);
+        self.state.next_turn = self.state.next_turn.map(moved);
+        if let Some(turn) = &mut self.state.turn
+            && let Step::Due(at) = turn.step
+        {
+            turn.step = Step::Due(moved(at));
+        }
+        if let Some(sleep) = &mut self.state.sleep {
+            sleep.until = sleep.until.min(clock::after(now, self.settings.max_sleep));
+        }
+        let reasons: Vec<PauseReason> = self.state.reasons.keys().copied().collect();
+        for reason in reasons {
+            let latest = clock::after(now, self.longest_hold(reason));
+            if let Some(hold) = self.state.reasons.get_mut(&reason) {
+                hold.until = hold.until.map(|until| until.min(latest));
+            }
+        }
+    }
+
+    /// The attempt whose outcome this process waits for.
+    pub(super) fn call_in_flight(&self) -> Option<CallId> {
+        let turn = self.state.turn.as_ref().filter(|_| self.in_flight)?;
+        Some(turn.call_id())
+    }
+
+    /// The turn that a journal line belongs to.
+    pub(super) fn turn_number(&self) -> i64 {
+        self.state
+            .turn
+            .as_ref()
+            .map_or(self.state.turns_begun, |turn| turn.number)
+    }
 }

@@ -5,12 +5,25 @@
 //!
 //! Contract with the driver (`worker`): feed one [`Input`] to [`machine::Engine::handle`]; commit all
 //! [`Effect::Record`]s of that call together with [`machine::Engine::snapshot`] in **one** transaction **before**
-//! acting on any other effect of it; then act on the rest in order. A restart restores the engine from the last
+//! acting on any other effect of it; then act on the rest in order. Without a Record nothing is written, the snapshot
+//! neither: after [`StopCause::Fenced`] the journal belongs to another pod. A restart restores the engine from the last
 //! snapshot and the live transcript, and feeds [`Input::Started`].
 
+mod clock;
+mod context;
+mod guardrails;
 pub mod machine;
 pub mod message;
+mod outbox;
+mod pause;
+mod prompt;
+mod retry;
 pub mod settings;
+mod snapshot;
+mod turn;
+mod view;
+mod wake;
+mod yield_tool;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,44 @@
+//! `guardrails.maxConsecutiveTurns`: counts completed turns since the last sleep; at the limit the loop is made to
+//! sleep. Clears when that forced sleep ends, and by nothing else. A sleep of the agent's own choice resets its length.
+
+use jiff::SignedDuration;
+
+use super::{Guardrail, Trip};
+use crate::api::status::PauseReason;
+use crate::engine::{clock, settings::Settings, snapshot::Counters};
+
+const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
+
+/// The limit.
+pub struct ConsecutiveTurns;
+
+impl Guardrail for ConsecutiveTurns {
+    fn after_turn(&self, settings: &Settings, counters: &mut Counters, sleeps: bool) -> Option<Trip> {
+        if sleeps {
+            counters.turns = 0;
+            counters.forced_sleeps = 0;
+            return None;
+        }
+        counters.turns = counters.turns.saturating_add(1);
+        if counters.turns < settings.max_consecutive_turns {
+            return None;
+        }
+        let wait = clock::doubled(FIRST_SLEEP, counters.forced_sleeps, settings.max_sleep);
+        counters.forced_sleeps = counters.forced_sleeps.saturating_add(1);
+        Some(Trip {
+            reason: PauseReason::MaxConsecutiveTurns,
+            wait,
+            message: format!(
+                "{} turns without a sleep reached guardrails.maxConsecutiveTurns; the loop is made to sleep. \
+                 Raise the limit, or tell the agent in its instructions to sleep with `yield`",
+                counters.turns
+            ),
+        })
+    }
+
+    fn cleared(&self, reason: PauseReason, counters: &mut Counters) {
+        if reason == PauseReason::MaxConsecutiveTurns {
+            counters.turns = 0;
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Collects the effects of one input, journal lines first.
+
+use jiff::Timestamp;
+
+use super::{CallId, Effect, Record, RecordKind, message::Message};
+
+/// The effects of one input.
+pub struct Outbox {
+    /// The moment of the input.
+    pub now: Timestamp,
+    records: Vec<Record>,
+    effects: Vec<Effect>,
+    stopped: bool,
+}
+
+/// A journal line of `kind`, to be completed by the caller.
+pub fn line(kind: RecordKind, turn: i64, note: impl Into<String>) -> Record {
+    Record {
+        kind,
+        turn,
+        call: None,
+        note: note.into(),
+        messages: Vec::new(),
+        retract: 0,
+        forget: 0,
+    }
+}
+
+/// A journal line about a call.
+pub fn call_line(kind: RecordKind, call: CallId, note: impl Into<String>, messages: Vec<Message>) -> Record {
+    Record {
+        call: Some(call),
+        messages,
+        ..line(kind, call.turn, note)
+    }
+}
+
+impl Outbox {
+    /// An empty one.
+    pub fn new(now: Timestamp) -> Self {
+        Self {
+            now,
+            records: Vec::new(),
+            effects: Vec::new(),
+            stopped: false,
+        }
+    }
+
+    /// Adds a journal line.
+    pub fn record(&mut self, record: Record) {
+        self.records.push(record);
+    }
+
+    /// Adds any other effect.
+    pub fn push(&mut self, effect: Effect) {
+        self.effects.push(effect);
+    }
+
+    /// The loop has stopped: the last effect of all.
+    pub fn stopped(&mut self) {
+        self.stopped = true;
+    }
+
+    /// Drops the journal lines: this pod may write nothing any more.
+    pub fn drop_records(&mut self) {
+        self.records.clear();
+    }
+
+    /// All effects, in the order to act on.
+    pub fn into_effects(self) -> Vec<Effect> {
+        let records = self.records.into_iter().map(Effect::Record);
+        let stopped = self.stopped.then_some(Effect::Stopped);
+        records.chain(self.effects).chain(stopped).collect()
+    }
+}

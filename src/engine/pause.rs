@@ -1,0 +1,153 @@
+//! Reasons that hold the loop: how each is raised, and the one rule by which each clears.
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::machine::Engine;
+use super::outbox::{Outbox, line};
+use super::snapshot::Hold;
+use super::{RecordKind, clock, guardrails, guardrails::Trip, retry};
+use crate::api::status::PauseReason;
+
+const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
+const LONGEST_COOLDOWN: SignedDuration = SignedDuration::from_hours(1);
+/// Crashes in one turn until the loop pauses.
+pub const MAX_CRASHES: u32 = 3;
+
+impl Engine {
+    /// The loop may not go on until the reason clears.
+    pub(super) fn hold(&mut self, reason: PauseReason, until: Option<Timestamp>, message: String) {
+        self.state.reasons.insert(reason, Hold { until, message });
+    }
+
+    /// A guardrail was reached.
+    pub(super) fn hold_for(&mut self, trip: Trip, out: &Outbox) {
+        self.hold(trip.reason, Some(clock::after(out.now, trip.wait)), trip.message);
+    }
+
+    /// Clears the reasons whose moment has come.
+    pub(super) fn clear_expired(&mut self, now: Timestamp) {
+        let over = |hold: &Hold| hold.until.is_some_and(|until| until <= now);
+        let expired: Vec<PauseReason> = self
+            .state
+            .reasons
+            .iter()
+            .filter(|(_, hold)| over(hold))
+            .map(|(reason, _)| *reason)
+            .collect();
+        for reason in expired {
+            self.clear(reason);
+        }
+    }
+
+    fn clear(&mut self, reason: PauseReason) {
+        if self.state.reasons.remove(&reason).is_none() {
+            return;
+        }
+        match reason {
+            PauseReason::ConsecutiveErrors => self.state.counters.errors = 0,
+            PauseReason::CrashLoop => {
+                if let Some(turn) = &mut self.state.turn {
+                    turn.crashes = 0;
+                }
+            }
+            PauseReason::MaxConsecutiveTurns
+            | PauseReason::ProviderRateLimit
+            | PauseReason::LinkLost
+            | PauseReason::SuspendedBySpec => {}
+        }
+        for guardrail in guardrails::ALL {
+            guardrail.cleared(reason, &mut self.state.counters);
+        }
+        if self.state.turn.is_none() && self.state.sleep.is_none() {
+            self.state.briefing.cause = format!("a pause ({reason}) is over");
+        }
+    }
+
+    /// The request `resume`, once per token: it ends the cool-downs after errors and crashes, and nothing else.
+    pub(super) fn resume_requested(&mut self, token: String, out: &mut Outbox) {
+        if self.state.handled.resume.as_ref() == Some(&token) {
+            return;
+        }
+        self.state.handled.resume = Some(token);
+        out.record(line(RecordKind::RequestHandled, self.turn_number(), "resume"));
+        if self.state.reasons.contains_key(&PauseReason::ConsecutiveErrors) {
+            self.clear(PauseReason::ConsecutiveErrors);
+            self.state.counters.error_cooldowns = 0;
+        }
+        if self.state.reasons.contains_key(&PauseReason::CrashLoop) {
+            self.clear(PauseReason::CrashLoop);
+            self.state.counters.crash_cooldowns = 0;
+        }
+    }
+
+    /// No contact with the controller: nothing new starts until it is back, however long that takes.
+    pub(super) fn link_lost(&mut self) {
+        let message = "no contact with the controller for the whole run lease; the loop goes on when it is back";
+        self.hold(PauseReason::LinkLost, None, message.to_owned());
+    }
+
+    /// Contact again.
+    pub(super) fn link_back(&mut self) {
+        self.clear(PauseReason::LinkLost);
+    }
+
+    /// The gateway refused a call for want of the link, before the worker was told of it. The reason ends by itself
+    /// so that a link that came back unseen does not hold the loop for ever.
+    pub(super) fn link_refused(&mut self, out: &Outbox) {
+        if !self.state.reasons.contains_key(&PauseReason::LinkLost) {
+            let message = "the gateway has no contact with the controller and made no call; the call is tried again";
+            let until = clock::after(out.now, retry::LINK_PROBE);
+            self.hold(PauseReason::LinkLost, Some(until), message.to_owned());
+        }
+    }
+
+    /// A turn has failed: at the limit of failures in a row the loop cools down.
+    pub(super) fn check_error_limit(&mut self, last: &str, out: &Outbox) {
+        let counters = &mut self.state.counters;
+        if counters.errors < self.settings.max_consecutive_errors.max(1) {
+            return;
+        }
+        let wait = clock::doubled(FIRST_COOLDOWN, counters.error_cooldowns, LONGEST_COOLDOWN);
+        counters.error_cooldowns = counters.error_cooldowns.saturating_add(1);
+        let message = format!(
+            "{} turns in a row failed (loop.maxConsecutiveErrors), the last one: {last}. The loop goes on after a \
+             cool-down; the annotation agentloop.dev/resume ends it at once",
+            counters.errors
+        );
+        self.hold(
+            PauseReason::ConsecutiveErrors,
+            Some(clock::after(out.now, wait)),
+            message,
+        );
+    }
+
+    /// The worker ended in the middle of a turn: a turn that does so again and again must not go on for ever.
+    pub(super) fn count_crash(&mut self, out: &Outbox) {
+        let Some(turn) = &mut self.state.turn else {
+            return;
+        };
+        turn.crashes = turn.crashes.saturating_add(1);
+        if turn.crashes < MAX_CRASHES {
+            return;
+        }
+        let message = format!(
+            "the worker ended {} times in the middle of turn {}. Look at the log of the pod's previous containers; the \
+             loop goes on after a cool-down, the annotation agentloop.dev/resume ends it at once",
+            turn.crashes, turn.number
+        );
+        let counters = &mut self.state.counters;
+        let wait = clock::doubled(FIRST_COOLDOWN, counters.crash_cooldowns, LONGEST_COOLDOWN);
+        counters.crash_cooldowns = counters.crash_cooldowns.saturating_add(1);
+        self.hold(PauseReason::CrashLoop, Some(clock::after(out.now, wait)), message);
+    }
+
+    /// The longest that a reason holds, when it clears by itself.
+    pub(super) fn longest_hold(&self, reason: PauseReason) -> SignedDuration {
+        match reason {
+            PauseReason::MaxConsecutiveTurns => self.settings.max_sleep,
+            PauseReason::ProviderRateLimit => retry::LONGEST_RETRY_AFTER,
+            PauseReason::LinkLost => retry::LINK_PROBE,
+            PauseReason::ConsecutiveErrors | PauseReason::CrashLoop | PauseReason::SuspendedBySpec => LONGEST_COOLDOWN,
+        }
+    }
+}

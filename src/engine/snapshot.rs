@@ -1,0 +1,160 @@
+//! What of a loop outlives its process, but for the transcript. Plain data; the rules are elsewhere.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::CallId;
+use crate::api::failure::Failure;
+use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason};
+
+/// Everything of an engine that outlives its process, without the transcript.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+pub struct Snapshot {
+    pub(super) epoch: i64,
+    pub(super) lifecycle: Lifecycle,
+    /// The public state as last journalled; a difference to the present one is a transition.
+    pub(super) public: Public,
+    pub(super) since: Option<Timestamp>,
+    /// The latest `now`, to notice a clock that was set back.
+    pub(super) last_now: Option<Timestamp>,
+    pub(super) outcome: Option<Outcome>,
+    /// Stopped because of `spec.suspend`.
+    pub(super) suspended: bool,
+    pub(super) turns_begun: i64,
+    pub(super) turns_completed: i64,
+    /// The turn that is not finished yet.
+    pub(super) turn: Option<Turn>,
+    /// When the next turn may begin, once nothing holds the loop.
+    pub(super) next_turn: Option<Timestamp>,
+    pub(super) sleep: Option<Sleep>,
+    pub(super) reasons: BTreeMap<PauseReason, Hold>,
+    pub(super) counters: Counters,
+    /// What the next turn's first message will say.
+    pub(super) briefing: Briefing,
+    pub(super) handled: HandledRequests,
+    pub(super) last_error: Option<(Timestamp, Failure)>,
+}
+
+/// Whether the loop is up. Pauses and sleeps are apart from it.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lifecycle {
+    /// Not running.
+    #[default]
+    Stopped,
+    /// Coming up.
+    Starting,
+    /// Up: running, sleeping or paused.
+    Active,
+    /// Finishing.
+    Stopping,
+}
+
+/// A public state and its reasons, as people see them.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Public {
+    /// One of the six.
+    pub state: LoopState,
+    /// In order, each once.
+    pub reasons: Vec<PauseReason>,
+}
+
+impl std::fmt::Display for Public {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.state)?;
+        if self.reasons.is_empty() {
+            return Ok(());
+        }
+        let reasons: Vec<&str> = self.reasons.iter().map(AsRef::as_ref).collect();
+        write!(f, " ({})", reasons.join(", "))
+    }
+}
+
+/// A turn that is not finished.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Turn {
+    /// Its number, from 1.
+    pub number: i64,
+    /// Number of its present call, from 1: so many calls were or are being made.
+    pub call: u32,
+    /// Attempts at that call that were sent.
+    pub attempt: u32,
+    /// Attempts at that call that failed and count against its limit.
+    pub failures: u32,
+    /// Where that call stands.
+    pub step: Step,
+    /// How many messages at the end of the transcript are this turn's.
+    pub messages: usize,
+    /// How often the worker ended in the middle of it.
+    pub crashes: u32,
+    /// What its first message said; the next turn says it again when this one fails.
+    pub briefing: Briefing,
+}
+
+impl Turn {
+    /// The attempt last sent.
+    pub fn call_id(&self) -> CallId {
+        CallId {
+            turn: self.number,
+            call: self.call,
+            attempt: self.attempt,
+        }
+    }
+}
+
+/// Where the present call of a turn stands.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The next attempt is to be sent at this moment.
+    Due(Timestamp),
+    /// An attempt was sent, and its outcome is not known.
+    Open,
+}
+
+/// A sleep that the agent chose.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Sleep {
+    /// Wall-clock moment of its end.
+    pub until: Timestamp,
+    /// Events that end it early.
+    pub wake_early_if: Vec<String>,
+    /// Why, in the agent's words; told back to it, and to nobody else.
+    pub reason: String,
+}
+
+/// What is behind a reason that holds the loop.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// When it clears by itself.
+    pub until: Option<Timestamp>,
+    /// What happened and what to do.
+    pub message: String,
+}
+
+/// Streaks, and how often each limit was reached in a row (the `n` of its cool-down).
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(default)]
+pub struct Counters {
+    /// Failed turns in a row.
+    pub errors: u32,
+    /// Cool-downs after errors since the last completed turn.
+    pub error_cooldowns: u32,
+    /// Cool-downs after crashes since the last completed turn.
+    pub crash_cooldowns: u32,
+    /// Completed turns since the last sleep.
+    pub turns: u32,
+    /// Forced sleeps since the agent last slept of its own choice.
+    pub forced_sleeps: u32,
+}
+
+/// What a turn's first message tells the model.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(default)]
+pub struct Briefing {
+    /// Why this turn begins.
+    pub cause: String,
+    /// What else it should know.
+    pub notes: Vec<String>,
+}

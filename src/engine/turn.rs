@@ -1,0 +1,347 @@
+//! One turn: its first message, its calls one after the other, what their answers mean, and its end.
+
+use super::guardrails::{self, Guardrail};
+use super::machine::Engine;
+use super::message::{Answer, Finish, Message, ToolCall};
+use super::outbox::{Outbox, call_line, line};
+use super::retry::{self, Next};
+use super::snapshot::{Briefing, Lifecycle, Sleep, Step, Turn};
+use super::yield_tool::{self, Pace};
+use super::{CallId, Effect, Record, RecordKind, clock, context, prompt};
+use crate::api::failure::{Failure, FailureKind};
+use crate::api::status::{Outcome, PauseReason};
+
+impl Engine {
+    /// Begins the next turn with its first message and its first call.
+    pub(super) fn begin_turn(&mut self, out: &mut Outbox) {
+        let number = self.state.turns_begun.saturating_add(1);
+        let briefing = std::mem::take(&mut self.state.briefing);
+        let message = Message::User {
+            text: prompt::observe(number, out.now, &briefing),
+        };
+        self.state.turns_begun = number;
+        self.state.next_turn = None;
+        self.state.turn = Some(Turn {
+            number,
+            call: 1,
+            attempt: 0,
+            failures: 0,
+            step: Step::Due(out.now),
+            messages: 1,
+            crashes: 0,
+            briefing,
+        });
+        self.transcript.push(message.clone());
+        out.record(Record {
+            messages: vec![message],
+            ..line(RecordKind::TurnStarted, number, "")
+        });
+        self.send_attempt(out);
+    }
+
+    /// Sends the next attempt at the present call of the turn.
+    pub(super) fn send_attempt(&mut self, out: &mut Outbox) {
+        let first = self.state.turn.as_ref().is_some_and(|turn| turn.attempt == 0);
+        if first && !self.make_room(out) {
+            return;
+        }
+        let Some(turn) = &mut self.state.turn else {
+            return;
+        };
+        turn.attempt = turn.attempt.saturating_add(1);
+        turn.step = Step::Open;
+        let call = turn.call_id();
+        out.record(call_line(RecordKind::CallStarted, call, "", Vec::new()));
+        self.issue(call, out);
+    }
+
+    /// Hands the open attempt to the driver; after a restart once more, under the same id.
+    pub(super) fn issue(&mut self, call: CallId, out: &mut Outbox) {
+        let system = Message::System {
+            text: prompt::system(&self.instructions),
+        };
+        self.in_flight = true;
+        out.push(Effect::CallModel {
+            call,
+            messages: std::iter::once(system).chain(self.transcript.iter().cloned()).collect(),
+            tools: vec![yield_tool::tool()],
+        });
+    }
+
+    /// Lets oldest turns leave until the prompt fits. False: it cannot fit, and the turn has failed.
+    fn make_room(&mut self, out: &mut Outbox) -> bool {
+        let fixed = context::fixed(&prompt::system(&self.instructions), &[yield_tool::tool()]);
+        match context::surplus(&self.transcript, fixed, &self.settings) {
+            Ok(0) => true,
+            Ok(surplus) => {
+                self.transcript.drain(..surplus);
+                self.note("old turns left the context");
+                out.record(Record {
+                    forget: surplus,
+                    ..line(RecordKind::Trimmed, self.turn_number(), "")
+                });
+                true
+            }
+            Err(too_large) => {
+                let message = format!(
+                    "the newest turn alone needs about {} tokens and {} are left for it; raise spec.model.contextTokens, \
+                     lower spec.model.maxOutputTokens or shorten the instructions",
+                    too_large.needed, too_large.room
+                );
+                self.fail_turn(failure(message), out);
+                false
+            }
+        }
+    }
+
+    /// The call in flight gave an answer. Any other call's answer is late and means nothing any more.
+    pub(super) fn answered(&mut self, call: CallId, answer: &Answer, out: &mut Outbox) {
+        if self.call_in_flight() != Some(call) {
+            return;
+        }
+        self.in_flight = false;
+        out.push(Effect::Acknowledge { call });
+        let silent = answer.text.as_deref().is_none_or(|text| text.trim().is_empty()) && answer.tool_calls.is_empty();
+        if silent && matches!(answer.finish, Finish::Stop | Finish::ToolCalls) {
+            out.record(call_line(RecordKind::CallAnswered, call, "empty", Vec::new()));
+            let message = "the model answered with neither text nor a tool call; check that the server's chat template \
+                           fits spec.model.name";
+            self.fail_turn(failure(message.to_owned()), out);
+            return;
+        }
+        let mut results: Vec<ToolResult> = answer.tool_calls.iter().map(|call| self.run_tool(call, out)).collect();
+        let pace = last_pace(&mut results);
+        let messages = messages_of(answer, silent, results);
+        let again = pace.is_none() && !answer.tool_calls.is_empty();
+        self.append(&messages);
+        out.record(call_line(
+            RecordKind::CallAnswered,
+            call,
+            format!("{:?}", answer.finish),
+            messages,
+        ));
+        match answer.finish {
+            Finish::Length => self.note("your last answer was cut at the output limit"),
+            Finish::Refused => self.note("the provider refused or filtered your last answer"),
+            Finish::Stop | Finish::ToolCalls => {}
+        }
+        if again && !self.ended_by_guardrail(call.call) {
+            self.next_call(out);
+        } else {
+            self.complete_turn(pace.unwrap_or(Pace::Continue), out);
+        }
+    }
+
+    /// The call in flight gave no answer.
+    pub(super) fn failed(&mut self, call: CallId, failure: Failure, out: &mut Outbox) {
+        let (true, Some(turn)) = (self.call_in_flight() == Some(call), &mut self.state.turn) else {
+            return;
+        };
+        if failure.kind != FailureKind::LinkLost {
+            turn.failures = turn.failures.saturating_add(1);
+        }
+        let next = retry::next(&failure, call, turn.failures, out.now);
+        turn.step = Step::Due(out.now);
+        self.in_flight = false;
+        if next == Next::Fenced {
+            self.fence(out);
+            return;
+        }
+        out.push(Effect::Acknowledge { call });
+        out.record(call_line(
+            RecordKind::CallFailed,
+            call,
+            failure.kind.as_ref(),
+            Vec::new(),
+        ));
+        self.state.last_error = Some((out.now, failure.clone()));
+        match next {
+            Next::Retry(wait) => {
+                if let Some(turn) = &mut self.state.turn {
+                    turn.step = Step::Due(clock::after(out.now, wait));
+                }
+                self.hold_if_rate_limited(&failure, out);
+            }
+            Next::AwaitLink => self.link_refused(out),
+            Next::GiveUp | Next::Fenced => {
+                self.hold_if_rate_limited(&failure, out);
+                self.fail_turn(failure, out);
+            }
+        }
+    }
+
+    /// A provider that asks for a long wait pauses the loop until then, so that people see why nothing happens.
+    fn hold_if_rate_limited(&mut self, failure: &Failure, out: &Outbox) {
+        let wait = retry::retry_after(failure);
+        if failure.kind == FailureKind::RateLimited && wait > retry::LONG_WAIT {
+            let message = format!("the provider asked to wait: {}", failure.message);
+            self.hold(
+                PauseReason::ProviderRateLimit,
+                Some(clock::after(out.now, wait)),
+                message,
+            );
+        }
+    }
+
+    fn run_tool(&self, call: &ToolCall, out: &Outbox) -> ToolResult {
+        let read = if call.name == yield_tool::NAME {
+            yield_tool::read(&call.arguments, &self.settings, out.now)
+        } else {
+            let name: String = call.name.chars().take(64).collect();
+            let error = format!("unknown tool {name}; available: {}", yield_tool::NAME);
+            Err(serde_json::json!({ "error": error }).to_string())
+        };
+        match read {
+            Ok((pace, text)) => ToolResult { pace: Some(pace), text },
+            Err(text) => ToolResult { pace: None, text },
+        }
+    }
+
+    fn append(&mut self, messages: &[Message]) {
+        self.transcript.extend_from_slice(messages);
+        if let Some(turn) = &mut self.state.turn {
+            turn.messages = turn.messages.saturating_add(messages.len());
+        }
+    }
+
+    fn ended_by_guardrail(&mut self, calls: u32) -> bool {
+        let settings = &self.settings;
+        let ask = |guardrail: &&dyn Guardrail| guardrail.before_call(settings, calls);
+        let Some(note) = guardrails::ALL.iter().find_map(ask) else {
+            return false;
+        };
+        self.note(&note);
+        true
+    }
+
+    fn next_call(&mut self, out: &Outbox) {
+        if let Some(turn) = &mut self.state.turn {
+            turn.call = turn.call.saturating_add(1);
+            turn.attempt = 0;
+            turn.failures = 0;
+            turn.step = Step::Due(out.now);
+        }
+    }
+
+    fn complete_turn(&mut self, pace: Pace, out: &mut Outbox) {
+        let note = match &pace {
+            Pace::Continue => "continue",
+            Pace::Sleep { .. } => "sleep",
+            Pace::Shutdown => "shutdown",
+        };
+        out.record(line(RecordKind::TurnCompleted, self.turn_number(), note));
+        self.state.turn = None;
+        self.state.turns_completed = self.state.turns_completed.saturating_add(1);
+        let counters = &mut self.state.counters;
+        (counters.errors, counters.error_cooldowns, counters.crash_cooldowns) = (0, 0, 0);
+        self.state.next_turn = Some(clock::after(out.now, self.settings.min_delay));
+        "the loop goes on".clone_into(&mut self.state.briefing.cause);
+        match pace {
+            Pace::Continue => self.after_turn(false, out),
+            Pace::Sleep {
+                wait,
+                wake_early_if,
+                reason,
+            } => {
+                self.begin_sleep(Sleep {
+                    until: clock::after(out.now, wait),
+                    wake_early_if,
+                    reason,
+                });
+                self.after_turn(true, out);
+            }
+            Pace::Shutdown => {
+                self.state.outcome = Some(Outcome::Completed);
+                self.state.lifecycle = Lifecycle::Stopping;
+                self.note_transition(out);
+            }
+        }
+    }
+
+    fn after_turn(&mut self, sleeps: bool, out: &Outbox) {
+        for guardrail in guardrails::ALL {
+            if let Some(trip) = guardrail.after_turn(&self.settings, &mut self.state.counters, sleeps) {
+                self.hold_for(trip, out);
+            }
+        }
+    }
+
+    /// Gives the turn up. Its messages leave the transcript: half a turn would confuse the model more than none.
+    fn fail_turn(&mut self, failure: Failure, out: &mut Outbox) {
+        let Some(turn) = self.state.turn.take() else {
+            return;
+        };
+        let kept = self.transcript.len().saturating_sub(turn.messages);
+        let retract = self.transcript.len() - kept;
+        self.transcript.truncate(kept);
+        let note = failure.kind.to_string();
+        out.record(Record {
+            retract,
+            ..line(RecordKind::TurnFailed, turn.number, note)
+        });
+        let Briefing { cause, mut notes } = turn.briefing;
+        notes.append(&mut self.state.briefing.notes);
+        notes.dedup();
+        self.state.briefing = Briefing { cause, notes };
+        let counters = &mut self.state.counters;
+        counters.errors = counters.errors.saturating_add(1);
+        let delay = clock::doubled(self.settings.min_delay, counters.errors, self.settings.max_delay);
+        self.state.next_turn = Some(clock::after(out.now, delay.max(retry::retry_after(&failure))));
+        self.check_error_limit(&failure.to_string(), out);
+        self.state.last_error = Some((out.now, failure));
+    }
+
+    fn note(&mut self, note: &str) {
+        let notes = &mut self.state.briefing.notes;
+        if !notes.iter().any(|known| known == note) {
+            notes.push(note.to_owned());
+        }
+    }
+}
+
+/// What became of one tool call.
+struct ToolResult {
+    /// What a valid `yield` asked for.
+    pace: Option<Pace>,
+    text: String,
+}
+
+/// Of several valid `yield`s in one answer the last one counts, and the model is told so.
+fn last_pace(results: &mut [ToolResult]) -> Option<Pace> {
+    let mut valid = results.iter_mut().rev().filter(|result| result.pace.is_some());
+    let pace = valid.next()?.pace.clone();
+    for earlier in valid {
+        "Replaced by a later yield in the same answer.".clone_into(&mut earlier.text);
+    }
+    pace
+}
+
+/// The answer and its tool results, as they join the transcript.
+fn messages_of(answer: &Answer, silent: bool, results: Vec<ToolResult>) -> Vec<Message> {
+    let assistant = Message::Assistant {
+        // Servers refuse an assistant message with nothing in it.
+        text: if silent {
+            Some("[no text]".to_owned())
+        } else {
+            answer.text.clone()
+        },
+        tool_calls: answer.tool_calls.clone(),
+    };
+    let results = answer
+        .tool_calls
+        .iter()
+        .zip(results)
+        .map(|(call, result)| Message::Tool {
+            id: call.id.clone(),
+            text: result.text,
+        });
+    std::iter::once(assistant).chain(results).collect()
+}
+
+fn failure(message: String) -> Failure {
+    Failure {
+        kind: FailureKind::BadResponse,
+        message,
+        retry_after_milliseconds: None,
+    }
+}

@@ -1,0 +1,149 @@
+//! The loop as seen from outside. Derived from the state, never stored.
+
+use jiff::Timestamp;
+
+use super::clock;
+use super::machine::Engine;
+use super::outbox::{Outbox, line};
+use super::snapshot::{Lifecycle, Public};
+use super::{Effect, RecordKind};
+use crate::api::failure::Failure;
+use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason, Wake, WakeType};
+
+/// A loop as seen from outside; the worker turns it into a report.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct View {
+    /// One of the six states.
+    pub state: LoopState,
+    /// Reasons that hold.
+    pub reasons: Vec<Held>,
+    /// Since when the state holds.
+    pub since: Option<Timestamp>,
+    /// When the loop goes on by itself: the latest `until` of all reasons, or the end of the sleep.
+    pub resumes_at: Option<Timestamp>,
+    /// What a sleep waits for.
+    pub wake: Option<Wake>,
+    /// How the loop ended.
+    pub outcome: Option<Outcome>,
+    /// Turns begun.
+    pub turn: i64,
+    /// Turns completed.
+    pub turns_completed: i64,
+    /// Failed turns in a row.
+    pub consecutive_errors: u32,
+    /// Turns since the last sleep.
+    pub consecutive_turns: u32,
+    /// Requests handled.
+    pub handled: HandledRequests,
+    /// The last failure: when and what.
+    pub last_error: Option<(Timestamp, Failure)>,
+}
+
+/// A reason that holds the loop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Which.
+    pub reason: PauseReason,
+    /// When it clears by itself.
+    pub until: Option<Timestamp>,
+    /// What happened and what to do.
+    pub message: String,
+}
+
+impl Engine {
+    /// What the loop looks like from outside.
+    #[must_use]
+    pub fn view(&self) -> View {
+        let state = &self.state;
+        let public = self.public();
+        View {
+            state: public.state,
+            reasons: self.held(),
+            since: state.since,
+            resumes_at: self.resumes_at(public.state),
+            wake: self.wake_condition(public.state),
+            outcome: state.outcome,
+            turn: state.turns_begun,
+            turns_completed: state.turns_completed,
+            consecutive_errors: state.counters.errors,
+            consecutive_turns: state.counters.turns,
+            handled: state.handled.clone(),
+            last_error: state.last_error.clone(),
+        }
+    }
+
+    /// The public state: the lifecycle first, then the reasons, then the sleep.
+    pub(super) fn public(&self) -> Public {
+        let state = match self.state.lifecycle {
+            Lifecycle::Stopped => LoopState::Stopped,
+            Lifecycle::Starting => LoopState::Starting,
+            Lifecycle::Stopping => LoopState::Stopping,
+            Lifecycle::Active if !self.state.reasons.is_empty() => LoopState::Paused,
+            Lifecycle::Active if self.state.sleep.is_some() => LoopState::Sleeping,
+            Lifecycle::Active => LoopState::Running,
+        };
+        let reasons = self.held().into_iter().map(|held| held.reason).collect();
+        Public { state, reasons }
+    }
+
+    /// Journals a changed public state, and reports it.
+    pub(super) fn note_transition(&mut self, out: &mut Outbox) {
+        let public = self.public();
+        if public == self.state.public {
+            return;
+        }
+        if public.state != self.state.public.state {
+            self.state.since = Some(out.now);
+        }
+        let note = format!("{} -> {public}", self.state.public);
+        out.record(line(RecordKind::Transition, self.turn_number(), note));
+        self.state.public = public;
+    }
+
+    /// Asks for a report when `before` is no longer what the loop looks like.
+    pub(super) fn report_change(&self, before: &View, out: &mut Outbox) {
+        if self.view() != *before {
+            out.push(Effect::Report);
+        }
+    }
+
+    fn held(&self) -> Vec<Held> {
+        let suspended = self.state.suspended.then(|| Held {
+            reason: PauseReason::SuspendedBySpec,
+            until: None,
+            message: "spec.suspend is true; set it to false to go on".to_owned(),
+        });
+        let held = self.state.reasons.iter().map(|(reason, hold)| Held {
+            reason: *reason,
+            until: hold.until,
+            message: hold.message.clone(),
+        });
+        suspended.into_iter().chain(held).collect()
+    }
+
+    fn resumes_at(&self, state: LoopState) -> Option<Timestamp> {
+        match state {
+            LoopState::Paused => {
+                let moments: Option<Vec<Timestamp>> = self.state.reasons.values().map(|hold| hold.until).collect();
+                moments?.into_iter().max()
+            }
+            LoopState::Sleeping => self.state.sleep.as_ref().map(|sleep| sleep.until),
+            LoopState::Starting | LoopState::Running | LoopState::Stopping | LoopState::Stopped => None,
+        }
+    }
+
+    fn wake_condition(&self, state: LoopState) -> Option<Wake> {
+        let sleep = self.state.sleep.as_ref().filter(|_| state == LoopState::Sleeping)?;
+        Some(if sleep.wake_early_if.is_empty() {
+            Wake {
+                r#type: WakeType::Time,
+                value: clock::text(sleep.until),
+            }
+        } else {
+            Wake {
+                r#type: WakeType::Event,
+                value: sleep.wake_early_if.join(","),
+            }
+        })
+    }
+}

@@ -1,0 +1,84 @@
+//! Sleeping and waking: how a sleep of the agent's own choice begins and what ends it.
+
+use super::machine::Engine;
+use super::outbox::{Outbox, line};
+use super::snapshot::{Lifecycle, Sleep};
+use super::{RecordKind, clock};
+use crate::api::status::LoopState;
+
+impl Engine {
+    /// The sleep's own end has come; one that passed while the worker was down ends now, once.
+    pub(super) fn end_sleep_if_over(&mut self, out: &mut Outbox) {
+        if self.state.sleep.as_ref().is_some_and(|sleep| sleep.until <= out.now) {
+            self.end_sleep("the sleep that you chose is over", out);
+        }
+    }
+
+    /// A named event ends a sleep that named it, also one that lies under a pause: the event will not come again.
+    pub(super) fn event(&mut self, name: &str, out: &mut Outbox) {
+        let named = |sleep: &Sleep| sleep.wake_early_if.iter().any(|wanted| matches(wanted, name));
+        if self.state.sleep.as_ref().is_some_and(named) {
+            self.end_sleep(&format!("the event {name} ended your sleep"), out);
+        }
+    }
+
+    /// The request `wake`, once per token: it acts on a Sleeping loop only.
+    pub(super) fn wake_requested(&mut self, token: String, out: &mut Outbox) {
+        if self.state.handled.wake.as_ref() == Some(&token) {
+            return;
+        }
+        self.state.handled.wake = Some(token);
+        out.record(line(RecordKind::RequestHandled, self.turn_number(), "wake"));
+        if self.public().state == LoopState::Sleeping {
+            self.end_sleep("you were asked to wake", out);
+        }
+    }
+
+    pub(super) fn begin_sleep(&mut self, sleep: Sleep) {
+        self.state.sleep = Some(sleep);
+    }
+
+    fn end_sleep(&mut self, cause: &str, out: &mut Outbox) {
+        let Some(sleep) = self.state.sleep.take() else {
+            return;
+        };
+        // Under a pause the public state stays as it is; without a line of its own the end would not be journalled.
+        if self.state.lifecycle != Lifecycle::Active || !self.state.reasons.is_empty() {
+            let note = format!("{}: the sleep ended", self.public());
+            out.record(line(RecordKind::Transition, self.turn_number(), note));
+        }
+        let reason = if sleep.reason.is_empty() {
+            String::new()
+        } else {
+            format!(", you slept because: {}", sleep.reason)
+        };
+        self.state.briefing.cause = format!("{cause} (it was to last until {}{reason})", clock::text(sleep.until));
+    }
+}
+
+/// Whether an event is the one wanted. A bare name stands for a sensor or a signal of that name.
+fn matches(wanted: &str, event: &str) -> bool {
+    if wanted == event {
+        return true;
+    }
+    match event.split('/').collect::<Vec<_>>()[..] {
+        ["sensor", sensor] => wanted == sensor,
+        ["signal", _, signal] => wanted == signal,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn a_bare_name_matches_a_sensor_or_a_signal_of_that_name_and_nothing_else() {
+        assert!(matches("spike", "sensor/spike"));
+        assert!(matches("spike", "signal/prices/spike"));
+        assert!(matches("spike", "spike"));
+        assert!(!matches("prices", "signal/prices/spike"));
+        assert!(!matches("sensor/spike", "signal/prices/spike"));
+        assert!(!matches("chat", "notification"));
+    }
+}

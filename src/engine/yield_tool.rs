@@ -1,0 +1,186 @@
+//! The tool `yield`: how an agent sets its own pace. Reads and checks its arguments; the machine acts on them.
+
+use std::sync::LazyLock;
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Map, Value, json};
+
+use super::{clock, message::Tool, settings::Settings};
+
+/// The tool's name.
+pub const NAME: &str = "yield";
+const MAX_EVENTS: usize = 16;
+const MAX_NAME: usize = 128;
+const MAX_REASON: usize = 500;
+
+/// What an agent asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pace {
+    /// The next turn, at once.
+    Continue,
+    /// A sleep.
+    Sleep {
+        /// How long.
+        wait: SignedDuration,
+        /// Events that end it early.
+        wake_early_if: Vec<String>,
+        /// Why, in its words.
+        reason: String,
+    },
+    /// The end of the loop.
+    Shutdown,
+}
+
+/// An argument that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Refused {
+    argument: String,
+    fix: String,
+}
+
+static PARAMETERS: LazyLock<Value> = LazyLock::new(|| {
+    json!({
+        "type": "object",
+        "properties": {
+            "sleep": {"type": "number", "minimum": 0, "description": "Seconds to sleep; 0 goes on at once."},
+            "wake_early_if": {
+                "type": "array", "items": {"type": "string"}, "maxItems": MAX_EVENTS,
+                "description": "Events that end the sleep early: sensor/<name>, signal/<sensor>/<signal>, notification, chat.",
+            },
+            "reason": {"type": "string", "description": "Why, in a few words; told back to you when you wake."},
+            "mode": {
+                "type": "string", "enum": ["continue", "sleep", "shutdown"],
+                "description": "shutdown ends the loop for good. Default: sleep when `sleep` is given, else continue.",
+            },
+        },
+        "additionalProperties": false,
+    })
+});
+
+/// The tool as it is offered to the model.
+pub fn tool() -> Tool {
+    Tool {
+        name: NAME,
+        description: "Ends the turn and sets when the next one begins: now, after a sleep, or never.",
+        parameters: PARAMETERS.clone(),
+    }
+}
+
+/// Reads a call: what was asked for and the result's text, or the text of an error that says what to mend.
+pub fn read(arguments: &str, settings: &Settings, now: Timestamp) -> Result<(Pace, String), String> {
+    parse(arguments, settings, now).map_err(|refused| {
+        let Refused { argument, fix } = refused;
+        json!({"error": "invalid argument", "argument": argument, "fix": fix}).to_string()
+    })
+}
+
+fn parse(arguments: &str, settings: &Settings, now: Timestamp) -> Result<(Pace, String), Refused> {
+    let arguments = object(arguments)?;
+    let sleep = seconds(&arguments)?;
+    let wake_early_if = events(&arguments)?;
+    let reason = text(&arguments, "reason")?.unwrap_or_default();
+    let asleep = match text(&arguments, "mode")?.as_deref() {
+        Some("shutdown") => return Ok((Pace::Shutdown, "The loop shuts down.".to_owned())),
+        Some("continue") => false,
+        Some("sleep") => true,
+        None => sleep.is_some(),
+        Some(_) => return Err(refused("mode", "use one of continue, sleep, shutdown")),
+    };
+    let asked = sleep.unwrap_or(settings.max_sleep);
+    if !asleep || asked.is_zero() {
+        return Ok((Pace::Continue, "The next turn begins at once.".to_owned()));
+    }
+    let wait = asked.min(settings.max_sleep);
+    let pace = Pace::Sleep {
+        wait,
+        wake_early_if,
+        reason: reason.chars().take(MAX_REASON).collect(),
+    };
+    let shortened = if wait < asked {
+        format!(" Shortened to the longest sleep, {} s.", wait.as_secs())
+    } else {
+        String::new()
+    };
+    let until = clock::text(clock::after(now, wait));
+    Ok((pace, format!("Sleeping until {until}.{shortened}")))
+}
+
+fn refused(argument: &str, fix: impl Into<String>) -> Refused {
+    Refused {
+        argument: argument.to_owned(),
+        fix: fix.into(),
+    }
+}
+
+/// The arguments by name. Servers write no arguments as an empty string; models write absent ones as null.
+fn object(arguments: &str) -> Result<Map<String, Value>, Refused> {
+    if arguments.trim().is_empty() {
+        return Ok(Map::new());
+    }
+    let Ok(Value::Object(mut object)) = serde_json::from_str(arguments) else {
+        return Err(refused(
+            "(all)",
+            "write the arguments as one JSON object, such as {\"sleep\": 30}",
+        ));
+    };
+    object.retain(|_, value| !value.is_null());
+    let known = ["sleep", "wake_early_if", "reason", "mode"];
+    match object.keys().find(|name| !known.contains(&name.as_str())) {
+        Some(name) => Err(refused(
+            &name.chars().take(MAX_NAME).collect::<String>(),
+            format!("there is no such argument; use {}", known.join(", ")),
+        )),
+        None => Ok(object),
+    }
+}
+
+fn seconds(arguments: &Map<String, Value>) -> Result<Option<SignedDuration>, Refused> {
+    let Some(value) = arguments.get("sleep") else {
+        return Ok(None);
+    };
+    match value.as_f64() {
+        Some(seconds) if seconds.is_finite() && seconds >= 0.0 => Ok(Some(
+            SignedDuration::try_from_secs_f64(seconds).unwrap_or(SignedDuration::MAX),
+        )),
+        _ => Err(refused("sleep", "write a number of seconds, 0 or more")),
+    }
+}
+
+fn text(arguments: &Map<String, Value>, name: &str) -> Result<Option<String>, Refused> {
+    match arguments.get(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(_) => Err(refused(name, "write a string")),
+    }
+}
+
+fn events(arguments: &Map<String, Value>) -> Result<Vec<String>, Refused> {
+    let fix = "write a list of at most 16 event names: sensor/<name>, signal/<sensor>/<signal>, notification, chat, \
+               or a bare name of a-z, 0-9, '.', '-' and '/'";
+    let Some(value) = arguments.get("wake_early_if") else {
+        return Ok(Vec::new());
+    };
+    let Some(list) = value.as_array().filter(|list| list.len() <= MAX_EVENTS) else {
+        return Err(refused("wake_early_if", fix));
+    };
+    list.iter()
+        .map(|name| match name.as_str() {
+            Some(name) if is_event_name(name) => Ok(name.to_owned()),
+            _ => Err(refused("wake_early_if", fix)),
+        })
+        .collect()
+}
+
+fn is_event_name(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ".-/".contains(c);
+    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(allowed) {
+        return false;
+    }
+    let parts: Vec<&str> = name.split('/').collect();
+    let complete = parts.iter().all(|part| !part.is_empty());
+    match parts[0] {
+        "sensor" if parts.len() > 1 => complete && parts.len() == 2,
+        "signal" if parts.len() > 1 => complete && parts.len() == 3,
+        _ => complete,
+    }
+}
