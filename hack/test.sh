@@ -54,7 +54,7 @@ build() {
 plane_tests() {
   phase "Control plane up" plane_do up --no-node
   tests "Tests on the control plane" env AGENTLOOP_REQUIRE_CLUSTERS=1 \
-    AGENTLOOP_TEST_KUBECONFIG=$PLANE_RUN/admin.kubeconfig cargo test --locked --lib --bins --test it -- --skip e2e::
+    AGENTLOOP_TEST_KUBECONFIG=$PLANE_RUN/admin.kubeconfig cargo test --locked --no-fail-fast --lib --bins --test it -- --skip e2e::
   tests "Tests in documentation" cargo test --locked --doc --quiet
   phase "Control plane down" plane_do down
 }

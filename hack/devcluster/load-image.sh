@@ -7,7 +7,12 @@ set -euo pipefail
 ref=$1 source=$2
 shift 2
 name=${ref%:*} tag=${ref##*:}
-import() { ctr -a "$RUN/containerd.sock" -n k8s.io images import --base-name "$name" "$1" >/dev/null; }
+images() { ctr -a "$RUN/containerd.sock" -n k8s.io images "$@"; }
+import() { # ARCHIVE: its tag may be another one than the tag asked for
+  local imported
+  imported=$(images import --base-name "$name" "$1" | sed -n 's/^unpacking \([^ ]*\) .*/\1/p')
+  [ "$imported" = "$ref" ] || images tag --force "$imported" "$ref" >/dev/null
+}
 if [ -f "$source" ]; then
   import "$source"
   exit 0

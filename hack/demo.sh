@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# demo.sh       from nothing to an Agent whose loop turns in its own pod, on a cluster of this machine; leaves it running
+# demo.sh down  removes it
+# CONTEXT=name IMAGE=ref: on the cluster of that kube context instead; it must be able to pull the image.
+# A second run upgrades what the first one made.
+set -euo pipefail
+image_given=${IMAGE:-}
+. "$(dirname "$0")/lib.sh"
+cd "$ROOT"
+context=${CONTEXT:-}
+export RUN=${RUN:-/var/tmp/agentloop-devcluster}
+devcluster=$ROOT/hack/devcluster
+example=$ROOT/examples/quickstart.yaml
+system=agentloop-system
+[ -n "$context" ] || export KUBECONFIG=$RUN/admin.kubeconfig
+
+kube() { kubectl ${context:+--context "$context"} "$@"; }
+run_helm() { helm ${context:+--kube-context "$context"} --namespace "$system" "$@"; }
+
+down() {
+  if [ -z "$context" ]; then
+    "$devcluster/down.sh"
+    echo "The cluster is gone. What was built stays in $CACHE and $CARGO_TARGET_DIR."
+    return
+  fi
+  kube delete --ignore-not-found -f "$example"
+  run_helm uninstall agentloop --ignore-not-found --wait
+  kube delete --ignore-not-found namespace "$system"
+  echo "Removed from $context. The CustomResourceDefinitions stay, since deleting them deletes every Agent:"
+  echo "  kubectl --context $context delete crd agents.agentloop.dev"
+}
+
+# The cluster's tools are compiled beside the Rust build.
+own_cluster() {
+  local tools_pid log
+  as_root_or_say "a cluster on this machine"
+  "$ROOT/hack/packages.sh" build image plane node
+  say "Building the cluster's tools and the image (the first time takes a quarter of an hour; cached after that)"
+  log=$(mktemp)
+  setsid "$devcluster/tools.sh" plane node helm >"$log" 2>&1 &
+  tools_pid=$!
+  # shellcheck disable=SC2064
+  trap "kill -- -$tools_pid 2>/dev/null || true; rm -f '$log'" EXIT
+  "$ROOT/hack/image.sh"
+  wait "$tools_pid" || { cat "$log" >&2; die "the cluster's tools could not be built"; }
+  trap - EXIT
+  rm -f "$log"
+  say "Starting Kubernetes on this machine"
+  "$devcluster/up.sh"
+  # A tag of its own for each build, so that an upgrade really replaces the pods.
+  IMAGE=${IMAGE%:*}:$(sha256sum <"$IMAGE_DIR/rootfs/agentloop" | cut -c 1-12)
+  "$devcluster/load-image.sh" "$IMAGE" "$IMAGE_DIR/agentloop.tar"
+}
+
+existing_cluster() {
+  [ -n "$image_given" ] || die "CONTEXT=$context also needs IMAGE=ref, an image which that cluster can pull: run 'make image',
+  push target/image/agentloop.tar to a registry of yours (skopeo copy oci-archive:target/image/agentloop.tar docker://ref)"
+  "$devcluster/tools.sh" kubectl helm
+  kube version >/dev/null || die "the cluster of context '$context' does not answer"
+}
+
+install() {
+  local pull=IfNotPresent
+  [ -n "$context" ] || pull=Never
+  say "Installing agentloop with Helm"
+  run_helm upgrade --install agentloop charts/agentloop --create-namespace --wait --timeout 180s \
+    --set image.repository="${IMAGE%:*}" --set image.tag="${IMAGE##*:}" --set image.pullPolicy=$pull | sed -n '/^NAME\|^STATUS\|^REVISION/p'
+  kube -n "$system" get pods
+}
+
+show() {
+  local leader port
+  say "Applying an Agent: kubectl apply -f examples/quickstart.yaml"
+  kube apply -f "$example"
+  agent=$(kube get -f "$example" -o jsonpath='{range .items[*]}{.kind} {.metadata.namespace} {.metadata.name}{"\n"}{end}{.kind} {.metadata.namespace} {.metadata.name}{"\n"}' | awk '$1 == "Agent" { print $2 " " $3; exit }')
+  namespace=${agent% *} agent=${agent#* }
+  kube -n "$namespace" wait --for=condition=Ready --timeout=120s "agents.agentloop.dev/$agent"
+
+  say "Its loop turns and sleeps; every token is counted"
+  for _ in 1 2 3 4 5; do
+    kube -n "$namespace" get agents.agentloop.dev "$agent"
+    sleep 4
+  done
+
+  say "The same in Prometheus' words"
+  leader=$(kube -n "$system" get pods -l agentloop.dev/leader=true -o jsonpath='{.items[0].metadata.name}')
+  port=$(kube -n "$system" get pod "$leader" -o jsonpath='{.spec.containers[0].ports[?(@.name=="metrics")].containerPort}')
+  kube get --raw "/api/v1/namespaces/$system/pods/$leader:$port/proxy/metrics" |
+    grep -E '^agentloop_agent_(tokens_total|turns_total|loop_state)' | grep -v ' 0$'
+
+  say "And what happened"
+  kube -n "$namespace" get events --field-selector "involvedObject.kind=Agent,involvedObject.name=$agent" \
+    --sort-by=.lastTimestamp -o custom-columns=TYPE:.type,REASON:.reason,MESSAGE:.message
+}
+
+goodbye() {
+  local with=${context:+ --context $context}
+  say "It stays up. Look around:"
+  [ -n "$context" ] || echo "  export KUBECONFIG=$KUBECONFIG PATH=$BIN:\$PATH"
+  cat <<TEXT
+  kubectl$with -n $namespace get agents.agentloop.dev --watch
+  kubectl$with -n $namespace describe agents.agentloop.dev $agent
+  kubectl$with -n $namespace logs -f $(kube -n "$namespace" get pods -l "agentloop.dev/agent=$agent" -o name | head -1) -c worker
+  kubectl$with explain agents.agentloop.dev.spec
+  kubectl$with -n $namespace patch agents.agentloop.dev $agent --type merge -p '{"spec": {"suspend": true}}'
+Remove it all:
+  make demo-down${context:+ CONTEXT=$context}
+TEXT
+}
+
+[ "${1:-}" != down ] || { down; exit; }
+trap 'echo; echo "Interrupted. What is up can be removed with: make demo-down"; exit 130' INT TERM
+if [ -n "$context" ]; then existing_cluster; else own_cluster; fi
+install
+show
+goodbye
+printf '\nDone in %d s.\n' "$SECONDS"
