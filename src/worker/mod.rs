@@ -1,3 +1,13 @@
 //! The worker: drives the engine, keeps the journal, speaks to models through the gateway's socket.
 //!
 //! Does what the engine's effects say and feeds the results back. Holds no secret and no network identity.
+
+pub mod contact;
+pub mod driver;
+pub mod gateway_client;
+pub mod instructions;
+pub mod journal;
+pub mod model;
+pub mod outbox;
+pub mod report;
+pub mod startup;

@@ -1,0 +1,117 @@
+//! The run lease, as the worker sees it: how long ago the pod last had contact with the controller.
+//!
+//! Pure; both clocks come in. The monotonic clock stands still while a machine is suspended and the wall clock may be
+//! set, so the larger of the two elapsed times counts: contact is never taken for fresher than it is.
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use crate::link::messages::RUN_LEASE_SECONDS;
+
+/// How long a worker may act without contact.
+pub const RUN_LEASE: Duration = Duration::from_secs(RUN_LEASE_SECONDS);
+
+/// A reading of both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Clocks {
+    /// Monotonic.
+    pub instant: Instant,
+    /// Wall.
+    pub wall: Timestamp,
+}
+
+impl Clocks {
+    /// Both clocks now.
+    #[must_use]
+    pub fn now() -> Self {
+        Self {
+            instant: Instant::now(),
+            wall: Timestamp::now(),
+        }
+    }
+
+    /// Time passed since `earlier`, by the clock that shows more.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        let monotonic = self.instant.saturating_duration_since(earlier.instant);
+        let wall = Duration::try_from(self.wall.duration_since(earlier.wall)).unwrap_or_default();
+        monotonic.max(wall)
+    }
+}
+
+/// The last contact that the gateway told of.
+#[derive(Clone, Copy, Debug)]
+pub struct Contact {
+    heard: Clocks,
+    age: Duration,
+}
+
+impl Contact {
+    /// The gateway said at `heard` that the last contact was `age` ago.
+    #[must_use]
+    pub fn new(heard: Clocks, age: Duration) -> Self {
+        Self { heard, age }
+    }
+
+    /// How long ago the last contact was.
+    #[must_use]
+    pub fn age(&self, now: Clocks) -> Duration {
+        self.age.saturating_add(now.since(self.heard))
+    }
+
+    /// Whether the run lease has run out.
+    #[must_use]
+    pub fn is_lost(&self, now: Clocks) -> bool {
+        self.age(now) >= RUN_LEASE
+    }
+
+    /// How long the run lease still holds; zero when it has run out.
+    #[must_use]
+    pub fn left(&self, now: Clocks) -> Duration {
+        RUN_LEASE.saturating_sub(self.age(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiff::SignedDuration;
+
+    fn later(from: Clocks, monotonic: u64, wall: i64) -> Clocks {
+        Clocks {
+            instant: from.instant + Duration::from_secs(monotonic),
+            wall: from.wall + SignedDuration::from_secs(wall),
+        }
+    }
+
+    #[test]
+    fn the_lease_runs_out_at_its_last_second_and_not_before() {
+        let start = Clocks::now();
+        let contact = Contact::new(start, Duration::from_secs(10));
+        assert!(!contact.is_lost(later(start, 49, 49)));
+        assert_eq!(contact.left(later(start, 49, 49)), Duration::from_secs(1));
+        assert!(contact.is_lost(later(start, 50, 50)));
+        assert_eq!(contact.left(later(start, 51, 51)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_suspended_machine_counts_by_the_wall_clock() {
+        let start = Clocks::now();
+        assert!(Contact::new(start, Duration::ZERO).is_lost(later(start, 1, 60)));
+    }
+
+    #[test]
+    fn a_wall_clock_set_back_counts_by_the_monotonic_clock() {
+        let start = Clocks::now();
+        let contact = Contact::new(start, Duration::ZERO);
+        assert!(!contact.is_lost(later(start, 59, -3600)));
+        assert!(contact.is_lost(later(start, 60, -3600)));
+    }
+
+    #[test]
+    fn an_absurd_age_is_only_lost() {
+        let start = Clocks::now();
+        assert!(Contact::new(start, Duration::from_millis(u64::MAX)).is_lost(start));
+    }
+}

@@ -1,0 +1,366 @@
+//! Drives the engine: waits for what happens, commits what the engine records, does what its effects say.
+//!
+//! Holds no rule about loops. Nothing is done before its record is on disk.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::agent::Model;
+use crate::api::failure::{Failure, FailureKind};
+use crate::api::status::PauseReason;
+use crate::engine::machine::{Engine, Snapshot};
+use crate::engine::message::Answer;
+use crate::engine::{CallId, Effect, Input, Record, StopCause};
+use crate::link::messages::Directives;
+use crate::link::pod::DRAIN_SECONDS;
+use crate::link::socket::Session;
+
+use super::contact::{Clocks, Contact};
+use super::gateway_client::{Errand, GatewayClient, Heard};
+use super::instructions::Instructions;
+use super::journal::{Committed, Journal, JournalError};
+use super::model::openai;
+use super::outbox::Outbox;
+use super::report;
+
+/// Longest sleep until the clocks are looked at again: a suspended machine or a clock that was set is noticed by then.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// How long a call in flight may go on after SIGTERM.
+const DRAIN: Duration = Duration::from_secs(DRAIN_SECONDS);
+
+/// What the driver hears of the world.
+pub struct World {
+    /// The gateway's events.
+    pub heard: watch::Receiver<Option<Heard>>,
+    /// SIGTERM.
+    pub terminate: CancellationToken,
+}
+
+/// How a drive ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The process ends with its pod.
+    Exit,
+    /// The loop has stopped by `spec.suspend`: the process idles until the pod goes.
+    Suspended,
+    /// The loop has ended for good: the process idles until the pod goes.
+    Completed,
+}
+
+/// Drives one engine.
+pub struct Driver<'a> {
+    engine: Engine,
+    model: &'a Model,
+    instructions: Instructions,
+    journal: &'a mut Journal,
+    gateway: &'a GatewayClient,
+    outbox: &'a Outbox,
+    committed: Snapshot,
+    timer: Option<Timestamp>,
+    calls: JoinSet<(CallId, Result<Answer, Failure>)>,
+    in_flight: Option<CallId>,
+    contact: Contact,
+    link_lost: bool,
+    directives: Directives,
+    stop: Option<StopCause>,
+    drain_from: Option<Clocks>,
+    stopped: bool,
+}
+
+/// What a driver is made of.
+pub struct Parts<'a> {
+    /// New or restored.
+    pub engine: Engine,
+    /// The model of the spec.
+    pub model: &'a Model,
+    /// The system prompt.
+    pub instructions: Instructions,
+    /// Claimed.
+    pub journal: &'a mut Journal,
+    /// For calls.
+    pub gateway: &'a GatewayClient,
+    /// For reports and errands.
+    pub outbox: &'a Outbox,
+}
+
+/// What the driver waits for.
+enum Happening {
+    Called(CallId, Result<Answer, Failure>),
+    Heard,
+    Terminated,
+    Moment,
+}
+
+impl<'a> Driver<'a> {
+    /// A driver whose engine has not been started.
+    #[must_use]
+    pub fn new(parts: Parts<'a>, first: &Heard) -> Self {
+        let link_lost = parts
+            .engine
+            .view()
+            .reasons
+            .iter()
+            .any(|held| held.reason == PauseReason::LinkLost);
+        Self {
+            committed: parts.engine.snapshot(),
+            engine: parts.engine,
+            model: parts.model,
+            instructions: parts.instructions,
+            journal: parts.journal,
+            gateway: parts.gateway,
+            outbox: parts.outbox,
+            timer: None,
+            calls: JoinSet::new(),
+            in_flight: None,
+            contact: contact(first),
+            link_lost,
+            directives: Directives::default(),
+            stop: None,
+            drain_from: None,
+            stopped: false,
+        }
+    }
+
+    /// Drives until the loop has stopped. An error is the journal's: then the call in flight is cut, and the report
+    /// names the error.
+    pub async fn run(mut self, session: &Session, mut world: World) -> Result<Ended, JournalError> {
+        let result = self.drive(session, &mut world).await;
+        if let Err(error) = &result {
+            self.cut();
+            let mut last = report::of(self.engine.view());
+            last.last_error = Some(report::error(Timestamp::now(), error.kind(), error.to_string()));
+            self.outbox.report(last);
+        }
+        result
+    }
+
+    async fn drive(&mut self, session: &Session, world: &mut World) -> Result<Ended, JournalError> {
+        self.feed(Input::Started {
+            epoch: session.epoch,
+            known_turn: session.known.turn,
+        })?;
+        self.listen(&mut world.heard)?;
+        while !self.stopped {
+            match self.next(world).await {
+                Happening::Called(call, result) => self.called(call, result)?,
+                Happening::Heard => self.listen(&mut world.heard)?,
+                Happening::Terminated => {
+                    self.drain_from = Some(Clocks::now());
+                    self.stop(StopCause::Drain)?;
+                }
+                Happening::Moment => {}
+            }
+            self.look_at_clocks()?;
+        }
+        Ok(match self.stop {
+            Some(StopCause::Drain | StopCause::Fenced) => Ended::Exit,
+            Some(StopCause::Suspend) => Ended::Suspended,
+            None => Ended::Completed,
+        })
+    }
+
+    async fn next(&mut self, world: &mut World) -> Happening {
+        let moment = sleep(self.until_moment(Clocks::now()));
+        tokio::select! {
+            biased;
+            () = world.terminate.cancelled(), if self.drain_from.is_none() => Happening::Terminated,
+            Ok(()) = world.heard.changed() => Happening::Heard,
+            Some(called) = self.calls.join_next() => match (called, self.in_flight) {
+                (Ok((call, result)), _) => Happening::Called(call, result),
+                (Err(_), Some(call)) => Happening::Called(call, Err(broken())),
+                (Err(_), None) => Happening::Moment,
+            },
+            () = moment => Happening::Moment,
+        }
+    }
+
+    /// How long nothing happens by the clocks alone.
+    fn until_moment(&self, now: Clocks) -> Duration {
+        let timer = self
+            .timer
+            .map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
+        let lease = (!self.link_lost).then(|| self.contact.left(now));
+        let drain = self.drain_from.map(|from| DRAIN.saturating_sub(now.since(from)));
+        [timer, lease, drain]
+            .into_iter()
+            .flatten()
+            .fold(LOOK_AGAIN, Duration::min)
+    }
+
+    fn look_at_clocks(&mut self) -> Result<(), JournalError> {
+        let now = Clocks::now();
+        if self.timer.is_some_and(|at| at <= now.wall) {
+            self.timer = None;
+            self.feed(Input::Timer)?;
+        }
+        if !self.link_lost && self.contact.is_lost(now) {
+            self.link_lost = true;
+            self.feed(Input::LinkLost)?;
+        }
+        if !self.stopped && self.drain_from.is_some_and(|from| now.since(from) >= DRAIN) {
+            self.feed(Input::DrainEnded)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the gateway said last.
+    fn listen(&mut self, heard: &mut watch::Receiver<Option<Heard>>) -> Result<(), JournalError> {
+        let Some(heard) = heard.borrow_and_update().clone() else {
+            return Ok(());
+        };
+        if heard.event.fenced {
+            return self.stop(StopCause::Fenced);
+        }
+        let directives = heard.event.directives.clone();
+        if directives.suspend {
+            self.stop(StopCause::Suspend)?;
+        }
+        self.contact = contact(&heard);
+        if self.link_lost && !self.contact.is_lost(Clocks::now()) {
+            self.link_lost = false;
+            self.feed(Input::LinkBack)?;
+        }
+        let before = std::mem::replace(&mut self.directives, directives.clone());
+        if let Some(token) = directives.wake.filter(|token| before.wake.as_ref() != Some(token)) {
+            self.feed(Input::WakeRequested { token })?;
+        }
+        if let Some(token) = directives.resume.filter(|token| before.resume.as_ref() != Some(token)) {
+            self.feed(Input::ResumeRequested { token })?;
+        }
+        Ok(())
+    }
+
+    /// Asks the engine to stop, once per cause; a process that is to end never idles.
+    fn stop(&mut self, cause: StopCause) -> Result<(), JournalError> {
+        if self.stopped || self.stop == Some(cause) {
+            return Ok(());
+        }
+        if self.stop != Some(StopCause::Drain) || cause == StopCause::Fenced {
+            self.stop = Some(cause);
+        }
+        self.feed(Input::Stop { cause })
+    }
+
+    fn called(&mut self, call: CallId, result: Result<Answer, Failure>) -> Result<(), JournalError> {
+        self.in_flight = None;
+        self.feed(match result {
+            Ok(answer) => Input::Answered { call, answer },
+            Err(failure) => Input::Failed { call, failure },
+        })
+    }
+
+    /// One step of the engine: commit, then act.
+    fn feed(&mut self, input: Input) -> Result<(), JournalError> {
+        let mut actions = Vec::new();
+        let committed = self.step(input, &mut actions)?;
+        if committed == Committed::OnBallast {
+            return self.end_on_ballast(actions);
+        }
+        for action in actions {
+            self.act(action);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, input: Input, actions: &mut Vec<Effect>) -> Result<Committed, JournalError> {
+        let now = Timestamp::now();
+        self.engine.set_instructions(self.instructions.newest().to_owned());
+        let mut records = Vec::new();
+        for effect in self.engine.handle(now, input) {
+            match effect {
+                Effect::Record(record) => records.push(record),
+                Effect::CallModel { .. }
+                | Effect::CancelCall { .. }
+                | Effect::Acknowledge { .. }
+                | Effect::SetTimer(_)
+                | Effect::Report
+                | Effect::Stopped => actions.push(effect),
+            }
+        }
+        self.commit(now, &records)
+    }
+
+    fn commit(&mut self, now: Timestamp, records: &[Record]) -> Result<Committed, JournalError> {
+        let snapshot = self.engine.snapshot();
+        let nothing_new = records.is_empty() && snapshot == self.committed;
+        if nothing_new || self.stop == Some(StopCause::Fenced) {
+            return Ok(Committed::Normally);
+        }
+        let committed = self.journal.commit(now, records, &snapshot)?;
+        self.committed = snapshot;
+        for record in records {
+            let call = record.call.map(|call| call.to_string());
+            tracing::info!(
+                kind = record.kind.as_ref(),
+                turn = record.turn,
+                call,
+                note = record.note,
+                "journal"
+            );
+        }
+        Ok(committed)
+    }
+
+    /// The volume is full and the last room is in use: the loop ends in order, without another call.
+    fn end_on_ballast(&mut self, mut actions: Vec<Effect>) -> Result<(), JournalError> {
+        let stop = Input::Stop {
+            cause: StopCause::Drain,
+        };
+        let ended = self
+            .step(stop, &mut actions)
+            .and_then(|_| self.step(Input::DrainEnded, &mut actions));
+        for action in actions {
+            if !matches!(action, Effect::CallModel { .. }) {
+                self.act(action);
+            }
+        }
+        ended.and_then(|_| Err(self.journal.full()))
+    }
+
+    fn act(&mut self, effect: Effect) {
+        match effect {
+            // Committed before.
+            Effect::Record(_) => {}
+            Effect::CallModel { call, messages, tools } => {
+                let body = openai::request(self.model, &messages, &tools);
+                let gateway = self.gateway.clone();
+                self.in_flight = Some(call);
+                self.calls.spawn(async move { (call, gateway.call(call, body).await) });
+            }
+            Effect::CancelCall { .. } => self.cut(),
+            Effect::Acknowledge { call } => self.outbox.errand(Errand::Acknowledge(call)),
+            Effect::SetTimer(at) => self.timer = at,
+            Effect::Report => self.outbox.report(report::of(self.engine.view())),
+            Effect::Stopped => {
+                self.stopped = true;
+                self.outbox.report(report::of(self.engine.view()));
+            }
+        }
+    }
+
+    /// Cuts the call in flight, here and at the gateway.
+    fn cut(&mut self) {
+        self.calls = JoinSet::new();
+        if let Some(call) = self.in_flight.take() {
+            self.outbox.errand(Errand::Cancel(call));
+        }
+    }
+}
+
+fn contact(heard: &Heard) -> Contact {
+    Contact::new(heard.at, Duration::from_millis(heard.event.link_age_milliseconds))
+}
+
+/// A call whose task was lost.
+fn broken() -> Failure {
+    Failure {
+        kind: FailureKind::BadResponse,
+        message: "the worker failed while it read the answer; this is a bug in agentloop".into(),
+        retry_after_milliseconds: None,
+    }
+}

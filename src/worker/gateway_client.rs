@@ -1,0 +1,322 @@
+//! The worker's end of the pod's socket.
+//!
+//! Owns the connection and its repeats: what goes wrong between worker and gateway is tried again here for as long as
+//! it takes, and is never counted as a failure of the model. The run lease bounds it from outside.
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures::StreamExt;
+use reqwest::{Client, Response, StatusCode};
+use sse_stream::SseStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+
+use crate::api::failure::{Failure, FailureKind};
+use crate::engine::CallId;
+use crate::engine::message::Answer;
+use crate::link::messages::LoopReport;
+use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, Session, SocketEvent};
+
+use super::contact::Clocks;
+use super::model::{Aggregate, openai};
+
+/// First and longest wait before another try at the socket.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// Silence on the event stream after which it is opened anew; the gateway speaks every 5 s.
+const EVENT_SILENCE: Duration = Duration::from_secs(15);
+/// Longest time a short request may take.
+const SHORT: Duration = Duration::from_secs(5);
+
+/// The gateway said something: when, and what.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    /// When it came.
+    pub at: Clocks,
+    /// What it said.
+    pub event: SocketEvent,
+}
+
+/// A small thing to tell the gateway about a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Errand {
+    /// The journal has its outcome.
+    Acknowledge(CallId),
+    /// Cut it.
+    Cancel(CallId),
+}
+
+/// Something between worker and gateway went wrong: try again.
+enum Unsaid {
+    /// The socket or the gateway behind it.
+    Socket(String),
+    /// The call itself: its end.
+    Call(Failure),
+}
+
+/// Speaks to the gateway.
+#[derive(Clone)]
+pub struct GatewayClient {
+    http: Client,
+}
+
+impl GatewayClient {
+    /// A client of the socket at `path`. Nothing is sent yet.
+    pub fn new(path: &Path) -> reqwest::Result<Self> {
+        let http = Client::builder()
+            .unix_socket(path)
+            .no_proxy()
+            // There is no TLS on this socket, so no roots are loaded.
+            .tls_certs_only([])
+            .build()?;
+        Ok(Self { http })
+    }
+
+    /// The session, as soon as the gateway is attached.
+    pub async fn session(&self) -> Session {
+        let mut retry = Retry::default();
+        loop {
+            match self.session_once().await {
+                Ok(session) => return session,
+                Err(detail) => retry.after("waiting for the gateway's session", &detail).await,
+            }
+        }
+    }
+
+    async fn session_once(&self) -> Result<Session, String> {
+        let response = short(self.http.get(url("/v1/session")).timeout(SHORT)).await?;
+        response.json().await.map_err(described)
+    }
+
+    /// One model call. Repeats the same id until the gateway has said how it ended.
+    pub async fn call(&self, call: CallId, body: serde_json::Value) -> Result<Answer, Failure> {
+        let mut retry = Retry::default();
+        loop {
+            match self.call_once(call, &body).await {
+                Ok(answer) => return Ok(answer),
+                Err(Unsaid::Call(failure)) => return Err(failure),
+                Err(Unsaid::Socket(detail)) => {
+                    retry.after("the gateway is away; asking again", &detail).await;
+                }
+            }
+        }
+    }
+
+    async fn call_once(&self, call: CallId, body: &serde_json::Value) -> Result<Answer, Unsaid> {
+        let response = self
+            .http
+            .post(url("/v1/chat/completions"))
+            .header(CALL_HEADER, call.to_string())
+            .json(body)
+            .send()
+            .await
+            .map_err(Unsaid::socket)?;
+        if response.headers().contains_key(FAILURE_HEADER) {
+            let failure = response.bytes().await.map_err(Unsaid::socket)?;
+            return Err(Unsaid::Call(failure_of(&failure)));
+        }
+        match response.status() {
+            StatusCode::OK => {}
+            // Not attached yet, or again: it will be, or the run lease ends this.
+            StatusCode::SERVICE_UNAVAILABLE => return Err(Unsaid::Socket("status 503".into())),
+            status => return Err(Unsaid::Call(unexpected(status))),
+        }
+        let is_stream = response
+            .headers()
+            .get(reqwest::header::CONTENT_TYPE)
+            .is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        if is_stream {
+            streamed(response).await
+        } else {
+            let body = response.bytes().await.map_err(Unsaid::socket)?;
+            openai::answer(&body).map_err(Unsaid::Call)
+        }
+    }
+
+    /// Runs errands one after the other, each until the gateway has taken it; ends when the sender is dropped.
+    pub async fn run_errands(self, mut errands: mpsc::UnboundedReceiver<Errand>) {
+        while let Some(errand) = errands.recv().await {
+            let path = match errand {
+                Errand::Acknowledge(call) => format!("/v1/calls/{call}/ack"),
+                Errand::Cancel(call) => format!("/v1/calls/{call}/cancel"),
+            };
+            let mut retry = Retry::default();
+            while let Err(detail) = short(self.http.post(url(&path)).timeout(SHORT)).await {
+                retry.after("an errand to the gateway waits", &detail).await;
+            }
+        }
+    }
+
+    /// Sends the newest report whenever there is one, and again after each new connection of the event stream (a
+    /// gateway that restarted has forgotten it). Ends when the sender is dropped and the last report was taken.
+    pub async fn run_reports(
+        self,
+        mut newest: watch::Receiver<Option<LoopReport>>,
+        mut connections: watch::Receiver<u64>,
+    ) {
+        let mut retry = Retry::default();
+        loop {
+            let report = newest.borrow_and_update().clone();
+            connections.mark_unchanged();
+            if let Some(report) = report {
+                let request = self.http.put(url("/v1/report")).json(&report).timeout(SHORT);
+                if let Err(detail) = short(request).await {
+                    retry.after("a report to the gateway waits", &detail).await;
+                    continue;
+                }
+                retry = Retry::default();
+            }
+            tokio::select! {
+                changed = newest.changed() => if changed.is_err() { return },
+                Ok(()) = connections.changed() => {}
+            }
+        }
+    }
+
+    /// Follows the gateway's events for ever. `connections` counts the connections made.
+    pub async fn run_events(self, heard: watch::Sender<Option<Heard>>, connections: watch::Sender<u64>) {
+        let mut retry = Retry::default();
+        loop {
+            let detail = match self.http.get(url("/v1/events")).send().await {
+                Ok(response) if response.status() == StatusCode::OK => {
+                    connections.send_modify(|count| *count += 1);
+                    let opened = Clocks::now();
+                    let detail = follow(response, &heard).await;
+                    if opened.instant.elapsed() > EVENT_SILENCE {
+                        retry = Retry::default();
+                    }
+                    detail
+                }
+                Ok(response) => format!("status {}", response.status().as_u16()),
+                Err(error) => error.without_url().to_string(),
+            };
+            retry
+                .after("the gateway's events ended; opening them again", &detail)
+                .await;
+        }
+    }
+}
+
+impl Unsaid {
+    fn socket(error: reqwest::Error) -> Self {
+        Self::Socket(described(error))
+    }
+}
+
+/// Reads events until the stream ends or falls silent; says why.
+async fn follow(response: Response, heard: &watch::Sender<Option<Heard>>) -> String {
+    let mut events = SseStream::from_bytes_stream(response.bytes_stream());
+    loop {
+        let event = match tokio::time::timeout(EVENT_SILENCE, events.next()).await {
+            Err(_) => return format!("silent for {} s", EVENT_SILENCE.as_secs()),
+            Ok(None) => return "closed".into(),
+            Ok(Some(Err(error))) => return error.to_string(),
+            Ok(Some(Ok(event))) => event,
+        };
+        // Events of a later version are passed over.
+        if let Some(event) = event.data.and_then(|data| serde_json::from_str(&data).ok()) {
+            heard.send_replace(Some(Heard {
+                at: Clocks::now(),
+                event,
+            }));
+        }
+    }
+}
+
+async fn streamed(response: Response) -> Result<Answer, Unsaid> {
+    let mut events = SseStream::from_bytes_stream(response.bytes_stream());
+    let mut aggregate = Aggregate::default();
+    while let Some(event) = events.next().await {
+        let event = event.map_err(|error| {
+            if let sse_stream::Error::Body(error) = error {
+                Unsaid::Socket(error.to_string())
+            } else {
+                Unsaid::Call(openai::bad("the stream is not server-sent events"))
+            }
+        })?;
+        let data = event.data.unwrap_or_default();
+        if event.event.as_deref() == Some(FAILURE_EVENT) {
+            return Err(Unsaid::Call(failure_of(data.as_bytes())));
+        }
+        if !data.is_empty() && aggregate.push(&data).map_err(Unsaid::Call)? {
+            return aggregate.finish(true).map_err(Unsaid::Call);
+        }
+    }
+    aggregate.finish(false).map_err(Unsaid::Call)
+}
+
+/// A short request: its response when it was taken (2xx), or was refused for good (4xx, logged); else why it was not.
+async fn short(request: reqwest::RequestBuilder) -> Result<Response, String> {
+    let response = request.send().await.map_err(described)?;
+    let status = response.status();
+    if status.is_server_error() {
+        return Err(format!("status {}", status.as_u16()));
+    }
+    if status.is_client_error() {
+        tracing::warn!(
+            path = response.url().path(),
+            status = status.as_u16(),
+            "the gateway refused a request"
+        );
+    }
+    Ok(response)
+}
+
+fn failure_of(json: &[u8]) -> Failure {
+    serde_json::from_slice(json).unwrap_or_else(|_| Failure {
+        kind: FailureKind::BadResponse,
+        message: "the gateway said that the call failed, but not how: worker and gateway are of different versions"
+            .into(),
+        retry_after_milliseconds: None,
+    })
+}
+
+fn unexpected(status: StatusCode) -> Failure {
+    Failure {
+        kind: FailureKind::BadResponse,
+        message: format!(
+            "the pod's gateway refused the call with status {}: worker and gateway are of different versions",
+            status.as_u16()
+        ),
+        retry_after_milliseconds: None,
+    }
+}
+
+/// An error and its root cause, without the address.
+fn described(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut root: &dyn std::error::Error = &error;
+    while let Some(cause) = root.source() {
+        root = cause;
+    }
+    format!("{error}: {root}")
+}
+
+fn url(path: &str) -> String {
+    format!("http://gateway{path}")
+}
+
+/// Waits between two tries, a little longer each time; says so once.
+struct Retry {
+    wait: Duration,
+    said: bool,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self {
+            wait: RETRY.0,
+            said: false,
+        }
+    }
+}
+
+impl Retry {
+    async fn after(&mut self, what: &str, detail: &str) {
+        if !std::mem::replace(&mut self.said, true) {
+            tracing::warn!(detail, "{what}");
+        }
+        sleep(self.wait).await;
+        self.wait = (self.wait * 2).min(RETRY.1);
+    }
+}

@@ -1,0 +1,292 @@
+//! The journal: what one loop did, and all it needs to go on after any crash. SQLite on the state volume.
+//!
+//! Owns the file, its lock, its owner and its bounds. One batch of the engine is one transaction, on disk when
+//! [`Journal::commit`] returns. Decides nothing about the loop, and never resets a file by itself.
+
+mod ballast;
+mod error;
+mod schema;
+mod write;
+
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::engine::Record;
+use crate::engine::machine::Snapshot;
+use crate::engine::message::Message;
+use ballast::Ballast;
+pub use error::JournalError;
+use write::WriteError;
+
+/// Turns whose messages stay in the history.
+pub const HISTORY_TURNS: i64 = 2_000;
+/// Bytes of messages above which the older half of the history goes, however few turns it spans.
+pub const HISTORY_BYTES: i64 = 256 * 1024 * 1024;
+/// Lines of the journal that stay.
+pub const JOURNAL_LINES: i64 = 50_000;
+/// Turns between two prunings.
+const PRUNE_EVERY_TURNS: i64 = 100;
+/// Largest file that is checked whole after an unclean end; of a larger one only what is read.
+const CHECK_BYTES: u64 = 64 * 1024 * 1024;
+
+const FILE: &str = "journal.sqlite";
+const LOCK_FILE: &str = "journal.lock";
+const SNAPSHOT_KEY: &str = "snapshot";
+const OWNER_KEY: &str = "owner";
+
+/// Who writes a journal.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Uid of the Agent. Epochs are compared within one Agent only: one that was deleted and made again under the
+    /// same name, with its volume retained, counts from the start.
+    pub agent_uid: String,
+    /// Uid of the pod.
+    pub pod_uid: String,
+    /// Epoch of the pod.
+    pub epoch: i64,
+}
+
+/// What a journal held when it was opened.
+#[derive(Debug, Default, PartialEq)]
+pub struct Restored {
+    /// The engine; `None`: it has never run.
+    pub snapshot: Option<Snapshot>,
+    /// The live transcript, oldest first.
+    pub transcript: Vec<Message>,
+}
+
+/// How a commit ended. Either way the batch is on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Committed {
+    /// Well.
+    Normally,
+    /// Only because the ballast was given up: the loop has to end now, in order.
+    OnBallast,
+}
+
+/// An open journal.
+pub struct Journal {
+    connection: Connection,
+    ballast: Option<Ballast>,
+    dir: PathBuf,
+    file: PathBuf,
+    /// Held until the journal is dropped; the system frees it when the process dies.
+    _lock: File,
+}
+
+#[derive(Serialize, Deserialize)]
+struct OwnerRow {
+    #[serde(flatten)]
+    owner: Owner,
+    /// Whether it closed the journal in order.
+    closed: bool,
+}
+
+impl Journal {
+    /// Opens the journal in `dir` and reads what it holds; makes both when they are not there. Call
+    /// [`Journal::claim`] before the first commit.
+    pub fn open(dir: &Path, owner: &Owner) -> Result<(Self, Restored), JournalError> {
+        std::fs::create_dir_all(dir).map_err(|error| JournalError::from_io(dir, &error))?;
+        let lock = lock(dir)?;
+        let file = dir.join(FILE);
+        let connection = connect(&file).map_err(|error| JournalError::from_sqlite(&file, &error))?;
+        let mut journal = Self {
+            connection,
+            ballast: None,
+            dir: dir.into(),
+            file,
+            _lock: lock,
+        };
+        let restored = journal.read(owner)?;
+        Ok((journal, restored))
+    }
+
+    /// Makes `owner` the journal's writer and takes the ballast.
+    pub fn claim(&mut self, owner: &Owner) -> Result<(), JournalError> {
+        let ballast = Ballast::take(&self.dir).map_err(|error| JournalError::from_io(&self.dir, &error))?;
+        self.ballast = Some(ballast);
+        self.put_owner(owner, false)
+    }
+
+    /// Writes one batch. When it returns `Ok`, all of the batch survives a crash of the machine.
+    pub fn commit(
+        &mut self,
+        now: Timestamp,
+        records: &[Record],
+        snapshot: &Snapshot,
+    ) -> Result<Committed, JournalError> {
+        let error = match write::batch(&mut self.connection, now, records, snapshot) {
+            Ok(()) => return Ok(Committed::Normally),
+            Err(WriteError::Sqlite(error)) => error,
+            Err(WriteError::Json(error)) => return Err(self.failed(error.to_string())),
+        };
+        let gave = error::may_lack_room(&error) && self.ballast.take().is_some_and(|ballast| ballast.release());
+        if !gave {
+            return Err(self.sqlite(&error));
+        }
+        match write::batch(&mut self.connection, now, records, snapshot) {
+            Ok(()) => Ok(Committed::OnBallast),
+            Err(WriteError::Sqlite(error)) => Err(self.sqlite(&error)),
+            Err(WriteError::Json(error)) => Err(self.failed(error.to_string())),
+        }
+    }
+
+    /// The error of a journal whose last commit ended on the ballast.
+    #[must_use]
+    pub fn full(&self) -> JournalError {
+        JournalError::Full { dir: self.dir.clone() }
+    }
+
+    /// Ends in order: the next start needs no check of the file.
+    pub fn close(self, owner: &Owner) -> Result<(), JournalError> {
+        self.put_owner(owner, true)?;
+        let Self {
+            connection,
+            file,
+            _lock,
+            ..
+        } = self;
+        connection
+            .close()
+            .map_err(|(_, error)| JournalError::from_sqlite(&file, &error))
+    }
+
+    fn read(&mut self, owner: &Owner) -> Result<Restored, JournalError> {
+        let found = schema::version(&self.connection).map_err(|error| self.sqlite(&error))?;
+        match found {
+            0 => {
+                schema::create(&mut self.connection).map_err(|error| self.sqlite(&error))?;
+                return Ok(Restored::default());
+            }
+            schema::VERSION => {}
+            newer => {
+                return Err(JournalError::Newer {
+                    file: self.file.clone(),
+                    found: newer,
+                    known: schema::VERSION,
+                });
+            }
+        }
+        let last: Option<OwnerRow> = self.get(OWNER_KEY)?;
+        if let Some(last) = last {
+            refuse_older(&last.owner, owner)?;
+            if !last.closed {
+                self.check()?;
+            }
+        }
+        Ok(Restored {
+            snapshot: self.get(SNAPSHOT_KEY)?,
+            transcript: self.transcript()?,
+        })
+    }
+
+    fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, JournalError> {
+        let text: Option<String> = self
+            .connection
+            .query_row("SELECT value FROM kv WHERE key = ?1", [key], |row| row.get(0))
+            .optional()
+            .map_err(|error| self.sqlite(&error))?;
+        text.map(|text| serde_json::from_str(&text))
+            .transpose()
+            .map_err(|_| self.corrupted(format!("the row {key} cannot be read")))
+    }
+
+    fn put_owner(&self, owner: &Owner, closed: bool) -> Result<(), JournalError> {
+        let row = OwnerRow {
+            owner: owner.clone(),
+            closed,
+        };
+        let text = serde_json::to_string(&row).map_err(|error| self.failed(error.to_string()))?;
+        write::put(&self.connection, OWNER_KEY, &text).map_err(|error| self.sqlite(&error))
+    }
+
+    fn transcript(&self) -> Result<Vec<Message>, JournalError> {
+        let texts = self
+            .connection
+            .prepare("SELECT json FROM messages WHERE live = 1 ORDER BY id")
+            .and_then(|mut select| select.query_map([], |row| row.get(0))?.collect())
+            .map_err(|error| self.sqlite(&error))?;
+        let texts: Vec<String> = texts;
+        texts
+            .iter()
+            .map(|text| serde_json::from_str(text).map_err(|_| self.corrupted("a message cannot be read".into())))
+            .collect()
+    }
+
+    /// After an end without [`Journal::close`]: whether the file is sound, as far as that is cheap.
+    fn check(&self) -> Result<(), JournalError> {
+        let size = self.file.metadata().map_or(0, |found| found.len());
+        if size > CHECK_BYTES {
+            return Ok(());
+        }
+        let verdict: String = self
+            .connection
+            .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
+            .map_err(|error| self.sqlite(&error))?;
+        if verdict == "ok" {
+            Ok(())
+        } else {
+            Err(self.corrupted(verdict))
+        }
+    }
+
+    fn sqlite(&self, error: &rusqlite::Error) -> JournalError {
+        JournalError::from_sqlite(&self.file, error)
+    }
+
+    fn corrupted(&self, detail: String) -> JournalError {
+        JournalError::Corrupted {
+            file: self.file.clone(),
+            detail,
+        }
+    }
+
+    fn failed(&self, detail: String) -> JournalError {
+        JournalError::Failed {
+            dir: self.dir.clone(),
+            detail,
+        }
+    }
+}
+
+/// One writer per volume, across containers of one node.
+fn lock(dir: &Path) -> Result<File, JournalError> {
+    let file = File::create(dir.join(LOCK_FILE)).map_err(|error| JournalError::from_io(dir, &error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(JournalError::Locked { dir: dir.into() }),
+        Err(TryLockError::Error(error)) => Err(JournalError::from_io(dir, &error)),
+    }
+}
+
+/// Exclusive locking keeps SQLite's index of the log in memory: no second writer, and no file that a full volume
+/// could deny.
+fn connect(file: &Path) -> rusqlite::Result<Connection> {
+    let connection = Connection::open(file)?;
+    connection.busy_timeout(Duration::ZERO)?;
+    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    Ok(connection)
+}
+
+/// Within one Agent, a pod may not write where a newer one has written.
+fn refuse_older(last: &Owner, owner: &Owner) -> Result<(), JournalError> {
+    if last.agent_uid == owner.agent_uid && last.epoch > owner.epoch {
+        return Err(JournalError::Fenced {
+            owner: last.pod_uid.clone(),
+            found: last.epoch,
+            epoch: owner.epoch,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Tests of the journal.
+
+use std::io::{Read, Seek, SeekFrom, Write};
+
+use super::*;
+use crate::engine::{CallId, RecordKind};
+
+fn owner(epoch: i64) -> Owner {
+    Owner {
+        agent_uid: "agent".into(),
+        pod_uid: format!("pod-{epoch}"),
+        epoch,
+    }
+}
+
+fn user(text: &str) -> Message {
+    Message::User { text: text.into() }
+}
+
+fn record(kind: RecordKind, turn: i64, messages: Vec<Message>) -> Record {
+    Record {
+        kind,
+        turn,
+        call: Some(CallId {
+            turn,
+            call: 1,
+            attempt: 1,
+        }),
+        note: "note".into(),
+        messages,
+        retract: 0,
+        forget: 0,
+    }
+}
+
+fn open(dir: &Path, epoch: i64) -> (Journal, Restored) {
+    let (mut journal, restored) = Journal::open(dir, &owner(epoch)).unwrap();
+    journal.claim(&owner(epoch)).unwrap();
+    (journal, restored)
+}
+
+fn refusal(dir: &Path, epoch: i64) -> JournalError {
+    Journal::open(dir, &owner(epoch)).map(|_| ()).unwrap_err()
+}
+
+fn write(journal: &mut Journal, records: &[Record]) {
+    let committed = journal
+        .commit(Timestamp::UNIX_EPOCH, records, &Snapshot::default())
+        .unwrap();
+    assert_eq!(committed, Committed::Normally);
+}
+
+fn count(journal: &Journal, sql: &str) -> i64 {
+    journal.connection.query_row(sql, [], |row| row.get(0)).unwrap()
+}
+
+/// A journal with one batch in it, closed.
+fn written(dir: &Path) {
+    let (mut journal, _) = open(dir, 1);
+    write(&mut journal, &[record(RecordKind::TurnStarted, 1, vec![user("hello")])]);
+    journal.close(&owner(1)).unwrap();
+}
+
+#[test]
+fn a_new_journal_holds_nothing_and_a_written_one_gives_it_all_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, restored) = open(dir.path(), 1);
+    assert_eq!(restored, Restored::default());
+    write(
+        &mut journal,
+        &[record(RecordKind::TurnStarted, 1, vec![user("a"), user("b")])],
+    );
+    write(&mut journal, &[record(RecordKind::CallAnswered, 1, vec![user("c")])]);
+    assert_eq!(count(&journal, "SELECT count(*) FROM journal WHERE call = 't1c1a1'"), 2);
+    journal.close(&owner(1)).unwrap();
+
+    let (_, restored) = open(dir.path(), 2);
+    assert_eq!(restored.transcript, [user("a"), user("b"), user("c")]);
+    assert_eq!(restored.snapshot, Some(Snapshot::default()));
+}
+
+#[test]
+fn what_was_committed_is_there_after_an_end_without_close() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    write(&mut journal, &[record(RecordKind::TurnStarted, 1, vec![user("a")])]);
+    // A copy of the files as they are now is what a killed process leaves.
+    let copy = tempfile::tempdir().unwrap();
+    for name in [FILE.to_owned(), format!("{FILE}-wal")] {
+        std::fs::copy(dir.path().join(&name), copy.path().join(&name)).unwrap();
+    }
+    let (_, restored) = open(copy.path(), 1);
+    assert_eq!(restored.transcript, [user("a")]);
+}
+
+#[test]
+fn forgotten_and_retracted_messages_leave_the_transcript_and_stay_in_the_history() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let all = ["a", "b", "c", "d"].map(user).to_vec();
+    write(&mut journal, &[record(RecordKind::TurnStarted, 1, all)]);
+    let mut failed = record(RecordKind::TurnFailed, 1, vec![user("e")]);
+    failed.retract = 1;
+    let mut trimmed = record(RecordKind::Trimmed, 1, vec![]);
+    trimmed.forget = 2;
+    write(&mut journal, &[failed, trimmed]);
+    assert_eq!(journal.transcript().unwrap(), [user("c"), user("e")]);
+    assert_eq!(count(&journal, "SELECT count(*) FROM messages"), 5);
+}
+
+#[test]
+fn a_second_worker_is_refused_while_the_first_has_the_journal_and_not_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = open(dir.path(), 1);
+    assert_eq!(refusal(dir.path(), 1).kind(), "JournalLocked");
+    journal.close(&owner(1)).unwrap();
+    open(dir.path(), 1);
+}
+
+#[test]
+fn an_older_epoch_is_refused_and_the_same_or_a_newer_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path(), 5));
+    let error = refusal(dir.path(), 4);
+    assert_eq!(error.kind(), "Fenced");
+    assert_eq!(
+        error.to_string(),
+        "pod pod-5 with epoch 5 has taken over this loop; this pod has epoch 4 and does nothing"
+    );
+    drop(open(dir.path(), 5));
+    drop(open(dir.path(), 6));
+}
+
+#[test]
+fn an_agent_made_again_on_a_retained_volume_counts_epochs_from_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path(), 5));
+    let again = Owner {
+        agent_uid: "another".into(),
+        ..owner(1)
+    };
+    let (mut journal, _) = Journal::open(dir.path(), &again).unwrap();
+    journal.claim(&again).unwrap();
+}
+
+#[test]
+fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    connection
+        .pragma_update(None, "user_version", schema::VERSION + 1)
+        .unwrap();
+    drop(connection);
+    let error = refusal(dir.path(), 1);
+    assert_eq!(error.kind(), "JournalNewer");
+    assert!(
+        error
+            .to_string()
+            .contains("schema version 2 and this agentloop knows versions up to 1")
+    );
+    assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
+}
+
+#[test]
+fn a_damaged_file_is_refused_in_words_that_name_it_and_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    let path = dir.path().join(FILE);
+    let sound = std::fs::read(&path).unwrap();
+    // The header, and the root page of the table of messages.
+    for offset in [0, 2 * 4096] {
+        let mut bytes = sound.clone();
+        for byte in &mut bytes[offset..offset + 64] {
+            *byte = !*byte;
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        let error = refusal(dir.path(), 1);
+        assert_eq!(error.kind(), "JournalCorrupted", "offset {offset}: {error}");
+        let words = error.to_string();
+        assert!(
+            words.contains(&path.display().to_string()) && words.contains("backup"),
+            "{words}"
+        );
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "offset {offset}");
+    }
+    std::fs::write(&path, &sound).unwrap();
+    assert_eq!(open(dir.path(), 1).1.transcript, [user("hello")]);
+}
+
+#[test]
+fn a_file_of_another_kind_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join(FILE), "once upon a time".repeat(400)).unwrap();
+    assert_eq!(refusal(dir.path(), 1).kind(), "JournalCorrupted");
+}
+
+#[test]
+fn an_unclean_end_makes_the_next_start_check_the_whole_file_and_a_clean_one_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    for turn in 1..200 {
+        write(&mut journal, &[record(RecordKind::TurnStarted, turn, vec![])]);
+    }
+    journal.close(&owner(1)).unwrap();
+    // The last page belongs to the lines, which a start does not read.
+    let path = dir.path().join(FILE);
+    let mut file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    file.seek(SeekFrom::End(-4096)).unwrap();
+    let mut page = [0; 8];
+    file.read_exact(&mut page).unwrap();
+    file.seek(SeekFrom::End(-4096)).unwrap();
+    file.write_all(&page.map(|byte| !byte)).unwrap();
+    drop(file);
+    let (journal, _) = open(dir.path(), 1);
+    drop(journal);
+    assert_eq!(refusal(dir.path(), 1).kind(), "JournalCorrupted");
+}
+
+/// Lets the file grow by two pages more; a full volume as SQLite sees it, without root.
+fn limit(journal: &Journal) {
+    let pages = count(journal, "PRAGMA page_count");
+    let _: i64 = journal
+        .connection
+        .query_row(&format!("PRAGMA max_page_count = {}", pages + 2), [], |row| row.get(0))
+        .unwrap();
+}
+
+#[test]
+fn a_batch_that_does_not_fit_is_refused_whole_and_gives_the_ballast_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    write(&mut journal, &[record(RecordKind::TurnStarted, 1, vec![user("a")])]);
+    limit(&journal);
+    let ballast = dir.path().join("ballast");
+    assert_eq!(ballast.metadata().unwrap().len(), 1024 * 1024);
+    let large = record(RecordKind::CallAnswered, 1, vec![user("b"), user(&"x".repeat(100_000))]);
+    let error = journal
+        .commit(Timestamp::UNIX_EPOCH, &[large], &Snapshot::default())
+        .unwrap_err();
+    assert_eq!(error.kind(), "JournalFull");
+    assert!(error.to_string().contains("spec.storage.size"));
+    assert!(!ballast.exists());
+    drop(journal);
+    let (_, restored) = open(dir.path(), 1);
+    assert_eq!(restored.transcript, [user("a")]);
+    assert!(ballast.exists());
+}
+
+#[test]
+fn history_beyond_the_last_2000_turns_is_dropped_and_the_live_transcript_never_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    write(
+        &mut journal,
+        &[record(RecordKind::TurnStarted, 1, vec![user("live"), user("old")])],
+    );
+    let mut second = record(RecordKind::TurnStarted, 100, vec![user("kept")]);
+    second.retract = 1;
+    write(&mut journal, &[second]);
+    let mut third = record(RecordKind::TurnStarted, 101, vec![]);
+    third.retract = 1;
+    write(&mut journal, &[third]);
+    let history = "SELECT count(*) FROM messages WHERE live = 0";
+    assert_eq!(count(&journal, history), 2);
+    write(&mut journal, &[record(RecordKind::TurnStarted, 2_000, vec![])]);
+    assert_eq!(count(&journal, history), 2);
+    write(&mut journal, &[record(RecordKind::TurnStarted, 2_001, vec![])]);
+    assert_eq!(count(&journal, history), 2, "pruned every 100 turns only");
+    write(&mut journal, &[record(RecordKind::TurnStarted, 2_100, vec![])]);
+    assert_eq!(count(&journal, history), 0);
+    assert_eq!(journal.transcript().unwrap(), [user("live")]);
+}
+
+#[test]
+fn lines_beyond_the_last_50000_are_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let lines: Vec<Record> = (0..JOURNAL_LINES + 5)
+        .map(|_| record(RecordKind::Transition, 1, vec![]))
+        .collect();
+    write(&mut journal, &lines);
+    assert_eq!(count(&journal, "SELECT count(*) FROM journal"), JOURNAL_LINES + 5);
+    write(&mut journal, &[record(RecordKind::TurnStarted, 100, vec![])]);
+    assert_eq!(count(&journal, "SELECT count(*) FROM journal"), JOURNAL_LINES);
+}

@@ -1,0 +1,111 @@
+//! What one transaction of the journal writes.
+
+use jiff::Timestamp;
+use rusqlite::{Connection, Transaction, TransactionBehavior, params};
+
+use crate::engine::machine::Snapshot;
+use crate::engine::{Record, RecordKind};
+
+use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, PRUNE_EVERY_TURNS};
+
+/// Why a batch was not written.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteError {
+    #[error(transparent)]
+    Sqlite(#[from] rusqlite::Error),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+/// Writes one batch of the engine: all of it, or nothing.
+pub(super) fn batch(
+    connection: &mut Connection,
+    now: Timestamp,
+    records: &[Record],
+    snapshot: &Snapshot,
+) -> Result<(), WriteError> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    for record in records {
+        line(&transaction, now, record)?;
+        messages(&transaction, record)?;
+    }
+    put(&transaction, super::SNAPSHOT_KEY, &serde_json::to_string(snapshot)?)?;
+    if let Some(turn) = records.iter().find_map(turn_to_prune_at) {
+        prune(&transaction, turn)?;
+    }
+    transaction.commit()?;
+    Ok(())
+}
+
+/// Sets one key of `kv`.
+pub(super) fn put(connection: &Connection, key: &str, value: &str) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("INSERT INTO kv (key, value) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2")?
+        .execute(params![key, value])?;
+    Ok(())
+}
+
+fn line(transaction: &Transaction<'_>, now: Timestamp, record: &Record) -> rusqlite::Result<()> {
+    transaction
+        .prepare_cached("INSERT INTO journal (at, kind, turn, call, note) VALUES (?1, ?2, ?3, ?4, ?5)")?
+        .execute(params![
+            now.to_string(),
+            record.kind.as_ref(),
+            record.turn,
+            record.call.map(|call| call.to_string()),
+            record.note,
+        ])?;
+    Ok(())
+}
+
+fn messages(transaction: &Transaction<'_>, record: &Record) -> Result<(), WriteError> {
+    retire(transaction, record.retract, "DESC")?;
+    for message in &record.messages {
+        transaction
+            .prepare_cached("INSERT INTO messages (turn, live, json) VALUES (?1, 1, ?2)")?
+            .execute(params![record.turn, serde_json::to_string(message)?])?;
+    }
+    retire(transaction, record.forget, "ASC")?;
+    Ok(())
+}
+
+/// Takes messages out of the live transcript, from its newest end (`DESC`) or its oldest (`ASC`).
+fn retire(transaction: &Transaction<'_>, count: usize, order: &'static str) -> rusqlite::Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    transaction
+        .prepare_cached(&format!(
+            "UPDATE messages SET live = 0
+             WHERE id IN (SELECT id FROM messages WHERE live = 1 ORDER BY id {order} LIMIT ?1)"
+        ))?
+        .execute([i64::try_from(count).unwrap_or(i64::MAX)])?;
+    Ok(())
+}
+
+fn turn_to_prune_at(record: &Record) -> Option<i64> {
+    (record.kind == RecordKind::TurnStarted && record.turn % PRUNE_EVERY_TURNS == 0).then_some(record.turn)
+}
+
+/// Drops what is older than the bounds of the journal. The live transcript is never touched.
+fn prune(transaction: &Transaction<'_>, turn: i64) -> rusqlite::Result<()> {
+    transaction.execute(
+        "DELETE FROM messages WHERE live = 0 AND turn <= ?1",
+        [turn - HISTORY_TURNS],
+    )?;
+    transaction.execute(
+        "DELETE FROM journal WHERE seq <= (SELECT max(seq) FROM journal) - ?1",
+        [JOURNAL_LINES],
+    )?;
+    let kept: i64 = transaction.query_row("SELECT coalesce(sum(length(json)), 0) FROM messages", [], |row| {
+        row.get(0)
+    })?;
+    if kept > HISTORY_BYTES {
+        transaction.execute(
+            "DELETE FROM messages WHERE live = 0
+             AND turn <= (SELECT (min(turn) + max(turn)) / 2 FROM messages WHERE live = 0)",
+            [],
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! What the worker says of its loop: the engine's view, as a report.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::api::status::LastError;
+use crate::engine::machine::View;
+use crate::link::messages::{HeldReason, LoopReport};
+
+/// Longest message of an error, in bytes.
+const MAX_MESSAGE: usize = 1024;
+
+/// The report of an engine.
+#[must_use]
+pub fn of(view: View) -> LoopReport {
+    LoopReport {
+        state: view.state,
+        reasons: view
+            .reasons
+            .into_iter()
+            .map(|held| HeldReason {
+                reason: held.reason,
+                until: held.until,
+                message: held.message,
+            })
+            .collect(),
+        since: view.since,
+        resumes_at: view.resumes_at,
+        wake: view.wake,
+        outcome: view.outcome,
+        turn: view.turn,
+        turns_completed: view.turns_completed,
+        consecutive_errors: view.consecutive_errors.try_into().unwrap_or(i32::MAX),
+        consecutive_turns: view.consecutive_turns.try_into().unwrap_or(i32::MAX),
+        handled: view.handled,
+        last_error: view
+            .last_error
+            .map(|(at, failure)| error(at, failure.kind.as_ref(), failure.message)),
+    }
+}
+
+/// An error as it shows in status.
+#[must_use]
+pub fn error(at: Timestamp, kind: &str, mut message: String) -> LastError {
+    let mut end = message.len().min(MAX_MESSAGE);
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    message.truncate(end);
+    LastError {
+        at: Time(at),
+        kind: kind.into(),
+        message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_at_1_kib_between_characters() {
+        let cut = error(Timestamp::UNIX_EPOCH, "Timeout", format!("x{}", "ä".repeat(600)));
+        assert_eq!(cut.message.len(), 1023);
+        assert_eq!(
+            error(Timestamp::UNIX_EPOCH, "Timeout", "y".repeat(1024)).message.len(),
+            1024
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! A worker from its start to its end: journal, session, drive, last words.
+
+use std::path::PathBuf;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{Duration, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::machine::Engine;
+use crate::engine::settings::Settings;
+use crate::link::messages::LoopReport;
+use crate::link::pod::PodConfig;
+use crate::link::socket::Session;
+
+use super::driver::{Driver, Ended, Parts, World};
+use super::gateway_client::{GatewayClient, Heard};
+use super::instructions::Instructions;
+use super::journal::{Journal, JournalError, Owner, Restored};
+use super::outbox::Outbox;
+use super::report;
+
+/// How long a worker that cannot start waits for the gateway, to say why.
+const SAY_WHY: Duration = Duration::from_secs(10);
+
+/// What a worker needs to know.
+pub struct Options {
+    /// Its pod's configuration.
+    pub config: PodConfig,
+    /// Uid of its pod.
+    pub pod_uid: String,
+    /// The gateway's socket.
+    pub socket: PathBuf,
+    /// Directory of the journal.
+    pub journal_dir: PathBuf,
+    /// The mounted instructions, read when the configuration has none inline.
+    pub instructions_file: PathBuf,
+}
+
+/// Why a worker ended without being asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The instructions.
+    #[error("{0}")]
+    Instructions(String),
+    /// The client of the socket could not be made.
+    #[error("the client of the gateway's socket cannot be made: {0}")]
+    Client(#[from] reqwest::Error),
+}
+
+impl WorkerError {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Journal(error) => error.kind(),
+            Self::Instructions(_) => "InstructionsUnreadable",
+            Self::Client(_) => "WorkerFailed",
+        }
+    }
+}
+
+/// Runs a worker until `terminate`, or until its loop cannot go on.
+pub async fn run(options: Options, terminate: CancellationToken) -> Result<(), WorkerError> {
+    let gateway = GatewayClient::new(&options.socket)?;
+    let connections = watch::Sender::new(0);
+    let heard = watch::Sender::new(None);
+    let outbox = Outbox::start(&gateway, connections.subscribe());
+    let listener = heard.subscribe();
+    let events = tokio::spawn(gateway.clone().run_events(heard, connections));
+    let worker = Worker {
+        options,
+        gateway,
+        outbox,
+        heard: listener,
+        terminate,
+    };
+    let result = worker.run().await;
+    events.abort();
+    result
+}
+
+struct Worker {
+    options: Options,
+    gateway: GatewayClient,
+    outbox: Outbox,
+    heard: watch::Receiver<Option<Heard>>,
+    terminate: CancellationToken,
+}
+
+impl Worker {
+    async fn run(mut self) -> Result<(), WorkerError> {
+        let owner = Owner {
+            agent_uid: self.options.config.uid.clone(),
+            pod_uid: self.options.pod_uid.clone(),
+            epoch: self.options.config.epoch,
+        };
+        let result = match self.prepare(&owner) {
+            Ok((journal, restored, instructions)) => self.live(journal, restored, instructions, &owner).await,
+            Err(error) => {
+                self.say_why(&error).await;
+                Err(error)
+            }
+        };
+        self.outbox.finish().await;
+        result
+    }
+
+    fn prepare(&self, owner: &Owner) -> Result<(Journal, Restored, Instructions), WorkerError> {
+        let (mut journal, restored) = Journal::open(&self.options.journal_dir, owner)?;
+        journal.claim(owner)?;
+        let inline = self.options.config.spec.instructions.clone();
+        let instructions =
+            Instructions::load(inline, self.options.instructions_file.clone()).map_err(WorkerError::Instructions)?;
+        Ok((journal, restored, instructions))
+    }
+
+    /// Drives the loop, closes the journal, and idles when that is all there is to do.
+    async fn live(
+        &mut self,
+        mut journal: Journal,
+        restored: Restored,
+        instructions: Instructions,
+        owner: &Owner,
+    ) -> Result<(), WorkerError> {
+        let ended = match self.meet_gateway().await {
+            Some((session, first)) => {
+                let spec = &self.options.config.spec;
+                let engine = match restored.snapshot {
+                    Some(snapshot) => Engine::restore(Settings::from(spec), snapshot, restored.transcript),
+                    None => Engine::new(Settings::from(spec)),
+                };
+                let parts = Parts {
+                    engine,
+                    model: &spec.model,
+                    instructions,
+                    journal: &mut journal,
+                    gateway: &self.gateway,
+                    outbox: &self.outbox,
+                };
+                let world = World {
+                    heard: self.heard.clone(),
+                    terminate: self.terminate.clone(),
+                };
+                Driver::new(parts, &first).run(&session, world).await
+            }
+            None => Ok(Ended::Exit),
+        };
+        let closed = journal.close(owner);
+        let ended = ended?;
+        closed?;
+        self.idle(ended).await;
+        Ok(())
+    }
+
+    /// The session and the first word about directives: a loop that is to be suspended makes no call first.
+    async fn meet_gateway(&mut self) -> Option<(Session, Heard)> {
+        let meeting = async {
+            let session = self.gateway.session().await;
+            let first = self.heard.wait_for(Option::is_some).await.ok()?.clone()?;
+            Some((session, first))
+        };
+        tokio::select! {
+            met = meeting => met,
+            () = self.terminate.cancelled() => None,
+        }
+    }
+
+    /// Waits for the pod to go. A suspension that was lifted before that ends the process too: its next start goes on.
+    async fn idle(&mut self, ended: Ended) {
+        if ended == Ended::Exit {
+            return;
+        }
+        let no_longer = |heard: &Option<Heard>| {
+            heard.as_ref().is_some_and(|heard| {
+                heard.event.fenced || (ended == Ended::Suspended && !heard.event.directives.suspend)
+            })
+        };
+        tokio::select! {
+            _ = self.heard.wait_for(no_longer) => {}
+            () = self.terminate.cancelled() => {}
+        }
+    }
+
+    /// Tells the controller why there is no loop.
+    async fn say_why(&self, error: &WorkerError) {
+        let turn = tokio::select! {
+            session = timeout(SAY_WHY, self.gateway.session()) => session.map_or(0, |session| session.known.turn),
+            () = self.terminate.cancelled() => 0,
+        };
+        self.outbox.report(LoopReport {
+            turn,
+            last_error: Some(report::error(Timestamp::now(), error.kind(), error.to_string())),
+            ..LoopReport::default()
+        });
+    }
+}
