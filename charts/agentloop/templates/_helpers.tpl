@@ -1,0 +1,77 @@
+{{/* Name of the objects of this release. */}}
+{{- define "agentloop.fullname" -}}
+{{- if contains "agentloop" .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-agentloop" .Release.Name }}{{ end -}}
+{{- end }}
+
+{{/* Name of its objects outside namespaces: unique per namespace where several releases may share a cluster. */}}
+{{- define "agentloop.clusterName" -}}
+{{- if .Values.watchNamespaces }}{{ printf "%s-%s" (include "agentloop.fullname" .) .Release.Namespace }}{{ else }}{{ include "agentloop.fullname" . }}{{ end -}}
+{{- end }}
+
+{{- define "agentloop.selectorLabels" -}}
+app.kubernetes.io/name: agentloop
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: controller
+{{- end }}
+
+{{- define "agentloop.labels" -}}
+{{ include "agentloop.selectorLabels" . }}
+app.kubernetes.io/part-of: agentloop
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "agentloop.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "agentloop.fullname" .) }}{{ else }}{{ required "serviceAccount.name is required when serviceAccount.create is false" .Values.serviceAccount.name }}{{ end -}}
+{{- end }}
+
+{{- define "agentloop.image" -}}
+{{- if .Values.image.digest }}{{ printf "%s@%s" .Values.image.repository .Values.image.digest }}{{ else }}{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}{{ end -}}
+{{- end }}
+
+{{/* Binds the controller's service account to the role of the same name. */}}
+{{- define "agentloop.subjects" -}}
+subjects:
+- kind: ServiceAccount
+  name: {{ include "agentloop.serviceAccountName" . }}
+  namespace: {{ .Release.Namespace }}
+{{- end }}
+
+{{/* What the controller does in each namespace with Agents. No wider than what the tests see it use. */}}
+{{- define "agentloop.agentRules" -}}
+- apiGroups: [agentloop.dev]
+  resources: [agents]
+  verbs: [get, list, watch]
+- apiGroups: [agentloop.dev]
+  resources: [agents/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [configmaps, serviceaccounts]
+  verbs: [get, create, patch]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
+
+{{/* What the controller does outside namespaces. */}}
+{{- define "agentloop.clusterRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get]
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
+  verbs: [create]
+{{- end }}
