@@ -1,10 +1,11 @@
 """An OpenAI-compatible server that misbehaves on purpose. `/<label>/v1/chat/completions` shows the fault that
 `PUT /_control/<label>` (body: the fault's name) last chose for the label; before that, the fault of the label's own name,
 so that `/401/v1` always refuses. Faults: see FAULTS. Each call leaves a `begin` and an `end` line in the record, as
-record.py does; `usage` is what the client was told.
+record.py does; `usage` is what the client was told, `messages` a short hash of each message that the client sent.
 """
 
 import email.utils
+import hashlib
 import json
 import time
 
@@ -12,12 +13,18 @@ import common
 
 USAGE = {"prompt_tokens": 40, "completion_tokens": 8, "total_tokens": 48, "prompt_tokens_details": {"cached_tokens": 10}}
 RETRY_SECONDS = 2
+# Texts of answers and errors say `canary-…`: none of them may show up in a status, an event, a log or a metric.
 
 
 def completion(content, usage=USAGE):
     message = {"role": "assistant", "content": content}
     body = {"id": "x", "object": "chat.completion", "model": "faulty", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     return {**body, "usage": usage} if usage else body
+
+
+def hashes(request):
+    texts = (json.dumps(message, sort_keys=True) for message in request.get("messages", []))
+    return [hashlib.sha256(text.encode()).hexdigest()[:12] for text in texts]
 
 
 def event(delta, finish=None, usage=None):
@@ -38,14 +45,13 @@ class Faulty(common.Handler):
 
     def do_POST(self):
         label = self.path.split("/")[1]
-        body = self.request_body()
+        request = json.loads(self.request_body())
         call = {"id": self.record.next_id(), "label": label, "path": self.path, "key": self.headers.get("Idempotency-Key")}
         fault = self.chosen.get(label, label)
-        self.record.append(event="begin", fault=fault, **call)
+        self.record.append(event="begin", fault=fault, messages=hashes(request), **call)
         self.end = {"status": None, "usage": None, "complete": False, "delivered": False}
         try:
-            streamed = json.loads(body).get("stream", False)
-            FAULTS.get(fault, Faulty.good)(self, streamed)
+            FAULTS.get(fault, Faulty.good)(self, request.get("stream", False))
         except OSError:
             self.close_connection = True
         finally:
@@ -57,7 +63,6 @@ class Faulty(common.Handler):
         self.end["delivered"] = True
 
     def error(self, status, code, headers=()):
-        # The text is long and secret-looking on purpose: nothing of it may show up in a status or a log.
         body = {"error": {"message": f"{code}: canary-provider-text", "type": code, "code": code}}
         self.finish_with(status, json.dumps(body).encode(), headers)
 
@@ -73,6 +78,9 @@ class Faulty(common.Handler):
         if cut:
             raise ConnectionResetError
         self.chunk(event({}, "stop"))
+        self.finish_stream(usage)
+
+    def finish_stream(self, usage):
         if usage:
             self.chunk(event({}, usage=usage))
         self.end.update(usage=usage, complete=True)
@@ -82,9 +90,19 @@ class Faulty(common.Handler):
 
     def good(self, streamed, usage=USAGE):
         if streamed:
-            self.stream(["Nothing ", "to ", "do."], usage)
+            self.stream(["canary-answer-text ", "nothing to do."], usage)
         else:
-            self.finish_with(200, json.dumps(completion("Nothing to do.", usage)).encode())
+            self.finish_with(200, json.dumps(completion("canary-answer-text nothing to do.", usage)).encode())
+
+    def sleep(self, _streamed):
+        """The model chooses to sleep for an hour."""
+        arguments = json.dumps({"mode": "sleep", "sleep": 3600, "reason": "nothing to do"})
+        tool_call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "yield", "arguments": arguments}}
+        self.end["status"] = 200
+        self.start_chunks(200, [("Content-Type", "text/event-stream")])
+        self.chunk(event({"tool_calls": [tool_call]}))
+        self.chunk(event({}, "tool_calls"))
+        self.finish_stream(USAGE)
 
     def slow(self, streamed):
         """Two seconds of stream, then good."""
@@ -108,6 +126,7 @@ class Faulty(common.Handler):
 FAULTS = {
     "good": Faulty.good,
     "slow": Faulty.slow,
+    "sleep": Faulty.sleep,
     "endless": Faulty.endless,
     "cut": Faulty.cut_stream,
     "garbage": Faulty.garbage,

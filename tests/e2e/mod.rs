@@ -1,1 +1,18 @@
 //! Tests on a real one-node cluster, with the image and the chart that users get.
+//!
+//! Run by `make test`, which starts the cluster. Measured figures are printed as lines `FIGURE name value unit`.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod agents;
+mod cluster;
+mod host;
+mod link_lost;
+mod metering;
+mod mistakes;
+mod model_server;
+mod prometheus;
+mod providers;
+mod resume;
+mod secrets;
+mod suspend;

@@ -1,3 +1,7 @@
 //! What several tests share.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod clusters;
+pub mod http;
+pub mod kubectl;

@@ -1,0 +1,194 @@
+//! The one-node cluster, with the release installed once for the whole run, and who may use it when.
+//!
+//! Tests that only use the cluster share it; tests that break it (restart the node, stop the API server, kill the
+//! controller, upgrade the release) have it alone. A namespace of its own for each test, held to `restricted`.
+
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::{clusters, kubectl::Kubectl};
+
+/// Namespace of the release.
+pub const SYSTEM: &str = "agentloop-system";
+/// Name of the release.
+pub const RELEASE: &str = "agentloop";
+/// The resource by its full name, since other products own `agents` too.
+pub const AGENTS: &str = "agents.agentloop.dev";
+/// The label of the replica that leads.
+pub const LEADER: &str = "agentloop.dev/leader=true";
+
+static INSTALLED: OnceLock<Option<Kubectl>> = OnceLock::new();
+static TURN: RwLock<()> = RwLock::new(());
+
+/// The cluster, used side by side with other tests.
+pub struct Shared {
+    pub system: Kubectl,
+    _turn: RwLockReadGuard<'static, ()>,
+}
+
+/// The cluster, for this test alone.
+pub struct Alone {
+    pub system: Kubectl,
+    _turn: RwLockWriteGuard<'static, ()>,
+}
+
+/// The cluster for a test that breaks nothing; `None` (said loudly) where there is none.
+pub fn shared() -> Option<Shared> {
+    let system = installed()?;
+    let _turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
+    Some(Shared { system, _turn })
+}
+
+/// The cluster for a test that breaks it; `None` (said loudly) where there is none.
+pub fn alone() -> Option<Alone> {
+    let system = installed()?;
+    let _turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
+    Some(Alone { system, _turn })
+}
+
+fn installed() -> Option<Kubectl> {
+    INSTALLED
+        .get_or_init(|| {
+            let system = Kubectl::new(&clusters::node()?, SYSTEM);
+            install(&system, &[]);
+            Some(system)
+        })
+        .clone()
+}
+
+/// `helm upgrade --install --wait` of the chart with two replicas; `extra` are further arguments.
+pub fn install(system: &Kubectl, extra: &[&str]) {
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/agentloop");
+    let image = std::env::var("AGENTLOOP_E2E_IMAGE").unwrap_or_else(|_| "localhost/agentloop:dev".into());
+    let (repository, tag) = image.rsplit_once(':').expect("AGENTLOOP_E2E_IMAGE is repository:tag");
+    let repository = format!("image.repository={repository}");
+    let tag = format!("image.tag={tag}");
+    let mut args = vec![
+        "upgrade",
+        "--install",
+        RELEASE,
+        chart,
+        "--create-namespace",
+        "--wait",
+        "--timeout",
+        "120s",
+    ];
+    args.extend(["--set", &repository, "--set", &tag, "--set", "image.pullPolicy=Never"]);
+    args.extend(["--set", "replicas=2"]);
+    args.extend(extra);
+    system.helm(&args);
+}
+
+/// The replica that leads, once there is exactly one that runs.
+pub fn leader(system: &Kubectl) -> Value {
+    let deadline = Instant::now() + Duration::from_secs(40);
+    let watch = system.watch("pods", &["-l", LEADER]);
+    loop {
+        let mut leaders = system.list("pods", LEADER);
+        leaders.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null() && pod["status"]["phase"] == "Running");
+        if leaders.len() == 1 {
+            return leaders.remove(0);
+        }
+        assert!(
+            watch.next(deadline).is_some(),
+            "no single leader within 40 s: {leaders:#?}"
+        );
+    }
+}
+
+/// The leader's metrics page, as Prometheus would read it.
+pub fn metrics(system: &Kubectl) -> String {
+    let pod = leader(system);
+    let name = pod["metadata"]["name"].as_str().expect("a pod has a name");
+    system.raw(&format!(
+        "/api/v1/namespaces/{SYSTEM}/pods/{name}:{}/proxy/metrics",
+        metrics_port(&pod)
+    ))
+}
+
+/// The port named `metrics` of a pod.
+pub fn metrics_port(pod: &Value) -> u64 {
+    pod["spec"]["containers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .flat_map(|container| container["ports"].as_array().into_iter().flatten())
+        .find(|port| port["name"] == "metrics")
+        .and_then(|port| port["containerPort"].as_u64())
+        .expect("the controller has a port named metrics")
+}
+
+/// The value of one series of a metrics page; labels must all be there.
+pub fn series(page: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    page.lines().filter(|line| !line.starts_with('#')).find_map(|line| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (found, rest) = series.split_once('{').unwrap_or((series, ""));
+        let fits = labels
+            .iter()
+            .all(|(key, value)| rest.contains(&format!("{key}=\"{value}\"")));
+        (found == name && fits).then(|| value.parse().ok())?
+    })
+}
+
+/// A namespace of a test, held to the `restricted` profile; goes with its value.
+pub struct Namespace {
+    pub kubectl: Kubectl,
+}
+
+impl Namespace {
+    /// A new namespace, its name starting with `test`.
+    pub fn new(system: &Kubectl, test: &str) -> Self {
+        let stamp = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_millis() % 100_000_000;
+        let name = format!("{test}-{stamp}");
+        system.apply(&format!(
+            "{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {{\
+             pod-security.kubernetes.io/enforce: restricted}}}}}}"
+        ));
+        Self {
+            kubectl: system.in_namespace(&name),
+        }
+    }
+
+    /// All that helps to understand a failed test.
+    fn dump(&self) {
+        for args in [
+            &["get", "agents.agentloop.dev,pods,persistentvolumeclaims", "-o", "wide"][..],
+            &["describe", "agents.agentloop.dev"],
+            &["describe", "pods"],
+            &["get", "events", "--sort-by=.lastTimestamp"],
+        ] {
+            eprintln!("--- kubectl {}\n{}", args.join(" "), self.kubectl.run(args).stdout);
+        }
+        logs(&self.kubectl, "");
+        logs(&self.kubectl.in_namespace(SYSTEM), "");
+    }
+}
+
+/// Prints the last log lines of all containers in a namespace that match the selector.
+fn logs(kubectl: &Kubectl, selector: &str) {
+    for pod in kubectl
+        .run(&["get", "pods", "-l", selector, "-o", "name"])
+        .stdout
+        .lines()
+    {
+        let ended = kubectl.run(&["logs", pod, "--all-containers", "--prefix", "--tail=60"]);
+        eprintln!("--- logs {pod}\n{}{}", ended.stdout, ended.stderr);
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.dump();
+        }
+        self.kubectl
+            .run(&["delete", "namespace", self.kubectl.namespace(), "--wait=false"]);
+    }
+}
+
+/// Prints a measured figure in the one form that is searched for.
+pub fn figure(name: &str, value: impl std::fmt::Display, unit: &str) {
+    eprintln!("FIGURE {name} {value} {unit}");
+}

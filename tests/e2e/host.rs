@@ -1,0 +1,115 @@
+//! The node is this machine: processes of pods, their network, and their volumes seen from outside.
+//!
+//! The image has no shell, so that nothing can be killed or cut off from within.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The process of a role (`worker`, `gateway`, `controller`) in the pod with this uid.
+pub fn process(pod_uid: &str, role: &str) -> Option<u32> {
+    let processes = std::fs::read_dir("/proc").expect("/proc can be read");
+    processes.flatten().find_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let cgroup = std::fs::read_to_string(entry.path().join("cgroup")).ok()?;
+        let command = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let mut words = command.split(|byte| *byte == 0);
+        let is_ours = words.next()?.ends_with(b"agentloop") && words.next()? == role.as_bytes();
+        (is_ours && in_pod(&cgroup, pod_uid)).then_some(pid)
+    })
+}
+
+/// cgroup drivers write the uid with dashes or with underscores.
+fn in_pod(cgroup: &str, uid: &str) -> bool {
+    cgroup.contains(uid) || cgroup.contains(&uid.replace('-', "_"))
+}
+
+/// Sends a signal to one process, by its id.
+pub fn signal(pid: u32, signal: &str) {
+    let mut command = Command::new("kill");
+    command.args([&format!("-{signal}"), &pid.to_string()]);
+    assert!(
+        command.status().expect("kill starts").success(),
+        "SIG{signal} reaches process {pid}"
+    );
+}
+
+/// SIGKILL to the process of a role in a pod.
+pub fn kill(pod: &Value, role: &str) {
+    let uid = pod["metadata"]["uid"].as_str().expect("a pod has a uid");
+    let pid = process(uid, role).unwrap_or_else(|| panic!("no {role} runs in pod {uid}"));
+    signal(pid, "KILL");
+}
+
+/// Resident memory of a process in KiB.
+pub fn resident_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .expect("it has memory");
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|text| text.parse().ok())
+        .expect("a number")
+}
+
+/// A pod without one TCP port of the outside world; ends with its value.
+pub struct CutOff {
+    pid: u32,
+    port: u16,
+}
+
+impl CutOff {
+    /// Drops all packets between the pod and that port, inside the pod's own network namespace.
+    pub fn start(pod: &Value, port: u16) -> Self {
+        let uid = pod["metadata"]["uid"].as_str().expect("a pod has a uid");
+        let cut = Self {
+            pid: process(uid, "gateway").expect("the gateway runs"),
+            port,
+        };
+        cut.rules("-I");
+        cut
+    }
+
+    fn rules(&self, change: &str) {
+        for (chain, side) in [("OUTPUT", "--dport"), ("INPUT", "--sport")] {
+            let mut command = Command::new("nsenter");
+            command.args(["--target", &self.pid.to_string(), "--net", "iptables", change, chain]);
+            command.args(["-p", "tcp", side, &self.port.to_string(), "-j", "DROP"]);
+            let done = command.status().expect("nsenter starts").success();
+            assert!(
+                done || std::thread::panicking(),
+                "iptables {change} in the pod's network"
+            );
+        }
+    }
+}
+
+impl Drop for CutOff {
+    fn drop(&mut self) {
+        self.rules("-D");
+    }
+}
+
+/// The directory on this machine behind a pod's volume claim.
+pub fn volume(claim: &Value, volume: &Value) -> PathBuf {
+    let path = ["/spec/hostPath/path", "/spec/local/path"]
+        .iter()
+        .find_map(|at| volume.pointer(at)?.as_str());
+    path.unwrap_or_else(|| panic!("the claim {} is not on this machine", claim["metadata"]["name"]))
+        .into()
+}
+
+/// The first file below a directory with that name ending.
+pub fn find(directory: &Path, ending: &str) -> Option<PathBuf> {
+    std::fs::read_dir(directory).ok()?.flatten().find_map(|entry| {
+        let path = entry.path();
+        if path.is_dir() {
+            find(&path, ending)
+        } else {
+            path.to_string_lossy().ends_with(ending).then_some(path)
+        }
+    })
+}

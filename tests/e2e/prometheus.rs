@@ -1,0 +1,160 @@
+//! Debian's Prometheus scrapes the controller, and its own linter finds nothing.
+
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::agents::{Agent, script, scripted};
+use super::cluster::{self, Namespace, shared};
+use crate::support::http;
+
+#[test]
+fn prometheus_scrapes_the_controller_and_answers_queries_with_and_without_honor_labels() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "prometheus");
+    namespace.kubectl.apply(&script(
+        "plan",
+        &json!({"turns": [{"text": "hello"}, {"yield": {"sleep": 3600}}]}),
+    ));
+    let agent = Agent::apply(&namespace, "scraped", &scripted("plan"), &json!({}));
+    agent.until_state("Sleeping", 90);
+    let tokens = agent.until("tokens", 60, |agent| {
+        agent["status"]["usage"]["outputTokens"].as_i64().filter(|&n| n > 0)
+    });
+
+    let leader = cluster::leader(&cluster.system);
+    let address = leader["status"]["podIP"].as_str().expect("the leader has an address");
+    let prometheus = Prometheus::start(&format!("{address}:{}", cluster::metrics_port(&leader)));
+    let ns = namespace.kubectl.namespace();
+    let state = format!("agentloop_agent_loop_state{{job=\"honest\",namespace=\"{ns}\",state=\"Sleeping\"}}");
+    assert_eq!(prometheus.until_value(&state), "1");
+    let all = format!("count(agentloop_agent_loop_state{{job=\"honest\",namespace=\"{ns}\"}})");
+    assert_eq!(prometheus.until_value(&all), "6", "all six states are always there");
+    let output =
+        |label: &str| format!("agentloop_agent_tokens_total{{{label}=\"{ns}\",type=\"output\",agent=\"scraped\"}}");
+    assert_eq!(
+        prometheus.until_value(&output("job=\"honest\",namespace")),
+        tokens.to_string()
+    );
+    // Without honor_labels Prometheus puts its own target label first and renames ours.
+    assert_eq!(
+        prometheus.until_value(&output("job=\"plain\",exported_namespace")),
+        tokens.to_string()
+    );
+    let reconciles = "sum(controller_runtime_reconcile_total{job=\"honest\",controller=\"agent\"}) > bool 0";
+    assert_eq!(prometheus.until_value(reconciles), "1");
+    assert_eq!(
+        prometheus.until_value("count(up == 0) or vector(0)"),
+        "0",
+        "every scrape worked"
+    );
+}
+
+#[test]
+fn promtool_finds_nothing_wrong_with_the_metrics_page() {
+    let Some(cluster) = shared() else { return };
+    let page = cluster::metrics(&cluster.system);
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool is installed (package prometheus)");
+    promtool
+        .stdin
+        .take()
+        .expect("stdin is piped")
+        .write_all(page.as_bytes())
+        .expect("promtool reads");
+    let output = promtool.wait_with_output().expect("promtool ends");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.trim().is_empty(),
+        "promtool check metrics: {said}"
+    );
+}
+
+/// A Prometheus of this test, on loopback; ends with its value.
+struct Prometheus {
+    child: Child,
+    address: String,
+    _data: tempfile::TempDir,
+}
+
+impl Prometheus {
+    /// Scrapes one target twice: as the documentation asks for, and with Prometheus' own defaults.
+    fn start(target: &str) -> Self {
+        let data = tempfile::tempdir().expect("a temporary directory");
+        let scrape = |job: &str, honor: bool| json!({"job_name": job, "honor_labels": honor, "static_configs": [{"targets": [target], "labels": {"namespace": "scraper"}}]});
+        let config = json!({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape("honest", true), scrape("plain", false)]});
+        let file = data.path().join("prometheus.yml");
+        std::fs::write(&file, config.to_string()).expect("the configuration can be written");
+        let address = free_address();
+        let child = Self::command(&file, &data.path().join("tsdb"), &address)
+            .spawn()
+            .expect("prometheus is installed");
+        Self {
+            child,
+            address,
+            _data: data,
+        }
+    }
+
+    fn command(config: &Path, data: &Path, address: &str) -> Command {
+        let mut command = Command::new("prometheus");
+        command
+            .arg(format!("--config.file={}", config.display()))
+            .arg(format!("--storage.tsdb.path={}", data.display()))
+            .arg(format!("--web.listen-address={address}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    }
+
+    /// The value of a query that gives one sample, once there is one.
+    fn until_value(&self, query: &str) -> String {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let answer = self.query(query);
+            let results = answer["data"]["result"].as_array().cloned().unwrap_or_default();
+            if let [only] = results.as_slice() {
+                return only["value"][1].as_str().expect("a sample has a value").to_owned();
+            }
+            assert!(Instant::now() < deadline, "{query} gave {answer}");
+            // Prometheus scrapes once a second; it tells nobody when.
+            std::thread::park_timeout(Duration::from_millis(200));
+        }
+    }
+
+    fn query(&self, query: &str) -> Value {
+        let listens = std::net::TcpStream::connect(&self.address).is_ok();
+        let form = format!("query={}", percent(query));
+        let path = "/api/v1/query";
+        let answer =
+            listens.then(|| http::request(&self.address, "POST", path, "application/x-www-form-urlencoded", &form));
+        answer
+            .and_then(|(_, body)| serde_json::from_str(&body).ok())
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    listener.local_addr().expect("it is bound").to_string()
+}
+
+fn percent(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}

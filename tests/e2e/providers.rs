@@ -1,0 +1,142 @@
+//! What an Agent says of a provider that fails, and that it goes on when the provider is good again.
+
+use serde_json::json;
+
+use super::agents::{Agent, condition, openai, status_used};
+use super::cluster::{AGENTS, Namespace, shared};
+use super::model_server::{self, ModelServer};
+
+/// One way to fail: the fault, the reason of `ModelAvailable=False`, the status of `Ready`.
+struct Trouble {
+    fault: &'static str,
+    reason: &'static str,
+    ready: &'static str,
+}
+
+const fn trouble(fault: &'static str, reason: &'static str, ready: &'static str) -> Trouble {
+    Trouble { fault, reason, ready }
+}
+
+/// A person must act only where no attempt can ever help.
+const TROUBLES: &[Trouble] = &[
+    trouble("401", "AuthenticationFailed", "False"),
+    trouble("429-quota", "QuotaExceeded", "False"),
+    trouble("404", "BadResponse", ""),
+    trouble("garbage", "BadResponse", ""),
+    trouble("500", "Unreachable", ""),
+    trouble("529", "Unreachable", ""),
+    trouble("cut", "Unreachable", ""),
+];
+
+#[test]
+fn each_kind_of_provider_trouble_is_named_and_ends_with_the_next_good_call() {
+    let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "providers");
+    let agents: Vec<_> = TROUBLES
+        .iter()
+        .map(|trouble| (trouble, start(&namespace, server, trouble.fault)))
+        .collect();
+    for (trouble, (agent, _)) in &agents {
+        let found = agent.until_condition("ModelAvailable", "False", trouble.reason, 60);
+        let message = found["message"].as_str().unwrap_or_default();
+        assert!(
+            message.len() > 20 && !message.contains("canary"),
+            "{}: {message}",
+            trouble.fault
+        );
+        if !trouble.ready.is_empty() {
+            agent.until("Ready", 30, |agent| {
+                (condition(agent, "Ready")?["status"] == trouble.ready).then_some(())
+            });
+        }
+    }
+    for (trouble, (agent, label)) in &agents {
+        server.choose(label, "sleep");
+        let resume = json!({"metadata": {"annotations": {"agentloop.dev/resume": trouble.fault}}});
+        agent.kubectl.patch(AGENTS, &agent.name, &resume);
+    }
+    for (_, (agent, _)) in &agents {
+        agent.until_condition("ModelAvailable", "True", "Reachable", 120);
+        agent.until("Ready again", 60, |agent| {
+            (condition(agent, "Ready")?["status"] == "True").then_some(())
+        });
+    }
+}
+
+#[test]
+fn retry_after_is_honoured_in_seconds_and_as_a_date() {
+    let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "retry-after");
+    for fault in ["429", "429-date"] {
+        let (_agent, label) = start(&namespace, server, fault);
+        let begins = server.until("three attempts", &label, 60, |lines| {
+            let begins: Vec<_> = lines
+                .iter()
+                .filter(|line| line.event == "begin")
+                .map(|line| line.at)
+                .collect();
+            (begins.len() >= 3).then_some(begins)
+        });
+        let shortest = begins.windows(2).map(|pair| pair[1] - pair[0]).fold(f64::MAX, f64::min);
+        // A date has whole seconds, so that up to one of the three it names may be gone already.
+        assert!(
+            shortest >= 1.95,
+            "{fault}: an attempt came {shortest:.2} s after the last, the server asked for 2"
+        );
+    }
+}
+
+#[test]
+fn an_answer_without_usage_is_unknown_and_not_zero() {
+    let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "no-usage");
+    let (agent, label) = start(&namespace, server, "no-usage");
+    agent.until_turns(3, 60);
+    agent.stop(60);
+    agent.until_counts(&cluster.system, 45, || server.used(&label));
+    let used = status_used(&agent.object());
+    assert!(used.unknown_calls >= 3 && used.output == 0, "{used:?}");
+}
+
+#[test]
+fn an_endless_stream_ends_with_the_calls_own_timeout() {
+    let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "endless");
+    let label = format!("{}-endless", namespace.kubectl.namespace());
+    server.choose(&label, "endless");
+    let timeout = json!({"model": {"timeoutSeconds": 3, "streamIdleTimeoutSeconds": 3}});
+    let agent = Agent::apply(&namespace, "endless", &openai(&server.base_url(&label)), &timeout);
+    let end = server.until("a cut call", &label, 60, |lines| {
+        lines.iter().find(|line| line.event == "end").cloned()
+    });
+    let begin = server
+        .lines(&label)
+        .into_iter()
+        .find(|line| line.event == "begin" && line.id == end.id);
+    let took = end.at - begin.expect("each end has a begin").at;
+    assert!((2.5..5.0).contains(&took), "the call took {took} s, its limit is 3");
+    agent.until("its name", 60, |agent| {
+        (agent["status"]["lastError"]["kind"] == "Timeout").then_some(())
+    });
+}
+
+fn start<'a>(namespace: &'a Namespace, server: &ModelServer, fault: &str) -> (Agent<'a>, String) {
+    let label = format!("{}-{fault}", namespace.kubectl.namespace());
+    server.choose(&label, fault);
+    let fast = json!({"loop": {"maxDelayMilliseconds": 1000}});
+    let agent = Agent::apply(
+        namespace,
+        &format!("agent-{fault}"),
+        &openai(&server.base_url(&label)),
+        &fast,
+    );
+    (agent, label)
+}

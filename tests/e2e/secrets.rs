@@ -1,0 +1,79 @@
+//! Keys, prompts, answers and a provider's words never show up where operators look.
+
+use serde_json::json;
+
+use super::agents::{Agent, openai};
+use super::cluster::{self, Namespace, SYSTEM, shared};
+use super::model_server;
+
+/// Texts that only the provider, the Secret, the ConfigMap and the transcript may hold.
+const CANARIES: &[&str] = &[
+    "canary-key",
+    "canary-prompt-text",
+    "canary-answer-text",
+    "canary-provider-text",
+];
+
+#[test]
+fn no_key_prompt_or_answer_shows_in_describe_events_logs_or_metrics() {
+    let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "canary");
+    let kubectl = &namespace.kubectl;
+    kubectl.ok(&[
+        "create",
+        "secret",
+        "generic",
+        "provider",
+        "--from-literal=key=canary-key-3141592653",
+    ]);
+    kubectl.ok(&[
+        "create",
+        "configmap",
+        "prompt",
+        "--from-literal=text=Say canary-prompt-text now.",
+    ]);
+    let label = kubectl.namespace();
+    server.choose(label, "good");
+    let mut model = openai(&server.base_url(label));
+    model["apiKeySecretRef"] = json!({"name": "provider", "key": "key"});
+    let from =
+        json!({"instructions": null, "instructionsFrom": {"configMapKeyRef": {"name": "prompt", "key": "text"}}});
+    let agent = Agent::apply(&namespace, "discreet", &model, &from);
+    agent.until_turns(3, 60);
+    // Errors of every kind carry the provider's own words, which may repeat the prompt.
+    for fault in ["garbage", "401", "404", "500"] {
+        server.choose(label, fault);
+        let known = server.lines(label).len();
+        server.until("a failed call", label, 60, |lines| {
+            (lines.len() >= known + 4).then_some(())
+        });
+    }
+    agent.until("a last error", 60, |agent| {
+        agent["status"]["lastError"]["kind"].is_string().then_some(())
+    });
+    server.choose(label, "good");
+
+    let mut pages = vec![("metrics", cluster::metrics(&cluster.system))];
+    for args in [
+        &["describe", "agents.agentloop.dev,pods,persistentvolumeclaims,events"][..],
+        &["get", "agents.agentloop.dev,pods,events", "-o", "yaml"],
+        &["logs", &agent.name, "--all-containers", "--tail=-1"],
+    ] {
+        pages.push((args[0], kubectl.ok(args)));
+    }
+    for pod in cluster.system.ok(&["get", "pods", "-o", "name"]).lines() {
+        pages.push((
+            SYSTEM,
+            cluster.system.ok(&["logs", pod, "--all-containers", "--tail=-1"]),
+        ));
+    }
+    for (place, page) in &pages {
+        assert!(page.len() > 100, "{place} has something to look at: {page}");
+        for canary in CANARIES {
+            let line = page.lines().find(|line| line.contains(canary));
+            assert!(line.is_none(), "{canary} shows in {place}: {line:?}");
+        }
+    }
+}
