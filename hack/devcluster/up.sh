@@ -175,7 +175,7 @@ node() {
 runtime_pid=
 interrupted() {
   trap - INT TERM
-  [ -z "$runtime_pid" ] || kill "$runtime_pid" 2>/dev/null
+  [ -z "$runtime_pid" ] || kill "$runtime_pid" 2>/dev/null || true
   "$HERE/down.sh"
   die "interrupted; nothing is left running"
 }
