@@ -6,6 +6,7 @@
 
 mod agents;
 mod cluster;
+mod control_plane;
 mod host;
 mod link_lost;
 mod metering;
@@ -13,6 +14,8 @@ mod mistakes;
 mod model_server;
 mod prometheus;
 mod providers;
+mod release;
 mod resume;
 mod secrets;
 mod suspend;
+mod writes;

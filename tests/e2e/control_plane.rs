@@ -1,0 +1,238 @@
+//! The API server away, the controller killed, the whole node restarted: loops go on, and status is right after it.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::agents::{Agent, condition, openai};
+use super::cluster::{self, Namespace, alone, figure};
+use super::host;
+use super::model_server::{self, ModelServer};
+use crate::support::clusters;
+
+/// How long the API server is away, in seconds.
+const AWAY: f64 = 30.0;
+
+#[test]
+fn loops_go_on_while_the_api_server_is_away_and_status_catches_up() {
+    let (Some(cluster), Some(server)) = (alone(), model_server::faulty()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "api-away");
+    let (agent, label) = busy(&namespace, server, "going-on");
+    let pod = agent.until_pod(None, 60);
+    agent.until_condition("Ready", "True", "Running", 60);
+
+    let away = Stopped::start(&directory().join("pid/apiserver"));
+    let start = now();
+    server.until(
+        "a call after half a minute without the API server",
+        &label,
+        60,
+        |lines| {
+            lines
+                .iter()
+                .any(|line| line.event == "begin" && line.at > start + AWAY)
+                .then_some(())
+        },
+    );
+    drop(away);
+    let back = now();
+    let calls = begins(server, &label, start, back);
+    let longest = longest_gap(&calls);
+    figure("api_server_away_longest_pause_of_a_loop", format!("{longest:.1}"), "s");
+    assert!(
+        longest < 10.0,
+        "a loop stood still for {longest} s while the API server was away"
+    );
+
+    cluster::leader(&cluster.system);
+    server.until("calls after the API server is back", &label, 60, |lines| {
+        (lines
+            .iter()
+            .filter(|line| line.event == "begin" && line.at > back)
+            .count()
+            >= 3)
+            .then_some(())
+    });
+    agent.until_condition("Ready", "True", "Running", 90);
+    same_pod(&agent, &pod);
+    agent.stop(90);
+    agent.until_counts(&cluster.system, 60, || server.used(&label));
+}
+
+#[test]
+fn a_controller_killed_at_any_moment_stops_no_loop_and_leaves_status_right() {
+    let (Some(cluster), Some(server)) = (alone(), model_server::faulty()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "killed");
+    let (first, first_label) = busy(&namespace, server, "first");
+    let pod = first.until_pod(None, 60);
+    let mut agents = Vec::new();
+    for round in 0..3 {
+        let leader = cluster::leader(&cluster.system);
+        // Another Agent is being created when the controller dies, each time at another moment of it.
+        agents.push(busy(&namespace, server, &format!("new-{round}")));
+        let moment = Duration::from_millis(u64::from(UNIX_EPOCH.elapsed().expect("after 1970").subsec_micros()) % 400);
+        std::thread::park_timeout(moment);
+        host::kill(&leader, "controller");
+        let killed = Instant::now();
+        let (agent, label) = &agents[round];
+        let pod = agent.until_pod(None, 60);
+        figure(
+            "controller_killed_to_new_pod_ready",
+            format!("{:.1}", killed.elapsed().as_secs_f64()),
+            "s",
+        );
+        server.until("its first call", label, 60, |lines| (!lines.is_empty()).then_some(()));
+        same_pod(agent, &pod);
+    }
+    cluster::leader(&cluster.system);
+    same_pod(&first, &pod);
+    agents.push((first, first_label));
+    for (agent, _) in &agents {
+        agent.until_condition("Ready", "True", "Running", 90);
+        assert!(condition(&agent.object(), "LinkLost").is_none_or(|one| one["status"] == "False"));
+        agent.suspend(true);
+    }
+    for (agent, label) in &agents {
+        agent.stop(90);
+        agent.until_counts(&cluster.system, 60, || server.used(label));
+    }
+}
+
+#[test]
+fn loops_resume_after_the_whole_node_was_restarted() {
+    let (Some(cluster), Some(server)) = (alone(), model_server::faulty()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "restart");
+    let (turning, label) = busy(&namespace, server, "turning");
+    let sleep_label = format!("{label}-asleep");
+    server.choose(&sleep_label, "sleep");
+    let sleeping = Agent::apply(
+        &namespace,
+        "sleeping",
+        &openai(&server.base_url(&sleep_label)),
+        &json!({}),
+    );
+    let asleep = sleeping.until_state("Sleeping", 90);
+    turning.until_turns(3, 90);
+    let before = server.lines(&label);
+
+    let start = Instant::now();
+    for (script, args) in [("down.sh", &["--keep"][..]), ("up.sh", &[])] {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("hack/devcluster")
+            .join(script);
+        let done = Command::new(path)
+            .args(args)
+            .env("RUN", directory())
+            .status()
+            .expect("the script starts");
+        assert!(done.success(), "{script} failed");
+    }
+    server.until("a call after the restart", &label, 180, |lines| {
+        (lines.len() > before.len() + 2).then_some(())
+    });
+    figure(
+        "node_restart_to_loop_turning",
+        format!("{:.0}", start.elapsed().as_secs_f64()),
+        "s",
+    );
+    let last = |lines: &[model_server::Line]| lines.iter().rev().find(|line| line.event == "begin").cloned();
+    let (old, new) = (last(&before), last(&server.lines(&label)));
+    let (old, new) = (
+        old.expect("a call before").messages,
+        new.expect("a call after").messages,
+    );
+    let same = old.iter().zip(&new).take_while(|(old, new)| old == new).count();
+    assert!(
+        same + 1 >= old.len() && new.len() > old.len(),
+        "the transcript was lost: {old:?}, {new:?}"
+    );
+
+    cluster::leader(&cluster.system);
+    turning.until_condition("Ready", "True", "Running", 120);
+    sleeping.until_pod(None, 60);
+    sleeping.until_condition("PodReady", "True", "Running", 60);
+    let still = sleeping.until_state("Sleeping", 60);
+    assert_eq!(
+        still["status"]["loop"]["resumesAt"], asleep["status"]["loop"]["resumesAt"],
+        "the deadline moved"
+    );
+    assert_eq!(server.used(&sleep_label).calls, 1, "a sleeping loop called its model");
+    turning.stop(90);
+    turning.until_counts(&cluster.system, 60, || server.used(&label));
+}
+
+/// An Agent that calls its model without a pause.
+fn busy<'a>(namespace: &'a Namespace, server: &ModelServer, name: &str) -> (Agent<'a>, String) {
+    let label = format!("{}-{name}", namespace.kubectl.namespace());
+    server.choose(&label, "slow");
+    let limits = json!({"guardrails": {"maxConsecutiveTurns": 1000}, "model": {"contextTokens": 128_000}});
+    let agent = Agent::apply(namespace, name, &openai(&server.base_url(&label)), &limits);
+    (agent, label)
+}
+
+/// The pod is the one it was, and none of its containers was restarted.
+fn same_pod(agent: &Agent<'_>, before: &Value) {
+    let now = agent.until_pod(None, 30);
+    assert_eq!(
+        now["metadata"]["uid"], before["metadata"]["uid"],
+        "the pod of {} was replaced",
+        agent.name
+    );
+    for list in ["containerStatuses", "initContainerStatuses"] {
+        for container in now["status"][list].as_array().into_iter().flatten() {
+            assert_eq!(
+                container["restartCount"], 0,
+                "{} of {} was restarted",
+                container["name"], agent.name
+            );
+        }
+    }
+}
+
+/// When the calls of a label began, between two moments.
+fn begins(server: &ModelServer, label: &str, from: f64, to: f64) -> Vec<f64> {
+    let lines = server.lines(label).into_iter().filter(|line| line.event == "begin");
+    lines.map(|line| line.at).filter(|at| (from..to).contains(at)).collect()
+}
+
+fn longest_gap(moments: &[f64]) -> f64 {
+    moments.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max)
+}
+
+fn now() -> f64 {
+    UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64()
+}
+
+/// The folder of the development cluster, which is where its kubeconfig lies.
+fn directory() -> PathBuf {
+    let kubeconfig = clusters::node().expect("there is a cluster");
+    kubeconfig.parent().expect("a file is in a folder").into()
+}
+
+/// A process that stands still; goes on with the end of the value.
+struct Stopped {
+    pid: u32,
+}
+
+impl Stopped {
+    fn start(pid_file: &std::path::Path) -> Self {
+        let text = std::fs::read_to_string(pid_file).expect("the API server has a pid file");
+        let pid = text.trim().parse().expect("a pid");
+        host::signal(pid, "STOP");
+        Self { pid }
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        host::signal(self.pid, "CONT");
+    }
+}

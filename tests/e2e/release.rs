@@ -1,0 +1,123 @@
+//! Upgrade, failover and uninstall of the release touch no running loop.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::agents::{Agent, script, scripted};
+use super::cluster::{self, AGENTS, LEADER, Namespace, RELEASE, alone, figure};
+use super::host;
+
+/// An Agent that turns a few times a second, for ever.
+fn turning(namespace: &Namespace) -> Agent<'_> {
+    namespace.kubectl.apply(&script(
+        "plan",
+        &json!({"turns": [{"text": "hello", "delayMilliseconds": 300}]}),
+    ));
+    let busy = json!({"guardrails": {"maxConsecutiveTurns": 10_000}});
+    Agent::apply(namespace, "turning", &scripted("plan"), &busy)
+}
+
+fn uid(pod: &Value) -> (String, String) {
+    (
+        pod["metadata"]["uid"].to_string(),
+        pod["status"]["containerStatuses"][0]["containerID"].to_string(),
+    )
+}
+
+fn turns(agent: &Agent<'_>) -> i64 {
+    agent.object()["status"]["usage"]["turns"].as_i64().unwrap_or(0)
+}
+
+#[test]
+fn an_upgrade_of_the_controller_restarts_no_loop() {
+    let Some(cluster) = alone() else { return };
+    let namespace = Namespace::new(&cluster.system, "upgrade");
+    let agent = turning(&namespace);
+    let pod = agent.until_pod(None, 60);
+    agent.until_turns(3, 60);
+    let old = cluster::leader(&cluster.system);
+    cluster::install(&cluster.system, &["--set", "logLevel=debug"]);
+    let new = cluster::leader(&cluster.system);
+    assert_ne!(uid(&old), uid(&new), "the upgrade replaced the controller");
+    agent.until_turns(turns(&agent) + 10, 60);
+    agent.until_condition("Ready", "True", "Running", 60);
+    assert_eq!(
+        uid(&agent.until_pod(None, 30)),
+        uid(&pod),
+        "the upgrade restarted a loop"
+    );
+    cluster::install(&cluster.system, &[]);
+    agent.until_turns(turns(&agent) + 10, 60);
+    assert_eq!(
+        uid(&agent.until_pod(None, 30)),
+        uid(&pod),
+        "the second upgrade restarted a loop"
+    );
+}
+
+#[test]
+fn when_the_leader_dies_the_other_replica_leads_within_half_a_minute() {
+    let Some(cluster) = alone() else { return };
+    let namespace = Namespace::new(&cluster.system, "failover");
+    let agent = turning(&namespace);
+    let pod = agent.until_pod(None, 60);
+    agent.until_turns(3, 60);
+    let leader = cluster::leader(&cluster.system);
+    let watch = cluster.system.watch("pods", &["-l", LEADER]);
+    cluster.system.ok(&[
+        "wait",
+        "deployment",
+        "-l",
+        "app.kubernetes.io/instance=agentloop",
+        "--for=condition=Available",
+        "--timeout=60s",
+    ]);
+    let killed = Instant::now();
+    host::kill(&leader, "controller");
+    let deadline = killed + std::time::Duration::from_secs(30);
+    loop {
+        let event = watch.next(deadline).expect("another replica leads within 30 s");
+        if event.kind != "DELETED" && event.object["metadata"]["uid"] != leader["metadata"]["uid"] {
+            break;
+        }
+    }
+    figure(
+        "leader_killed_to_new_leader",
+        format!("{:.1}", killed.elapsed().as_secs_f64()),
+        "s",
+    );
+    agent.until_turns(turns(&agent) + 10, 60);
+    assert_eq!(
+        uid(&agent.until_pod(None, 30)),
+        uid(&pod),
+        "a failover restarted a loop"
+    );
+    agent.until_condition("Ready", "True", "Running", 60);
+}
+
+#[test]
+fn uninstall_keeps_the_definition_the_agents_and_their_pods() {
+    let Some(cluster) = alone() else { return };
+    let namespace = Namespace::new(&cluster.system, "uninstall");
+    let agent = turning(&namespace);
+    let pod = agent.until_pod(None, 60);
+    let before = agent.until_turns(3, 60);
+    cluster
+        .system
+        .helm(&["uninstall", RELEASE, "--wait", "--timeout", "120s"]);
+    let kept = agent.object();
+    assert_eq!(kept["spec"], before["spec"]);
+    assert!(
+        cluster.system.get("crd", AGENTS).is_some(),
+        "the definition is gone, and with it every Agent"
+    );
+    cluster::install(&cluster.system, &[]);
+    agent.until_turns(turns(&agent) + 10, 90);
+    assert_eq!(
+        uid(&agent.until_pod(None, 30)),
+        uid(&pod),
+        "uninstall and install restarted a loop"
+    );
+    agent.until_condition("Ready", "True", "Running", 60);
+}
