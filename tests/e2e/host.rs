@@ -1,8 +1,7 @@
-//! The node is this machine: processes of pods, their network, and their volumes seen from outside.
+//! The node is this machine: processes of pods and their network, seen from outside.
 //!
 //! The image has no shell, so that nothing can be killed or cut off from within.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -91,25 +90,4 @@ impl Drop for CutOff {
     fn drop(&mut self) {
         self.rules("-D");
     }
-}
-
-/// The directory on this machine behind a pod's volume claim.
-pub fn volume(claim: &Value, volume: &Value) -> PathBuf {
-    let path = ["/spec/hostPath/path", "/spec/local/path"]
-        .iter()
-        .find_map(|at| volume.pointer(at)?.as_str());
-    path.unwrap_or_else(|| panic!("the claim {} is not on this machine", claim["metadata"]["name"]))
-        .into()
-}
-
-/// The first file below a directory with that name ending.
-pub fn find(directory: &Path, ending: &str) -> Option<PathBuf> {
-    std::fs::read_dir(directory).ok()?.flatten().find_map(|entry| {
-        let path = entry.path();
-        if path.is_dir() {
-            find(&path, ending)
-        } else {
-            path.to_string_lossy().ends_with(ending).then_some(path)
-        }
-    })
 }

@@ -21,7 +21,8 @@ fn a_real_models_tokens_are_counted_exactly_through_pod_deletion_and_worker_kill
     };
     let namespace = Namespace::new(&cluster.system, "metering");
     let label = namespace.kubectl.namespace();
-    let agent = Agent::apply(&namespace, "counted", &openai(&server.base_url(label)), &busy());
+    namespace.kubectl.apply(&example(&server.base_url(label)));
+    let agent = Agent::named(&namespace, "openai-compatible");
     until_more_calls(server, label, 3);
 
     let pod = agent.until_pod(None, 30);
@@ -51,6 +52,11 @@ fn a_real_models_tokens_are_counted_exactly_through_pod_deletion_and_worker_kill
     assert!(
         used.output > 0 && used.input > 0,
         "a real model was really used: {used:?}"
+    );
+    let whole = server.ends(label).into_iter().filter(|line| line.complete);
+    assert!(
+        whole.map(|line| line.status).all(|status| status == Some(200)),
+        "every call was a good one"
     );
     no_key_twice(&server.lines(label));
 }
@@ -113,6 +119,22 @@ fn after_gateway_kills_each_missing_token_belongs_to_a_call_that_is_called_unkno
         "a call cut by SIGKILL of its gateway is unknown, not free: {counted:?}"
     );
     no_key_twice(&server.lines(label));
+}
+
+/// The example as a user fills it in, with limits that suit a model of 135 million parameters.
+fn example(base_url: &str) -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/openai-compatible.yaml");
+    let mut text = std::fs::read_to_string(path).expect("the example is there");
+    for (from, to) in [
+        ("https://api.openai.com/v1 ", &format!("{base_url} ")),
+        ("gpt-4.1-mini ", &"smollm2 ".into()),
+        ("maxOutputTokens: 1024", &"maxOutputTokens: 96".into()),
+        ("contextTokens: 128000", &"contextTokens: 3000".into()),
+    ] {
+        assert!(text.contains(from), "the example has {from}");
+        text = text.replace(from, to);
+    }
+    text
 }
 
 /// Turns without a pause, each with one call.

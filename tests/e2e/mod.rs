@@ -14,6 +14,7 @@ mod mistakes;
 mod model_server;
 mod prometheus;
 mod providers;
+mod quickstart;
 mod release;
 mod resume;
 mod secrets;

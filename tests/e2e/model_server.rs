@@ -39,8 +39,6 @@ pub struct Line {
     pub usage: Option<Value>,
     #[serde(default)]
     pub complete: bool,
-    #[serde(default)]
-    pub delivered: bool,
     /// Seconds since 1970.
     pub at: f64,
     /// A short hash of each message of the request (faulty server only).
