@@ -12,6 +12,7 @@ use super::{CallId, Effect, Input, RecordKind, StopCause, clock, message::Messag
 use crate::api::status::PauseReason;
 
 /// One loop.
+#[derive(Clone, Debug)]
 pub struct Engine {
     pub(super) settings: Settings,
     pub(super) instructions: String,

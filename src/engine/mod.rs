@@ -20,6 +20,8 @@ mod prompt;
 mod retry;
 pub mod settings;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 mod turn;
 mod view;
 mod wake;

@@ -1,0 +1,82 @@
+//! The prompt stays within the context window.
+
+use super::*;
+
+/// Room for about `tokens` of transcript.
+fn small(tokens: u32) -> Settings {
+    Settings {
+        context_tokens: 4096 + 500 + tokens,
+        ..settings()
+    }
+}
+
+#[test]
+fn whole_oldest_turns_leave_and_the_model_is_told() {
+    let mut driver = Driver::started(small(1000));
+    let mut trimmed = 0;
+    for _ in 0..40 {
+        driver.answer(calls("shell", &"x".repeat(200)));
+        driver.answer(says(&"y".repeat(200)));
+        driver.pass(seconds(1));
+        let now = driver.notes(RecordKind::Trimmed).len();
+        if now == trimmed && trimmed > 0 && driver.transcript.len() > 1 {
+            assert!(matches!(driver.transcript[0], Message::User { .. }));
+        }
+        trimmed = now;
+    }
+    assert!(trimmed > 2, "{trimmed}");
+    assert!(
+        trimmed < 20,
+        "the head of the prompt must not change every turn: {trimmed}"
+    );
+    let told = driver
+        .journal
+        .iter()
+        .flat_map(|record| &record.messages)
+        .filter(|message| matches!(message, Message::User { text } if text.contains("old turns left the context")));
+    assert!(told.count() > 2);
+    assert_eq!(driver.engine.view().consecutive_errors, 0);
+}
+
+#[test]
+fn nothing_leaves_a_prompt_that_fits() {
+    let mut driver = Driver::started(settings());
+    for _ in 0..40 {
+        driver.turn();
+    }
+    assert_eq!(driver.notes(RecordKind::Trimmed).len(), 0);
+    assert_eq!(driver.transcript.len(), 81);
+}
+
+#[test]
+fn a_turn_that_cannot_fit_fails_and_names_the_field() {
+    let mut driver = Driver::fresh(Settings {
+        context_tokens: 4096,
+        ..settings()
+    });
+    driver.start(1);
+    assert_eq!(driver.in_flight, None);
+    let (_, failure) = driver.engine.view().last_error.unwrap();
+    assert_eq!(failure.kind, FailureKind::BadResponse);
+    assert!(
+        failure.message.contains("spec.model.contextTokens"),
+        "{}",
+        failure.message
+    );
+    assert_eq!(driver.transcript, []);
+    for _ in 0..4 {
+        driver.next_timer();
+    }
+    assert_eq!(driver.reasons(), [PauseReason::ConsecutiveErrors]);
+}
+
+#[test]
+fn a_turn_that_grows_too_large_fails_and_leaves_the_old_ones() {
+    let mut driver = Driver::started(small(1000));
+    driver.turn();
+    let kept = driver.transcript.len() - 1;
+    driver.answer(calls("shell", &"x".repeat(8000)));
+    assert_eq!(driver.notes(RecordKind::TurnFailed), ["BadResponse"]);
+    assert_eq!(driver.notes(RecordKind::Trimmed).len(), 0);
+    assert_eq!(driver.transcript.len(), kept);
+}

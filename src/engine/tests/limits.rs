@@ -1,0 +1,280 @@
+//! Each limit trips at N, not at N-1, and recovers by its own rule and by no other.
+
+use super::*;
+
+fn resume(driver: &mut Driver, token: &str) {
+    driver.feed(Input::ResumeRequested { token: token.into() });
+}
+
+/// What must not end a pause that is not theirs.
+fn try_everything_but(driver: &mut Driver, resume_too: bool) {
+    driver.feed(Input::WakeRequested { token: "w".into() });
+    driver.feed(Input::Event { name: "chat".into() });
+    driver.feed(Input::LinkBack);
+    driver.feed(Input::Timer);
+    if resume_too {
+        resume(driver, "r");
+    }
+}
+
+/// Fails turns until the loop is paused, and says how many it took.
+fn fail_until_paused(driver: &mut Driver) -> u32 {
+    for failed in 1..100 {
+        driver.failed_turn();
+        if driver.state() == LoopState::Paused {
+            return failed;
+        }
+        driver.next_timer();
+    }
+    panic!("never paused");
+}
+
+#[test]
+fn test_loop_error_backoff_doubles_the_delay_up_to_the_longest_and_a_success_resets_it() {
+    let mut driver = Driver::started(Settings {
+        max_consecutive_errors: 100,
+        ..settings()
+    });
+    let mut delays = Vec::new();
+    for _ in 0..9 {
+        driver.failed_turn();
+        delays.push(driver.next_timer().as_millis());
+    }
+    assert_eq!(delays, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000, 10_000]);
+    assert_eq!(driver.engine.view().consecutive_errors, 9);
+    driver.answer(says("well"));
+    assert_eq!(driver.engine.view().consecutive_errors, 0);
+    assert_eq!(driver.next_timer().as_millis(), 100);
+    driver.failed_turn();
+    assert_eq!(driver.next_timer().as_millis(), 200);
+}
+
+#[test]
+fn test_loop_error_limit_pauses_at_the_limit_and_not_before() {
+    let mut driver = Driver::started(settings());
+    assert_eq!(fail_until_paused(&mut driver), 5);
+    assert_eq!(driver.reasons(), [PauseReason::ConsecutiveErrors]);
+    assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(60)));
+    assert!(driver.engine.view().reasons[0].message.contains("agentloop.dev/resume"));
+}
+
+#[test]
+fn the_error_limit_clears_by_its_cool_down_which_grows_until_a_success() {
+    let mut driver = Driver::started(settings());
+    let mut waits = Vec::new();
+    for _ in 0..8 {
+        assert_eq!(fail_until_paused(&mut driver), 5, "the streak starts at nothing again");
+        try_everything_but(&mut driver, false);
+        waits.push(driver.next_timer().as_secs());
+        assert_eq!(driver.state(), LoopState::Running);
+    }
+    assert_eq!(waits, [60, 120, 240, 480, 960, 1920, 3600, 3600]);
+    driver.turn();
+    assert_eq!(fail_until_paused(&mut driver), 5);
+    assert_eq!(driver.next_timer().as_secs(), 60);
+}
+
+#[test]
+fn the_error_limit_clears_by_a_resume_request_once_per_token() {
+    let mut driver = Driver::started(settings());
+    fail_until_paused(&mut driver);
+    driver.pass(seconds(20));
+    resume(&mut driver, "1");
+    assert_eq!(driver.state(), LoopState::Running);
+    assert_eq!(driver.engine.view().consecutive_errors, 0);
+    fail_until_paused(&mut driver);
+    assert_eq!(
+        driver.engine.view().resumes_at,
+        Some(driver.now + seconds(60)),
+        "a resume resets the cool-down"
+    );
+    resume(&mut driver, "1");
+    assert_eq!(driver.state(), LoopState::Paused);
+    resume(&mut driver, "2");
+    assert_eq!(driver.state(), LoopState::Running);
+    assert_eq!(driver.engine.view().handled.resume.as_deref(), Some("2"));
+}
+
+#[test]
+fn a_resume_request_without_a_cool_down_leaves_the_streak_of_errors() {
+    let mut driver = Driver::started(settings());
+    driver.failed_turn();
+    resume(&mut driver, "1");
+    assert_eq!(driver.engine.view().consecutive_errors, 1);
+}
+
+#[test]
+fn the_limit_of_turns_without_a_sleep_forces_one_at_the_limit_and_not_before() {
+    let mut driver = Driver::started(Settings {
+        max_consecutive_turns: 3,
+        ..settings()
+    });
+    driver.turn();
+    driver.turn();
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.turn();
+    assert_eq!(driver.state(), LoopState::Paused);
+    assert_eq!(driver.reasons(), [PauseReason::MaxConsecutiveTurns]);
+    assert_eq!(driver.engine.view().consecutive_turns, 3);
+}
+
+#[test]
+fn a_forced_sleep_ends_by_time_only_and_grows_until_the_agent_sleeps_of_its_own_choice() {
+    let mut driver = Driver::started(Settings {
+        max_consecutive_turns: 1,
+        ..settings()
+    });
+    let mut waits = Vec::new();
+    for _ in 0..8 {
+        driver.answer(says("more"));
+        assert_eq!(driver.state(), LoopState::Paused);
+        try_everything_but(&mut driver, true);
+        assert_eq!(driver.state(), LoopState::Paused);
+        waits.push(driver.next_timer().as_secs());
+        assert_eq!(driver.engine.view().consecutive_turns, 0);
+        assert!(driver.observed().contains("a pause (MaxConsecutiveTurns) is over"));
+    }
+    assert_eq!(waits, [60, 120, 240, 480, 960, 1920, 3600, 3600]);
+    driver.answer(calls("yield", r#"{"sleep": 1}"#));
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    driver.pass(seconds(1));
+    driver.answer(says("more"));
+    assert_eq!(driver.next_timer().as_secs(), 60);
+}
+
+#[test]
+fn failed_turns_do_not_count_as_turns_without_a_sleep() {
+    let mut driver = Driver::started(Settings {
+        max_consecutive_turns: 2,
+        ..settings()
+    });
+    driver.failed_turn();
+    driver.next_timer();
+    driver.turn();
+    assert_eq!(driver.engine.view().consecutive_turns, 1);
+    assert_eq!(driver.state(), LoopState::Running);
+}
+
+#[test]
+fn the_limit_of_calls_ends_the_turn_at_the_limit_and_not_before_and_the_model_is_told() {
+    let mut driver = Driver::started(Settings {
+        max_calls_per_turn: 3,
+        ..settings()
+    });
+    driver.answer(calls("shell", "{}"));
+    driver.answer(calls("shell", "{}"));
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c3a1");
+    driver.answer(calls("shell", "{}"));
+    assert_eq!(driver.in_flight, None);
+    assert_eq!(driver.engine.view().turns_completed, 1);
+    assert_eq!(driver.engine.view().consecutive_errors, 0);
+    driver.pass(seconds(1));
+    assert!(driver.observed().contains("maxCallsPerTurn (3)"));
+    driver.answer(calls("shell", "{}"));
+    assert_eq!(
+        driver.in_flight.unwrap().to_string(),
+        "t2c2a1",
+        "the next turn counts from nothing"
+    );
+    driver.answer(says("well"));
+    driver.pass(seconds(1));
+    assert!(!driver.observed().contains("maxCallsPerTurn"), "told once");
+}
+
+#[test]
+fn a_turn_that_ends_the_worker_three_times_pauses_the_loop_and_two_times_does_not() {
+    let mut driver = Driver::started(settings());
+    driver.restart(1);
+    driver.restart(1);
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.restart(1);
+    assert_eq!(driver.reasons(), [PauseReason::CrashLoop]);
+    assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(60)));
+    assert_eq!(driver.in_flight, None);
+    try_everything_but(&mut driver, false);
+    driver.restart(1);
+    assert_eq!(driver.reasons(), [PauseReason::CrashLoop], "a restart is no cure");
+    driver.next_timer();
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a1");
+    driver.restart(1);
+    driver.restart(1);
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.restart(1);
+    assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(120)));
+    resume(&mut driver, "1");
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a1");
+}
+
+#[test]
+fn a_completed_turn_forgets_the_crashes() {
+    let mut driver = Driver::started(settings());
+    driver.restart(1);
+    driver.restart(1);
+    driver.turn();
+    driver.restart(1);
+    assert_eq!(driver.state(), LoopState::Running);
+}
+
+#[test]
+fn clean_stops_are_no_crashes() {
+    let mut driver = Driver::started(settings());
+    for epoch in 2..8 {
+        driver.feed(Input::Stop {
+            cause: StopCause::Suspend,
+        });
+        driver.restart(epoch);
+        assert_eq!(driver.state(), LoopState::Running);
+    }
+}
+
+#[test]
+fn a_long_wait_of_the_provider_pauses_the_loop_until_then_and_a_short_one_does_not() {
+    let limited = |milliseconds| Failure {
+        retry_after_milliseconds: Some(milliseconds),
+        ..failure(FailureKind::RateLimited)
+    };
+    let mut driver = Driver::started(settings());
+    driver.fail_with(limited(30_000));
+    assert_eq!(driver.state(), LoopState::Running);
+    assert_eq!(driver.next_timer(), seconds(30));
+    driver.fail_with(limited(31_000));
+    assert_eq!(driver.reasons(), [PauseReason::ProviderRateLimit]);
+    assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(31)));
+    try_everything_but(&mut driver, true);
+    assert_eq!(driver.state(), LoopState::Paused);
+    driver.next_timer();
+    assert_eq!(driver.state(), LoopState::Running);
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a3");
+}
+
+#[test]
+fn test_loop_pauses_without_the_link_starts_nothing_and_keeps_the_answer_of_the_call_in_flight() {
+    let mut driver = Driver::started(settings());
+    driver.feed(Input::LinkLost);
+    assert_eq!(driver.reasons(), [PauseReason::LinkLost]);
+    driver.answer(calls("shell", "{}"));
+    driver.pass(seconds(10_000));
+    resume(&mut driver, "1");
+    assert_eq!(driver.in_flight, None);
+    driver.feed(Input::LinkBack);
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
+}
+
+#[test]
+fn test_loop_resumes_only_when_all_reasons_are_gone() {
+    let mut driver = Driver::started(Settings {
+        max_consecutive_turns: 1,
+        ..settings()
+    });
+    driver.feed(Input::LinkLost);
+    driver.answer(says("more"));
+    assert_eq!(
+        driver.reasons(),
+        [PauseReason::MaxConsecutiveTurns, PauseReason::LinkLost]
+    );
+    driver.pass(seconds(60));
+    assert_eq!(driver.reasons(), [PauseReason::LinkLost]);
+    assert_eq!(driver.in_flight, None);
+    driver.feed(Input::LinkBack);
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
+}

@@ -1,0 +1,305 @@
+//! Drives the engine in simulated time as the worker would, and checks on every step what must always hold.
+
+mod context;
+mod failures;
+mod lifecycle;
+mod limits;
+mod random;
+mod sleeping;
+mod tools;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::machine::{Engine, Snapshot, View};
+use super::message::{Answer, Finish, Message, ToolCall};
+use super::settings::Settings;
+use super::{CallId, Effect, Input, Record, RecordKind, StopCause};
+use crate::api::failure::{Failure, FailureKind};
+use crate::api::status::{LoopState, PauseReason};
+
+fn settings() -> Settings {
+    Settings {
+        min_delay: SignedDuration::from_millis(100),
+        max_delay: SignedDuration::from_secs(10),
+        max_consecutive_errors: 5,
+        max_sleep: SignedDuration::from_hours(1),
+        max_consecutive_turns: 50,
+        max_calls_per_turn: 25,
+        context_tokens: 128_000,
+        max_output_tokens: 4096,
+    }
+}
+
+fn seconds(seconds: i64) -> SignedDuration {
+    SignedDuration::from_secs(seconds)
+}
+
+fn calls(name: &str, arguments: &str) -> Answer {
+    Answer {
+        text: None,
+        tool_calls: vec![ToolCall {
+            id: "a".into(),
+            name: name.into(),
+            arguments: arguments.into(),
+        }],
+        finish: Finish::ToolCalls,
+    }
+}
+
+fn says(text: &str) -> Answer {
+    Answer {
+        text: Some(text.into()),
+        ..Answer::default()
+    }
+}
+
+fn failure(kind: FailureKind) -> Failure {
+    Failure {
+        kind,
+        message: "what to do".into(),
+        retry_after_milliseconds: None,
+    }
+}
+
+/// The worker's part: keeps the journal, the timer and the call in flight.
+#[derive(Clone, Debug)]
+struct Driver {
+    settings: Settings,
+    engine: Engine,
+    now: Timestamp,
+    epoch: i64,
+    journal: Vec<Record>,
+    transcript: Vec<Message>,
+    saved: Snapshot,
+    in_flight: Option<CallId>,
+    issued: Vec<CallId>,
+    prompt: Vec<Message>,
+    timer: Option<Timestamp>,
+    acknowledged: Vec<CallId>,
+    cancelled: Vec<CallId>,
+    stopped: bool,
+    restarted: bool,
+}
+
+impl Driver {
+    /// A loop that was started for the first time.
+    fn started(settings: Settings) -> Self {
+        let mut driver = Self::fresh(settings);
+        driver.start(1);
+        driver
+    }
+
+    fn fresh(settings: Settings) -> Self {
+        let mut engine = Engine::new(settings.clone());
+        engine.set_instructions("Watch the stars.".into());
+        Self {
+            settings,
+            engine,
+            now: "2026-01-01T00:00:00Z".parse().unwrap(),
+            epoch: 0,
+            journal: Vec::new(),
+            transcript: Vec::new(),
+            saved: Snapshot::default(),
+            in_flight: None,
+            issued: Vec::new(),
+            prompt: Vec::new(),
+            timer: None,
+            acknowledged: Vec::new(),
+            cancelled: Vec::new(),
+            stopped: false,
+            restarted: false,
+        }
+    }
+
+    fn start(&mut self, epoch: i64) -> Vec<Effect> {
+        self.epoch = epoch;
+        self.restarted = true;
+        self.in_flight = None;
+        self.timer = None;
+        self.stopped = false;
+        self.feed(Input::Started { epoch, known_turn: 0 })
+    }
+
+    /// The process ends, and another one goes on from the journal.
+    fn restart(&mut self, epoch: i64) -> Vec<Effect> {
+        let saved = serde_json::to_string(&self.saved).unwrap();
+        let snapshot = serde_json::from_str(&saved).unwrap();
+        self.engine = Engine::restore(self.settings.clone(), snapshot, self.transcript.clone());
+        self.engine.set_instructions("Watch the stars.".into());
+        self.start(epoch)
+    }
+
+    fn feed(&mut self, input: Input) -> Vec<Effect> {
+        let before = self.engine.view();
+        let heard = input.clone();
+        let effects = self.engine.handle(self.now, input);
+        self.check_reasons(&before, &heard);
+        let mut acted = false;
+        for effect in &effects {
+            match effect {
+                Effect::Record(record) => {
+                    assert!(!acted, "journal lines come before all other effects: {effects:?}");
+                    self.journal(record);
+                }
+                Effect::CallModel { call, messages, .. } => self.call_model(*call, messages),
+                Effect::CancelCall { call } => {
+                    assert_eq!(self.in_flight.take(), Some(*call));
+                    self.cancelled.push(*call);
+                }
+                Effect::Acknowledge { call } => {
+                    assert_eq!(self.in_flight.take(), Some(*call));
+                    self.acknowledged.push(*call);
+                }
+                Effect::SetTimer(timer) => self.timer = *timer,
+                Effect::Report => assert_ne!(self.engine.view(), before, "nothing to report"),
+                Effect::Stopped => self.stopped = true,
+            }
+            acted |= !matches!(effect, Effect::Record(_));
+        }
+        if effects.iter().any(|effect| matches!(effect, Effect::Record(_))) {
+            self.saved = self.engine.snapshot();
+        }
+        let changed = self.engine.view() != before;
+        assert_eq!(changed, effects.contains(&Effect::Report), "each change is reported");
+        effects
+    }
+
+    fn journal(&mut self, record: &Record) {
+        self.transcript.truncate(self.transcript.len() - record.retract);
+        self.transcript.drain(..record.forget);
+        self.transcript.extend(record.messages.iter().cloned());
+        self.journal.push(record.clone());
+    }
+
+    fn call_model(&mut self, call: CallId, messages: &[Message]) {
+        assert_eq!(self.in_flight, None, "one call at a time");
+        match self.issued.last() {
+            Some(last) if *last == call => assert!(self.restarted, "{call} was sent twice by one process"),
+            Some(last) => assert!(*last < call, "{call} after {last}"),
+            None => {}
+        }
+        assert_eq!(messages[1..], self.transcript, "the prompt is what the journal holds");
+        check_prompt(messages);
+        self.in_flight = Some(call);
+        self.issued.push(call);
+        self.prompt = messages.to_vec();
+        self.restarted = false;
+    }
+
+    /// Reasons clear by their own rule, and by no other.
+    fn check_reasons(&self, before: &View, input: &Input) {
+        let after = self.engine.view();
+        for held in &before.reasons {
+            if after.reasons.iter().any(|other| other.reason == held.reason) {
+                continue;
+            }
+            let by_time = held.until.is_some_and(|until| until <= self.now);
+            let by_input = match held.reason {
+                PauseReason::ConsecutiveErrors | PauseReason::CrashLoop => {
+                    matches!(input, Input::ResumeRequested { .. })
+                }
+                PauseReason::LinkLost => matches!(input, Input::LinkBack | Input::Started { .. }),
+                PauseReason::SuspendedBySpec => matches!(input, Input::Started { .. }),
+                PauseReason::MaxConsecutiveTurns | PauseReason::ProviderRateLimit => false,
+            };
+            assert!(by_time || by_input, "{:?} cleared by {input:?}", held.reason);
+        }
+    }
+
+    fn answer(&mut self, answer: Answer) -> Vec<Effect> {
+        let call = self.in_flight.expect("a call in flight");
+        self.feed(Input::Answered { call, answer })
+    }
+
+    fn fail(&mut self, kind: FailureKind) -> Vec<Effect> {
+        self.fail_with(failure(kind))
+    }
+
+    fn fail_with(&mut self, failure: Failure) -> Vec<Effect> {
+        let call = self.in_flight.expect("a call in flight");
+        self.feed(Input::Failed { call, failure })
+    }
+
+    /// Time passes; the timer fires when it is due.
+    fn pass(&mut self, time: SignedDuration) {
+        let end = self.now + time;
+        for _ in 0..1000 {
+            match self.timer.filter(|timer| *timer <= end) {
+                Some(timer) => {
+                    self.now = self.now.max(timer);
+                    self.timer = None;
+                    self.feed(Input::Timer);
+                }
+                None => break,
+            }
+        }
+        self.now = end;
+    }
+
+    /// Time passes until the next timer, and no further.
+    fn next_timer(&mut self) -> SignedDuration {
+        let timer = self.timer.expect("a timer");
+        let wait = timer.duration_since(self.now);
+        self.pass(wait);
+        wait
+    }
+
+    /// A turn without a tool, and the delay after it.
+    fn turn(&mut self) {
+        self.answer(says("nothing new"));
+        self.pass(SignedDuration::from_millis(100));
+    }
+
+    /// A turn that fails at once.
+    fn failed_turn(&mut self) {
+        self.fail(FailureKind::BadResponse);
+    }
+
+    fn state(&self) -> LoopState {
+        self.engine.view().state
+    }
+
+    fn reasons(&self) -> Vec<PauseReason> {
+        self.engine.view().reasons.iter().map(|held| held.reason).collect()
+    }
+
+    /// The newest message of the prompt last sent.
+    fn observed(&self) -> &str {
+        match self.prompt.last() {
+            Some(Message::User { text }) => text,
+            other => panic!("no observe message: {other:?}"),
+        }
+    }
+
+    fn result(&self) -> &str {
+        match self.transcript.last() {
+            Some(Message::Tool { text, .. }) => text,
+            other => panic!("no tool result: {other:?}"),
+        }
+    }
+
+    fn notes(&self, kind: RecordKind) -> Vec<&str> {
+        let of_kind = self.journal.iter().filter(|record| record.kind == kind);
+        of_kind.map(|record| record.note.as_str()).collect()
+    }
+}
+
+/// A prompt that servers take: the system message first, turns begun by a user message, each tool call followed by
+/// its result and each result preceded by its call.
+fn check_prompt(messages: &[Message]) {
+    assert!(matches!(messages[0], Message::System { .. }));
+    assert!(matches!(messages[1], Message::User { .. }), "{:?}", messages[1]);
+    let mut open: Vec<&str> = Vec::new();
+    for message in &messages[1..] {
+        match message {
+            Message::System { .. } => panic!("a second system message"),
+            Message::Tool { id, .. } => assert_eq!(open.remove(0), id),
+            Message::User { .. } => assert!(open.is_empty(), "no result for {open:?}"),
+            Message::Assistant { tool_calls, .. } => {
+                assert!(open.is_empty(), "no result for {open:?}");
+                open = tool_calls.iter().map(|call| call.id.as_str()).collect();
+            }
+        }
+    }
+    assert!(open.is_empty(), "no result for {open:?}");
+}

@@ -1,0 +1,149 @@
+//! Any order of inputs: nothing panics, and what [`Driver`] checks on every step holds.
+//! `PROPTEST_CASES` sets how many are tried.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// One thing that happens. Calls are named by how long ago they were issued, so that late ones come too.
+#[derive(Clone, Debug)]
+enum Step {
+    Feed(Input),
+    Answer(usize, Answer),
+    Fail(usize, Failure),
+    Restart(i64),
+    Pass(i64),
+    Due,
+}
+
+fn answers() -> impl Strategy<Value = Answer> {
+    let arguments = prop_oneof![
+        Just(r#"{"sleep": 20, "wake_early_if": ["chat"]}"#),
+        Just(r#"{"sleep": 1e99}"#),
+        Just(r#"{"sleep": -1}"#),
+        Just("nonsense"),
+        Just("{}"),
+    ];
+    let name = prop_oneof![3 => Just("yield"), 1 => Just("shell")];
+    prop_oneof![
+        Just(Answer::default()),
+        (0..2000_usize).prop_map(|length| says(&"x".repeat(length))),
+        (name, arguments).prop_map(|(name, arguments)| calls(name, arguments)),
+        Just(Answer {
+            finish: Finish::Length,
+            ..Answer::default()
+        }),
+    ]
+}
+
+fn failures() -> impl Strategy<Value = Failure> {
+    use strum::IntoEnumIterator;
+    let kinds: Vec<FailureKind> = FailureKind::iter()
+        .filter(|kind| *kind != FailureKind::Fenced)
+        .collect();
+    (prop::sample::select(kinds), prop::option::of(0..100_000_u64)).prop_map(|(kind, wait)| Failure {
+        retry_after_milliseconds: wait,
+        ..failure(kind)
+    })
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let token = prop_oneof![Just("1"), Just("2"), Just("3")];
+    let input = prop_oneof![
+        3 => Just(Input::Timer),
+        1 => prop_oneof![Just("chat"), Just("other")].prop_map(|name| Input::Event { name: name.into() }),
+        1 => token.clone().prop_map(|token| Input::WakeRequested { token: token.into() }),
+        1 => token.prop_map(|token| Input::ResumeRequested { token: token.into() }),
+        1 => Just(Input::LinkLost),
+        2 => Just(Input::LinkBack),
+        1 => prop_oneof![Just(StopCause::Drain), Just(StopCause::Suspend)].prop_map(|cause| Input::Stop { cause }),
+        1 => Just(Input::DrainEnded),
+    ];
+    let age = prop_oneof![9 => Just(0_usize), 1 => 1..4_usize];
+    prop_oneof![
+        4 => input.prop_map(Step::Feed),
+        5 => (age.clone(), answers()).prop_map(|(age, answer)| Step::Answer(age, answer)),
+        4 => (age, failures()).prop_map(|(age, failure)| Step::Fail(age, failure)),
+        2 => (0..2_i64).prop_map(Step::Restart),
+        2 => (-5000..20_000_i64).prop_map(Step::Pass),
+        5 => Just(Step::Due),
+    ]
+}
+
+fn forward(step: Step) -> Step {
+    if let Step::Pass(milliseconds) = step {
+        return Step::Pass(milliseconds.abs());
+    }
+    step
+}
+
+fn small() -> Settings {
+    Settings {
+        max_consecutive_errors: 2,
+        max_consecutive_turns: 3,
+        max_calls_per_turn: 2,
+        context_tokens: 4096 + 1400,
+        ..settings()
+    }
+}
+
+impl Driver {
+    fn step(&mut self, step: &Step) -> Vec<Effect> {
+        match step {
+            Step::Feed(input) => self.feed(input.clone()),
+            Step::Answer(age, answer) => self.named(*age).map_or_else(Vec::new, |call| {
+                self.feed(Input::Answered {
+                    call,
+                    answer: answer.clone(),
+                })
+            }),
+            Step::Fail(age, failure) => self.named(*age).map_or_else(Vec::new, |call| {
+                self.feed(Input::Failed {
+                    call,
+                    failure: failure.clone(),
+                })
+            }),
+            Step::Restart(epochs) => self.restart(self.epoch + epochs),
+            Step::Pass(milliseconds) => {
+                self.now += SignedDuration::from_millis(*milliseconds);
+                self.feed(Input::Timer)
+            }
+            Step::Due => {
+                self.now = self.timer.unwrap_or(self.now).max(self.now);
+                self.feed(Input::Timer)
+            }
+        }
+    }
+
+    fn named(&self, age: usize) -> Option<CallId> {
+        self.issued.iter().rev().nth(age).copied()
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_sequence_of_inputs_keeps_every_invariant(steps in prop::collection::vec(steps(), 1..60)) {
+        let mut driver = Driver::started(small());
+        for step in &steps {
+            driver.step(step);
+        }
+    }
+
+    /// Nothing that decides about the future lives outside what was journalled last. Forward in time only: what an
+    /// engine remembers of the clock alone is not worth a line in the journal.
+    #[test]
+    fn a_restored_loop_goes_on_as_the_one_it_was_saved_from(
+        past in prop::collection::vec(steps().prop_map(forward), 1..40),
+        future in prop::collection::vec(steps().prop_map(forward), 1..15),
+    ) {
+        let mut driver = Driver::started(small());
+        for step in &past {
+            driver.step(step);
+        }
+        let mut twin = driver.clone();
+        prop_assert_eq!(driver.start(driver.epoch), twin.restart(twin.epoch));
+        for step in &future {
+            prop_assert_eq!(driver.step(step), twin.step(step));
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Sleeps of the agent's own choice: how they begin, what ends them, and what does not.
+
+use super::*;
+use crate::api::status::WakeType;
+
+fn asleep(arguments: &str) -> Driver {
+    let mut driver = Driver::started(settings());
+    driver.answer(calls("yield", arguments));
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    driver
+}
+
+#[test]
+fn test_loop_sleeps_until_the_moment_it_chose() {
+    let driver = asleep(r#"{"sleep": 30, "reason": "night"}"#);
+    let view = driver.engine.view();
+    assert_eq!(view.resumes_at, Some(driver.now + seconds(30)));
+    let wake = view.wake.unwrap();
+    assert_eq!(
+        (wake.r#type, wake.value.as_str()),
+        (WakeType::Time, "2026-01-01T00:00:30Z")
+    );
+    assert_eq!(
+        driver.notes(RecordKind::Transition).last().unwrap(),
+        &"Running -> Sleeping"
+    );
+}
+
+#[test]
+fn test_loop_wakes_time_and_not_a_moment_before() {
+    let mut driver = asleep(r#"{"sleep": 30, "reason": "night"}"#);
+    driver.pass(SignedDuration::from_millis(29_999));
+    driver.feed(Input::Timer);
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    driver.pass(SignedDuration::from_millis(1));
+    assert_eq!(driver.state(), LoopState::Running);
+    assert!(driver.observed().contains("the sleep that you chose is over"));
+    assert!(driver.observed().contains("you slept because: night"));
+}
+
+#[test]
+fn test_loop_wakes_event_that_it_named_and_no_other() {
+    let mut driver = asleep(r#"{"sleep": 30, "wake_early_if": ["chat", "spike"]}"#);
+    let wake = driver.engine.view().wake.unwrap();
+    assert_eq!((wake.r#type, wake.value.as_str()), (WakeType::Event, "chat,spike"));
+    driver.pass(seconds(1));
+    driver.feed(Input::Event {
+        name: "notification".into(),
+    });
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    driver.feed(Input::Event {
+        name: "signal/prices/spike".into(),
+    });
+    assert_eq!(driver.state(), LoopState::Running);
+    assert!(
+        driver
+            .observed()
+            .contains("the event signal/prices/spike ended your sleep")
+    );
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
+}
+
+#[test]
+fn a_wake_request_ends_a_sleep_once_per_token() {
+    let mut driver = asleep(r#"{"sleep": 30}"#);
+    driver.pass(seconds(1));
+    driver.feed(Input::WakeRequested { token: "1".into() });
+    assert_eq!(driver.state(), LoopState::Running);
+    assert_eq!(driver.engine.view().handled.wake.as_deref(), Some("1"));
+    driver.answer(calls("yield", r#"{"sleep": 30}"#));
+    assert_eq!(driver.feed(Input::WakeRequested { token: "1".into() }), []);
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    assert_eq!(driver.notes(RecordKind::RequestHandled), ["wake"]);
+}
+
+#[test]
+fn a_wake_request_to_a_loop_that_does_not_sleep_is_handled_and_does_nothing() {
+    let mut driver = Driver::started(settings());
+    driver.feed(Input::WakeRequested { token: "1".into() });
+    assert_eq!(driver.engine.view().handled.wake.as_deref(), Some("1"));
+    driver.answer(calls("yield", r#"{"sleep": 30}"#));
+    driver.feed(Input::WakeRequested { token: "1".into() });
+    assert_eq!(driver.state(), LoopState::Sleeping);
+}
+
+#[test]
+fn a_sleeping_loop_that_loses_the_link_is_paused_and_sleeps_on_when_it_is_back() {
+    let mut driver = asleep(r#"{"sleep": 600}"#);
+    let until = driver.engine.view().resumes_at;
+    driver.feed(Input::LinkLost);
+    assert_eq!(driver.state(), LoopState::Paused);
+    driver.feed(Input::WakeRequested { token: "1".into() });
+    driver.pass(seconds(10));
+    driver.feed(Input::LinkBack);
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    assert_eq!(driver.engine.view().resumes_at, until);
+}
+
+#[test]
+fn an_event_under_a_pause_is_not_lost_by_a_crash() {
+    let mut driver = asleep(r#"{"sleep": 600, "wake_early_if": ["chat"]}"#);
+    driver.feed(Input::LinkLost);
+    driver.feed(Input::Event { name: "chat".into() });
+    assert_eq!(driver.state(), LoopState::Paused);
+    driver.pass(seconds(1));
+    driver.restart(1);
+    assert_eq!(driver.state(), LoopState::Running);
+    assert!(driver.observed().contains("the event chat ended your sleep"));
+}
+
+#[test]
+fn a_sleep_survives_a_restart_with_its_deadline() {
+    let mut driver = asleep(r#"{"sleep": 600}"#);
+    let until = driver.engine.view().resumes_at;
+    driver.pass(seconds(10));
+    driver.restart(2);
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    assert_eq!(driver.engine.view().resumes_at, until);
+    assert_eq!(driver.timer, until);
+}
+
+#[test]
+fn a_deadline_that_passed_while_the_worker_was_down_fires_once() {
+    let mut driver = asleep(r#"{"sleep": 600}"#);
+    driver.timer = None;
+    driver.pass(seconds(10_000));
+    driver.restart(2);
+    assert_eq!(driver.state(), LoopState::Running);
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
+    driver.feed(Input::Timer);
+    assert_eq!(driver.issued.len(), 2);
+}
+
+#[test]
+fn a_sleep_longer_than_the_longest_is_shortened_and_the_model_is_told() {
+    let driver = asleep(r#"{"sleep": 1e300}"#);
+    assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(3600)));
+    assert!(driver.result().contains("Shortened to the longest sleep, 3600 s."));
+    let driver = asleep(r#"{"mode": "sleep"}"#);
+    assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(3600)));
+    assert!(!driver.result().contains("Shortened"));
+}
+
+#[test]
+fn a_clock_set_back_by_a_year_does_not_make_a_sleep_longer_than_the_longest() {
+    let mut driver = asleep(r#"{"sleep": 600}"#);
+    driver.now = "2025-01-01T00:00:00Z".parse().unwrap();
+    driver.feed(Input::Timer);
+    assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(3600)));
+    let mut driver = asleep(r#"{"sleep": 600}"#);
+    let until = driver.engine.view().resumes_at;
+    driver.now -= seconds(60);
+    driver.feed(Input::Timer);
+    assert_eq!(
+        driver.engine.view().resumes_at,
+        until,
+        "a deadline is a wall-clock moment"
+    );
+}
