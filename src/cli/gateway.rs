@@ -1,13 +1,77 @@
 //! `agentloop gateway`.
 
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
 use clap::Args as ClapArgs;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::gateway::{self, Options};
+use crate::link::messages::RUN_LEASE_SECONDS;
+use crate::link::pod::{
+    API_KEY_FILE, CONFIG_ENV, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SOCKET_PATH,
+};
 
 /// Flags of `agentloop gateway`.
 #[derive(ClapArgs, Debug)]
-pub(super) struct Args {}
+pub(super) struct Args {
+    /// Configuration of the pod, as JSON.
+    #[arg(long, env = CONFIG_ENV, hide_env_values = true)]
+    config: String,
+    /// The socket to listen on.
+    #[arg(long, env = "AGENTLOOP_SOCKET", default_value = SOCKET_PATH)]
+    socket: PathBuf,
+    /// Directory of the record of calls.
+    #[arg(long, env = "AGENTLOOP_RECORD_DIR", default_value = RECORD_DIR)]
+    record_dir: PathBuf,
+    /// The mounted script of api Scripted.
+    #[arg(long, env = "AGENTLOOP_SCRIPT_FILE", default_value = SCRIPT_FILE)]
+    script_file: PathBuf,
+    /// The mounted key of the provider; read for each call.
+    #[arg(long, env = "AGENTLOOP_API_KEY_FILE", default_value = API_KEY_FILE)]
+    api_key_file: PathBuf,
+    /// The projected token for the controller; read for each request.
+    #[arg(long, env = "AGENTLOOP_LINK_TOKEN_FILE", default_value = LINK_TOKEN_FILE)]
+    link_token_file: PathBuf,
+    /// The CA bundle of the controller; read again when it changes.
+    #[arg(long, env = "AGENTLOOP_LINK_CA_FILE", default_value = LINK_CA_FILE)]
+    link_ca_file: PathBuf,
+}
 
 impl Args {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        anyhow::bail!("gateway is not wired yet")
+        crate::telemetry::log::init();
+        let config: PodConfig = serde_json::from_str(&self.config).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            anyhow::anyhow!("{CONFIG_ENV} is not a pod configuration (line {line}, column {column})")
+        })?;
+        let options = Options {
+            config,
+            socket: self.socket,
+            record_dir: self.record_dir,
+            script_file: self.script_file,
+            api_key_file: self.api_key_file,
+            link_token_file: self.link_token_file,
+            link_ca_file: self.link_ca_file,
+            run_lease: Duration::from_secs(RUN_LEASE_SECONDS),
+        };
+        // One thread is enough for one loop, and small.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("the async runtime cannot start")?;
+        runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate()).context("signals cannot be handled")?;
+            let mut interrupt = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
+            let end = async {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            };
+            gateway::run(options, end).await?;
+            Ok(())
+        })
     }
 }

@@ -1,3 +1,125 @@
 //! The gateway: the pod's only way out. Holds the provider key and the link token, counts every call.
 //!
 //! Owns the record of calls and their usage (its counts, never the worker's, feed status), and the link's client side.
+//! Knows nothing of loops: the worker decides when to call, the controller whether the pod may.
+
+mod answer;
+mod calls;
+mod contact;
+mod failures;
+mod flight;
+mod request;
+mod server;
+mod store;
+mod uplink;
+mod upstream;
+mod usage;
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use self::calls::Calls;
+use self::contact::Contact;
+use self::server::Gateway;
+use self::store::Store;
+use self::uplink::Uplink;
+use self::upstream::{Caller, Upstream};
+use crate::link::client::LinkClient;
+use crate::link::pod::PodConfig;
+
+pub use self::store::StoreError;
+
+/// Time for calls in flight once the pod ends. The worker has had its drain before, and the pod has 5 s more in all.
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
+/// Time for the last report.
+const LAST_REPORT: Duration = Duration::from_millis(1500);
+
+/// What a gateway runs with.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Configuration of the pod.
+    pub config: PodConfig,
+    /// Path of the socket to listen on.
+    pub socket: PathBuf,
+    /// Directory of the record.
+    pub record_dir: PathBuf,
+    /// File of the script.
+    pub script_file: PathBuf,
+    /// File of the provider's key.
+    pub api_key_file: PathBuf,
+    /// File of the link's token.
+    pub link_token_file: PathBuf,
+    /// File of the link's CA bundle.
+    pub link_ca_file: PathBuf,
+    /// Time without contact after which no new call is made.
+    pub run_lease: Duration,
+}
+
+/// Why a gateway cannot serve.
+#[derive(thiserror::Error, Debug)]
+pub enum GatewayError {
+    /// Its record.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Its socket.
+    #[error("the socket {path} cannot be served: {source}")]
+    Socket {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Serves until `end`, then finishes what is in flight, reports for the last time, and returns.
+pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), GatewayError> {
+    let spec = &options.config.spec;
+    let store = Store::open(&options.record_dir, &spec.model.name, Timestamp::now())?;
+    let contact = Arc::new(Contact::new(options.run_lease, Instant::now()));
+    let upstream = Upstream::new(&Caller {
+        agent_uid: &options.config.uid,
+        model: &spec.model,
+        key_file: &options.api_key_file,
+        script_file: &options.script_file,
+    });
+    let calls = Arc::new(Calls::new(store, Arc::clone(&contact), upstream));
+    let said = watch::Sender::new(None);
+    let uplink = Uplink {
+        epoch: options.config.epoch,
+        client: LinkClient::new(&options.config.link_url, options.link_ca_file, options.link_token_file),
+        contact: Arc::clone(&contact),
+        calls: Arc::clone(&calls),
+        said: said.subscribe(),
+    };
+    let socket_error = |source| GatewayError::Socket {
+        path: options.socket.clone(),
+        source,
+    };
+    let listener = server::bind(&options.socket).map_err(socket_error)?;
+    let router = server::router(Gateway {
+        calls: Arc::clone(&calls),
+        contact,
+        said,
+    });
+    let serve = async { axum::serve(listener, router).await };
+    // Fenced or not, the socket is served on: the worker must be told.
+    let speak = async {
+        uplink.run().await;
+        std::future::pending::<()>().await;
+    };
+    tracing::info!(agent = %options.config.name, epoch = options.config.epoch, "serving");
+    tokio::select! {
+        served = serve => return served.map_err(socket_error),
+        () = calls.obey() => {}
+        () = speak => {}
+        () = async { end.await; calls.close(CLOSE_GRACE).await } => {}
+    }
+    uplink.last_report(LAST_REPORT).await;
+    tracing::info!("ended");
+    Ok(())
+}

@@ -5,6 +5,7 @@
 //! Everything is a total or a level, never a delta, so that repeats do no harm; unknown fields are ignored.
 //! Owns no decision about loops: those are the engine's and the controller's.
 
+pub mod client;
 pub mod messages;
 pub mod pod;
 pub mod socket;

@@ -1,0 +1,263 @@
+//! Model calls: each id reaches the upstream at most once, whatever happens to worker or gateway.
+//!
+//! A new call is recorded, sent, and settled in a task of its own: a worker that goes away does not end it. A repeat
+//! joins the call in flight or gets what is kept. Only a cancel, a stop from outside or a deadline cuts it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::contact::{Contact, Refusal};
+use super::failures::failure;
+use super::flight::Flight;
+use super::store::{End, Metered, Recorded, Settlement, Store, StoreError};
+use super::upstream::{Prepared, Upstream};
+use crate::api::failure::{Failure, FailureKind};
+use crate::engine::CallId;
+use crate::link::messages::ModelReport;
+
+/// What a worker gets for a call.
+pub enum Reply {
+    /// The call in flight.
+    Live(Arc<Flight>),
+    /// What is kept of one that ended.
+    Ended(End),
+    /// The worker said that it has the outcome; nothing is kept.
+    Acknowledged,
+    /// Not now; ask again.
+    NotYet,
+}
+
+/// All calls of this gateway.
+pub struct Calls {
+    store: Store,
+    contact: Arc<Contact>,
+    upstream: Upstream,
+    flights: Mutex<HashMap<CallId, Arc<Flight>>>,
+    /// Number of calls that ended here, and how the last one spoke of the model.
+    ended: watch::Sender<(u64, Option<ModelReport>)>,
+    closed: Mutex<bool>,
+}
+
+impl Calls {
+    /// No call in flight.
+    pub fn new(store: Store, contact: Arc<Contact>, upstream: Upstream) -> Self {
+        Self {
+            store,
+            contact,
+            upstream,
+            flights: Mutex::default(),
+            ended: watch::Sender::default(),
+            closed: Mutex::new(false),
+        }
+    }
+
+    /// The record.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Follows the ends of calls.
+    pub fn subscribe(&self) -> watch::Receiver<(u64, Option<ModelReport>)> {
+        self.ended.subscribe()
+    }
+
+    /// A call, or the repeat of one.
+    pub fn submit(self: &Arc<Self>, id: CallId, body: &[u8]) -> Reply {
+        if let Some(flight) = self.flights().get(&id) {
+            return Reply::Live(Arc::clone(flight));
+        }
+        match self.store.find(id) {
+            Ok(None) => self
+                .begin(id, body)
+                .unwrap_or_else(|failure| Reply::Ended(End::Failed(failure))),
+            Ok(Some(Recorded::Ended(end))) => Reply::Ended(end),
+            Ok(Some(Recorded::Acknowledged)) => Reply::Acknowledged,
+            // Between its record and its flight there is no await: it cannot be seen open without one.
+            Ok(Some(Recorded::Open)) => Reply::NotYet,
+            Err(error) => Reply::Ended(End::Failed(not_recorded(&error))),
+        }
+    }
+
+    fn begin(self: &Arc<Self>, id: CallId, body: &[u8]) -> Result<Reply, Failure> {
+        match self.contact.refusal(Instant::now()) {
+            None if *self.closed() => return Err(ending()),
+            None => {}
+            Some(Refusal::NotAttached) => return Ok(Reply::NotYet),
+            Some(Refusal::Stopped(failure) | Refusal::LinkLost(failure)) => return Err(failure),
+        }
+        let request = self
+            .upstream
+            .prepare(id, body)
+            .inspect_err(|failure| self.note_end(Some(failure)))?;
+        self.store
+            .begin(id, Timestamp::now())
+            .map_err(|error| not_recorded(&error))?;
+        let flight = Arc::new(Flight::new());
+        self.flights().insert(id, Arc::clone(&flight));
+        tokio::spawn(Arc::clone(self).fly(id, request, Arc::clone(&flight)));
+        Ok(Reply::Live(flight))
+    }
+
+    async fn fly(self: Arc<Self>, id: CallId, request: Prepared, flight: Arc<Flight>) {
+        let taken = self.store.scripted_turns();
+        let result = tokio::select! {
+            biased;
+            why = flight.until_cut() => Err((why, true)),
+            result = self.upstream.run(request, taken, &flight) => result.map_err(|failure| (failure, false)),
+        };
+        let was_cut = matches!(&result, Err((_, true)));
+        let end = match &result {
+            Ok(complete) => End::Answered {
+                content_type: complete.content_type.into(),
+                body: [&flight.body()[..], &complete.rest[..]].concat(),
+            },
+            Err((failure, _)) => End::Failed(failure.clone()),
+        };
+        let metered = flight.metered();
+        log(id, &end, &metered);
+        let settlement = Settlement {
+            id,
+            end,
+            // A turn of the script that ran out of time was not given.
+            scripted_turn: self.upstream.is_scripted() && !was_cut && metered != Metered::Unknown,
+            metered,
+            at: Timestamp::now(),
+        };
+        let settled = self.store.settle(settlement);
+        let failure = match (settled, result) {
+            (Err(error), _) => Some(not_recorded(&error)),
+            (Ok(()), Err((failure, _))) => Some(failure),
+            (Ok(()), Ok(complete)) => {
+                flight.push(complete.content_type, complete.rest);
+                None
+            }
+        };
+        flight.end(failure.clone().map_or(Ok(()), Err));
+        self.flights().remove(&id);
+        self.note_end(failure.as_ref());
+    }
+
+    /// The worker has the outcome. `false`: the call is still in flight.
+    pub fn acknowledge(&self, id: CallId) -> Result<bool, StoreError> {
+        if self.flights().keys().any(|flying| *flying <= id) {
+            return Ok(false);
+        }
+        self.store.acknowledge(id).map(|()| true)
+    }
+
+    /// Cuts one call; nothing happens when it is not in flight.
+    pub fn cancel(&self, id: CallId) {
+        if let Some(flight) = self.flights().get(&id) {
+            flight.cut(failure(FailureKind::Cancelled, "the worker cut the call"));
+        }
+    }
+
+    /// Cuts every call in flight whenever the controller says so. Never ends.
+    pub async fn obey(&self) {
+        let mut view = self.contact.subscribe();
+        loop {
+            let stop = view.borrow_and_update().stop();
+            if let Some(why) = stop {
+                self.cut_all(&why);
+            }
+            if view.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Refuses new calls, gives those in flight `grace` to finish, then cuts them; returns when all are settled.
+    pub async fn close(&self, grace: Duration) {
+        *self.closed() = true;
+        let mut ended = self.ended.subscribe();
+        let landed = async {
+            while !self.flights().is_empty() {
+                // A flight has left the table when its end is told; the sender is ours and cannot be gone.
+                let _ = ended.changed().await;
+            }
+        };
+        tokio::pin!(landed);
+        if tokio::time::timeout(grace, &mut landed).await.is_err() {
+            self.cut_all(&ending());
+            landed.await;
+        }
+    }
+
+    fn cut_all(&self, why: &Failure) {
+        for flight in self.flights().values() {
+            flight.cut(why.clone());
+        }
+    }
+
+    /// Tells the reports how the call ended. Ends that say nothing of the model leave its state as it was.
+    fn note_end(&self, failure: Option<&Failure>) {
+        self.ended.send_modify(|(count, model)| {
+            *count += 1;
+            if failure.is_none_or(|failure| speaks_of_the_model(failure.kind)) {
+                *model = Some(ModelReport {
+                    failure: failure.map(|failure| failure.kind),
+                    message: failure.map(|failure| failure.message.clone()).unwrap_or_default(),
+                });
+            }
+        });
+    }
+
+    fn flights(&self) -> MutexGuard<'_, HashMap<CallId, Arc<Flight>>> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closed(&self) -> MutexGuard<'_, bool> {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn ending() -> Failure {
+    failure(FailureKind::Cancelled, "the gateway ends with its pod")
+}
+
+fn not_recorded(error: &StoreError) -> Failure {
+    tracing::error!(%error, "the record of calls cannot be written");
+    failure(
+        FailureKind::RecordFailed,
+        format!("{error}; no call is made until it can: raise spec.storage.size or make room"),
+    )
+}
+
+fn speaks_of_the_model(kind: FailureKind) -> bool {
+    match kind {
+        FailureKind::Unreachable
+        | FailureKind::Timeout
+        | FailureKind::RateLimited
+        | FailureKind::QuotaExceeded
+        | FailureKind::AuthenticationFailed
+        | FailureKind::BadResponse => true,
+        FailureKind::Cancelled
+        | FailureKind::LinkLost
+        | FailureKind::Fenced
+        | FailureKind::Interrupted
+        | FailureKind::RecordFailed => false,
+    }
+}
+
+fn log(id: CallId, end: &End, metered: &Metered) {
+    let tokens = match metered {
+        Metered::Billed(tokens, _) => Some(tokens),
+        Metered::NotSent | Metered::Free | Metered::Unknown => None,
+    };
+    match end {
+        End::Answered { body, .. } => tracing::info!(
+            call = %id,
+            bytes = body.len(),
+            input = tokens.map(|tokens| tokens.input + tokens.cache_read),
+            output = tokens.map(|tokens| tokens.output),
+            "call answered"
+        ),
+        End::Failed(failure) => {
+            tracing::warn!(call = %id, kind = %failure.kind, message = failure.message, "call failed");
+        }
+    }
+}

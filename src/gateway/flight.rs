@@ -1,0 +1,173 @@
+//! One call in flight: its bytes so far, for all who listen; what is known of its cost; and how it can be cut.
+//!
+//! Everybody who asks for the call reads the same bytes from the beginning. That nobody listens does not end it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use axum::body::Bytes;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::store::Metered;
+use super::usage::Tokens;
+use crate::api::failure::Failure;
+
+/// A call in flight.
+pub struct Flight {
+    progress: Mutex<Progress>,
+    changed: watch::Sender<()>,
+    cut: watch::Sender<Option<Failure>>,
+}
+
+#[derive(Default)]
+struct Progress {
+    sent: Sent,
+    usage: Option<Value>,
+    content_type: Option<String>,
+    chunks: Vec<Bytes>,
+    end: Option<Result<(), Failure>>,
+}
+
+/// How far the request came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sent {
+    /// It has not left.
+    #[default]
+    No,
+    /// It has left, or may have.
+    Yes,
+    /// The server answered it with an HTTP error.
+    Refused,
+}
+
+/// The next thing a listener gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Bytes.
+    Chunk(Bytes),
+    /// The end of the answer.
+    End,
+    /// There is no answer, or no more of it.
+    Failed(Failure),
+}
+
+impl Flight {
+    /// A call that has not been sent.
+    pub fn new() -> Self {
+        Self {
+            progress: Mutex::default(),
+            changed: watch::Sender::new(()),
+            cut: watch::Sender::new(None),
+        }
+    }
+
+    /// Cuts the call; the first reason given stays.
+    pub fn cut(&self, why: Failure) {
+        self.cut.send_if_modified(|cut| {
+            let first = cut.is_none();
+            if first {
+                *cut = Some(why);
+            }
+            first
+        });
+    }
+
+    /// Waits until the call is cut.
+    pub async fn until_cut(&self) -> Failure {
+        let mut cut = self.cut.subscribe();
+        loop {
+            if let Some(why) = cut.borrow_and_update().clone() {
+                return why;
+            }
+            // The sender is ours: it cannot be gone.
+            let _ = cut.changed().await;
+        }
+    }
+
+    /// Notes how far the request came.
+    pub fn note_sent(&self, sent: Sent) {
+        self.lock().sent = sent;
+    }
+
+    /// Notes what the server says the call used.
+    pub fn note_usage(&self, usage: Option<&Value>) {
+        if usage.is_some() {
+            self.lock().usage = usage.cloned();
+        }
+    }
+
+    /// The answer begins, or goes on.
+    pub fn push(&self, content_type: &str, bytes: Bytes) {
+        let mut progress = self.lock();
+        progress.content_type.get_or_insert_with(|| content_type.into());
+        if !bytes.is_empty() {
+            progress.chunks.push(bytes);
+        }
+        drop(progress);
+        self.changed.send_replace(());
+    }
+
+    /// The bytes so far.
+    pub fn body(&self) -> Vec<u8> {
+        self.lock().chunks.concat()
+    }
+
+    /// Nothing more comes.
+    pub fn end(&self, result: Result<(), Failure>) {
+        self.lock().end.get_or_insert(result);
+        self.changed.send_replace(());
+    }
+
+    /// What is known of the cost.
+    pub fn metered(&self) -> Metered {
+        let progress = self.lock();
+        match (progress.sent, &progress.usage) {
+            (Sent::No, _) => Metered::NotSent,
+            (Sent::Refused, _) => Metered::Free,
+            (Sent::Yes, None) => Metered::Unknown,
+            (Sent::Yes, Some(usage)) => match Tokens::read(usage) {
+                Some(tokens) => Metered::Billed(tokens, usage.to_string()),
+                None => Metered::Unknown,
+            },
+        }
+    }
+
+    /// The content type, once the first bytes are there; the failure, when none ever came.
+    pub async fn head(&self) -> Result<String, Failure> {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.mark_unchanged();
+            {
+                let progress = self.lock();
+                match (&progress.content_type, &progress.end) {
+                    (Some(content_type), _) => return Ok(content_type.clone()),
+                    (None, Some(Err(failure))) => return Err(failure.clone()),
+                    (None, _) => {}
+                }
+            }
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// What follows the first `read` chunks.
+    pub async fn next(&self, read: usize) -> Next {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.mark_unchanged();
+            {
+                let progress = self.lock();
+                match (progress.chunks.get(read), &progress.end) {
+                    (Some(chunk), _) => return Next::Chunk(chunk.clone()),
+                    (None, Some(Ok(()))) => return Next::End,
+                    (None, Some(Err(failure))) => return Next::Failed(failure.clone()),
+                    (None, None) => {}
+                }
+            }
+            let _ = changed.changed().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

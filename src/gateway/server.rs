@@ -1,0 +1,180 @@
+//! The pod's socket: the routes of [`crate::link::socket`].
+
+use std::convert::Infallible;
+use std::fs::Permissions;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Path as RoutePath, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use futures::{Stream, stream};
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+
+use super::calls::{Calls, Reply};
+use super::contact::Contact;
+use super::failures::failure;
+use super::flight::{Flight, Next};
+use super::store::End;
+use crate::api::failure::{Failure, FailureKind};
+use crate::engine::CallId;
+use crate::link::messages::LoopReport;
+use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER};
+
+/// Longest request of a worker.
+const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
+/// Time between two events when nothing changes.
+const EVENT_PERIOD: Duration = Duration::from_secs(5);
+/// Worker and gateway have different uids and one group.
+const SOCKET_MODE: u32 = 0o660;
+
+/// What the routes work with.
+#[derive(Clone)]
+pub struct Gateway {
+    /// The calls.
+    pub calls: Arc<Calls>,
+    /// The link.
+    pub contact: Arc<Contact>,
+    /// What the worker last said.
+    pub said: watch::Sender<Option<LoopReport>>,
+}
+
+/// Listens on the socket, in place of one that a dead gateway left behind.
+pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
+    if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
+        std::fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE))?;
+    Ok(listener)
+}
+
+/// The routes.
+pub fn router(gateway: Gateway) -> Router {
+    Router::new()
+        .route("/v1/session", get(session))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/calls/{id}/ack", post(acknowledge))
+        .route("/v1/calls/{id}/cancel", post(cancel))
+        .route("/v1/report", put(report))
+        .route("/v1/events", get(events))
+        .route("/v1/healthz", get(StatusCode::OK))
+        .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
+        .with_state(gateway)
+}
+
+async fn session(State(gateway): State<Gateway>) -> Response {
+    let session = gateway.contact.subscribe().borrow().session.clone();
+    match session {
+        Some(session) => Json(session).into_response(),
+        None => not_yet(),
+    }
+}
+
+async fn chat(State(gateway): State<Gateway>, headers: HeaderMap, body: Bytes) -> Response {
+    let id = headers
+        .get(CALL_HEADER)
+        .and_then(|id| id.to_str().ok())
+        .and_then(|id| id.parse::<CallId>().ok());
+    let Some(id) = id else {
+        let message = format!("the header {CALL_HEADER} is not the id of a call, such as t12c1a1");
+        return failed(StatusCode::BAD_REQUEST, &failure(FailureKind::BadResponse, message));
+    };
+    match gateway.calls.submit(id, &body) {
+        Reply::Live(flight) => live(flight).await,
+        Reply::Ended(End::Answered { content_type, body }) => ([(CONTENT_TYPE, content_type)], body).into_response(),
+        Reply::Ended(End::Failed(failure)) => failed(StatusCode::BAD_GATEWAY, &failure),
+        Reply::Acknowledged => {
+            let message = "this call, or one after it, was acknowledged: its answer is not kept any more";
+            failed(StatusCode::CONFLICT, &failure(FailureKind::BadResponse, message))
+        }
+        Reply::NotYet => not_yet(),
+    }
+}
+
+async fn live(flight: Arc<Flight>) -> Response {
+    match flight.head().await {
+        Ok(content_type) => ([(CONTENT_TYPE, content_type)], Body::from_stream(listen(flight))).into_response(),
+        Err(failure) => failed(StatusCode::BAD_GATEWAY, &failure),
+    }
+}
+
+/// The bytes of a call from its beginning, as they come.
+fn listen(flight: Arc<Flight>) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    stream::unfold((flight, Some(0)), |(flight, read)| async move {
+        let read = read?;
+        match flight.next(read).await {
+            Next::Chunk(bytes) => Some((Ok(bytes), (flight, Some(read + 1)))),
+            Next::End => None,
+            // A line break first: what was passed on are whole lines, but maybe not a whole event.
+            Next::Failed(failure) => {
+                let json = serde_json::to_string(&failure).unwrap_or_default();
+                let event = format!("\nevent: {FAILURE_EVENT}\ndata: {json}\n\n");
+                Some((Ok(event.into()), (flight, None)))
+            }
+        }
+    })
+}
+
+async fn acknowledge(State(gateway): State<Gateway>, RoutePath(id): RoutePath<String>) -> Response {
+    let Ok(id) = id.parse() else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    match gateway.calls.acknowledge(id) {
+        Ok(true) => StatusCode::NO_CONTENT.into_response(),
+        Ok(false) => (StatusCode::CONFLICT, "the call is still in flight").into_response(),
+        Err(error) => (StatusCode::INSUFFICIENT_STORAGE, error.to_string()).into_response(),
+    }
+}
+
+async fn cancel(State(gateway): State<Gateway>, RoutePath(id): RoutePath<String>) -> StatusCode {
+    let Ok(id) = id.parse() else {
+        return StatusCode::NOT_FOUND;
+    };
+    gateway.calls.cancel(id);
+    StatusCode::NO_CONTENT
+}
+
+async fn report(State(gateway): State<Gateway>, Json(report): Json<LoopReport>) -> StatusCode {
+    gateway.said.send_if_modified(|said| {
+        let new = said.as_ref() != Some(&report);
+        *said = Some(report);
+        new
+    });
+    StatusCode::NO_CONTENT
+}
+
+async fn events(State(gateway): State<Gateway>) -> Response {
+    let view = gateway.contact.subscribe();
+    let events = stream::unfold((gateway.contact, view, true), |(contact, mut view, first)| async move {
+        if !first {
+            // The sender is in `contact`: it cannot be gone.
+            let _ = tokio::time::timeout(EVENT_PERIOD, view.changed()).await;
+        }
+        view.mark_unchanged();
+        let event = Event::default().json_data(contact.event(Instant::now()));
+        Some((event, (contact, view, false)))
+    });
+    Sse::new(events).into_response()
+}
+
+fn not_yet() -> Response {
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        "the controller has not accepted this pod yet; ask again",
+    )
+        .into_response()
+}
+
+fn failed(status: StatusCode, failure: &Failure) -> Response {
+    let headers = [(FAILURE_HEADER, <&'static str>::from(failure.kind))];
+    (status, headers, Json(failure)).into_response()
+}

@@ -1,0 +1,98 @@
+//! The record's file: how it is opened, and its tables.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode};
+
+use super::StoreError;
+
+/// Version of the tables, kept in `user_version`.
+const VERSION: i64 = 1;
+
+const TABLES: &str = "
+CREATE TABLE calls (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn INTEGER NOT NULL,
+    call INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('Open', 'Settled', 'Failed', 'Lost')),
+    model TEXT NOT NULL,
+    opened_at TEXT NOT NULL,
+    ended_at TEXT,
+    usage TEXT,                 -- as the server wrote it, so that a wrong reading can be made good
+    failure TEXT,               -- JSON; no text of a prompt or an answer
+    content_type TEXT,
+    answer BLOB,                -- until it is acknowledged
+    UNIQUE (turn, call, attempt)
+);
+CREATE TABLE totals (
+    model TEXT PRIMARY KEY,     -- '' holds the sum of all models
+    calls INTEGER NOT NULL,
+    unknown_calls INTEGER NOT NULL,
+    input_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL,
+    cache_read_tokens INTEGER NOT NULL,
+    reasoning_tokens INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+";
+
+/// Opens the file, makes its tables when it is new, and takes it for this process alone.
+pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
+    let mut db = prepared(path).map_err(|source| cannot_open(path, source))?;
+    match prepare_tables(&mut db).map_err(|source| cannot_open(path, source))? {
+        VERSION => Ok(db),
+        found => Err(StoreError::Version {
+            path: path.into(),
+            found,
+            known: VERSION,
+        }),
+    }
+}
+
+/// The error of a file that cannot be opened, with what to do about it.
+pub(super) fn cannot_open(path: &Path, source: rusqlite::Error) -> StoreError {
+    let advice = match source.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+            "it is damaged: move it away, and the totals go on from the Agent's status; answers not yet in the journal are lost"
+        }
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => "another gateway has it open: only one may",
+        Some(ErrorCode::DiskFull) => "the volume is full: raise spec.storage.size or make room",
+        _ => "check the volume, its owner and mode",
+    };
+    StoreError::Open {
+        path: path.into(),
+        advice,
+        source,
+    }
+}
+
+fn prepared(path: &Path) -> rusqlite::Result<Connection> {
+    let db = Connection::open(path)?;
+    // The gateway before this one may need a moment to be gone.
+    db.busy_timeout(Duration::from_secs(2))?;
+    db.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    db.pragma_update(None, "journal_mode", "WAL")?;
+    db.pragma_update(None, "synchronous", "FULL")?;
+    db.pragma_update(None, "cache_size", -512)?;
+    db.pragma_update(None, "journal_size_limit", 4 * 1024 * 1024)?;
+    let check: String = db.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    if check == "ok" {
+        return Ok(db);
+    }
+    let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
+    Err(rusqlite::Error::SqliteFailure(corrupt, Some(check)))
+}
+
+fn prepare_tables(db: &mut Connection) -> rusqlite::Result<i64> {
+    let change = db.transaction()?;
+    let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if found == 0 {
+        change.execute_batch(TABLES)?;
+        change.pragma_update(None, "user_version", VERSION)?;
+        change.commit()?;
+        return Ok(VERSION);
+    }
+    Ok(found)
+}

@@ -1,0 +1,197 @@
+//! The gateway's conversation with the controller: attach, listen to directives, report.
+//!
+//! Tries for ever, with growing pauses; how long calls go on without contact is [`Contact`]'s decision. Being fenced
+//! ends it for good.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::calls::Calls;
+use super::contact::Contact;
+use crate::link::client::{DirectiveEvent, LinkClient, LinkError};
+use crate::link::messages::{Attach, Attached, LoopReport, PROTOCOL, REPORT_SECONDS, RefusalCode, Report};
+use crate::link::socket::Session;
+
+/// First and longest pause between two attempts.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Shortest time between two reports.
+const COALESCE: Duration = Duration::from_millis(250);
+
+/// One gateway's uplink.
+pub struct Uplink {
+    /// The pod's epoch.
+    pub epoch: i64,
+    /// The way to the controller.
+    pub client: LinkClient,
+    /// Where what is learnt goes.
+    pub contact: Arc<Contact>,
+    /// The calls to report.
+    pub calls: Arc<Calls>,
+    /// What the worker says.
+    pub said: watch::Receiver<Option<LoopReport>>,
+}
+
+/// A newer pod has taken over.
+#[derive(Debug)]
+struct Fenced;
+
+impl Uplink {
+    /// Runs until the pod is fenced.
+    pub async fn run(&self) {
+        let fenced = tokio::select! {
+            fenced = self.follow() => fenced,
+            fenced = self.report_on() => fenced,
+        };
+        let Fenced = fenced;
+        tracing::warn!(epoch = self.epoch, "fenced: a newer pod runs this Agent's loop");
+        self.contact.fence();
+    }
+
+    /// The last word, as short as the end of a pod must be.
+    pub async fn last_report(&self, limit: Duration) {
+        if self.contact.subscribe().borrow().fenced {
+            return;
+        }
+        match tokio::time::timeout(limit, self.client.report(&self.compose())).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the last report was not taken"),
+            Err(_) => tracing::warn!("the last report took too long"),
+        }
+    }
+
+    /// Attaches, and follows the directives until they end; then again.
+    async fn follow(&self) -> Fenced {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.attach().await {
+                Ok(()) => {
+                    tracing::info!(epoch = self.epoch, "attached");
+                    let since = Instant::now();
+                    match self.listen().await {
+                        Err(error) if is_fence(&error) => return Fenced,
+                        Err(error) => tracing::info!(%error, "the directives ended"),
+                        Ok(()) => tracing::info!("the directives ended"),
+                    }
+                    if since.elapsed() > BACKOFF.1 {
+                        backoff = Backoff::default();
+                    }
+                }
+                Err(error) if is_fence(&error) => return Fenced,
+                Err(error) => tracing::info!(%error, "not attached"),
+            }
+            sleep(backoff.next()).await;
+        }
+    }
+
+    async fn attach(&self) -> Result<(), LinkError> {
+        let attach = Attach {
+            protocol: PROTOCOL,
+            epoch: self.epoch,
+        };
+        let Attached { known, directives, .. } = self.client.attach(&attach).await?;
+        // Without its totals the gateway may make no call: what it counts could step back.
+        self.calls
+            .store()
+            .adopt(&known.usage)
+            .map_err(|error| LinkError::Unreadable(format!("the known totals are not recorded: {error}")))?;
+        let session = Session {
+            epoch: self.epoch,
+            known,
+        };
+        self.contact.attached(session, directives, Instant::now());
+        Ok(())
+    }
+
+    async fn listen(&self) -> Result<(), LinkError> {
+        let events = self.client.directives(self.epoch).await?;
+        tokio::pin!(events);
+        while let Some(event) = events.next().await {
+            match event? {
+                DirectiveEvent::Directives(directives) => self.contact.directed(directives, Instant::now()),
+                DirectiveEvent::Heartbeat => self.contact.heard(Instant::now()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports every change, and now and then without one.
+    async fn report_on(&self) -> Fenced {
+        let mut view = self.contact.subscribe();
+        while view.borrow_and_update().session.is_none() {
+            // The sender is in `contact`: it cannot be gone.
+            let _ = view.changed().await;
+        }
+        let mut said = self.said.clone();
+        let mut ended = self.calls.subscribe();
+        let mut backoff = Backoff::default();
+        loop {
+            said.mark_unchanged();
+            ended.mark_unchanged();
+            match self.client.report(&self.compose()).await {
+                Ok(()) => self.contact.heard(Instant::now()),
+                Err(error) if is_fence(&error) => return Fenced,
+                Err(error) => {
+                    tracing::info!(%error, "a report was not taken");
+                    sleep(backoff.next()).await;
+                    continue;
+                }
+            }
+            backoff = Backoff::default();
+            sleep(COALESCE).await;
+            tokio::select! {
+                _ = said.changed() => {}
+                _ = ended.changed() => {}
+                () = sleep(Duration::from_secs(REPORT_SECONDS)) => {}
+            }
+        }
+    }
+
+    fn compose(&self) -> Report {
+        let loop_ = self.said.borrow().clone();
+        let mut usage = self.calls.store().usage();
+        let known_turns = self
+            .contact
+            .subscribe()
+            .borrow()
+            .session
+            .as_ref()
+            .map_or(0, |session| session.known.usage.turns);
+        usage.turns = loop_.as_ref().map_or(0, |said| said.turns_completed).max(known_turns);
+        Report {
+            epoch: self.epoch,
+            loop_,
+            usage,
+            model: self.calls.subscribe().borrow().1.clone(),
+        }
+    }
+}
+
+fn is_fence(error: &LinkError) -> bool {
+    matches!(error, LinkError::Refused(refusal) if refusal.code == RefusalCode::Fenced)
+}
+
+/// Pauses that double, with jitter: a controller that comes back meets its pods one after the other.
+#[derive(Default)]
+struct Backoff {
+    attempts: u32,
+}
+
+impl Backoff {
+    fn next(&mut self) -> Duration {
+        let full = BACKOFF.0.saturating_mul(1 << self.attempts.min(10)).min(BACKOFF.1);
+        self.attempts += 1;
+        // Between half of it and all of it.
+        full.mul_f64(0.5 + jitter() / 2.0)
+    }
+}
+
+/// A number from 0 to 1, different in each process and each time.
+fn jitter() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    let bits = RandomState::new().hash_one(0_u8) >> 32;
+    f64::from(u32::try_from(bits).unwrap_or(0)) / f64::from(u32::MAX)
+}

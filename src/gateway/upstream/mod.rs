@@ -1,0 +1,132 @@
+//! Where answers come from: a server, or the script.
+
+mod openai;
+mod scripted;
+
+use std::path::Path;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::failures::failure;
+use super::flight::Flight;
+use super::request::RequestError;
+use crate::api::agent::{Model, ModelApi};
+use crate::api::failure::{Failure, FailureKind};
+use crate::engine::CallId;
+use crate::scripted::Script;
+
+/// Content type of a whole answer.
+pub const JSON: &str = "application/json";
+/// Content type of a streamed answer.
+pub const EVENT_STREAM: &str = "text/event-stream";
+
+/// Where answers come from, and how long one may take.
+pub struct Upstream {
+    source: Source,
+    timeout: Duration,
+}
+
+enum Source {
+    OpenAi(openai::OpenAi),
+    Scripted(Script),
+    /// The configuration is wrong. Each call says so.
+    Broken(Failure),
+}
+
+/// A request that may be sent.
+pub enum Prepared {
+    /// To a server.
+    OpenAi(openai::Request),
+    /// To the script.
+    Scripted {
+        /// `messages` of the request.
+        messages: Value,
+        /// Whether the answer is to be streamed.
+        stream: bool,
+    },
+}
+
+/// The end of an answer, not yet passed on: the record comes first.
+pub struct Complete {
+    /// Content type of the answer.
+    pub content_type: &'static str,
+    /// Its last bytes.
+    pub rest: Bytes,
+}
+
+/// Who calls, for the headers of a request.
+pub struct Caller<'a> {
+    /// Uid of the Agent.
+    pub agent_uid: &'a str,
+    /// `spec.model`.
+    pub model: &'a Model,
+    /// File of the key.
+    pub key_file: &'a Path,
+    /// File of the script.
+    pub script_file: &'a Path,
+}
+
+impl Upstream {
+    /// The upstream of a model. Never fails: what is wrong is said with each call, where it becomes a condition.
+    pub fn new(caller: &Caller<'_>) -> Self {
+        let broken = |message: String| Source::Broken(failure(FailureKind::BadResponse, message));
+        let source = match caller.model.api {
+            ModelApi::OpenAIChat => openai::OpenAi::new(caller).map_or_else(broken, Source::OpenAi),
+            ModelApi::Scripted => scripted::read(caller.script_file).map_or_else(broken, Source::Scripted),
+        };
+        Self {
+            source,
+            timeout: Duration::from_secs(caller.model.timeout_seconds.into()),
+        }
+    }
+
+    /// Checks and changes a request. Nothing is sent.
+    pub fn prepare(&self, id: CallId, body: &[u8]) -> Result<Prepared, Failure> {
+        match &self.source {
+            Source::OpenAi(server) => server.prepare(id, body).map(Prepared::OpenAi),
+            Source::Scripted(_) => scripted::prepare(body),
+            Source::Broken(failure) => Err(failure.clone()),
+        }
+    }
+
+    /// Sends it, passes the answer on as it comes, and gives its end. `taken`: turns of the script taken so far.
+    pub async fn run(&self, request: Prepared, taken: u64, flight: &Flight) -> Result<Complete, Failure> {
+        tokio::time::timeout(self.timeout, self.exchange(request, taken, flight))
+            .await
+            .unwrap_or_else(|_| Err(timed_out(self.timeout)))
+    }
+
+    async fn exchange(&self, request: Prepared, taken: u64, flight: &Flight) -> Result<Complete, Failure> {
+        match (&self.source, request) {
+            (Source::OpenAi(server), Prepared::OpenAi(request)) => server.run(request, flight).await,
+            (Source::Scripted(script), Prepared::Scripted { messages, stream }) => {
+                scripted::run(script, taken, &messages, stream, flight, Timestamp::now()).await
+            }
+            (Source::Broken(failure), _) => Err(failure.clone()),
+            (Source::OpenAi(_) | Source::Scripted(_), _) => Err(refused(&RequestError::NotAnObject)),
+        }
+    }
+
+    /// Whether answers come from the script.
+    pub fn is_scripted(&self) -> bool {
+        matches!(self.source, Source::Scripted(_))
+    }
+}
+
+fn refused(error: &RequestError) -> Failure {
+    failure(
+        FailureKind::BadResponse,
+        format!("the gateway did not send the request: {error}"),
+    )
+}
+
+fn timed_out(timeout: Duration) -> Failure {
+    let seconds = timeout.as_secs();
+    failure(
+        FailureKind::Timeout,
+        format!("no whole answer within {seconds} s (spec.model.timeoutSeconds); raise it for a slow model"),
+    )
+}

@@ -1,0 +1,265 @@
+//! An OpenAI-compatible server: `POST {baseURL}/chat/completions`.
+//!
+//! The answer passes through as it comes, line by line; its last line waits for the record. The key is read for each
+//! call, goes into one header, and nowhere else. Redirects are not followed: they could carry it away.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use jiff::Timestamp;
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, Response, Url};
+
+use super::{Caller, Complete, EVENT_STREAM, JSON, refused};
+use crate::api::failure::{Failure, FailureKind};
+use crate::engine::CallId;
+use crate::gateway::answer::{StreamReader, Trouble, read_body};
+use crate::gateway::failures::{failure, of_status};
+use crate::gateway::flight::{Flight, Sent};
+use crate::gateway::request::Rules;
+
+const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest answer. An endless stream ends here, or at `timeoutSeconds`.
+pub const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
+/// As much of an error's body as is looked at.
+const MAX_ERROR_BYTES: usize = 64 * 1024;
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// A server.
+pub struct OpenAi {
+    client: Client,
+    url: Url,
+    rules: Rules,
+    agent_uid: String,
+    key_file: Option<PathBuf>,
+    idle_timeout: Duration,
+}
+
+/// A request that may be sent.
+pub struct Request {
+    headers: HeaderMap,
+    body: Vec<u8>,
+}
+
+impl OpenAi {
+    pub(super) fn new(caller: &Caller<'_>) -> Result<Self, String> {
+        let model = caller.model;
+        let base = model
+            .base_url
+            .as_deref()
+            .ok_or("spec.model.baseURL is missing; api OpenAIChat needs it")?;
+        let url = Url::parse(&format!("{}/chat/completions", base.trim_end_matches('/')))
+            .map_err(|error| format!("spec.model.baseURL is no address: {error}"))?;
+        let client =
+            client(&url).map_err(|error| format!("no connection to spec.model.baseURL is possible: {error:?}"))?;
+        Ok(Self {
+            client,
+            rules: Rules {
+                model: model.name.clone(),
+                max_output_tokens: model.max_output_tokens,
+                output_limit: Rules::output_limit_for(url.host_str()),
+            },
+            url,
+            agent_uid: caller.agent_uid.into(),
+            key_file: model.api_key_secret_ref.is_some().then(|| caller.key_file.into()),
+            idle_timeout: Duration::from_secs(model.stream_idle_timeout_seconds.into()),
+        })
+    }
+
+    pub(super) fn prepare(&self, id: CallId, body: &[u8]) -> Result<Request, Failure> {
+        let body = self.rules.apply(body).map_err(|error| refused(&error))?;
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
+        if let Ok(key) = HeaderValue::try_from(format!("{}-{id}", self.agent_uid)) {
+            headers.insert(IDEMPOTENCY_KEY, key);
+        }
+        if let Some(authorization) = self.authorization()? {
+            headers.insert(AUTHORIZATION, authorization);
+        }
+        Ok(Request { headers, body })
+    }
+
+    fn authorization(&self) -> Result<Option<HeaderValue>, Failure> {
+        let Some(path) = &self.key_file else {
+            return Ok(None);
+        };
+        let wrong = |what: &str| {
+            let advice = format!("the key that spec.model.apiKeySecretRef names {what}; put it into the Secret");
+            failure(FailureKind::AuthenticationFailed, advice)
+        };
+        let key = std::fs::read_to_string(path).map_err(|_| wrong("cannot be read"))?;
+        if key.trim().is_empty() {
+            return Err(wrong("is empty"));
+        }
+        let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim()))
+            .map_err(|_| wrong("is more than one line of text"))?;
+        value.set_sensitive(true);
+        Ok(Some(value))
+    }
+
+    pub(super) async fn run(&self, request: Request, flight: &Flight) -> Result<Complete, Failure> {
+        flight.note_sent(Sent::Yes);
+        let sending = self
+            .client
+            .post(self.url.clone())
+            .headers(request.headers)
+            .body(request.body)
+            .send();
+        let response = sending.await.map_err(|error| {
+            if error.is_connect() {
+                flight.note_sent(Sent::No);
+            }
+            unreachable(&error)
+        })?;
+        if !response.status().is_success() {
+            flight.note_sent(Sent::Refused);
+            return Err(refusal(response).await);
+        }
+        let content_type = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default();
+        if content_type.trim_start().to_ascii_lowercase().starts_with(EVENT_STREAM) {
+            self.stream(response, flight).await
+        } else {
+            whole(response, flight).await
+        }
+    }
+
+    async fn stream(&self, mut response: Response, flight: &Flight) -> Result<Complete, Failure> {
+        let mut reader = StreamReader::default();
+        let mut length = 0;
+        loop {
+            let chunk = tokio::time::timeout(self.idle_timeout, response.chunk())
+                .await
+                .map_err(|_| self.idle())?;
+            let Some(chunk) = chunk.map_err(|error| unreachable(&error))? else {
+                break;
+            };
+            length += chunk.len();
+            if length > MAX_ANSWER_BYTES {
+                return Err(too_long());
+            }
+            let lines = reader.feed(&chunk);
+            flight.note_usage(reader.usage());
+            let lines = Bytes::from(lines.map_err(trouble)?);
+            if reader.is_done() {
+                return Ok(Complete {
+                    content_type: EVENT_STREAM,
+                    rest: lines,
+                });
+            }
+            if !lines.is_empty() {
+                flight.push(EVENT_STREAM, lines);
+            }
+        }
+        if reader.is_whole() {
+            return Ok(Complete {
+                content_type: EVENT_STREAM,
+                rest: Bytes::new(),
+            });
+        }
+        Err(failure(
+            FailureKind::Unreachable,
+            "the model server cut its answer short; the loop tries again",
+        ))
+    }
+
+    fn idle(&self) -> Failure {
+        let seconds = self.idle_timeout.as_secs();
+        failure(
+            FailureKind::Timeout,
+            format!(
+                "the model server was silent for {seconds} s (spec.model.streamIdleTimeoutSeconds) within its answer"
+            ),
+        )
+    }
+}
+
+fn client(url: &Url) -> reqwest::Result<Client> {
+    let builder = Client::builder()
+        .user_agent(USER_AGENT)
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT_TIMEOUT);
+    match url.scheme() {
+        // The system's CA roots (SSL_CERT_FILE or the usual places), without which there is no client.
+        "https" => builder.build(),
+        // None are needed, and none need be there.
+        _ => builder.tls_certs_only([]).build(),
+    }
+}
+
+async fn whole(mut response: Response, flight: &Flight) -> Result<Complete, Failure> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&error))? {
+        body.extend_from_slice(&chunk);
+        if body.len() > MAX_ANSWER_BYTES {
+            return Err(too_long());
+        }
+    }
+    let usage = read_body(&body).map_err(trouble)?;
+    flight.note_usage(usage.as_ref());
+    Ok(Complete {
+        content_type: JSON,
+        rest: body.into(),
+    })
+}
+
+async fn refusal(mut response: Response) -> Failure {
+    let status = response.status();
+    let headers = response.headers().clone();
+    let mut body = Vec::new();
+    // A body that breaks off still leaves the status.
+    while let Ok(Some(chunk)) = response.chunk().await {
+        body.extend_from_slice(&chunk);
+        if body.len() > MAX_ERROR_BYTES {
+            break;
+        }
+    }
+    of_status(status, &headers, &body, Timestamp::now())
+}
+
+/// The innermost cause says most, and none of them carries a header or a body.
+fn unreachable(error: &reqwest::Error) -> Failure {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    let cause: String = cause.to_string().chars().take(200).collect();
+    let what = if error.is_connect() {
+        "cannot be reached"
+    } else {
+        "broke the connection"
+    };
+    failure(
+        FailureKind::Unreachable,
+        format!("the model server at spec.model.baseURL {what}: {cause}"),
+    )
+}
+
+fn trouble(trouble: Trouble) -> Failure {
+    match trouble {
+        Trouble::Garbage => failure(
+            FailureKind::BadResponse,
+            "the model server's answer is no chat completion; check spec.model.baseURL (with /v1 for OpenAI)",
+        ),
+        Trouble::ServerError => failure(
+            FailureKind::Unreachable,
+            "the model server reported an error within its answer; the loop tries again",
+        ),
+    }
+}
+
+fn too_long() -> Failure {
+    failure(
+        FailureKind::BadResponse,
+        format!(
+            "the model server's answer is longer than {} MiB",
+            MAX_ANSWER_BYTES / 1024 / 1024
+        ),
+    )
+}

@@ -1,0 +1,106 @@
+//! Answers from the script, metered like any other.
+
+use std::path::Path;
+
+use axum::body::Bytes;
+use jiff::Timestamp;
+use reqwest::StatusCode;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Complete, EVENT_STREAM, JSON, Prepared, refused};
+use crate::api::failure::{Failure, FailureKind};
+use crate::gateway::answer::{StreamReader, read_body};
+use crate::gateway::failures::{failure, of_status};
+use crate::gateway::flight::{Flight, Sent};
+use crate::gateway::request::RequestError;
+use crate::scripted::wire::Completion;
+use crate::scripted::{Fail, Reply, Script};
+
+/// Reads the script's file.
+pub(super) fn read(path: &Path) -> Result<Script, String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("spec.model.scripted: {} cannot be read: {error}", path.display()))?;
+    Script::parse(&text).map_err(|error| format!("spec.model.scripted: {error}"))
+}
+
+pub(super) fn prepare(body: &[u8]) -> Result<Prepared, Failure> {
+    #[derive(Deserialize)]
+    struct Request {
+        messages: Value,
+        #[serde(default)]
+        stream: bool,
+    }
+    let request: Request = serde_json::from_slice(body).map_err(|_| refused(&RequestError::NotAnObject))?;
+    Ok(Prepared::Scripted {
+        messages: request.messages,
+        stream: request.stream,
+    })
+}
+
+pub(super) async fn run(
+    script: &Script,
+    taken: u64,
+    messages: &Value,
+    stream: bool,
+    flight: &Flight,
+    now: Timestamp,
+) -> Result<Complete, Failure> {
+    flight.note_sent(Sent::Yes);
+    let Some(turn) = script.turn(taken) else {
+        flight.note_sent(Sent::Refused);
+        return Err(failure(
+            FailureKind::BadResponse,
+            "the script has ended (atEnd: Fail); give it more turns, or another atEnd",
+        ));
+    };
+    tokio::time::sleep(turn.delay).await;
+    let answer = match &turn.reply {
+        Reply::Answer(answer) => answer,
+        Reply::Fail(fail) => {
+            flight.note_sent(Sent::Refused);
+            return Err(failed(*fail, now));
+        }
+    };
+    let completion = Completion {
+        answer,
+        taken,
+        created: now.as_second(),
+        messages,
+    };
+    let unreadable = |_| failure(FailureKind::BadResponse, "the script's answer cannot be read");
+    if !stream {
+        let body = completion.body();
+        flight.note_usage(read_body(body.as_bytes()).map_err(unreadable)?.as_ref());
+        return Ok(Complete {
+            content_type: JSON,
+            rest: body.into(),
+        });
+    }
+    let mut reader = StreamReader::default();
+    for event in completion.events() {
+        let bytes = Bytes::from(reader.feed(event.as_bytes()).map_err(unreadable)?);
+        if reader.is_done() {
+            flight.note_usage(reader.usage());
+            return Ok(Complete {
+                content_type: EVENT_STREAM,
+                rest: bytes,
+            });
+        }
+        flight.push(EVENT_STREAM, bytes);
+    }
+    Err(failure(FailureKind::BadResponse, "the script's answer has no end"))
+}
+
+/// The failure that a server's answer of this status would have been.
+fn failed(fail: Fail, now: Timestamp) -> Failure {
+    let mut headers = HeaderMap::new();
+    if let Some(seconds) = fail.retry_after_seconds {
+        headers.insert(RETRY_AFTER, seconds.into());
+    }
+    let status = StatusCode::from_u16(fail.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut failure = of_status(status, &headers, b"", now);
+    failure.message.push_str(" (the script says so)");
+    failure
+}
