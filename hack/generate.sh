@@ -8,18 +8,20 @@ cd "$ROOT"
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-mkdir "$out/crds" "$out/deploy"
+cp -r charts "$out"
 cargo run --locked --quiet -- crds --dir "$out/crds"
-cp -r charts/agentloop "$out/chart"
-rm -rf "$out/chart/files/crds"
-cp -r "$out/crds" "$out/chart/files/crds"
-helm template agentloop "$out/chart" --namespace agentloop-system >"$out/deploy/agentloop.yaml"
+rm "$out"/charts/agentloop/files/crds/*
+cp "$out"/crds/* "$out/charts/agentloop/files/crds/"
+mkdir "$out/deploy"
+helm template agentloop "$out/charts/agentloop" --namespace agentloop-system >"$out/deploy/agentloop.yaml"
 
-if [ "${1:-}" = --check ]; then
-  diff -ru crds "$out/crds" && diff -ru charts/agentloop "$out/chart" && diff -ru deploy "$out/deploy" ||
-    die "generated files differ: run 'make generate' and commit"
-else
-  rm -rf crds deploy charts/agentloop/files/crds
-  cp -r "$out/crds" "$out/deploy" .
-  cp -r "$out/crds" charts/agentloop/files/crds
-fi
+stale=
+for folder in crds charts/agentloop/files/crds deploy; do
+  if [ "${1:-}" = --check ]; then
+    diff -ru "$folder" "$out/$folder" || stale=1
+  else
+    rm -rf "$folder"
+    cp -r "$out/$folder" "$folder"
+  fi
+done
+[ -z "$stale" ] || die "generated files differ: run 'make generate' and commit"

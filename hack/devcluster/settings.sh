@@ -35,7 +35,7 @@ start() {
   alive "$name" >/dev/null && return 0
   # The process notes its own pid before it becomes the command: no moment where it runs unnoted.
   # shellcheck disable=SC2016
-  setsid bash -c 'echo $$ >"$0"; exec "$@"' "$RUN/pid/$name" "$@" >>"$RUN/log/$name.log" 2>&1 </dev/null &
+  setsid bash -c 'echo $$ >"$0"; exec "$@"' "$RUN/pid/$name" "$@" >>"$RUN/log/$name.log" 2>&1 </dev/null 3>&- &
 }
 
 # wait_for SECONDS WHAT COMMAND...: until the command succeeds.

@@ -173,11 +173,12 @@ node() {
 "$HERE/tools.sh" plane ${node:+node}
 [ -z "$node" ] || refuse_second_node
 runtime_pid=
+exec 3>&2   # the trap may run inside a function whose output is thrown away
 interrupted() {
   trap - INT TERM
   [ -z "$runtime_pid" ] || kill "$runtime_pid" 2>/dev/null || true
-  "$HERE/down.sh"
-  die "interrupted; nothing is left running"
+  "$HERE/down.sh" 2>&3
+  die "interrupted; nothing is left running" 2>&3
 }
 [ -e "$RUN" ] || trap interrupted INT TERM   # a cluster that stood before stays
 mkdir -p "$RUN"/{pki,log,pid,etcd}
