@@ -37,15 +37,15 @@ pub struct Alone {
 /// The cluster for a test that breaks nothing; `None` (said loudly) where there is none.
 pub fn shared() -> Option<Shared> {
     let system = installed()?;
-    let _turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
-    Some(Shared { system, _turn })
+    let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
+    Some(Shared { system, _turn: turn })
 }
 
 /// The cluster for a test that breaks it; `None` (said loudly) where there is none.
 pub fn alone() -> Option<Alone> {
     let system = installed()?;
-    let _turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
-    Some(Alone { system, _turn })
+    let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
+    Some(Alone { system, _turn: turn })
 }
 
 fn installed() -> Option<Kubectl> {

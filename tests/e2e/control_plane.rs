@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::agents::{Agent, condition, openai};
 use super::cluster::{self, Namespace, alone, figure};
 use super::host;
-use super::model_server::{self, ModelServer};
+use super::model_server::{self, ModelServer, now};
 use crate::support::clusters;
 
 /// How long the API server is away, in seconds.
@@ -205,10 +205,6 @@ fn begins(server: &ModelServer, label: &str, from: f64, to: f64) -> Vec<f64> {
 
 fn longest_gap(moments: &[f64]) -> f64 {
     moments.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max)
-}
-
-fn now() -> f64 {
-    UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64()
 }
 
 /// The folder of the development cluster, which is where its kubeconfig lies.

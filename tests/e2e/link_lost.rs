@@ -25,11 +25,14 @@ fn a_pod_that_is_cut_off_makes_no_call_after_the_run_lease_and_heals() {
     let pod = agent.until_pod(None, 60);
     server.until_in_call(label, 30);
 
-    let start = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64();
+    let start = model_server::now();
     let cut = CutOff::start(&pod, LINK_PORT);
     // Whoever notices first says so: the controller, since the pod cannot speak.
-    let lost = agent.until_condition("LinkLost", "True", "LinkLost", 100);
-    assert!(lost["message"].as_str().is_some_and(|text| !text.is_empty()), "{lost}");
+    let condition = agent.until_condition("LinkLost", "True", "LinkLost", 100);
+    assert!(
+        condition["message"].as_str().is_some_and(|text| !text.is_empty()),
+        "{condition}"
+    );
     let begins = |after: f64| {
         server
             .lines(label)
@@ -40,7 +43,7 @@ fn a_pod_that_is_cut_off_makes_no_call_after_the_run_lease_and_heals() {
     };
     // The last contact may have been a heartbeat (10 s) before the cut, and a tick of the gateway's clock may follow.
     let last = server.until("silence", label, 100, |_| {
-        let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64();
+        let now = model_server::now();
         (now > start + RUN_LEASE + 10.0).then(|| begins(start).last().copied())
     });
     let last = last.expect("the loop went on until the run lease was over") - start;
@@ -49,15 +52,14 @@ fn a_pod_that_is_cut_off_makes_no_call_after_the_run_lease_and_heals() {
         (40.0..RUN_LEASE + 2.0).contains(&last),
         "the last call began {last} s after the cut"
     );
-    let uid = |pod: &serde_json::Value| pod["metadata"]["uid"].clone();
+    let same = agent.until_pod(None, 5);
     assert_eq!(
-        uid(&agent.until_pod(None, 5)),
-        uid(&pod),
-        "no second pod beside one that may still act"
+        same["metadata"]["uid"], pod["metadata"]["uid"],
+        "no second pod beside one that may act"
     );
 
     drop(cut);
-    let healed = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64();
+    let healed = model_server::now();
     server.until("a call after the link is back", label, 60, |_| {
         begins(healed).first().copied()
     });

@@ -7,7 +7,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -227,11 +227,10 @@ impl ModelServer {
         }
     }
 
-    /// Waits until a new call of the label is under way: begun after now, not ended.
+    /// Waits until a call of the label is under way: begun, not ended.
     pub fn until_in_call(&self, label: &str, seconds: u64) -> Line {
-        let known = self.lines(label).len();
         self.until("a call in flight", label, seconds, |lines| {
-            let begun = lines.iter().skip(known).rev().find(|line| line.event == "begin")?;
+            let begun = lines.iter().rev().find(|line| line.event == "begin")?;
             let ended = lines.iter().any(|line| line.event == "end" && line.id == begun.id);
             (!ended).then(|| begun.clone())
         })
@@ -243,6 +242,11 @@ impl ModelServer {
         let (status, _) = http::request(address, "PUT", &format!("/_control/{label}"), "text/plain", fault);
         assert_eq!(status, 204, "the faulty server takes orders");
     }
+}
+
+/// The time as the records write it: seconds since 1970.
+pub fn now() -> f64 {
+    UNIX_EPOCH.elapsed().expect("after 1970").as_secs_f64()
 }
 
 fn tail(lines: &[Line]) -> &[Line] {

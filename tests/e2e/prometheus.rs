@@ -156,5 +156,6 @@ fn free_address() -> String {
 }
 
 fn percent(text: &str) -> String {
-    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+    text.bytes()
+        .fold(String::new(), |all, byte| all + &format!("%{byte:02X}"))
 }

@@ -53,11 +53,7 @@ fn nothing_of_the_cluster_is_in_the_pod(pod: &Value) {
     let [token] = tokens.as_slice() else {
         panic!("one token in the pod, for the link: {tokens:#?}")
     };
-    for source in token["projected"]["sources"]
-        .as_array()
-        .expect("a projected volume")
-        .iter()
-    {
+    for source in token["projected"]["sources"].as_array().expect("a projected volume") {
         let account = &source["serviceAccountToken"];
         assert!(
             account.is_null() || account["audience"] == "agentloop.dev/link",
