@@ -1,13 +1,249 @@
 //! `agentloop controller`.
 
-use clap::Args as ClapArgs;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use axum::http::Uri;
+use clap::{ArgAction, Args as ClapArgs};
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kube::Config;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::controller::agent::Settings;
+use crate::controller::leader::LeaseTimes;
+use crate::controller::process::{self, Election, Options};
+
+/// Threads of the async runtime.
+const THREADS: usize = 2;
+/// Resources of a gateway unless told otherwise.
+const GATEWAY_RESOURCES: &str = r#"{"requests":{"cpu":"10m","memory":"32Mi"},"limits":{"memory":"128Mi"}}"#;
+/// Resources of a worker unless told otherwise.
+const WORKER_RESOURCES: &str = r#"{"requests":{"cpu":"10m","memory":"64Mi"},"limits":{"memory":"256Mi"}}"#;
 
 /// Flags of `agentloop controller`.
 #[derive(ClapArgs, Debug)]
-pub(super) struct Args {}
+pub(super) struct Args {
+    /// Image of the Agents' pods: the controller's own.
+    #[arg(long, env = "AGENTLOOP_IMAGE")]
+    image: String,
+    /// `imagePullPolicy` of the Agents' pods; absent: the cluster's default.
+    #[arg(long, env = "AGENTLOOP_IMAGE_PULL_POLICY", value_parser = ["Always", "IfNotPresent", "Never"])]
+    image_pull_policy: Option<String>,
+    /// Name of this pod (downward API). Needed for leader election.
+    #[arg(long, env = "POD_NAME")]
+    pod_name: Option<String>,
+    /// Namespace of this pod (downward API); absent: the namespace of the kubeconfig.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pod_namespace: Option<String>,
+    /// Namespaces whose Agents are served, separated by commas; empty: all.
+    #[arg(long, env = "AGENTLOOP_WATCH_NAMESPACES", value_delimiter = ',')]
+    watch_namespaces: Vec<String>,
+    /// Agents reconciled at the same time.
+    #[arg(long, env = "AGENTLOOP_WORKERS", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    workers: u16,
+    /// Resources of the gateway container, as JSON.
+    #[arg(long, env = "AGENTLOOP_GATEWAY_RESOURCES", default_value = GATEWAY_RESOURCES, value_parser = resources)]
+    gateway_resources: ResourceRequirements,
+    /// Resources of the worker container of Agents that set none, as JSON.
+    #[arg(long, env = "AGENTLOOP_WORKER_RESOURCES", default_value = WORKER_RESOURCES, value_parser = resources)]
+    worker_resources: ResourceRequirements,
+    /// Address under which pods reach the link; absent: the Service `agentloop-link` of this namespace, port 8443.
+    #[arg(long, env = "AGENTLOOP_LINK_URL")]
+    link_url: Option<String>,
+    /// Where the link is served.
+    #[arg(long, env = "AGENTLOOP_LINK_ADDRESS", default_value = "0.0.0.0:8443")]
+    link_address: SocketAddr,
+    /// Where probes and metrics are served.
+    #[arg(long, env = "AGENTLOOP_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
+    metrics_address: SocketAddr,
+    /// Work only while holding the Lease, so that several replicas may run. False: this process leads alone.
+    #[arg(
+        long, env = "AGENTLOOP_LEADER_ELECT", action = ArgAction::Set, default_value_t = true,
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    leader_elect: bool,
+    /// How long the Lease is valid: a leader that died is replaced after that.
+    #[arg(long, env = "AGENTLOOP_LEASE_DURATION_SECONDS", default_value_t = 15)]
+    lease_duration_seconds: u32,
+    /// How often the Lease is renewed.
+    #[arg(long, env = "AGENTLOOP_LEASE_RENEW_SECONDS", default_value_t = 5)]
+    lease_renew_seconds: u32,
+}
 
 impl Args {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        anyhow::bail!("controller is not wired yet")
+        crate::telemetry::log::init();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .enable_all()
+            .build()
+            .context("the async runtime cannot start")?;
+        let ended = runtime.block_on(async {
+            let stop = CancellationToken::new();
+            end_on_signals(&stop).context("signals cannot be handled")?;
+            let config = Config::infer()
+                .await
+                .context("neither a service account of a pod nor a kubeconfig can be read")?;
+            let options = self.options(&config.default_namespace)?;
+            tracing::info!(
+                version = env!("CARGO_PKG_VERSION"),
+                election = options.election.is_some(),
+                "controller starts"
+            );
+            process::run(options, config, stop).await.map_err(anyhow::Error::from)
+        });
+        // What still hangs on the API server may not keep the process alive.
+        runtime.shutdown_timeout(Duration::ZERO);
+        ended
+    }
+
+    fn options(self, kubeconfig_namespace: &str) -> anyhow::Result<Options> {
+        let namespace = self.pod_namespace.unwrap_or_else(|| kubeconfig_namespace.into());
+        let pod_name = self.pod_name.filter(|name| !name.is_empty());
+        let election = match (self.leader_elect, &pod_name) {
+            (false, _) => None,
+            (true, Some(identity)) => Some(Election {
+                identity: identity.clone(),
+                times: LeaseTimes::new(self.lease_duration_seconds, self.lease_renew_seconds)
+                    .map_err(anyhow::Error::msg)?,
+            }),
+            (true, None) => bail!(
+                "leader election needs --pod-name (in a pod: POD_NAME from the downward API); \
+                 outside a cluster say --leader-elect=false"
+            ),
+        };
+        let service = format!("agentloop-link.{namespace}.svc");
+        let link_url = self.link_url.unwrap_or_else(|| format!("https://{service}:8443"));
+        let mut link_hosts = vec![service.clone(), format!("{service}.cluster.local")];
+        let host = link_host(&link_url)?;
+        if !link_hosts.contains(&host) {
+            link_hosts.push(host);
+        }
+        let mut watch_namespaces = self.watch_namespaces;
+        watch_namespaces.retain(|namespace| !namespace.trim().is_empty());
+        Ok(Options {
+            settings: Settings {
+                image: self.image,
+                image_pull_policy: self.image_pull_policy,
+                link_url,
+                controller_namespace: namespace,
+                watch_namespaces: watch_namespaces.iter().map(|name| name.trim().into()).collect(),
+                gateway_resources: self.gateway_resources,
+                worker_resources: self.worker_resources,
+                workers: self.workers,
+            },
+            metrics_address: self.metrics_address,
+            link_address: self.link_address,
+            link_hosts,
+            pod_name,
+            election,
+        })
+    }
+}
+
+/// The host of the link's address, which its certificate must name.
+fn link_host(url: &str) -> anyhow::Result<String> {
+    let uri: Uri = url
+        .parse()
+        .with_context(|| format!("--link-url {url} is not an address"))?;
+    ensure!(
+        uri.scheme_str() == Some("https"),
+        "--link-url {url} must begin with https://: pods send their tokens there"
+    );
+    let host = uri.host().with_context(|| format!("--link-url {url} names no host"))?;
+    Ok(host.trim_matches(['[', ']']).into())
+}
+
+fn resources(json: &str) -> Result<ResourceRequirements, String> {
+    serde_json::from_str(json)
+        .map_err(|error| format!(r#"not resources as JSON, such as {{"requests":{{"cpu":"10m"}}}}: {error}"#))
+}
+
+/// SIGTERM, and SIGINT at a terminal, ask for an end in order; a second one ends at once.
+fn end_on_signals(stop: &CancellationToken) -> std::io::Result<()> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if stop.is_cancelled() {
+                std::process::exit(1);
+            }
+            stop.cancel();
+        }
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn options(flags: &[&str]) -> anyhow::Result<Options> {
+        let line = ["controller", "--image=agentloop:1", "--pod-namespace=system"];
+        Line::try_parse_from(line.iter().chain(flags))?.args.options("default")
+    }
+
+    #[test]
+    fn the_certificate_names_the_service_and_the_host_of_the_link_url() {
+        let defaults = options(&["--pod-name=a"]).unwrap();
+        assert_eq!(defaults.settings.link_url, "https://agentloop-link.system.svc:8443");
+        assert_eq!(
+            defaults.link_hosts,
+            ["agentloop-link.system.svc", "agentloop-link.system.svc.cluster.local"]
+        );
+        let other = options(&["--pod-name=a", "--link-url=https://[::1]:9443"]).unwrap();
+        assert_eq!(other.link_hosts.last().unwrap(), "::1");
+    }
+
+    #[test]
+    fn election_needs_a_name_and_says_how_to_do_without() {
+        let error = options(&[]).unwrap_err().to_string();
+        assert!(
+            error.contains("POD_NAME") && error.contains("--leader-elect=false"),
+            "{error}"
+        );
+        assert!(options(&["--leader-elect=false"]).unwrap().election.is_none());
+        assert_eq!(options(&["--pod-name=a"]).unwrap().election.unwrap().identity, "a");
+    }
+
+    #[test]
+    fn namespaces_are_separated_by_commas_and_empty_means_all() {
+        let namespaces = |value: &str| {
+            options(&["--leader-elect=false", value])
+                .unwrap()
+                .settings
+                .watch_namespaces
+        };
+        assert_eq!(namespaces("--watch-namespaces=a, b,"), ["a", "b"]);
+        assert!(namespaces("--watch-namespaces=").is_empty());
+    }
+
+    #[test]
+    fn bad_values_are_refused_in_words() {
+        for (flag, word) in [
+            ("--gateway-resources=cpu=1", "not resources as JSON"),
+            ("--workers=0", "0 is not in 1..=256"),
+            ("--link-url=http://x:1", "https://"),
+            ("--link-url=x y", "is not an address"),
+            ("--lease-duration-seconds=8", "is not safe"),
+        ] {
+            let error = format!("{:#}", options(&["--pod-name=a", flag]).unwrap_err());
+            assert!(error.contains(word), "{flag}: {error}");
+        }
     }
 }

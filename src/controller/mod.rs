@@ -3,4 +3,12 @@
 //! Owns what Kubernetes objects look like and when they are written. Meets the pods only through `link`.
 
 pub mod agent;
+pub mod ca;
+pub mod certificates;
+pub mod identity;
+pub mod leader;
+mod leading;
 pub mod loops;
+pub mod process;
+pub mod report;
+pub mod serve;

@@ -147,7 +147,9 @@ pub struct Refusal {
 }
 
 /// Kinds of refusal.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[derive(
+    Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::AsRefStr, strum::EnumIter,
+)]
 pub enum RefusalCode {
     /// 401: the token is missing, expired, or of another audience.
     Unauthenticated,

@@ -8,4 +8,5 @@
 pub mod client;
 pub mod messages;
 pub mod pod;
+pub mod server;
 pub mod socket;

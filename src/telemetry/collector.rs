@@ -4,7 +4,6 @@
 //! status holds.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use kube::ResourceExt;
 use prometheus::core::{Collector, Desc};
@@ -20,18 +19,21 @@ use crate::api::status::{LoopState, ModelUsage, PauseReason, Usage};
 /// Model label of usage that is in no entry of `status.usage.byModel`.
 const OTHER_MODELS: &str = "other";
 
+/// Calls its argument with each Agent of the cache.
+type ForEach = Box<dyn Fn(&mut dyn FnMut(&Agent)) + Send + Sync>;
+
 /// Reads the Agents of the cache at each scrape.
 pub struct AgentCollector {
-    agents: Box<dyn Fn() -> Vec<Arc<Agent>> + Send + Sync>,
+    for_each: ForEach,
     descriptions: Vec<Desc>,
 }
 
 impl AgentCollector {
-    /// A collector of the Agents that `agents` returns at the time of a scrape.
-    pub fn new(agents: impl Fn() -> Vec<Arc<Agent>> + Send + Sync + 'static) -> prometheus::Result<Self> {
+    /// A collector of the Agents that `for_each` visits at the time of a scrape.
+    pub fn new(for_each: impl Fn(&mut dyn FnMut(&Agent)) + Send + Sync + 'static) -> prometheus::Result<Self> {
         let metrics = registry::ALL.iter().filter(|metric| metric.source == Source::Agents);
         Ok(Self {
-            agents: Box::new(agents),
+            for_each: Box::new(for_each),
             descriptions: metrics.map(Metric::desc).collect::<Result<_, _>>()?,
         })
     }
@@ -44,9 +46,7 @@ impl Collector for AgentCollector {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let mut families = Families::default();
-        for agent in (self.agents)() {
-            agent_series(&mut families, &agent);
-        }
+        (self.for_each)(&mut |agent| agent_series(&mut families, agent));
         families.0.into_values().collect()
     }
 }

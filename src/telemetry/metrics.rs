@@ -4,9 +4,7 @@
 
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
-use prometheus::{
-    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
-};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
 
 use super::registry::{self, Metric};
 
@@ -36,8 +34,6 @@ pub struct Metrics {
     pub link_reports: IntCounter,
     /// Refusals by code.
     pub link_refusals: IntCounterVec,
-    /// Open streams of directives.
-    pub link_streams: IntGauge,
 }
 
 impl Metrics {
@@ -57,7 +53,6 @@ impl Metrics {
             link_attaches: IntCounter::with_opts(registry::LINK_ATTACHES.opts())?,
             link_reports: IntCounter::with_opts(registry::LINK_REPORTS.opts())?,
             link_refusals: counters(&registry::LINK_REFUSALS)?,
-            link_streams: IntGauge::with_opts(registry::LINK_STREAMS.opts())?,
         };
         metrics.register_all()?;
         Ok(metrics)
@@ -88,7 +83,6 @@ impl Metrics {
         self.register(self.link_attaches.clone())?;
         self.register(self.link_reports.clone())?;
         self.register(self.link_refusals.clone())?;
-        self.register(self.link_streams.clone())?;
         self.register(ProcessCollector::for_self())
     }
 }

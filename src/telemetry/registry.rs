@@ -116,8 +116,6 @@ metrics! {
         "Requests of pods that were refused, by the code of the refusal.";
     LINK_REPORTS = Controller Counter "agentloop_link_reports_total" []
         "Reports of pods that were accepted.";
-    LINK_STREAMS = Controller Gauge "agentloop_link_streams" []
-        "Pods that listen for directives now.";
     RECONCILE_WORKERS = Controller Gauge "controller_runtime_active_workers" ["controller"]
         "Reconciles running now.";
     RECONCILE_MAX = Controller Gauge "controller_runtime_max_concurrent_reconciles" ["controller"]

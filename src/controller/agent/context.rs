@@ -6,9 +6,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube::core::DeserializeGuard;
-use kube::runtime::reflector::Store;
+use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::Agent;
+use crate::controller::loops::AgentKey;
 
 /// Where the time comes from.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
@@ -77,6 +78,13 @@ impl AgentsView {
     #[must_use]
     pub fn new(stores: Vec<Store<DeserializeGuard<Agent>>>) -> Self {
         Self { stores }
+    }
+
+    /// Whether this Agent exists, readable or not.
+    #[must_use]
+    pub fn contains(&self, agent: &AgentKey) -> bool {
+        let reference = ObjectRef::new(&agent.name).within(&agent.namespace);
+        self.stores.iter().any(|store| store.get(&reference).is_some())
     }
 
     /// Calls `visit` with each Agent. Objects that could not be read are left out.

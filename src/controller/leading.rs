@@ -1,0 +1,134 @@
+//! What a leader runs: certificates, link, reconciler.
+//!
+//! Started together, ended together; one that ends by itself ends the process.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::Client;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::agent::{self, Clock};
+use super::certificates::Certificates;
+use super::identity::Identities;
+use super::loops::{AgentKey, Loops};
+use super::process::{Error, Options, listen, retry};
+use super::report::ReconcileReport;
+use super::serve::ControllerLink;
+use crate::link::server::{self, Limits};
+use crate::telemetry::http::Readiness;
+use crate::telemetry::metrics::Metrics;
+
+/// How long work under way may go on after the signal.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// The leader's work.
+pub(super) struct Leader {
+    pub(super) client: Client,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) readiness: Readiness,
+    pub(super) options: Options,
+}
+
+impl Leader {
+    /// Works until `stop`, then lets work under way finish. The tasks end with this future.
+    pub(super) async fn lead(&self, stop: &CancellationToken) -> Result<(), Error> {
+        let clock: Clock = Arc::new(Timestamp::now);
+        let namespace = &self.options.settings.controller_namespace;
+        let certificates = retry("prepare the link's certificates", async || {
+            let hosts = self.options.link_hosts.clone();
+            Certificates::start(self.client.clone(), namespace, hosts, clock.clone()).await
+        });
+        let Some(certificates) = stop.run_until_cancelled(certificates).await else {
+            return Ok(());
+        };
+        let mut parts = self.start(certificates, &clock, stop)?;
+        tokio::select! {
+            () = stop.cancelled() => {}
+            Some(ended) = parts.join_next() => return Err(Error::PartEnded(ended.unwrap_or("a part that panicked"))),
+        }
+        tracing::info!("stopping");
+        self.readiness.set(Some("its own end"));
+        let ended = async { while parts.join_next().await.is_some() {} };
+        if timeout(DRAIN, ended).await.is_err() {
+            tracing::warn!("work under way was cut after {} s", DRAIN.as_secs());
+        }
+        Ok(())
+    }
+
+    fn start(
+        &self,
+        certificates: Certificates,
+        clock: &Clock,
+        stop: &CancellationToken,
+    ) -> Result<JoinSet<&'static str>, Error> {
+        let (loops, changed) = Loops::new();
+        let (loops, agents) = (Arc::new(loops), Arc::default());
+        let bundle = certificates.bundle();
+        let link = self.link(&loops, &agents, clock);
+        let listener = listen(self.options.link_address)?;
+        let (tls, ends) = (certificates.tls(), stop.clone());
+
+        let mut parts = JoinSet::new();
+        parts.spawn(async move {
+            if let Err(error) = server::serve(listener, tls, link, Limits::default(), ends).await {
+                tracing::error!(%error, "the link cannot be served");
+            }
+            "the link"
+        });
+        let reconciler = self.reconciler(loops, changed, bundle, agents, clock, stop);
+        parts.spawn(async move {
+            agent::run(reconciler).await;
+            "the reconciler"
+        });
+        let ends = stop.clone();
+        parts.spawn(async move {
+            certificates.maintain(ends).await;
+            "the care of certificates"
+        });
+        Ok(parts)
+    }
+
+    fn link(
+        &self,
+        loops: &Arc<Loops>,
+        agents: &Arc<OnceLock<agent::AgentsView>>,
+        clock: &Clock,
+    ) -> Arc<ControllerLink> {
+        Arc::new(ControllerLink {
+            identities: Identities::new(self.client.clone()),
+            loops: loops.clone(),
+            agents: agents.clone(),
+            metrics: self.metrics.clone(),
+            clock: clock.clone(),
+        })
+    }
+
+    fn reconciler(
+        &self,
+        loops: Arc<Loops>,
+        changed: mpsc::UnboundedReceiver<AgentKey>,
+        ca_bundle: watch::Receiver<String>,
+        agents: Arc<OnceLock<agent::AgentsView>>,
+        clock: &Clock,
+        stop: &CancellationToken,
+    ) -> agent::Parts {
+        let settings = self.options.settings.clone();
+        let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
+        agent::Parts {
+            client: self.client.clone(),
+            loops,
+            changed,
+            ca_bundle,
+            observer: Arc::new(ReconcileReport::new(metrics, agents, readiness, settings.workers)),
+            clock: clock.clone(),
+            instance: self.options.pod_name.clone().unwrap_or_else(|| "agentloop".into()),
+            shutdown: stop.clone(),
+            settings,
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The controller's process: wait for the lead, lead, and end well.
+//!
+//! Wires election, certificates, link, reconciler and telemetry; owns their order at start and at the end. A lost Lease
+//! ends the process at once: whatever this replica still believes may be wrong by then.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::client::ClientBuilder;
+use kube::{Api, Client, Config};
+use prometheus::IntGauge;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::agent::Settings;
+use super::leader::{Candidate, LEASE_NAME, Leadership, LeaseTimes, Renewals, label};
+use super::leading::Leader;
+use super::serve::show_codes;
+use crate::telemetry::http::{self, Readiness};
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::requests::CountRequests;
+
+/// Longest silence on a connection to the API server; longer than a watch is quiet.
+const READ_TIMEOUT: Duration = Duration::from_secs(295);
+/// The same for requests about the Lease, which must fail early enough for another try.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest time to connect to the API server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest pause between two attempts to reach the API server.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// How long each of the last requests (label, Lease) may take.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What the command line decides.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Settings of the reconciler.
+    pub settings: Settings,
+    /// Where probes and metrics are served.
+    pub metrics_address: SocketAddr,
+    /// Where the link is served.
+    pub link_address: SocketAddr,
+    /// Names and addresses in the link's certificate.
+    pub link_hosts: Vec<String>,
+    /// Name of this process's pod; absent outside a cluster.
+    pub pod_name: Option<String>,
+    /// Leader election, under this identity; absent: this process leads alone.
+    pub election: Option<Election>,
+}
+
+/// How this process stands for election.
+#[derive(Clone, Debug)]
+pub struct Election {
+    /// Who it is: the pod's name.
+    pub identity: String,
+    /// How long the Lease is valid.
+    pub times: LeaseTimes,
+}
+
+/// Why the controller ended before it was told to.
+#[derive(thiserror::Error, Debug)]
+pub enum Error {
+    /// A port is taken, or the address is not of this host.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The configuration of the client is not usable.
+    #[error("Kubernetes client: {0}")]
+    Client(#[from] kube::Error),
+    /// Metrics that contradict each other.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// Somebody else may lead by now.
+    #[error("the lead is lost: {0}; this process ends, so that it does nothing beside another leader")]
+    LeadLost(&'static str),
+    /// A part of the leader ended by itself.
+    #[error("{0} ended unexpectedly")]
+    PartEnded(&'static str),
+}
+
+/// Runs the controller until `stop`.
+pub async fn run(options: Options, config: Config, stop: CancellationToken) -> Result<(), Error> {
+    let metrics = Arc::new(Metrics::new()?);
+    show_codes(&metrics);
+    let leads = metrics.leader.with_label_values(&[LEASE_NAME]);
+    let readiness = Readiness::waiting("contact with the Kubernetes API");
+    let listener = listen(options.metrics_address)?;
+    let probes = http::router(metrics.clone(), readiness.clone());
+    let probes = tokio::spawn(http::serve(listener, probes, CancellationToken::new()));
+    let process = Process {
+        client: client(config.clone(), READ_TIMEOUT, &metrics, None)?,
+        config,
+        metrics,
+        readiness,
+        options,
+    };
+    let result = process.run(&leads, &stop).await;
+    leads.set(0);
+    // Probes answer until the very end.
+    probes.abort();
+    result
+}
+
+struct Process {
+    client: Client,
+    config: Config,
+    metrics: Arc<Metrics>,
+    readiness: Readiness,
+    options: Options,
+}
+
+impl Process {
+    /// From the first contact with the API server to the last.
+    async fn run(&self, leads: &IntGauge, stop: &CancellationToken) -> Result<(), Error> {
+        let candidate = self.candidate()?;
+        let won = stop.run_until_cancelled(async {
+            // A label from an earlier life of this pod would draw the link's traffic to a follower.
+            self.set_label(false).await;
+            match candidate {
+                Some(candidate) => Some(candidate.win(|| self.readiness.set(None)).await),
+                None => None,
+            }
+        });
+        let Some(leadership) = won.await else { return Ok(()) };
+        leads.set(1);
+        self.readiness.set(Some("the caches to fill"));
+        let leader = Leader {
+            client: self.client.clone(),
+            metrics: self.metrics.clone(),
+            readiness: self.readiness.clone(),
+            options: self.options.clone(),
+        };
+        let lead = async {
+            let (led, ()) = tokio::join!(leader.lead(stop), async {
+                let _ = stop.run_until_cancelled(self.set_label(true)).await;
+            });
+            led
+        };
+        let result = tokio::select! {
+            lost = hold(leadership.as_ref()) => return Err(Error::LeadLost(lost)),
+            result = lead => result,
+        };
+        self.farewell(leadership.as_ref()).await;
+        result
+    }
+
+    fn candidate(&self) -> Result<Option<Candidate>, Error> {
+        let Some(election) = &self.options.election else {
+            return Ok(None);
+        };
+        let renewals = Renewals::default();
+        let writer = client(self.config.clone(), LEASE_TIMEOUT, &self.metrics, Some(&renewals))?;
+        Ok(Some(Candidate {
+            client: self.client.clone(),
+            writer,
+            renewals,
+            namespace: self.options.settings.controller_namespace.clone(),
+            identity: election.identity.clone(),
+            times: election.times,
+        }))
+    }
+
+    /// Sets or removes the leader's label on this process's own pod, however long it takes.
+    async fn set_label(&self, leads: bool) {
+        let Some(pod) = &self.options.pod_name else { return };
+        let pods = self.pods();
+        retry("label the controller's own pod", async || {
+            label(&pods, pod, leads).await
+        })
+        .await;
+    }
+
+    /// Gives label and Lease back, so that another replica leads at once.
+    async fn farewell(&self, leadership: Option<&Leadership>) {
+        if let Some(pod) = &self.options.pod_name {
+            let _ = timeout(FAREWELL, label(&self.pods(), pod, false)).await;
+        }
+        if let Some(leadership) = leadership {
+            match timeout(FAREWELL, leadership.release()).await {
+                Ok(Ok(())) => tracing::info!("the Lease is released"),
+                Ok(Err(error)) => tracing::warn!(%error, "the Lease is not released; it expires by itself"),
+                Err(_) => tracing::warn!("the Lease is not released in time; it expires by itself"),
+            }
+        }
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.options.settings.controller_namespace)
+    }
+}
+
+/// Ends when the lead is lost; never without election.
+async fn hold(leadership: Option<&Leadership>) -> &'static str {
+    match leadership {
+        Some(leadership) => leadership.hold().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Tries until it works, and says why it does not.
+pub(super) async fn retry<T, E: std::fmt::Display>(what: &str, mut attempt: impl AsyncFnMut() -> Result<T, E>) -> T {
+    let mut pause = Duration::from_millis(250);
+    loop {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(error) => {
+                pause = (pause * 2).min(MAX_PAUSE);
+                tracing::warn!(%error, "cannot {what}; trying again in {:.1} s", pause.as_secs_f64());
+                tokio::time::sleep(pause).await;
+            }
+        }
+    }
+}
+
+/// A client that counts its requests, and notes writes of the Lease when it is for those. It has no rate limit: the
+/// API server has its own. Failed requests are repeated by whoever made them, who knows how long that is worth it.
+fn client(
+    mut config: Config,
+    read_timeout: Duration,
+    metrics: &Metrics,
+    renewals: Option<&Renewals>,
+) -> kube::Result<Client> {
+    let host = config.cluster_url.authority().map(ToString::to_string);
+    let count = CountRequests::new(metrics.requests.clone(), host.unwrap_or_default());
+    config.read_timeout = Some(read_timeout);
+    config.connect_timeout = Some(read_timeout.min(CONNECT_TIMEOUT));
+    config.reset_reader_on_write = true;
+    config.default_retry = false;
+    let counted = ClientBuilder::try_from(config)?.with_layer(&count);
+    Ok(match renewals {
+        Some(renewals) => counted.with_layer(renewals).build(),
+        None => counted.build(),
+    })
+}
+
+/// Opens a listener at once, so that a taken port ends the process with a clear word.
+pub(super) fn listen(address: SocketAddr) -> Result<tokio::net::TcpListener, Error> {
+    let listen = || {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        tokio::net::TcpListener::from_std(listener)
+    };
+    listen().map_err(|error| Error::Listen { address, error })
+}

@@ -1,0 +1,115 @@
+//! What the controller answers pods: who they are by [`Identities`], what they may say by [`Loops`].
+//!
+//! A pod speaks for the Agent of its own namespace and name, and only while the reconciler expects that very pod.
+
+use std::sync::{Arc, OnceLock};
+
+use strum::IntoEnumIterator;
+use tokio::sync::watch;
+
+use super::agent::{AgentsView, Clock};
+use super::identity::Identities;
+use super::loops::{AgentKey, LivePod, Loops};
+use crate::link::messages::{Attach, Attached, Directives, Known, Refusal, RefusalCode, Report};
+use crate::link::server::{Link, PodIdentity};
+use crate::telemetry::metrics::Metrics;
+
+/// The leader's side of the link.
+pub struct ControllerLink {
+    /// Tells pods apart.
+    pub identities: Identities,
+    /// The live loops, shared with the reconciler.
+    pub loops: Arc<Loops>,
+    /// The Agents, once the caches are filled; until then every pod is told to try again.
+    pub agents: Arc<OnceLock<AgentsView>>,
+    /// Counts what is answered.
+    pub metrics: Arc<Metrics>,
+    /// The time.
+    pub clock: Clock,
+}
+
+impl ControllerLink {
+    /// A pod comes to speak: what is known of its loop, and its directives.
+    fn enter(&self, pod: &PodIdentity, epoch: i64) -> Result<(Known, watch::Receiver<Directives>), Refusal> {
+        let agent = self.agent_of(pod)?;
+        self.loops.attach(&agent, &live(pod, epoch), (self.clock)())
+    }
+
+    fn agent_of(&self, pod: &PodIdentity) -> Result<AgentKey, Refusal> {
+        let agent = AgentKey {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+        };
+        if self.view()?.contains(&agent) {
+            return Ok(agent);
+        }
+        Err(Refusal {
+            code: RefusalCode::Unknown,
+            message: format!("there is no Agent {}/{}", pod.namespace, pod.name),
+        })
+    }
+
+    fn view(&self) -> Result<&AgentsView, Refusal> {
+        self.agents.get().ok_or_else(|| Refusal {
+            code: RefusalCode::NotLeading,
+            message: "the controller has just started; try again".into(),
+        })
+    }
+}
+
+impl Link for ControllerLink {
+    async fn authenticate(&self, token: &str) -> Result<PodIdentity, Refusal> {
+        self.view()?;
+        self.identities.of(token).await
+    }
+
+    fn attach(&self, pod: &PodIdentity, attach: &Attach) -> Result<Attached, Refusal> {
+        let (known, directives) = self.enter(pod, attach.epoch)?;
+        self.metrics.link_attaches.inc();
+        tracing::info!(
+            namespace = pod.namespace,
+            agent = pod.name,
+            epoch = attach.epoch,
+            "pod attached"
+        );
+        let directives = directives.borrow().clone();
+        Ok(Attached {
+            epoch: attach.epoch,
+            known,
+            directives,
+        })
+    }
+
+    fn report(&self, pod: &PodIdentity, report: Report) -> Result<(), Refusal> {
+        let agent = self.agent_of(pod)?;
+        let speaker = live(pod, report.epoch);
+        self.loops.report(&agent, &speaker, report, (self.clock)())?;
+        self.metrics.link_reports.inc();
+        Ok(())
+    }
+
+    fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, Refusal> {
+        self.enter(pod, epoch).map(|(_, directives)| directives)
+    }
+
+    fn refused(&self, refusal: &Refusal) {
+        self.metrics
+            .link_refusals
+            .with_label_values(&[refusal.code.as_ref()])
+            .inc();
+    }
+}
+
+fn live(pod: &PodIdentity, epoch: i64) -> LivePod {
+    LivePod {
+        uid: pod.uid.clone(),
+        epoch,
+    }
+}
+
+/// Shows every refusal code at 0 before the first refusal.
+pub fn show_codes(metrics: &Metrics) {
+    for code in RefusalCode::iter() {
+        let _ = metrics.link_refusals.with_label_values(&[code.as_ref()]);
+    }
+}

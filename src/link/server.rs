@@ -1,0 +1,262 @@
+//! The controller's end of the link: routes, limits and status codes.
+//!
+//! Owns the HTTP side only. Who a pod is and what it may do is decided by an implementation of [`Link`].
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Query, Request, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
+use axum_server::Handle;
+use axum_server::tls_rustls::RustlsConfig;
+use futures::{Stream, StreamExt};
+use hyper_util::rt::TokioTimer;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+use tokio_stream::wrappers::WatchStream;
+use tokio_util::sync::CancellationToken;
+
+use super::messages::{Attach, Attached, Directives, HEARTBEAT_SECONDS, PROTOCOL, Refusal, RefusalCode, Report};
+
+/// Largest body of a request.
+pub const MAX_BODY_BYTES: usize = 256 * 1024;
+/// Longest time for a request's head, and again for its body.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long open requests may go on after the server was told to stop.
+const STOP_GRACE: Duration = Duration::from_secs(2);
+
+/// Who speaks, as its token proves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodIdentity {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub name: String,
+    /// Uid of the pod.
+    pub uid: String,
+}
+
+/// What answers pods.
+pub trait Link: Send + Sync + 'static {
+    /// Which pod holds this token.
+    fn authenticate(&self, token: &str) -> impl Future<Output = Result<PodIdentity, Refusal>> + Send;
+    /// A pod introduces itself.
+    fn attach(&self, pod: &PodIdentity, attach: &Attach) -> Result<Attached, Refusal>;
+    /// A pod reports.
+    fn report(&self, pod: &PodIdentity, report: Report) -> Result<(), Refusal>;
+    /// What a pod is to do, now and later. The sender goes away when the pod may no longer speak.
+    fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, Refusal>;
+    /// A request was refused.
+    fn refused(&self, refusal: &Refusal);
+}
+
+/// Limits of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most connections at once; more are closed at once.
+    pub connections: usize,
+    /// Time between two heartbeats of a directives stream.
+    pub heartbeat: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 16_384,
+            heartbeat: Duration::from_secs(HEARTBEAT_SECONDS),
+        }
+    }
+}
+
+struct Server<L> {
+    link: Arc<L>,
+    heartbeat: Duration,
+    stop: CancellationToken,
+}
+
+impl<L> Clone for Server<L> {
+    fn clone(&self) -> Self {
+        Self {
+            link: self.link.clone(),
+            heartbeat: self.heartbeat,
+            stop: self.stop.clone(),
+        }
+    }
+}
+
+/// The routes of the link. Streams end when `stop` is cancelled.
+pub fn router<L: Link>(link: Arc<L>, heartbeat: Duration, stop: CancellationToken) -> Router {
+    let server = Server { link, heartbeat, stop };
+    Router::new()
+        .route("/v1/attach", post(attach::<L>))
+        .route("/v1/report", post(report::<L>))
+        .route("/v1/directives", get(directives::<L>))
+        .with_state(server)
+}
+
+/// Serves the link over TLS until `stop`, then lets open requests finish for a moment.
+pub async fn serve<L: Link>(
+    listener: tokio::net::TcpListener,
+    tls: RustlsConfig,
+    link: Arc<L>,
+    limits: Limits,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
+    let app = router(link, limits.heartbeat, stop.clone());
+    let slots = Arc::new(Semaphore::new(limits.connections));
+    // A connection without a slot is closed before its handshake; a slot lives as long as its connection's service.
+    let per_connection = tower::service_fn(move |_: SocketAddr| {
+        let slot = slots.clone().try_acquire_owned();
+        let app = app.clone();
+        async move { slot.map(|slot| app.layer(Extension(Arc::new(slot)))) }
+    });
+    let handle = Handle::new();
+    let mut server = axum_server::from_tcp_rustls(listener.into_std()?, tls)?
+        .handle(handle.clone())
+        .http1_only();
+    server
+        .http_builder()
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(READ_TIMEOUT);
+    let stopper = async {
+        stop.cancelled().await;
+        handle.graceful_shutdown(Some(STOP_GRACE));
+        std::future::pending::<Infallible>().await
+    };
+    tokio::select! {
+        result = server.serve(per_connection) => result,
+        never = stopper => match never {},
+    }
+}
+
+async fn attach<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &headers).await?;
+        let attach: Attach = read(request).await?;
+        if attach.protocol != PROTOCOL {
+            return Err(malformed(format!(
+                "protocol {} is not spoken here, {PROTOCOL} is; run gateway and controller of one version",
+                attach.protocol
+            )));
+        }
+        server.link.attach(&pod, &attach)
+    };
+    match answer.await {
+        Ok(attached) => Json(attached).into_response(),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}
+
+async fn report<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &headers).await?;
+        server.link.report(&pod, read(request).await?)
+    };
+    match answer.await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}
+
+#[derive(Deserialize)]
+struct DirectivesQuery {
+    epoch: i64,
+}
+
+async fn directives<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, uri: Uri) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &headers).await?;
+        let query = Query::<DirectivesQuery>::try_from_uri(&uri)
+            .map_err(|_| malformed("the query must be epoch=N, the epoch of the pod".into()))?;
+        server.link.directives(&pod, query.epoch)
+    };
+    match answer.await {
+        Ok(levels) => {
+            let heartbeat = Event::default().event("heartbeat").data("");
+            Sse::new(events(levels, server.stop.clone()))
+                .keep_alive(KeepAlive::new().interval(server.heartbeat).event(heartbeat))
+                .into_response()
+        }
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}
+
+/// The level now and each new one, until the sender is gone or the server stops.
+fn events(
+    levels: watch::Receiver<Directives>,
+    stop: CancellationToken,
+) -> impl Stream<Item = Result<Event, axum::Error>> {
+    WatchStream::new(levels)
+        .map(|level| Event::default().event("directives").json_data(level))
+        .take_until(stop.cancelled_owned())
+}
+
+async fn authenticate<L: Link>(server: &Server<L>, headers: &HeaderMap) -> Result<PodIdentity, Refusal> {
+    let token = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "))
+        .map(str::trim)
+        .filter(|token| !token.is_empty());
+    let Some(token) = token else {
+        return Err(Refusal {
+            code: RefusalCode::Unauthenticated,
+            message: "no token; send the header «Authorization: Bearer <token>»".into(),
+        });
+    };
+    server.link.authenticate(token).await
+}
+
+/// Reads a JSON body within the limits. Messages never repeat what was sent.
+async fn read<T: DeserializeOwned>(request: Request) -> Result<T, Refusal> {
+    let body = timeout(READ_TIMEOUT, axum::body::to_bytes(request.into_body(), MAX_BODY_BYTES));
+    let bytes = body
+        .await
+        .map_err(|_| malformed(format!("the body did not arrive within {} s", READ_TIMEOUT.as_secs())))?
+        .map_err(|_| malformed(format!("the body is cut, or larger than {MAX_BODY_BYTES} bytes")))?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        malformed(format!(
+            "the body is not the JSON that is expected (line {}, column {}: {})",
+            error.line(),
+            error.column(),
+            match error.classify() {
+                serde_json::error::Category::Data => "a field is missing or of another type",
+                serde_json::error::Category::Eof => "it ends too early",
+                serde_json::error::Category::Io | serde_json::error::Category::Syntax => "it is not JSON",
+            }
+        ))
+    })
+}
+
+fn malformed(message: String) -> Refusal {
+    Refusal {
+        code: RefusalCode::Malformed,
+        message,
+    }
+}
+
+fn refuse<L: Link>(link: &L, refusal: &Refusal) -> Response {
+    link.refused(refusal);
+    (status(refusal.code), Json(refusal)).into_response()
+}
+
+/// The status code of a refusal.
+#[must_use]
+pub fn status(code: RefusalCode) -> StatusCode {
+    match code {
+        RefusalCode::Unauthenticated => StatusCode::UNAUTHORIZED,
+        RefusalCode::Unknown => StatusCode::FORBIDDEN,
+        RefusalCode::Fenced => StatusCode::CONFLICT,
+        RefusalCode::NotLeading => StatusCode::SERVICE_UNAVAILABLE,
+        RefusalCode::Malformed => StatusCode::BAD_REQUEST,
+    }
+}
