@@ -23,7 +23,7 @@ pub struct Engine {
     /// The moment of the driver's timer.
     timer: Option<Timestamp>,
     /// Another pod runs the loop: nothing is heard or written any more.
-    fenced: bool,
+    pub(super) fenced: bool,
 }
 
 impl Engine {
@@ -133,11 +133,11 @@ impl Engine {
             self.fence(out);
             return;
         }
-        if !live {
+        if live {
+            self.state.lifecycle = Lifecycle::Stopping;
+        } else {
             out.stopped();
-            return;
         }
-        self.state.lifecycle = Lifecycle::Stopping;
         if cause == StopCause::Suspend {
             self.state.suspended = true;
             self.cut(out);
@@ -145,11 +145,10 @@ impl Engine {
         self.note_transition(out);
     }
 
-    /// A newer pod runs the loop: this one does, writes and hears nothing any more.
+    /// A newer pod runs the loop: this one does, writes and hears nothing any more. The state stays as it was journalled.
     pub(super) fn fence(&mut self, out: &mut Outbox) {
         self.cut(out);
         self.fenced = true;
-        self.state.lifecycle = Lifecycle::Stopped;
         out.drop_records();
         out.stopped();
     }
@@ -165,6 +164,7 @@ impl Engine {
     /// Does what is due, and sets the timer for what is due next.
     fn advance(&mut self, out: &mut Outbox) {
         match self.state.lifecycle {
+            _ if self.fenced => {}
             Lifecycle::Active => {
                 self.clear_expired(out.now);
                 self.end_sleep_if_over(out);
@@ -219,7 +219,7 @@ impl Engine {
 
     /// The earliest moment at which something changes by itself.
     fn next_moment(&self) -> Option<Timestamp> {
-        if self.state.lifecycle != Lifecycle::Active {
+        if self.fenced || self.state.lifecycle != Lifecycle::Active {
             return None;
         }
         let holds = self.state.reasons.values().filter_map(|hold| hold.until);

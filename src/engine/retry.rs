@@ -27,19 +27,17 @@ pub enum Next {
     AwaitLink,
     /// None: the turn has failed.
     GiveUp,
-    /// None: another pod runs the loop.
-    Fenced,
 }
 
 /// Decides after attempt `call` failed, the `failures`-th of this call that counts (from 1).
 pub fn next(failure: &Failure, call: CallId, failures: u32, now: Timestamp) -> Next {
     match failure.kind {
-        FailureKind::Fenced => Next::Fenced,
         FailureKind::LinkLost => Next::AwaitLink,
         FailureKind::QuotaExceeded
         | FailureKind::AuthenticationFailed
         | FailureKind::BadResponse
-        | FailureKind::RecordFailed => Next::GiveUp,
+        | FailureKind::RecordFailed
+        | FailureKind::Fenced => Next::GiveUp,
         FailureKind::Unreachable
         | FailureKind::Timeout
         | FailureKind::RateLimited

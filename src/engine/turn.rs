@@ -137,16 +137,16 @@ impl Engine {
         let (true, Some(turn)) = (self.call_in_flight() == Some(call), &mut self.state.turn) else {
             return;
         };
+        self.in_flight = false;
+        if failure.kind == FailureKind::Fenced {
+            self.fence(out);
+            return;
+        }
         if failure.kind != FailureKind::LinkLost {
             turn.failures = turn.failures.saturating_add(1);
         }
         let next = retry::next(&failure, call, turn.failures, out.now);
         turn.step = Step::Due(out.now);
-        self.in_flight = false;
-        if next == Next::Fenced {
-            self.fence(out);
-            return;
-        }
         out.push(Effect::Acknowledge { call });
         out.record(call_line(
             RecordKind::CallFailed,
@@ -163,7 +163,7 @@ impl Engine {
                 self.hold_if_rate_limited(&failure, out);
             }
             Next::AwaitLink => self.link_refused(out),
-            Next::GiveUp | Next::Fenced => {
+            Next::GiveUp => {
                 self.hold_if_rate_limited(&failure, out);
                 self.fail_turn(failure, out);
             }

@@ -75,6 +75,7 @@ impl Engine {
     /// The public state: the lifecycle first, then the reasons, then the sleep.
     pub(super) fn public(&self) -> Public {
         let state = match self.state.lifecycle {
+            _ if self.fenced => LoopState::Stopped,
             Lifecycle::Stopped => LoopState::Stopped,
             Lifecycle::Starting => LoopState::Starting,
             Lifecycle::Stopping => LoopState::Stopping,

@@ -1,4 +1,5 @@
-//! Limits that hold whatever the model does: one small type and one file each, and one list of all.
+//! Limits that hold whatever the model does: one small type and one file each, and one list of all. What they count is
+//! in the snapshot, so that none can lack its input.
 
 mod calls_per_turn;
 mod consecutive_turns;

@@ -121,6 +121,36 @@ fn a_fenced_loop_writes_nothing_more_and_hears_nothing() {
 }
 
 #[test]
+fn a_loop_that_is_suspended_before_it_starts_makes_no_call_and_says_why() {
+    let mut driver = Driver::started(settings());
+    driver.feed(Input::Stop {
+        cause: StopCause::Drain,
+    });
+    driver.feed(Input::DrainEnded);
+    driver.engine = Engine::restore(settings(), driver.saved.clone(), driver.transcript.clone());
+    driver.feed(Input::Stop {
+        cause: StopCause::Suspend,
+    });
+    assert!(driver.stopped);
+    assert_eq!(driver.reasons(), [PauseReason::SuspendedBySpec]);
+    assert_eq!(driver.issued.len(), 1);
+    driver.restart(2);
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a1");
+}
+
+#[test]
+fn what_a_fenced_loop_would_save_is_what_it_saved_last() {
+    let mut driver = Driver::started(settings());
+    driver.fail(FailureKind::Interrupted);
+    let call = driver.in_flight.take().unwrap();
+    driver.feed(Input::Failed {
+        call,
+        failure: failure(FailureKind::Fenced),
+    });
+    assert_eq!(driver.engine.snapshot(), driver.saved);
+}
+
+#[test]
 fn a_call_that_is_refused_as_fenced_stops_the_loop_in_the_same_way() {
     let mut driver = Driver::started(settings());
     let call = driver.in_flight.take().unwrap();
