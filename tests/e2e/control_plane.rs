@@ -23,7 +23,7 @@ fn loops_go_on_while_the_api_server_is_away_and_status_catches_up() {
     let namespace = Namespace::new(&cluster.system, "api-away");
     let (agent, label) = busy(&namespace, server, "going-on");
     let pod = agent.until_pod(None, 60);
-    agent.until_condition("Ready", "True", "Running", 60);
+    agent.until_condition("Ready", "True", "LoopRunning", 60);
 
     let away = Stopped::start(&directory().join("pid/apiserver"));
     let start = now();
@@ -57,7 +57,7 @@ fn loops_go_on_while_the_api_server_is_away_and_status_catches_up() {
             >= 3)
             .then_some(())
     });
-    agent.until_condition("Ready", "True", "Running", 90);
+    agent.until_condition("Ready", "True", "LoopRunning", 90);
     same_pod(&agent, &pod);
     agent.stop(90);
     agent.until_counts(&cluster.system, 60, || server.used(&label));
@@ -94,7 +94,7 @@ fn a_controller_killed_at_any_moment_stops_no_loop_and_leaves_status_right() {
     same_pod(&first, &pod);
     agents.push((first, first_label));
     for (agent, _) in &agents {
-        agent.until_condition("Ready", "True", "Running", 90);
+        agent.until_condition("Ready", "True", "LoopRunning", 90);
         assert!(condition(&agent.object(), "LinkLost").is_none_or(|one| one["status"] == "False"));
         agent.suspend(true);
     }
@@ -156,7 +156,7 @@ fn loops_resume_after_the_whole_node_was_restarted() {
     );
 
     cluster::leader(&cluster.system);
-    turning.until_condition("Ready", "True", "Running", 120);
+    turning.until_condition("Ready", "True", "LoopRunning", 120);
     sleeping.until_pod(None, 60);
     sleeping.until_condition("PodReady", "True", "Running", 60);
     let still = sleeping.until_state("Sleeping", 60);

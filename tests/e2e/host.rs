@@ -1,10 +1,13 @@
-//! The node is this machine: processes of pods and their network, seen from outside.
+//! The node is this machine: processes of pods, their network and their volumes, seen from outside.
 //!
 //! The image has no shell, so that nothing can be killed or cut off from within.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
+
+use crate::support::kubectl::Kubectl;
 
 /// The process of a role (`worker`, `gateway`, `controller`) in the pod with this uid.
 pub fn process(pod_uid: &str, role: &str) -> Option<u32> {
@@ -90,4 +93,15 @@ impl Drop for CutOff {
     fn drop(&mut self) {
         self.rules("-D");
     }
+}
+
+/// The directory on this machine behind an Agent's volume claim.
+pub fn volume(kubectl: &Kubectl, agent: &str) -> PathBuf {
+    let claims = kubectl.list("persistentvolumeclaims", &format!("agentloop.dev/agent={agent}"));
+    let name = claims[0]["spec"]["volumeName"].as_str().expect("the claim is bound");
+    let volume = kubectl.get("persistentvolume", name).expect("its volume exists");
+    let path = ["/spec/local/path", "/spec/hostPath/path"]
+        .iter()
+        .find_map(|at| volume.pointer(at)?.as_str());
+    path.expect("the volume is a directory of the node").into()
 }

@@ -68,5 +68,5 @@ fn a_pod_that_is_cut_off_makes_no_call_after_the_run_lease_and_heals() {
             .is_none_or(|one| one["status"] == "False")
             .then_some(())
     });
-    agent.until_condition("Ready", "True", "Running", 60);
+    agent.until_condition("Ready", "True", "LoopRunning", 60);
 }

@@ -1,9 +1,11 @@
 //! What an Agent is said to have used is what the model server says, whatever is killed in the middle of a call.
 
+use std::collections::BTreeMap;
+
 use super::agents::{Agent, openai, status_used};
 use super::cluster::{Namespace, shared};
 use super::host;
-use super::model_server::{self, Line, ModelServer};
+use super::model_server::{self, Line, ModelServer, Used};
 use serde_json::json;
 
 /// Waits until `more` further calls of the label have ended.
@@ -71,54 +73,79 @@ fn after_gateway_kills_each_missing_token_belongs_to_a_call_that_is_called_unkno
     let agent = Agent::apply(&namespace, "counted", &openai(&server.base_url(label)), &busy());
     until_more_calls(server, label, 2);
     let pod = agent.until_pod(None, 30);
-    let mut cut = Vec::new();
+    let mut in_flight = Vec::new();
     for kill in 1..=2 {
-        cut.extend(server.until_in_call(label, 90).key);
+        in_flight.extend(server.until_in_call(label, 90).key);
         host::kill(&pod, "gateway");
         agent.until_restarted("gateway", kill, 60);
         until_more_calls(server, label, 2);
     }
     agent.stop(60);
 
-    // Only the calls that were in flight at a kill, or cut by the stop, may be unknown; all others count exactly.
+    let states = gateway_record(&agent);
     let ends = server.ends(label);
-    cut.extend(
-        ends.iter()
-            .filter(|line| line.usage.is_none())
-            .filter_map(|line| line.key.clone()),
-    );
-    cut.sort();
-    cut.dedup();
-    let is_cut = |line: &&Line| line.key.as_ref().is_some_and(|key| cut.contains(key));
-    let known = ends
+    let state = |line: &Line| {
+        states
+            .get(line.key.as_deref().unwrap_or_default())
+            .map_or("absent", String::as_str)
+    };
+    let settled: Used = ends
         .iter()
-        .filter(|line| !is_cut(line))
+        .filter(|line| state(line) == "Settled")
         .map(Line::used)
-        .sum::<model_server::Used>();
+        .sum();
+    let lost: Vec<_> = ends.iter().filter(|line| state(line) == "Lost").collect();
+    assert!(
+        ends.iter().all(|line| state(line) != "absent"),
+        "a call was sent without a record: {states:?}"
+    );
+    assert!(
+        !lost.is_empty(),
+        "a call cut by SIGKILL of its gateway is unknown, not free: {states:?}"
+    );
+    for line in lost {
+        assert!(
+            in_flight.contains(&line.key.clone().unwrap_or_default()),
+            "lost, yet not in flight: {line:?}"
+        );
+    }
     let counted = agent.until("the counts of the server", 45, |agent| {
         let counted = status_used(agent);
-        (counted.calls - counted.unknown_calls >= known.calls).then_some(counted)
+        (counted.calls >= i64::try_from(states.len()).ok()?).then_some(counted)
     });
-    // A call that was killed may have been settled in the very moment before: then it is counted, with its own tokens.
-    let settled = counted.calls - counted.unknown_calls - known.calls;
-    let candidates: Vec<_> = ends
-        .iter()
-        .filter(is_cut)
-        .filter(|line| line.usage.is_some())
-        .map(Line::used)
-        .collect();
-    let explained = subsets(&candidates, usize::try_from(settled).expect("not negative"))
-        .into_iter()
-        .any(|sum| known.input + sum.input == counted.input && known.output + sum.output == counted.output);
-    assert!(
-        explained,
-        "counted {counted:?}, known {known:?}, cut calls {candidates:?}, unknown keys {cut:?}"
-    );
-    assert!(
-        counted.unknown_calls >= 1,
-        "a call cut by SIGKILL of its gateway is unknown, not free: {counted:?}"
+    let unknown = states.values().filter(|state| *state == "Lost").count()
+        + ends
+            .iter()
+            .filter(|line| state(line) == "Failed" && line.used().unknown_calls == 1)
+            .count();
+    let expected = Used {
+        calls: i64::try_from(states.len()).expect("few"),
+        unknown_calls: i64::try_from(unknown).expect("few"),
+        ..settled
+    };
+    assert_eq!(
+        counted, expected,
+        "counted (left) and the server's sums of all settled calls (right)"
     );
     no_key_twice(&server.lines(label));
+}
+
+/// What the gateway's own record says of each call, by its key: read from the node, once the pod is gone.
+fn gateway_record(agent: &Agent<'_>) -> BTreeMap<String, String> {
+    let file = host::volume(agent.kubectl, &agent.name).join("gateway/calls.db");
+    let uid = agent.object()["metadata"]["uid"]
+        .as_str()
+        .expect("an Agent has a uid")
+        .to_owned();
+    let record = rusqlite::Connection::open(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let mut select = record
+        .prepare("SELECT turn, call, attempt, state FROM calls")
+        .expect("it has calls");
+    let rows = select.query_map([], |row| {
+        let (turn, call, attempt) = (row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?);
+        Ok((format!("{uid}-t{turn}c{call}a{attempt}"), row.get(3)?))
+    });
+    rows.expect("rows").map(|row| row.expect("a row")).collect()
 }
 
 /// The example as a user fills it in, with limits that suit a model of 135 million parameters.
@@ -153,17 +180,4 @@ fn no_key_twice(lines: &[Line]) {
     keys.sort();
     keys.dedup();
     assert_eq!(keys.len(), all, "a call was sent twice under one key");
-}
-
-/// The sums of all choices of `size` of these.
-fn subsets(all: &[model_server::Used], size: usize) -> Vec<model_server::Used> {
-    (0..1_u32 << all.len())
-        .filter(|choice| choice.count_ones() as usize == size)
-        .map(|choice| {
-            (0..all.len())
-                .filter(|at| choice & (1 << at) != 0)
-                .map(|at| all[at])
-                .sum()
-        })
-        .collect()
 }

@@ -68,7 +68,8 @@ impl Line {
         let cached = count("/prompt_tokens_details/cached_tokens").unwrap_or(0);
         Used {
             calls: 1,
-            unknown_calls: i64::from(self.usage.is_none()),
+            // A refusal costs nothing; an answer that was cut, or that says nothing of its cost, is unknown.
+            unknown_calls: i64::from(self.usage.is_none() && self.status.is_none_or(|status| status == 200)),
             input: count("/prompt_tokens").unwrap_or(0) - cached,
             output: count("/completion_tokens").unwrap_or(0),
             cache_read: cached,

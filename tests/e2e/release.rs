@@ -41,7 +41,7 @@ fn an_upgrade_of_the_controller_restarts_no_loop() {
     let new = cluster::leader(&cluster.system);
     assert_ne!(uid(&old), uid(&new), "the upgrade replaced the controller");
     agent.until_turns(turns(&agent) + 10, 60);
-    agent.until_condition("Ready", "True", "Running", 60);
+    agent.until_condition("Ready", "True", "LoopRunning", 60);
     assert_eq!(
         uid(&agent.until_pod(None, 30)),
         uid(&pod),
@@ -93,7 +93,7 @@ fn when_the_leader_dies_the_other_replica_leads_within_half_a_minute() {
         uid(&pod),
         "a failover restarted a loop"
     );
-    agent.until_condition("Ready", "True", "Running", 60);
+    agent.until_condition("Ready", "True", "LoopRunning", 60);
 }
 
 #[test]
@@ -119,5 +119,5 @@ fn uninstall_keeps_the_definition_the_agents_and_their_pods() {
         uid(&pod),
         "uninstall and install restarted a loop"
     );
-    agent.until_condition("Ready", "True", "Running", 60);
+    agent.until_condition("Ready", "True", "LoopRunning", 60);
 }

@@ -84,7 +84,7 @@ fn an_agent_costs_few_writes_and_a_sleeping_fleet_none() {
         format!("{:.0}", created.elapsed().as_secs_f64() * 1000.0),
         "ms",
     );
-    agent.until_condition("Ready", "True", "Running", 60);
+    agent.until_condition("Ready", "True", "LoopRunning", 60);
     figure(
         "apply_started_to_running",
         format!("{:.1}", created.elapsed().as_secs_f64()),
