@@ -1,13 +1,14 @@
 //! `agentloop worker`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args as ClapArgs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::link::pod::{CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, PodConfig, SOCKET_PATH};
+use crate::link::pod::{CONFIG_ENV, DRAIN_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, PodConfig, SOCKET_PATH};
 use crate::worker::startup::{self, Options};
 
 /// Flags of `agentloop worker`.
@@ -28,6 +29,9 @@ pub(super) struct Args {
     /// The mounted instructions, read when the configuration has none inline.
     #[arg(long, env = "AGENTLOOP_INSTRUCTIONS_FILE", default_value = INSTRUCTIONS_FILE)]
     instructions_file: PathBuf,
+    /// Seconds that a model call in flight may go on after SIGTERM.
+    #[arg(long, env = "AGENTLOOP_DRAIN_SECONDS", default_value_t = DRAIN_SECONDS)]
+    drain_seconds: u64,
 }
 
 impl Args {
@@ -46,6 +50,7 @@ impl Args {
             socket: self.socket,
             journal_dir: self.journal_dir,
             instructions_file: self.instructions_file,
+            drain: Duration::from_secs(self.drain_seconds),
         };
         // One thread is enough for one loop, and small.
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -38,6 +38,15 @@ pub struct Snapshot {
     pub(super) last_error: Option<(Timestamp, Failure)>,
 }
 
+impl Snapshot {
+    /// The same loop for an Agent that was made again and keeps the volume of the one before: its epochs count from
+    /// the start.
+    #[must_use]
+    pub fn inherited(self) -> Self {
+        Self { epoch: 0, ..self }
+    }
+}
+
 /// Whether the loop is up. Pauses and sleeps are apart from it.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lifecycle {

@@ -38,7 +38,18 @@ impl Clocks {
         let wall = Duration::try_from(self.wall.duration_since(earlier.wall)).unwrap_or_default();
         monotonic.max(wall)
     }
+
+    /// Whether somebody set the wall clock back after `earlier`.
+    #[must_use]
+    pub fn was_set_back_since(self, earlier: Self) -> bool {
+        let monotonic = self.instant.saturating_duration_since(earlier.instant);
+        let wall = Duration::try_from(self.wall.duration_since(earlier.wall)).unwrap_or_default();
+        monotonic > wall + SLACK
+    }
 }
+
+/// How much the wall clock may lag behind the monotonic one before it counts as set back.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// The last contact that the gateway told of.
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +118,15 @@ mod tests {
         let contact = Contact::new(start, Duration::ZERO);
         assert!(!contact.is_lost(later(start, 59, -3600)));
         assert!(contact.is_lost(later(start, 60, -3600)));
+    }
+
+    #[test]
+    fn a_wall_clock_that_lags_by_more_than_a_second_was_set_back() {
+        let start = Clocks::now();
+        assert!(!later(start, 30, 30).was_set_back_since(start));
+        assert!(!later(start, 30, 29).was_set_back_since(start));
+        assert!(later(start, 30, 28).was_set_back_since(start));
+        assert!(!later(start, 30, 3600).was_set_back_since(start));
     }
 
     #[test]

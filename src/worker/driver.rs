@@ -12,12 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::agent::Model;
 use crate::api::failure::{Failure, FailureKind};
-use crate::api::status::PauseReason;
-use crate::engine::machine::{Engine, Snapshot};
+use crate::engine::machine::Engine;
 use crate::engine::message::Answer;
 use crate::engine::{CallId, Effect, Input, Record, StopCause};
 use crate::link::messages::Directives;
-use crate::link::pod::DRAIN_SECONDS;
 use crate::link::socket::Session;
 
 use super::contact::{Clocks, Contact};
@@ -30,8 +28,6 @@ use super::report;
 
 /// Longest sleep until the clocks are looked at again: a suspended machine or a clock that was set is noticed by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// How long a call in flight may go on after SIGTERM.
-const DRAIN: Duration = Duration::from_secs(DRAIN_SECONDS);
 
 /// What the driver hears of the world.
 pub struct World {
@@ -60,14 +56,15 @@ pub struct Driver<'a> {
     journal: &'a mut Journal,
     gateway: &'a GatewayClient,
     outbox: &'a Outbox,
-    committed: Snapshot,
     timer: Option<Timestamp>,
     calls: JoinSet<(CallId, Result<Answer, Failure>)>,
     in_flight: Option<CallId>,
     contact: Contact,
     link_lost: bool,
+    looked: Clocks,
     directives: Directives,
     stop: Option<StopCause>,
+    drain: Duration,
     drain_from: Option<Clocks>,
     stopped: bool,
 }
@@ -86,6 +83,8 @@ pub struct Parts<'a> {
     pub gateway: &'a GatewayClient,
     /// For reports and errands.
     pub outbox: &'a Outbox,
+    /// How long a call in flight may go on after SIGTERM.
+    pub drain: Duration,
 }
 
 /// What the driver waits for.
@@ -100,14 +99,7 @@ impl<'a> Driver<'a> {
     /// A driver whose engine has not been started.
     #[must_use]
     pub fn new(parts: Parts<'a>, first: &Heard) -> Self {
-        let link_lost = parts
-            .engine
-            .view()
-            .reasons
-            .iter()
-            .any(|held| held.reason == PauseReason::LinkLost);
         Self {
-            committed: parts.engine.snapshot(),
             engine: parts.engine,
             model: parts.model,
             instructions: parts.instructions,
@@ -117,10 +109,12 @@ impl<'a> Driver<'a> {
             timer: None,
             calls: JoinSet::new(),
             in_flight: None,
-            contact: contact(first),
-            link_lost,
+            contact: first.contact(),
+            link_lost: false,
+            looked: first.at,
             directives: Directives::default(),
             stop: None,
+            drain: parts.drain,
             drain_from: None,
             stopped: false,
         }
@@ -145,6 +139,7 @@ impl<'a> Driver<'a> {
             known_turn: session.known.turn,
         })?;
         self.listen(&mut world.heard)?;
+        self.look_at_clocks()?;
         while !self.stopped {
             match self.next(world).await {
                 Happening::Called(call, result) => self.called(call, result)?,
@@ -185,7 +180,7 @@ impl<'a> Driver<'a> {
             .timer
             .map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
         let lease = (!self.link_lost).then(|| self.contact.left(now));
-        let drain = self.drain_from.map(|from| DRAIN.saturating_sub(now.since(from)));
+        let drain = self.drain_from.map(|from| self.drain.saturating_sub(now.since(from)));
         [timer, lease, drain]
             .into_iter()
             .flatten()
@@ -194,15 +189,17 @@ impl<'a> Driver<'a> {
 
     fn look_at_clocks(&mut self) -> Result<(), JournalError> {
         let now = Clocks::now();
-        if self.timer.is_some_and(|at| at <= now.wall) {
-            self.timer = None;
+        let set_back = now.was_set_back_since(self.looked);
+        self.looked = now;
+        if set_back || self.timer.is_some_and(|at| at <= now.wall) {
+            // An early timer does no harm, and the engine looks at its deadlines again.
             self.feed(Input::Timer)?;
         }
         if !self.link_lost && self.contact.is_lost(now) {
             self.link_lost = true;
             self.feed(Input::LinkLost)?;
         }
-        if !self.stopped && self.drain_from.is_some_and(|from| now.since(from) >= DRAIN) {
+        if !self.stopped && self.drain_from.is_some_and(|from| now.since(from) >= self.drain) {
             self.feed(Input::DrainEnded)?;
         }
         Ok(())
@@ -220,7 +217,7 @@ impl<'a> Driver<'a> {
         if directives.suspend {
             self.stop(StopCause::Suspend)?;
         }
-        self.contact = contact(&heard);
+        self.contact = heard.contact();
         if self.link_lost && !self.contact.is_lost(Clocks::now()) {
             self.link_lost = false;
             self.feed(Input::LinkBack)?;
@@ -286,13 +283,10 @@ impl<'a> Driver<'a> {
     }
 
     fn commit(&mut self, now: Timestamp, records: &[Record]) -> Result<Committed, JournalError> {
-        let snapshot = self.engine.snapshot();
-        let nothing_new = records.is_empty() && snapshot == self.committed;
-        if nothing_new || self.stop == Some(StopCause::Fenced) {
+        if self.stop == Some(StopCause::Fenced) {
             return Ok(Committed::Normally);
         }
-        let committed = self.journal.commit(now, records, &snapshot)?;
-        self.committed = snapshot;
+        let committed = self.journal.commit(now, records, &self.engine.snapshot())?;
         for record in records {
             let call = record.call.map(|call| call.to_string());
             tracing::info!(
@@ -350,10 +344,6 @@ impl<'a> Driver<'a> {
             self.outbox.errand(Errand::Cancel(call));
         }
     }
-}
-
-fn contact(heard: &Heard) -> Contact {
-    Contact::new(heard.at, Duration::from_millis(heard.event.link_age_milliseconds))
 }
 
 /// A call whose task was lost.

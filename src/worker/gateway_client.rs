@@ -18,7 +18,7 @@ use crate::engine::message::Answer;
 use crate::link::messages::LoopReport;
 use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, Session, SocketEvent};
 
-use super::contact::Clocks;
+use super::contact::{Clocks, Contact};
 use super::model::{Aggregate, openai};
 
 /// First and longest wait before another try at the socket.
@@ -35,6 +35,14 @@ pub struct Heard {
     pub at: Clocks,
     /// What it said.
     pub event: SocketEvent,
+}
+
+impl Heard {
+    /// What it says about contact with the controller.
+    #[must_use]
+    pub fn contact(&self) -> Contact {
+        Contact::new(self.at, Duration::from_millis(self.event.link_age_milliseconds))
+    }
 }
 
 /// A small thing to tell the gateway about a call.

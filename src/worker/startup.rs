@@ -35,6 +35,8 @@ pub struct Options {
     pub journal_dir: PathBuf,
     /// The mounted instructions, read when the configuration has none inline.
     pub instructions_file: PathBuf,
+    /// How long a call in flight may go on after SIGTERM.
+    pub drain: Duration,
 }
 
 /// Why a worker ended without being asked to.
@@ -138,6 +140,7 @@ impl Worker {
                     journal: &mut journal,
                     gateway: &self.gateway,
                     outbox: &self.outbox,
+                    drain: self.options.drain,
                 };
                 let world = World {
                     heard: self.heard.clone(),
@@ -154,11 +157,13 @@ impl Worker {
         Ok(())
     }
 
-    /// The session and the first word about directives: a loop that is to be suspended makes no call first.
+    /// The session, and the first word about directives that comes with fresh contact: a loop that is to be suspended,
+    /// or has no run lease, makes no call first.
     async fn meet_gateway(&mut self) -> Option<(Session, Heard)> {
         let meeting = async {
             let session = self.gateway.session().await;
-            let first = self.heard.wait_for(Option::is_some).await.ok()?.clone()?;
+            let fresh = |heard: &Option<Heard>| heard.as_ref().is_some_and(|heard| !heard.contact().is_lost(heard.at));
+            let first = self.heard.wait_for(fresh).await.ok()?.clone()?;
             Some((session, first))
         };
         tokio::select! {

@@ -1,1 +1,420 @@
-//! Tests of the worker.
+//! Tests of the worker: real processes against a small gateway.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod disk;
+mod gateway;
+mod process;
+mod restarts;
+
+use std::time::{Duration, Instant};
+
+use agentloop::api::failure::{Failure, FailureKind};
+use agentloop::api::status::{LoopState, PauseReason};
+use agentloop::link::messages::LoopReport;
+use serde_json::{Value, json};
+
+use gateway::{Gateway, Log, Reply, answer, sleep};
+use process::{Bench, CANARY};
+
+fn is(log: &Log, state: LoopState) -> bool {
+    log.last().state == state
+}
+
+fn reasons(report: &LoopReport) -> Vec<PauseReason> {
+    report.reasons.iter().map(|held| held.reason).collect()
+}
+
+fn roles(body: &Value) -> Vec<&str> {
+    let messages = body["messages"].as_array().unwrap();
+    messages
+        .iter()
+        .map(|message| message["role"].as_str().unwrap())
+        .collect()
+}
+
+fn failure(kind: FailureKind) -> Reply {
+    Reply::Failure(Failure {
+        kind,
+        message: "what to do".into(),
+        retry_after_milliseconds: None,
+    })
+}
+
+/// A worker that has turned twice and sleeps.
+async fn asleep(bench: &mut Bench) -> (Gateway, process::Worker, Log) {
+    let chunks = vec![
+        json!({"choices": [{"index": 0, "delta": {"content": format!("think {CANARY}")}}]}),
+        json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
+    ];
+    let gateway = Gateway::start(bench.dir.path(), vec![Reply::Stream(chunks), sleep(3600)]);
+    let worker = bench.worker(&gateway);
+    let log = gateway
+        .until("asleep", |log| is(log, LoopState::Sleeping) && log.acks.len() == 2)
+        .await;
+    (gateway, worker, log)
+}
+
+#[tokio::test]
+async fn a_loop_turns_sleeps_wakes_on_a_directive_and_drains_on_sigterm() {
+    let mut bench = Bench::new();
+    let (gateway, mut worker, log) = asleep(&mut bench).await;
+    assert_eq!(log.call_ids(), ["t1c1a1", "t2c1a1"]);
+    assert_eq!(log.acks, ["t1c1a1", "t2c1a1"]);
+    let request = &log.calls[1].1;
+    assert_eq!(roles(request), ["system", "user", "assistant", "user"]);
+    assert_eq!(request["messages"][2]["content"], format!("think {CANARY}"));
+    assert!(
+        request["messages"][0]["content"]
+            .as_str()
+            .unwrap()
+            .starts_with(&format!("Be {CANARY}."))
+    );
+    assert_eq!(
+        (request["model"].clone(), request["stream"].clone()),
+        (json!("m"), json!(true))
+    );
+    assert!(request.get("max_tokens").is_none());
+    assert_eq!((log.last().turn, log.last().turns_completed), (2, 2));
+
+    gateway.tell(|event| event.directives.wake = Some("one".into()));
+    let log = gateway.until("the third call", |log| log.calls.len() == 3).await;
+    assert_eq!(log.call_ids()[2], "t3c1a1");
+    gateway.keep("t3c1a1", sleep(60));
+    let log = gateway
+        .until("asleep again", |log| {
+            is(log, LoopState::Sleeping) && log.last().turn == 3
+        })
+        .await;
+    assert_eq!(log.last().handled.wake.as_deref(), Some("one"));
+
+    worker.terminate().await;
+    assert!(worker.ended().await.success());
+    assert_eq!(gateway.log().last().state, LoopState::Stopped);
+    bench.assert_discreet();
+    let reports = serde_json::to_string(&gateway.log().reports).unwrap();
+    assert!(!reports.contains(CANARY));
+}
+
+#[tokio::test]
+async fn the_journal_shows_on_stdout_line_by_line_without_any_text() {
+    let mut bench = Bench::new();
+    let (_gateway, mut worker, _) = asleep(&mut bench).await;
+    worker.terminate().await;
+    worker.ended().await;
+    let output = worker.output();
+    let lines: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let kinds: Vec<&str> = lines.iter().filter_map(|line| line["kind"].as_str()).collect();
+    assert_eq!(kinds.first(), Some(&"Started"));
+    let answered = lines.iter().find(|line| line["kind"] == "CallAnswered").unwrap();
+    assert_eq!((&answered["turn"], &answered["call"]), (&json!(1), &json!("t1c1a1")));
+    let in_file = bench.query("SELECT count(*) FROM journal");
+    assert_eq!(i64::try_from(kinds.len()).unwrap(), in_file);
+    bench.assert_discreet();
+}
+
+#[tokio::test]
+async fn after_sigkill_in_a_sleep_transcript_totals_and_deadline_are_intact() {
+    let mut bench = Bench::new();
+    let (gateway, worker, before) = asleep(&mut bench).await;
+    worker.kill().await;
+    bench.epoch = 2;
+    let reports = before.reports.len();
+    let mut worker = bench.worker(&gateway);
+    let after = gateway
+        .until("asleep again", |log| {
+            log.reports.len() > reports && is(log, LoopState::Sleeping)
+        })
+        .await;
+    assert_eq!(after.last().resumes_at, before.last().resumes_at);
+    assert_eq!((after.last().turn, after.last().turns_completed), (2, 2));
+    assert_eq!(after.calls.len(), 2, "a sleep makes no call");
+
+    gateway.tell(|event| event.directives.wake = Some("one".into()));
+    let log = gateway.until("the third call", |log| log.calls.len() == 3).await;
+    let request = &log.calls[2].1;
+    assert_eq!(
+        roles(request),
+        ["system", "user", "assistant", "user", "assistant", "tool", "user"]
+    );
+    let (old, new) = (&before.calls[1].1["messages"], &request["messages"]);
+    assert_eq!(old.as_array().unwrap()[..], new.as_array().unwrap()[..4]);
+    worker.terminate().await;
+    worker.ended().await;
+    bench.assert_discreet();
+}
+
+#[tokio::test]
+async fn after_sigkill_in_a_call_the_same_call_is_asked_for_again() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    worker.kill().await;
+    gateway.keep("t1c1a1", sleep(3600));
+    let _worker = bench.worker(&gateway);
+    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    assert_eq!(log.call_ids(), ["t1c1a1", "t1c1a1"]);
+    assert_eq!(log.calls[0].1, log.calls[1].1, "the same prompt, byte for byte");
+    assert_eq!(log.last().turns_completed, 1);
+}
+
+#[tokio::test]
+async fn suspend_cuts_the_call_within_250_ms_and_the_process_idles_until_sigterm() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let mut worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    let asked = Instant::now();
+    gateway.tell(|event| event.directives.suspend = true);
+    gateway.until("the cut", |log| log.cancels == ["t1c1a1"]).await;
+    let took = asked.elapsed();
+    assert!(took < Duration::from_millis(250), "{took:?}");
+    let log = gateway.until("stopped", |log| is(log, LoopState::Stopped)).await;
+    assert_eq!(reasons(&log.last()), [PauseReason::SuspendedBySpec]);
+    assert!(worker.is_running());
+    worker.terminate().await;
+    assert!(worker.ended().await.success());
+    assert_eq!(gateway.log().calls.len(), 1);
+}
+
+#[tokio::test]
+async fn a_suspension_that_is_lifted_before_the_pod_goes_ends_the_process_and_the_next_one_goes_on() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    gateway.tell(|event| event.directives.suspend = true);
+    let mut worker = bench.worker(&gateway);
+    let log = gateway
+        .until("stopped", |log| !log.reports.is_empty() && is(log, LoopState::Stopped))
+        .await;
+    assert!(
+        log.calls.is_empty(),
+        "a loop that is to be suspended makes no call first"
+    );
+    gateway.tell(|event| event.directives.suspend = false);
+    assert!(worker.ended().await.success());
+    let _worker = bench.worker(&gateway);
+    gateway.until("running", |log| is(log, LoopState::Running)).await;
+    gateway.until("the call", |log| !log.calls.is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_fenced_worker_cuts_its_call_and_ends() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let mut worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    gateway.tell(|event| event.fenced = true);
+    assert!(worker.ended().await.success());
+    assert_eq!(gateway.log().cancels, ["t1c1a1"]);
+}
+
+#[tokio::test]
+async fn sigterm_lets_the_call_in_flight_finish_and_journals_its_answer() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let mut worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    worker.terminate().await;
+    gateway.until("stopping", |log| is(log, LoopState::Stopping)).await;
+    gateway.keep("t1c1a1", sleep(3600));
+    assert!(worker.ended().await.success());
+    assert!(gateway.log().cancels.is_empty());
+    assert_eq!(gateway.log().acks, ["t1c1a1"]);
+    let answers = bench.query("SELECT count(*) FROM messages WHERE json LIKE '%\"role\":\"assistant\"%'");
+    assert_eq!(answers, 1);
+}
+
+#[tokio::test]
+async fn sigterm_cuts_the_call_in_flight_when_the_drain_time_is_over_and_not_before() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let mut worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    let asked = Instant::now();
+    worker.terminate().await;
+    assert!(worker.ended().await.success());
+    assert!(asked.elapsed() >= Duration::from_secs(1), "{:?}", asked.elapsed());
+    assert_eq!(gateway.log().cancels, ["t1c1a1"]);
+}
+
+#[tokio::test]
+async fn sigterm_ends_a_worker_that_still_waits_for_its_gateway() {
+    let mut bench = Bench::new();
+    let mut gateway = Gateway::start(bench.dir.path(), vec![]);
+    gateway.down();
+    let mut worker = bench.worker(&gateway);
+    while !worker.output().contains("waiting for the gateway's session") {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    worker.terminate().await;
+    assert!(worker.ended().await.success());
+}
+
+#[tokio::test]
+async fn the_run_lease_pauses_the_loop_at_60_s_and_contact_brings_it_back() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let _worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    gateway.tell(|event| event.link_age_milliseconds = 58_000);
+    let said = Instant::now();
+    let log = gateway.until("paused", |log| is(log, LoopState::Paused)).await;
+    assert!(said.elapsed() >= Duration::from_millis(1_900), "{:?}", said.elapsed());
+    assert_eq!(reasons(&log.last()), [PauseReason::LinkLost]);
+    // The call that was sent before may end; the next one waits.
+    gateway.keep("t1c1a1", answer("done", &[]));
+    let log = gateway
+        .until("the end of the turn", |log| log.last().turns_completed == 1)
+        .await;
+    assert_eq!((log.last().state, log.calls.len()), (LoopState::Paused, 1));
+    gateway.tell(|event| event.link_age_milliseconds = 0);
+    let log = gateway.until("the next call", |log| log.calls.len() == 2).await;
+    assert_eq!(log.call_ids()[1], "t2c1a1");
+}
+
+#[tokio::test]
+async fn a_worker_that_starts_without_contact_makes_no_call_until_there_is_some() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    gateway.tell(|event| event.link_age_milliseconds = 60_000);
+    let mut worker = bench.worker(&gateway);
+    gateway.until("the events", |log| log.listeners == 1).await;
+    assert!(
+        tokio::time::timeout(Duration::from_millis(300), worker.wait())
+            .await
+            .is_err()
+    );
+    assert!(gateway.log().calls.is_empty());
+    gateway.tell(|event| event.link_age_milliseconds = 59_000);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_dies_in_a_call_is_asked_for_the_same_call_and_counts_as_no_failure() {
+    let mut bench = Bench::new();
+    let mut gateway = Gateway::start(bench.dir.path(), vec![]);
+    let _worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    gateway.down();
+    gateway.keep("t1c1a1", sleep(3600));
+    let reports = gateway.log().reports.len();
+    gateway.up();
+    let log = gateway
+        .until("asleep", |log| {
+            log.reports.len() > reports && is(log, LoopState::Sleeping)
+        })
+        .await;
+    assert_eq!(log.call_ids(), ["t1c1a1", "t1c1a1"]);
+    assert_eq!((log.last().consecutive_errors, log.last().last_error), (0, None));
+}
+
+#[tokio::test]
+async fn a_gateway_that_starts_again_is_told_the_last_report_again() {
+    let mut bench = Bench::new();
+    let (mut gateway, _worker, before) = asleep(&mut bench).await;
+    gateway.down();
+    gateway.up();
+    let after = gateway
+        .until("the report again", |log| log.reports.len() > before.reports.len())
+        .await;
+    assert_eq!(after.last(), before.last());
+}
+
+#[tokio::test]
+async fn a_failed_call_shows_in_the_report_with_its_kind_and_message() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(
+        bench.dir.path(),
+        vec![failure(FailureKind::AuthenticationFailed), sleep(60)],
+    );
+    let _worker = bench.worker(&gateway);
+    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    let error = log.last().last_error.unwrap();
+    assert_eq!(
+        (error.kind.as_str(), error.message.as_str()),
+        ("AuthenticationFailed", "what to do")
+    );
+}
+
+#[tokio::test]
+async fn tool_calls_of_the_same_id_each_get_their_result() {
+    let mut bench = Bench::new();
+    let twice = answer("", &[("nothing", json!({})), ("yield", json!({"sleep": 0}))]);
+    let gateway = Gateway::start(bench.dir.path(), vec![twice]);
+    let _worker = bench.worker(&gateway);
+    let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
+    let messages = &log.calls[1].1["messages"];
+    let ids = |index: usize| messages[index]["tool_call_id"].as_str().unwrap().to_owned();
+    assert_eq!([ids(3), ids(4)], ["same", "call_1"]);
+}
+
+#[tokio::test]
+async fn an_edit_of_the_instructions_file_takes_effect_at_the_next_call() {
+    let mut bench = Bench::new();
+    bench.spec.as_object_mut().unwrap().remove("instructions");
+    bench.spec["instructionsFrom"] = json!({"configMapKeyRef": {"name": "c", "key": "k"}});
+    std::fs::write(bench.instructions_file(), "one").unwrap();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let _worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    std::fs::write(bench.instructions_file(), "two").unwrap();
+    gateway.keep("t1c1a1", answer("done", &[]));
+    let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
+    let system = |index: usize| {
+        log.calls[index].1["messages"][0]["content"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert!(system(0).starts_with("one\n") && system(1).starts_with("two\n"));
+}
+
+#[tokio::test]
+async fn a_second_worker_on_the_same_journal_ends_with_words_and_the_first_goes_on() {
+    let mut bench = Bench::new();
+    let (gateway, mut first, _) = asleep(&mut bench).await;
+    let mut second = bench.worker(&gateway);
+    assert!(!second.ended().await.success());
+    assert!(
+        second.output().contains("another worker has the journal"),
+        "{}",
+        second.output()
+    );
+    assert!(first.is_running());
+}
+
+#[tokio::test]
+async fn a_pod_with_an_older_epoch_ends_with_words() {
+    let mut bench = Bench::new();
+    bench.epoch = 3;
+    let (gateway, worker, _) = asleep(&mut bench).await;
+    worker.kill().await;
+    bench.epoch = 2;
+    let mut older = bench.worker(&gateway);
+    assert!(!older.ended().await.success());
+    assert!(
+        older.output().contains("pod pod-3 with epoch 3 has taken over"),
+        "{}",
+        older.output()
+    );
+}
+
+#[tokio::test]
+async fn a_damaged_journal_ends_the_worker_with_words_in_its_log_and_in_the_report() {
+    let mut bench = Bench::new();
+    let (gateway, mut worker, _) = asleep(&mut bench).await;
+    worker.terminate().await;
+    worker.ended().await;
+    let file = bench.journal.join("journal.sqlite");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[..16].fill(0xff);
+    std::fs::write(&file, bytes).unwrap();
+    let mut next = bench.worker(&gateway);
+    assert!(!next.ended().await.success());
+    assert!(next.output().contains("journal.sqlite is damaged"), "{}", next.output());
+    let error = gateway.log().last().last_error.unwrap();
+    assert_eq!(error.kind, "JournalCorrupted");
+    assert!(error.message.contains("restore the file from a backup"));
+    bench.assert_discreet();
+}

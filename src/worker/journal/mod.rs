@@ -174,14 +174,18 @@ impl Journal {
             }
         }
         let last: Option<OwnerRow> = self.get(OWNER_KEY)?;
-        if let Some(last) = last {
+        if let Some(last) = &last {
             refuse_older(&last.owner, owner)?;
             if !last.closed {
                 self.check()?;
             }
         }
+        let mut snapshot: Option<Snapshot> = self.get(SNAPSHOT_KEY)?;
+        if last.is_some_and(|last| last.owner.agent_uid != owner.agent_uid) {
+            snapshot = snapshot.map(Snapshot::inherited);
+        }
         Ok(Restored {
-            snapshot: self.get(SNAPSHOT_KEY)?,
+            snapshot,
             transcript: self.transcript()?,
         })
     }

@@ -1,0 +1,89 @@
+//! A full volume under the journal, on a small tmpfs; needs root.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use agentloop::api::status::LoopState;
+use serde_json::json;
+
+use super::gateway::{Gateway, answer};
+use super::process::{Bench, CANARY};
+
+/// A small volume, unmounted when dropped.
+struct Volume(PathBuf);
+
+impl Volume {
+    fn mount(at: &Path) -> Option<Self> {
+        std::fs::create_dir(at).unwrap();
+        let mounted = mount("size=4m", at);
+        if !mounted {
+            eprintln!("SKIPPED: no tmpfs can be mounted here (needs root), so no full volume is tried");
+        }
+        mounted.then(|| Self(at.into()))
+    }
+
+    fn grow(&self) {
+        assert!(mount("remount,size=64m", &self.0));
+    }
+
+    /// Takes the room that is left.
+    fn fill(&self) {
+        let full = std::fs::write(self.0.join("filler"), vec![1; 4 * 1024 * 1024]);
+        assert!(full.is_err());
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+fn mount(options: &str, at: &Path) -> bool {
+    Command::new("mount")
+        .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+        .arg(at)
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+#[tokio::test]
+async fn a_full_volume_stops_the_loop_in_words_and_room_lets_it_go_on() {
+    let mut bench = Bench::new();
+    let Some(volume) = Volume::mount(&bench.journal) else {
+        return;
+    };
+    bench.spec["guardrails"] = json!({"maxConsecutiveTurns": 100_000});
+    bench.spec["model"]["contextTokens"] = json!(20_000);
+    let text = format!("{CANARY} {}", "x".repeat(16 * 1024));
+    let gateway = Gateway::start(bench.dir.path(), vec![answer(&text, &[]); 2_000]);
+    let mut worker = bench.worker(&gateway);
+    assert!(!worker.ended().await.success());
+    let words = "make it larger (spec.storage.size";
+    assert!(worker.output().contains(words), "{}", worker.output());
+    let before = gateway.log();
+    let error = before.last().last_error.unwrap();
+    assert_eq!(error.kind, "JournalFull");
+    assert!(error.message.contains(words));
+    assert_eq!(before.last().state, LoopState::Stopped);
+    assert!(before.last().turns_completed > 20);
+
+    volume.fill();
+    let calls = before.calls.len();
+    let mut full = bench.worker(&gateway);
+    assert!(!full.ended().await.success());
+    assert!(full.output().contains(words), "{}", full.output());
+    assert_eq!(gateway.log().calls.len(), calls, "no call without a journal");
+    assert_eq!(gateway.log().last().last_error.unwrap().kind, "JournalFull");
+
+    volume.grow();
+    let mut worker = bench.worker(&gateway);
+    let goal = before.last().turns_completed + 10;
+    let log = gateway
+        .until("more turns", |log| log.last().turns_completed >= goal)
+        .await;
+    assert_eq!(log.last().turn, log.last().turns_completed.max(log.last().turn));
+    worker.terminate().await;
+    assert!(worker.ended().await.success());
+    bench.assert_discreet();
+}

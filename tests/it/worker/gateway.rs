@@ -1,0 +1,251 @@
+//! A small gateway on a Unix socket that answers from a list and remembers everything it was told.
+
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use agentloop::api::failure::Failure;
+use agentloop::link::messages::{Known, LoopReport};
+use agentloop::link::socket::{CALL_HEADER, FAILURE_HEADER, Session, SocketEvent};
+use axum::body::{Body, Bytes};
+use axum::extract::{Path as UrlPath, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use futures::StreamExt;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
+
+/// Longest wait for anything in these tests.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the gateway answers to one call.
+#[derive(Clone)]
+pub enum Reply {
+    /// An answer in one piece.
+    Json(Value),
+    /// An answer in pieces, `[DONE]` after them.
+    Stream(Vec<Value>),
+    /// A failure.
+    Failure(Failure),
+    /// Nothing, for ever.
+    Hang,
+}
+
+/// An answer with this text and these tool calls.
+pub fn answer(text: &str, calls: &[(&str, Value)]) -> Reply {
+    let calls: Vec<Value> = calls
+        .iter()
+        .map(|(name, arguments)| {
+            json!({"id": "same", "type": "function",
+                "function": {"name": name, "arguments": arguments.to_string()}})
+        })
+        .collect();
+    let message = json!({"role": "assistant", "content": text, "tool_calls": calls});
+    Reply::Json(json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}))
+}
+
+/// An answer that sleeps.
+pub fn sleep(seconds: u32) -> Reply {
+    answer("", &[("yield", json!({"sleep": seconds}))])
+}
+
+/// All that was told to the gateway.
+#[derive(Clone, Default)]
+pub struct Log {
+    /// Calls, each time they came.
+    pub calls: Vec<(String, Value)>,
+    pub acks: Vec<String>,
+    pub cancels: Vec<String>,
+    pub reports: Vec<LoopReport>,
+    /// Event streams opened.
+    pub listeners: u32,
+}
+
+impl Log {
+    pub fn last(&self) -> LoopReport {
+        self.reports.last().cloned().unwrap_or_default()
+    }
+
+    pub fn call_ids(&self) -> Vec<&str> {
+        self.calls.iter().map(|(id, _)| id.as_str()).collect()
+    }
+}
+
+struct Shared {
+    replies: Mutex<VecDeque<Reply>>,
+    kept: Mutex<HashMap<String, Reply>>,
+    log: watch::Sender<Log>,
+    events: watch::Sender<SocketEvent>,
+    epoch: AtomicI64,
+}
+
+/// The gateway.
+pub struct Gateway {
+    shared: Arc<Shared>,
+    socket: PathBuf,
+    server: Option<Runtime>,
+}
+
+impl Gateway {
+    /// Starts serving; after the last of `replies` calls hang.
+    pub fn start(dir: &Path, replies: Vec<Reply>) -> Self {
+        let shared = Arc::new(Shared {
+            replies: Mutex::new(replies.into()),
+            kept: Mutex::default(),
+            log: watch::Sender::default(),
+            events: watch::Sender::default(),
+            epoch: AtomicI64::new(1),
+        });
+        let mut gateway = Self {
+            shared,
+            socket: dir.join("gateway.sock"),
+            server: None,
+        };
+        gateway.up();
+        gateway
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Serves, after [`Gateway::down`] again; what it has answered before, it still has.
+    pub fn up(&mut self) {
+        let _ = std::fs::remove_file(&self.socket);
+        let app = Router::new()
+            .route("/v1/session", get(session))
+            .route("/v1/chat/completions", post(call))
+            .route("/v1/calls/{id}/ack", post(ack))
+            .route("/v1/calls/{id}/cancel", post(cancel))
+            .route("/v1/report", put(report))
+            .route("/v1/events", get(events))
+            .with_state(self.shared.clone());
+        // A runtime of its own: when it ends, all its connections end.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let entered = runtime.enter();
+        let listener = tokio::net::UnixListener::bind(&self.socket).unwrap();
+        drop(entered);
+        runtime.spawn(async move { axum::serve(listener, app).await.unwrap() });
+        self.server = Some(runtime);
+    }
+
+    /// Dies: all connections break.
+    pub fn down(&mut self) {
+        if let Some(runtime) = self.server.take() {
+            // On a thread of its own, since an async one may not wait for it.
+            let down = std::thread::spawn(move || runtime.shutdown_timeout(PATIENCE));
+            down.join().unwrap();
+        }
+    }
+
+    /// The epoch of its pod.
+    pub fn set_epoch(&self, epoch: i64) {
+        self.shared.epoch.store(epoch, Ordering::Relaxed);
+    }
+
+    /// The kept answer of a call that hung so far.
+    pub fn keep(&self, id: &str, reply: Reply) {
+        self.shared.kept.lock().unwrap().insert(id.into(), reply);
+        self.shared.log.send_modify(|_| {});
+    }
+
+    /// Changes what the gateway tells the worker.
+    pub fn tell(&self, change: impl FnOnce(&mut SocketEvent)) {
+        self.shared.events.send_modify(change);
+    }
+
+    /// Waits until what was told satisfies `enough`.
+    pub async fn until(&self, what: &str, mut enough: impl FnMut(&Log) -> bool) -> Log {
+        let mut log = self.shared.log.subscribe();
+        let outcome = tokio::time::timeout(PATIENCE, log.wait_for(|log| enough(log))).await;
+        match outcome {
+            Ok(log) => log.unwrap().clone(),
+            Err(_) => panic!(
+                "not in time: {what}; calls {:?}, last report {:?}",
+                self.shared.log.borrow().call_ids(),
+                self.shared.log.borrow().last()
+            ),
+        }
+    }
+
+    pub fn log(&self) -> Log {
+        self.shared.log.borrow().clone()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.down();
+    }
+}
+
+async fn session(State(shared): State<Arc<Shared>>) -> Json<Session> {
+    Json(Session {
+        epoch: shared.epoch.load(Ordering::Relaxed),
+        known: Known::default(),
+    })
+}
+
+async fn call(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+    let id = headers[CALL_HEADER].to_str().unwrap().to_owned();
+    let mut log = shared.log.subscribe();
+    shared.log.send_modify(|log| log.calls.push((id.clone(), body)));
+    let known = shared.kept.lock().unwrap().get(&id).cloned();
+    let reply = known.unwrap_or_else(|| {
+        let reply = shared.replies.lock().unwrap().pop_front().unwrap_or(Reply::Hang);
+        shared.kept.lock().unwrap().insert(id.clone(), reply.clone());
+        reply
+    });
+    let mut reply = reply;
+    while matches!(reply, Reply::Hang) {
+        log.changed().await.unwrap();
+        reply = shared.kept.lock().unwrap()[&id].clone();
+    }
+    match reply {
+        Reply::Json(body) => Json(body).into_response(),
+        Reply::Stream(chunks) => {
+            let mut text: String = chunks.iter().map(|chunk| format!("data: {chunk}\n\n")).collect();
+            text.push_str("data: [DONE]\n\n");
+            ([("content-type", "text/event-stream")], text).into_response()
+        }
+        Reply::Failure(failure) => (
+            StatusCode::BAD_GATEWAY,
+            [(FAILURE_HEADER, failure.kind.to_string())],
+            Json(failure),
+        )
+            .into_response(),
+        Reply::Hang => unreachable!(),
+    }
+}
+
+async fn ack(State(shared): State<Arc<Shared>>, UrlPath(id): UrlPath<String>) {
+    shared.log.send_modify(|log| log.acks.push(id));
+}
+
+async fn cancel(State(shared): State<Arc<Shared>>, UrlPath(id): UrlPath<String>) {
+    shared.log.send_modify(|log| log.cancels.push(id));
+}
+
+async fn report(State(shared): State<Arc<Shared>>, Json(report): Json<LoopReport>) {
+    shared.log.send_modify(|log| log.reports.push(report));
+}
+
+async fn events(State(shared): State<Arc<Shared>>) -> Response {
+    shared.log.send_modify(|log| log.listeners += 1);
+    let events = WatchStream::new(shared.events.subscribe()).map(|event| {
+        let data = serde_json::to_string(&event).unwrap();
+        Ok::<_, Infallible>(Bytes::from(format!("data: {data}\n\n")))
+    });
+    ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response()
+}
