@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# run.sh [BENCH_ARGUMENT...]: measures our controller (bench.py) and prints its figures beside those of other operators.
+# SIZES=200,1000 are the bursts. Results are kept in hack/bench/results.
+set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
+cd "$ROOT"
+as_root_or_say "the benchmark (it resets peak memory counters and uses a CPU cgroup)"
+command -v python3 >/dev/null || die "python3 is missing"
+"$ROOT/hack/packages.sh" build plane
+"$ROOT/hack/devcluster/tools.sh" plane kwok
+say "Building the release binary"
+cargo build --locked --release
+export BIN AGENTLOOP_BINARY=$CARGO_TARGET_DIR/release/agentloop
+out=$ROOT/hack/bench/results/agentloop-$(git rev-parse --short HEAD).json
+python3 -B hack/bench/bench.py hack/bench/agentloop.json --sizes "${SIZES:-200,1000}" --out "$out" "$@"
+say "Beside others (hack/bench/README.md says how, where and with what noise)"
+python3 -B hack/bench/report.py "$out" hack/bench/peers.json
