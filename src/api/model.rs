@@ -60,7 +60,7 @@ pub struct Model {
         validation = Rule::new(r"self.matches('^[a-zA-Z]+://(\\[[0-9a-fA-F:.]+\\]|[-_.a-zA-Z0-9]+)(:[0-9]{1,5})?(/[!-~]*)?$')").message(
             "spec.model.baseURL must be scheme://host[:port][/path] without spaces, such as https://api.example.com/v1"
         ),
-        validation = Rule::new("!isURL(self) || url(self).getPort() == '' || int(url(self).getPort()) <= 65535").message(
+        validation = Rule::new("!self.matches('^[^/]*//[^/]*:(6553[6-9]|655[4-9][0-9]|65[6-9][0-9]{2}|6[6-9][0-9]{3}|[7-9][0-9]{4})(/|$)')").message(
             "spec.model.baseURL has a port above 65535: correct the number"
         ),
         validation = Rule::new("!self.matches('^[^/]*//[^/]*@')").message(

@@ -1,1 +1,170 @@
-//! Tests of the rooms.
+//! The rooms of the source tree: who may know whom, how large a file may be, and that each says what it is for.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// For each room, the rooms that it may use. Nothing else is allowed; a new room has to be entered here.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("api", &[]),
+    ("engine", &["api"]),
+    ("scripted", &["api"]),
+    ("link", &["api"]),
+    ("telemetry", &["api"]),
+    ("worker", &["api", "engine", "link", "telemetry"]),
+    ("gateway", &["api", "link", "scripted", "telemetry"]),
+    ("controller", &["api", "link", "scripted", "telemetry"]),
+    (
+        "cli",
+        &[
+            "api",
+            "engine",
+            "scripted",
+            "link",
+            "telemetry",
+            "worker",
+            "gateway",
+            "controller",
+        ],
+    ),
+];
+/// Most lines of a source file, its tests not counted.
+const MAX_LINES: usize = 600;
+
+fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// Every Rust file under a folder, with its text.
+fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            found.push((path, text));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The room a source file is in; `None` for `lib.rs` and `main.rs`, which only name the rooms.
+fn room(path: &Path) -> Option<String> {
+    let inside = path.strip_prefix(repository("src")).unwrap();
+    let mut parts = inside.iter();
+    let first = parts.next()?.to_str()?.to_owned();
+    parts.next().map(|_| first)
+}
+
+/// Rooms that a text names after `crate::`, also in braces: `use crate::{api, link::pod}`. Comments do not count.
+fn used_rooms(text: &str) -> BTreeSet<String> {
+    let code: String = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let mut rooms = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            Some(group) => rooms.extend(heads(group)),
+            None => rooms.insert(word(rest)).then_some(()).unwrap_or_default(),
+        }
+    }
+    rooms.remove("");
+    rooms
+}
+
+/// The first word of each item of a `use` group, up to its closing brace.
+fn heads(group: &str) -> Vec<String> {
+    let (mut depth, mut heads, mut start) = (0_usize, Vec::new(), true);
+    for (at, character) in group.char_indices() {
+        match character {
+            '}' if depth == 0 => break,
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => start = true,
+            other if start && !other.is_whitespace() => {
+                heads.push(word(&group[at..]));
+                start = false;
+            }
+            _ => {}
+        }
+    }
+    heads
+}
+
+fn word(text: &str) -> String {
+    text.chars()
+        .take_while(|character| character.is_alphanumeric() || *character == '_')
+        .collect()
+}
+
+#[test]
+fn rooms_use_only_the_rooms_that_they_may() {
+    let mut wrong = Vec::new();
+    for (path, text) in sources(&repository("src")) {
+        let Some(room) = room(&path) else {
+            continue;
+        };
+        let Some((_, allowed)) = ALLOWED.iter().find(|(name, _)| *name == room) else {
+            wrong.push(format!("{} is in a room that the table does not know", path.display()));
+            continue;
+        };
+        for used in used_rooms(&text) {
+            if used != room && !allowed.contains(&used.as_str()) {
+                wrong.push(format!("{} uses {used}, which {room} may not", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_table_of_rooms_is_the_list_in_lib() {
+    let lib = std::fs::read_to_string(repository("src/lib.rs")).unwrap();
+    let declared: BTreeSet<_> = lib
+        .lines()
+        .filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'))
+        .collect();
+    let table: BTreeSet<_> = ALLOWED.iter().map(|(name, _)| *name).collect();
+    assert_eq!(declared, table);
+}
+
+#[test]
+fn every_way_of_naming_a_room_is_seen() {
+    let seen = |text| used_rooms(text).into_iter().collect::<Vec<_>>();
+    assert_eq!(seen("use crate::link::pod;"), ["link"]);
+    assert_eq!(
+        seen("use crate::{\n    api::{Agent, status},\n    engine,\n};"),
+        ["api", "engine"]
+    );
+    assert_eq!(seen("fn f(x: &crate::worker::X) {}"), ["worker"]);
+    assert_eq!(seen("pub(in crate::gateway) fn f() {}"), ["gateway"]);
+    assert_eq!(
+        seen("pub(crate) fn f() {}\n// crate::worker\n/// [`crate::cli`]"),
+        Vec::<String>::new()
+    );
+}
+
+#[test]
+fn every_source_file_is_short_and_begins_by_saying_what_it_is_for() {
+    let folders = ["src", "tests"];
+    let files: Vec<_> = folders.iter().flat_map(|folder| sources(&repository(folder))).collect();
+    assert!(files.len() > 30, "only {} files were looked at", files.len());
+    let mut wrong = Vec::new();
+    for (path, text) in files {
+        let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let lines = product.lines().count();
+        if lines > MAX_LINES {
+            wrong.push(format!("{} has {lines} lines: split it", path.display()));
+        }
+        let head = text.lines().next().unwrap_or_default();
+        if !head.starts_with("//! ") || head.len() < 15 {
+            wrong.push(format!("{} has no head comment (//!)", path.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

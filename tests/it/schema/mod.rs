@@ -1,0 +1,102 @@
+//! Tests of the schema: what the API server takes, what it refuses, and what it then says.
+//!
+//! Every rule has a passing and a failing sample in [`samples`]; they run here against a local implementation of CEL,
+//! and in [`server`] against a real API server.
+
+mod reader;
+mod samples;
+mod server;
+mod shape;
+mod valid;
+
+use agentloop::api::{Agent, crd};
+use agentloop::scripted::Script;
+use kube::ResourceExt;
+
+use reader::{Schema, documents, repository};
+
+#[test]
+fn the_files_in_crds_are_what_the_code_says() {
+    for definition in crd::all() {
+        let path = repository(&format!("crds/{}.yaml", definition.name_any()));
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            text == crd::to_yaml(&definition).unwrap(),
+            "{} is out of date: run `make generate`",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn every_rule_takes_its_good_samples_and_refuses_its_bad_ones_in_its_own_words() {
+    let schema = Schema::of_agents();
+    for row in samples::rows() {
+        for object in &row.passes {
+            let verdict = schema.judge(object, row.before.as_ref());
+            assert!(verdict.is_ok(), "{}: {verdict:?} of {object}", row.says);
+        }
+        for object in &row.fails {
+            let errors = schema.judge(object, row.before.as_ref()).expect_err(row.says);
+            let said = errors.iter().any(|error| error.message.contains(row.says));
+            assert!(said, "{}: {errors} of {object}", row.says);
+        }
+    }
+}
+
+#[test]
+fn every_rule_of_the_schema_has_samples() {
+    let rules = Schema::of_agents().rules();
+    let rows = samples::rows();
+    for rule in &rules {
+        let named = rows.iter().filter(|row| rule.contains(row.says)).count();
+        assert_eq!(named, 1, "rows with samples for the rule «{rule}»");
+    }
+    assert_eq!(rows.len(), rules.len(), "each row belongs to one rule");
+    for row in &rows {
+        assert!(
+            !row.passes.is_empty() && !row.fails.is_empty(),
+            "{} has no sample",
+            row.says
+        );
+    }
+}
+
+#[test]
+fn every_example_has_only_known_fields_keeps_all_rules_and_a_script_that_can_be_read() {
+    let schema = Schema::of_agents();
+    let mut agents = 0;
+    for (path, document) in documents("examples") {
+        match document["kind"].as_str() {
+            Some("Agent") => {
+                agents += 1;
+                assert_eq!(schema.unknown_fields(&document), Vec::<String>::new(), "{path}");
+                serde_json::from_value::<Agent>(document.clone()).unwrap_or_else(|error| panic!("{path}: {error}"));
+                let verdict = schema.judge(&document, None);
+                assert!(verdict.is_ok(), "{path}: {verdict:?}");
+            }
+            Some("ConfigMap") => {
+                for text in document["data"]
+                    .as_object()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|(_, text)| text.as_str())
+                {
+                    Script::parse(text).unwrap_or_else(|error| panic!("{path}: {error}"));
+                }
+            }
+            other => assert_eq!(other, Some("Secret"), "{path}"),
+        }
+    }
+    assert!(agents >= 2, "examples/ has {agents} Agents");
+}
+
+#[test]
+fn a_misspelt_field_is_found_by_the_reader_of_these_tests() {
+    let mut agent = samples::scripted();
+    agent["spec"]["guardrails"] = serde_json::json!({"maxCallPerTurn": 3});
+    assert_eq!(
+        Schema::of_agents().unknown_fields(&agent),
+        ["spec.guardrails.maxCallPerTurn"]
+    );
+}

@@ -1,0 +1,367 @@
+//! For each rule of the schema: objects that it takes, objects that it refuses, and what it says then.
+
+use serde_json::{Value, json};
+
+/// A rule with its samples.
+pub struct Row {
+    /// A part of the rule's message that no other rule has.
+    pub says: &'static str,
+    /// What a real API server says instead where it never comes to ask the rule.
+    pub server_says: Option<&'static str>,
+    /// The object before the change, for rules about changes.
+    pub before: Option<Value>,
+    /// Objects that keep all rules.
+    pub passes: Vec<Value>,
+    /// Objects that break this rule.
+    pub fails: Vec<Value>,
+}
+
+/// The smallest Agent with the Scripted model.
+pub fn scripted() -> Value {
+    json!({
+        "apiVersion": "agentloop.dev/v1alpha1",
+        "kind": "Agent",
+        "metadata": {"name": "x"},
+        "spec": {
+            "instructions": "You watch.",
+            "model": {
+                "api": "Scripted",
+                "name": "scripted",
+                "scripted": {"configMapKeyRef": {"name": "script", "key": "script.yaml"}},
+            },
+        },
+    })
+}
+
+/// The smallest Agent with a model of an OpenAI-compatible server.
+pub fn openai() -> Value {
+    let mut agent = scripted();
+    agent["spec"]["model"] = json!({"api": "OpenAIChat", "name": "m", "baseURL": "https://api.example.com/v1"});
+    agent
+}
+
+/// `agent` with a change: `null` removes a field.
+pub fn with(mut agent: Value, change: &Value) -> Value {
+    merge(&mut agent, change);
+    agent
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                if value.is_null() {
+                    into.remove(key);
+                } else {
+                    merge(into.entry(key).or_insert(json!({})), value);
+                }
+            }
+        }
+        (into, from) => *into = from.clone(),
+    }
+}
+
+fn base_url(url: &str) -> Value {
+    with(openai(), &json!({"spec": {"model": {"baseURL": url}}}))
+}
+fn model(change: Value) -> Value {
+    with(openai(), &json!({"spec": {"model": change}}))
+}
+fn named(name: &str) -> Value {
+    with(scripted(), &json!({"metadata": {"name": name}}))
+}
+fn temperature(value: &str) -> Value {
+    model(json!({"temperature": value}))
+}
+fn storage(change: Value) -> Value {
+    with(scripted(), &json!({"spec": {"storage": change}}))
+}
+fn pod(change: Value) -> Value {
+    with(scripted(), &json!({"spec": {"pod": change}}))
+}
+
+fn row(says: &'static str, passes: Vec<Value>, fails: Vec<Value>) -> Row {
+    Row {
+        says,
+        server_says: None,
+        before: None,
+        passes,
+        fails,
+    }
+}
+
+fn change(says: &'static str, before: Value, passes: Vec<Value>, fails: Vec<Value>) -> Row {
+    Row {
+        before: Some(before),
+        ..row(says, passes, fails)
+    }
+}
+
+/// All rules.
+pub fn rows() -> Vec<Row> {
+    let mut all = top();
+    all.extend(models());
+    all.extend(storages());
+    all.extend(pods());
+    all
+}
+
+fn top() -> Vec<Row> {
+    let from = json!({"configMapKeyRef": {"name": "texts", "key": "prompt"}});
+    let elsewhere = json!({"spec": {"instructions": null, "instructionsFrom": from}});
+    let both = json!({"spec": {"instructionsFrom": from}});
+    vec![
+        row(
+            "metadata.name must be at most 53 characters",
+            vec![named(&"a".repeat(53))],
+            vec![named(&"a".repeat(54)), named(&"a".repeat(253))],
+        ),
+        row(
+            "metadata.name must not contain a dot",
+            vec![named("team-a")],
+            vec![named("team.a")],
+        ),
+        row(
+            "spec.instructions and spec.instructionsFrom are both set",
+            vec![scripted(), with(scripted(), &elsewhere)],
+            vec![with(scripted(), &both)],
+        ),
+        row(
+            "the agent has no instructions",
+            vec![scripted(), with(scripted(), &elsewhere)],
+            vec![with(scripted(), &json!({"spec": {"instructions": null}}))],
+        ),
+        Row {
+            // One mode exists so far: any other is refused before the rule is asked.
+            server_says: Some("spec.mode: Unsupported value: \"Goal\": supported values: \"Continuous\""),
+            ..change(
+                "spec.mode is immutable",
+                scripted(),
+                vec![scripted(), with(scripted(), &json!({"spec": {"mode": "Continuous"}}))],
+                vec![with(scripted(), &json!({"spec": {"mode": "Goal"}}))],
+            )
+        },
+        row(
+            "spec.loop.minDelayMilliseconds (default 100) must not exceed",
+            vec![with(
+                scripted(),
+                &json!({"spec": {"loop": {"minDelayMilliseconds": 10_000}}}),
+            )],
+            vec![
+                with(scripted(), &json!({"spec": {"loop": {"minDelayMilliseconds": 10_001}}})),
+                with(scripted(), &json!({"spec": {"loop": {"maxDelayMilliseconds": 99}}})),
+            ],
+        ),
+    ]
+}
+
+fn models() -> Vec<Row> {
+    let key = json!({"name": "key", "key": "value"});
+    let mut rows = base_urls();
+    rows.extend([
+        row(
+            "spec.model.baseURL is required with api OpenAIChat",
+            vec![openai()],
+            vec![model(json!({"baseURL": null}))],
+        ),
+        row(
+            "spec.model.baseURL has no meaning with api Scripted",
+            vec![scripted()],
+            vec![with(
+                scripted(),
+                &json!({"spec": {"model": {"baseURL": "https://api.example.com"}}}),
+            )],
+        ),
+        row(
+            "spec.model.scripted is required with api Scripted",
+            vec![scripted()],
+            vec![with(scripted(), &json!({"spec": {"model": {"scripted": null}}}))],
+        ),
+        row(
+            "spec.model.scripted is for api Scripted only",
+            vec![openai()],
+            vec![model(
+                json!({"scripted": {"configMapKeyRef": {"name": "a", "key": "b"}}}),
+            )],
+        ),
+        row(
+            "spec.model.apiKeySecretRef is for api OpenAIChat only",
+            vec![model(json!({"apiKeySecretRef": key}))],
+            vec![with(scripted(), &json!({"spec": {"model": {"apiKeySecretRef": key}}}))],
+        ),
+        row(
+            "spec.model.maxOutputTokens (default 4096) must be less than",
+            vec![
+                model(json!({"maxOutputTokens": 255, "contextTokens": 256})),
+                model(json!({"contextTokens": 4097})),
+            ],
+            vec![
+                model(json!({"maxOutputTokens": 256, "contextTokens": 256})),
+                model(json!({"contextTokens": 4096})),
+            ],
+        ),
+        row(
+            "spec.model.streamIdleTimeoutSeconds (default 60) must not exceed",
+            vec![model(json!({"timeoutSeconds": 60}))],
+            vec![
+                model(json!({"timeoutSeconds": 59})),
+                model(json!({"streamIdleTimeoutSeconds": 301})),
+            ],
+        ),
+        row(
+            "spec.model.temperature must be a decimal number from 0 to 2",
+            vec![
+                temperature("0"),
+                temperature("0.7"),
+                temperature("1.25"),
+                temperature("2"),
+                temperature("2.0"),
+            ],
+            vec![
+                temperature("2.1"),
+                temperature("3"),
+                temperature("-1"),
+                temperature("hot"),
+                temperature("1."),
+                temperature(".5"),
+                temperature("0,7"),
+                temperature("1e0"),
+            ],
+        ),
+    ]);
+    rows
+}
+
+fn base_urls() -> Vec<Row> {
+    vec![
+        row(
+            "spec.model.baseURL must start with http:// or https://",
+            vec![base_url("http://10.0.0.7:8080"), base_url("https://api.example.com/v1")],
+            vec![
+                base_url("api.example.com/v1"),
+                base_url("ftp://example.com"),
+                base_url("//example.com"),
+            ],
+        ),
+        row(
+            "spec.model.baseURL must be scheme://host[:port][/path]",
+            vec![
+                base_url("http://ollama.models.svc:11434/v1"),
+                base_url("http://[::1]:8080/v1"),
+                base_url("https://host/"),
+            ],
+            vec![
+                base_url("http://"),
+                base_url("https:///v1"),
+                base_url("http://two words/v1"),
+                base_url("http://host/a b"),
+                base_url("http://host:port/"),
+                base_url("http://:8080/v1"),
+            ],
+        ),
+        row(
+            "spec.model.baseURL has a port above 65535",
+            vec![base_url("http://host:65535/v1"), base_url("http://host:59999")],
+            vec![
+                base_url("http://host:65536/v1"),
+                base_url("http://host:65540"),
+                base_url("http://host:65600"),
+                base_url("http://host:66000"),
+                base_url("http://host:99999"),
+            ],
+        ),
+        row(
+            "spec.model.baseURL must not carry a user or password",
+            vec![base_url("https://host/v1/@cf")],
+            vec![base_url("https://user:secret@host/v1"), base_url("https://token@host")],
+        ),
+        row(
+            "spec.model.baseURL must have no query and no fragment",
+            vec![base_url("https://host/v1")],
+            vec![
+                base_url("https://host/v1?api-version=1"),
+                base_url("https://host/v1#chat"),
+            ],
+        ),
+    ]
+}
+
+fn storages() -> Vec<Row> {
+    vec![
+        row(
+            "spec.storage.size must be a quantity from 16Mi to 16Ti",
+            vec![
+                storage(json!({"size": "16Mi"})),
+                storage(json!({"size": "1.5Gi"})),
+                storage(json!({"size": "16Ti"})),
+            ],
+            vec![
+                storage(json!({"size": "16777215"})),
+                storage(json!({"size": "15Mi"})),
+                storage(json!({"size": "17Ti"})),
+                storage(json!({"size": "-1Gi"})),
+                storage(json!({"size": "big"})),
+            ],
+        ),
+        change(
+            "spec.storage.size is immutable",
+            storage(json!({"size": "2Gi"})),
+            vec![storage(json!({"size": "2Gi", "retentionPolicy": "Retain"}))],
+            vec![storage(json!({"size": "3Gi"})), scripted()],
+        ),
+        change(
+            "spec.storage.storageClassName is immutable",
+            storage(json!({"storageClassName": "fast"})),
+            vec![storage(json!({"storageClassName": "fast"}))],
+            vec![storage(json!({"storageClassName": "slow"})), scripted()],
+        ),
+        change(
+            "spec.storage.accessMode is immutable",
+            scripted(),
+            vec![storage(json!({"accessMode": "ReadWriteOnce"}))],
+            vec![storage(json!({"accessMode": "ReadWriteOncePod"}))],
+        ),
+        change(
+            "spec.storage.ephemeral is immutable",
+            scripted(),
+            vec![storage(json!({"ephemeral": false}))],
+            vec![storage(json!({"ephemeral": true}))],
+        ),
+    ]
+}
+
+fn pods() -> Vec<Row> {
+    let label = |key: &str| pod(json!({"labels": {key: "v"}}));
+    let annotation = |key: &str| pod(json!({"annotations": {key: "v"}}));
+    vec![
+        row(
+            "spec.pod.labels must not set keys under agentloop.dev/",
+            vec![label("team"), label("example.com/agentloop.dev")],
+            vec![label("agentloop.dev/agent"), label("app.kubernetes.io/name")],
+        ),
+        row(
+            "spec.pod.labels has a key that is no label key",
+            vec![label("a"), label(&format!("example.com/{}", "a".repeat(63)))],
+            vec![label(&"a".repeat(64)), label("two words"), label("a/b/c"), label("")],
+        ),
+        row(
+            "spec.pod.annotations must not set keys under agentloop.dev/",
+            vec![annotation("example.com/note"), annotation("app.kubernetes.io/name")],
+            vec![annotation("agentloop.dev/epoch")],
+        ),
+        row(
+            "spec.pod.annotations must not change AppArmor or seccomp",
+            vec![annotation("prometheus.io/scrape")],
+            vec![
+                annotation("container.apparmor.security.beta.kubernetes.io/worker"),
+                annotation("seccomp.security.alpha.kubernetes.io/pod"),
+                annotation("container.seccomp.security.alpha.kubernetes.io/worker"),
+            ],
+        ),
+        row(
+            "spec.pod.annotations has a key that is no annotation key",
+            vec![annotation("a")],
+            vec![annotation(&"a".repeat(64)), annotation("a b"), annotation("a/b/c")],
+        ),
+    ]
+}

@@ -1,0 +1,276 @@
+//! The same samples, and what only the API server checks, against a real API server.
+
+use std::path::Path;
+
+use agentloop::api::{Agent, crd};
+use axum::http::{Method, Request};
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::{conditions, wait::await_condition};
+use kube::{Api, Client, Config, ResourceExt};
+use serde_json::{Value, json};
+
+use super::reader::documents;
+use super::samples::{self, openai, scripted, with};
+use crate::support::clusters;
+
+/// A namespace of its own on the server, gone again at the end.
+struct Server {
+    client: Client,
+    namespace: String,
+}
+
+impl Server {
+    async fn new(kubeconfig: &Path, namespace: &str) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+            .await
+            .unwrap();
+        let client = Client::try_from(config).unwrap();
+        install(&client).await;
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let object = Namespace {
+            metadata: kube::api::ObjectMeta {
+                generate_name: Some(format!("{namespace}-")),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let made = namespaces.create(&PostParams::default(), &object).await.unwrap();
+        Self {
+            client,
+            namespace: made.name_any(),
+        }
+    }
+
+    /// Sends an Agent to the door and no further (unless `keep`); what the server says to it.
+    async fn send(&self, method: Method, object: &Value, keep: bool) -> Result<Value, String> {
+        let mut path = format!("/apis/agentloop.dev/v1alpha1/namespaces/{}/agents", self.namespace);
+        if method == Method::PUT {
+            path = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap());
+        }
+        let dry_run = if keep { "" } else { "&dryRun=All" };
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{path}?fieldValidation=Strict{dry_run}"))
+            .header("content-type", "application/json")
+            .body(object.to_string().into_bytes())
+            .unwrap();
+        self.client
+            .request::<Value>(request)
+            .await
+            .map_err(|error| error.to_string())
+    }
+
+    async fn create(&self, object: &Value) -> Result<Value, String> {
+        self.send(Method::POST, object, false).await
+    }
+
+    /// What the server says to a change of `before` into `object`.
+    async fn change(&self, before: &Value, object: &Value) -> Result<Value, String> {
+        let made = self.send(Method::POST, before, true).await?;
+        let version = json!({"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}});
+        let answer = self.send(Method::PUT, &with(object.clone(), &version), false).await;
+        let agents: Api<Agent> = Api::namespaced(self.client.clone(), &self.namespace);
+        let name = before["metadata"]["name"].as_str().unwrap();
+        agents.delete(name, &DeleteParams::default()).await.unwrap();
+        answer
+    }
+
+    async fn refused(&self, object: Value, says: &str) {
+        let answer = self.create(&object).await;
+        let error = answer.expect_err(says);
+        assert!(error.contains(says), "expected «{says}», got: {error}");
+    }
+
+    async fn done(self) {
+        let namespaces: Api<Namespace> = Api::all(self.client);
+        namespaces
+            .delete(&self.namespace, &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+}
+
+/// Installs the definitions as `kubectl apply --server-side` does, and waits until they are served.
+async fn install(client: &Client) {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in crd::all() {
+        let name = definition.name_any();
+        let as_schema_tests = PatchParams::apply("agentloop-tests").force();
+        definitions
+            .patch(&name, &as_schema_tests, &Patch::Apply(&definition))
+            .await
+            .unwrap();
+        await_condition(definitions.clone(), &name, conditions::is_crd_established())
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_real_api_server_judges_every_sample_as_the_local_rules_do() {
+    let Some(kubeconfig) = clusters::control_plane() else {
+        return;
+    };
+    let server = Server::new(&kubeconfig, "samples").await;
+    for row in samples::rows() {
+        for object in &row.passes {
+            let answer = match &row.before {
+                Some(before) => server.change(before, object).await,
+                None => server.create(object).await,
+            };
+            assert!(answer.is_ok(), "{}: {answer:?} to {object}", row.says);
+        }
+        let says = row.server_says.unwrap_or(row.says);
+        for object in &row.fails {
+            let answer = match &row.before {
+                Some(before) => server.change(before, object).await,
+                None => server.create(object).await,
+            };
+            let error = answer.expect_err(says);
+            assert!(error.contains(says), "expected «{says}», got: {error}");
+        }
+    }
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_real_api_server_names_misspelt_fields_and_numbers_out_of_bounds() {
+    let Some(kubeconfig) = clusters::control_plane() else {
+        return;
+    };
+    let server = Server::new(&kubeconfig, "bounds").await;
+    let spec = |change: Value| with(scripted(), &json!({"spec": change}));
+    let model = |change: Value| with(openai(), &json!({"spec": {"model": change}}));
+    let refusals = [
+        (
+            spec(json!({"guardrails": {"maxCallPerTurn": 3}})),
+            "unknown field \"spec.guardrails.maxCallPerTurn\"",
+        ),
+        (spec(json!({"budget": 3})), "unknown field \"spec.budget\""),
+        (
+            spec(json!({"pod": {"resources": {"claims": [{"name": "gpu"}]}}})),
+            "unknown field \"spec.pod.resources.claims\"",
+        ),
+        (
+            spec(json!({"guardrails": {"maxCallsPerTurn": 0}})),
+            "spec.guardrails.maxCallsPerTurn: Invalid value: 0",
+        ),
+        (
+            spec(json!({"guardrails": {"maxCallsPerTurn": 1001}})),
+            "spec.guardrails.maxCallsPerTurn: Invalid value: 1001",
+        ),
+        (
+            spec(json!({"guardrails": {"maxConsecutiveTurns": 10_001}})),
+            "spec.guardrails.maxConsecutiveTurns: Invalid value",
+        ),
+        (
+            spec(json!({"continuous": {"maxSleepSeconds": 2_592_001}})),
+            "spec.continuous.maxSleepSeconds: Invalid value",
+        ),
+        (
+            spec(json!({"loop": {"maxConsecutiveErrors": -1}})),
+            "spec.loop.maxConsecutiveErrors: Invalid value: -1",
+        ),
+        (
+            spec(json!({"loop": {"maxDelayMilliseconds": 99_999_999_999_u64}})),
+            "spec.loop.maxDelayMilliseconds: Invalid value",
+        ),
+        (
+            model(json!({"maxOutputTokens": 0})),
+            "spec.model.maxOutputTokens: Invalid value: 0",
+        ),
+        (
+            model(json!({"timeoutSeconds": 1.5})),
+            "spec.model.timeoutSeconds: Invalid value",
+        ),
+        (
+            model(json!({"timeoutSeconds": "60"})),
+            "spec.model.timeoutSeconds: Invalid value: \"string\"",
+        ),
+        (
+            model(json!({"api": "Telepathy"})),
+            "spec.model.api: Unsupported value: \"Telepathy\"",
+        ),
+        (model(json!({"name": ""})), "spec.model.name: Invalid value"),
+        (model(json!({"name": " padded "})), "spec.model.name: Invalid value"),
+        (
+            model(json!({"temperature": 0.7})),
+            "spec.model.temperature: Invalid value: \"number\"",
+        ),
+        (
+            model(json!({"apiKeySecretRef": {"name": "No_Name", "key": "k"}})),
+            "spec.model.apiKeySecretRef.name: Invalid value",
+        ),
+        (
+            model(json!({"apiKeySecretRef": {"name": "a", "key": "../etc"}})),
+            "spec.model.apiKeySecretRef.key: Invalid value",
+        ),
+        (spec(json!({"instructions": ""})), "spec.instructions: Invalid value"),
+        (
+            spec(json!({"instructions": "a".repeat(32_769)})),
+            "spec.instructions: Too long",
+        ),
+        (spec(json!({"model": null})), "spec.model: Required value"),
+        (
+            spec(json!({"pod": {"resources": {"limits": {"memory": "lots"}}}})),
+            "spec.pod.resources.limits.memory: Invalid value",
+        ),
+        (
+            spec(json!({"pod": {"labels": {"team": "not a label"}}})),
+            "spec.pod.labels.team: Invalid value",
+        ),
+        (
+            spec(json!({"storage": {"accessMode": "ReadWriteMany"}})),
+            "spec.storage.accessMode: Unsupported value",
+        ),
+    ];
+    for (object, says) in refusals {
+        server.refused(object, says).await;
+    }
+    let largest = spec(json!({
+        "instructions": "é".repeat(32_768),
+        "guardrails": {"maxCallsPerTurn": 1000, "maxConsecutiveTurns": 10_000},
+        "continuous": {"maxSleepSeconds": 2_592_000},
+        "loop": {"maxDelayMilliseconds": 3_600_000, "maxConsecutiveErrors": 1000},
+        "pod": {"resources": {"limits": {"memory": "1Gi", "cpu": 2}}},
+    }));
+    assert!(
+        server.create(&largest).await.is_ok(),
+        "{:?}",
+        server.create(&largest).await
+    );
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_real_api_server_takes_every_example_and_says_that_a_new_agent_is_not_ready_yet() {
+    let Some(kubeconfig) = clusters::control_plane() else {
+        return;
+    };
+    let server = Server::new(&kubeconfig, "examples").await;
+    for (path, document) in documents("examples") {
+        if document["kind"] != "Agent" {
+            continue;
+        }
+        let made = server
+            .create(&document)
+            .await
+            .unwrap_or_else(|error| panic!("{path}: {error}"));
+        let ready = &made["status"]["conditions"][0];
+        assert_eq!(
+            (&ready["type"], &ready["status"]),
+            (&json!("Ready"), &json!("Unknown")),
+            "{path}"
+        );
+        // What the server has filled in is what the code believes the defaults are.
+        let sent: Agent = serde_json::from_value(document).unwrap();
+        let stored: Agent = serde_json::from_value(made).unwrap();
+        assert_eq!(sent.spec, stored.spec, "{path}");
+    }
+    server.done().await;
+}

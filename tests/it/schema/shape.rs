@@ -1,0 +1,144 @@
+//! What holds for every field of the schema: it is described, it has bounds, and nothing in it surprises a YAML reader.
+
+use agentloop::api::crd;
+use serde_json::Value;
+
+use super::reader::Schema;
+
+/// Kubernetes' own types: described there, checked again when the pod is made.
+const EMBEDDED: &[&str] = &[
+    "spec.pod.affinity",
+    "spec.pod.tolerations[]",
+    "spec.pod.topologySpreadConstraints[]",
+    "spec.pod.imagePullSecrets[]",
+    "status.conditions[]",
+];
+
+fn each_field_of_ours(mut look: impl FnMut(&str, &Value)) -> usize {
+    let mut count = 0;
+    Schema::of_agents().walk(&mut |path, schema| {
+        if EMBEDDED.contains(&path) {
+            return false;
+        }
+        count += 1;
+        look(path, schema);
+        true
+    });
+    count
+}
+
+#[test]
+fn every_field_is_described() {
+    let fields = each_field_of_ours(|path, schema| {
+        let described = schema["description"].as_str().is_some_and(|text| text.len() > 5);
+        assert!(
+            described || path.ends_with(".*"),
+            "{path} has no doc comment: `kubectl explain` says nothing"
+        );
+    });
+    assert!(fields > 80, "only {fields} fields were looked at");
+}
+
+#[test]
+fn every_text_list_map_and_number_has_bounds() {
+    each_field_of_ours(|path, schema| {
+        let has = |name: &str| !schema[name].is_null();
+        match schema["type"].as_str() {
+            Some("string") => assert!(
+                has("maxLength") || has("enum") || schema["format"] == "date-time",
+                "{path} is an unbounded string"
+            ),
+            Some("array") => {
+                assert!(has("maxItems"), "{path} is an unbounded list");
+                assert!(has("x-kubernetes-list-type"), "{path} does not say how it is merged");
+            }
+            Some("integer" | "number") => {
+                let one_sided = path.starts_with("status.");
+                assert!(
+                    has("minimum") && (has("maximum") || one_sided) || path == "status.observedGeneration",
+                    "{path} is an unbounded number"
+                );
+            }
+            Some("object") if schema["additionalProperties"].is_object() => {
+                assert!(has("maxProperties"), "{path} is an unbounded map");
+            }
+            Some("object") => assert!(
+                has("properties") || path == "metadata" || EMBEDDED.iter().any(|embedded| embedded.starts_with(path)),
+                "{path} is an object without fields"
+            ),
+            other => assert!(
+                other == Some("boolean") || schema["x-kubernetes-int-or-string"] == true,
+                "{path} has type {other:?}"
+            ),
+        }
+    });
+}
+
+#[test]
+fn a_default_keeps_its_own_fields_bounds() {
+    each_field_of_ours(|path, schema| {
+        if let Some(number) = schema["default"].as_f64() {
+            assert!(
+                schema["minimum"].as_f64().is_some_and(|minimum| minimum <= number)
+                    && schema["maximum"].as_f64().is_some_and(|maximum| number <= maximum),
+                "the default of {path} is out of its own bounds"
+            );
+        }
+    });
+}
+
+#[test]
+fn no_string_of_a_definition_is_a_boolean_to_an_older_yaml_reader() {
+    // yaml_serde writes these words bare, and kubectl's reader (YAML 1.1) takes them for booleans.
+    const WORDS: &[&str] = &["y", "n", "yes", "no", "on", "off", "true", "false"];
+    fn look(value: &Value) {
+        match value {
+            Value::String(text) => assert!(!WORDS.contains(&text.to_lowercase().as_str()), "«{text}»"),
+            Value::Array(items) => items.iter().for_each(look),
+            Value::Object(fields) => fields.iter().for_each(|(key, field)| {
+                look(&Value::String(key.clone()));
+                look(field);
+            }),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+    for definition in crd::all() {
+        look(&serde_json::to_value(definition).unwrap());
+    }
+}
+
+#[test]
+fn an_agent_that_nobody_has_looked_at_is_not_taken_for_ready() {
+    let schema = Schema::of_agents();
+    let condition = &schema.root()["properties"]["status"]["default"]["conditions"][0];
+    assert_eq!(condition["type"], "Ready");
+    assert_eq!(condition["status"], "Unknown");
+    assert_eq!(condition["reason"], "Pending");
+    let status: agentloop::api::AgentStatus =
+        serde_json::from_value(schema.root()["properties"]["status"]["default"].clone()).unwrap();
+    assert_eq!(status.conditions.len(), 1);
+}
+
+#[test]
+fn the_columns_fit_a_terminal_and_read_fields_that_exist() {
+    let definition = serde_json::to_value(&crd::all()[0]).unwrap();
+    let version = &definition["spec"]["versions"][0];
+    let columns = version["additionalPrinterColumns"].as_array().unwrap();
+    let names = |priority: u64| -> Vec<&str> {
+        let of = columns
+            .iter()
+            .filter(|column| column["priority"].as_u64().unwrap_or(0) == priority);
+        of.map(|column| column["name"].as_str().unwrap()).collect()
+    };
+    assert_eq!(names(0), ["READY", "STATE", "MODEL", "TURNS", "TOKENS", "AGE"]);
+    assert_eq!(names(1), ["REASON", "RESUMES", "POD"]);
+    let mut paths = std::collections::BTreeSet::new();
+    Schema::of_agents().walk(&mut |path, _| paths.insert(format!(".{path}")) || true);
+    for column in columns {
+        let path = column["jsonPath"]
+            .as_str()
+            .unwrap()
+            .replace("[?(@.type==\"Ready\")]", "[]");
+        assert!(paths.contains(&path) || path == ".metadata.creationTimestamp", "{path}");
+    }
+}

@@ -1,0 +1,190 @@
+//! Whatever a valid spec holds survives the API server: the schema has every field that the code can write.
+
+use std::collections::BTreeMap;
+
+use agentloop::api::agent::{
+    AccessMode, Agent, AgentSpec, Continuous, Guardrails, KeyRef, Loop, Mode, Model, ModelApi, PodSettings,
+    RetentionPolicy, Storage, TextSource, UpdateStrategy,
+};
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use proptest::option;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::reader::Schema;
+
+fn key() -> impl Strategy<Value = KeyRef> {
+    ("[a-z]{1,20}", "[-._a-zA-Z0-9]{1,20}").prop_map(|(name, key)| KeyRef { name, key })
+}
+
+fn text() -> impl Strategy<Value = TextSource> {
+    key().prop_map(|config_map_key_ref| TextSource { config_map_key_ref })
+}
+
+fn server() -> impl Strategy<Value = (ModelApi, Option<String>, Option<KeyRef>, Option<TextSource>)> {
+    prop_oneof![
+        text().prop_map(|script| (ModelApi::Scripted, None, None, Some(script))),
+        (
+            "https?://[a-z]{1,9}(:[1-9][0-9]{0,3})?(/[a-z0-9]{0,9})?",
+            option::of(key())
+        )
+            .prop_map(|(url, key)| (ModelApi::OpenAIChat, Some(url), key, None)),
+    ]
+}
+
+prop_compose! {
+    fn model()(
+        (api, base_url, api_key_secret_ref, scripted) in server(),
+        name in "[a-z0-9:/-]{1,40}",
+        max_output_tokens in 1_u32..=1_000_000,
+        more_context in 1_u32..9_000_000,
+        temperature in option::of("[01]\\.[0-9]{1,4}"),
+        stream in any::<bool>(),
+        timeout_seconds in 1_u32..=3600,
+        idle_share in 1_u32..=3600,
+    ) -> Model {
+        Model {
+            api,
+            name,
+            base_url,
+            api_key_secret_ref,
+            max_output_tokens,
+            context_tokens: (max_output_tokens + more_context).max(256),
+            temperature,
+            stream,
+            timeout_seconds,
+            stream_idle_timeout_seconds: idle_share.min(timeout_seconds),
+            scripted,
+        }
+    }
+}
+
+prop_compose! {
+    fn storage()(
+        mebibytes in 16_u32..=16_000_000,
+        storage_class_name in option::of("[a-z]{0,10}"),
+        once_per_pod in any::<bool>(),
+        retain in any::<bool>(),
+        ephemeral in any::<bool>(),
+    ) -> Storage {
+        Storage {
+            size: format!("{mebibytes}Mi"),
+            storage_class_name,
+            access_mode: if once_per_pod { AccessMode::ReadWriteOncePod } else { AccessMode::ReadWriteOnce },
+            retention_policy: if retain { RetentionPolicy::Retain } else { RetentionPolicy::Delete },
+            ephemeral,
+        }
+    }
+}
+
+fn entries() -> impl Strategy<Value = BTreeMap<String, String>> {
+    prop::collection::btree_map("example\\.com/[a-z]{1,20}", "[a-z0-9]{0,20}", 0..4)
+}
+
+prop_compose! {
+    fn pod()(
+        limits in option::of(prop::collection::btree_map("cpu|memory", "[1-9][0-9]{0,3}(m|Mi|Gi)?", 0..3)),
+        node_selector in entries(),
+        scheduled in any::<bool>(),
+        runtime_class_name in option::of("[a-z]{1,20}"),
+        priority_class_name in option::of("[a-z]{1,20}"),
+        labels in entries(),
+        annotations in entries(),
+        update_strategy in prop_oneof![
+            Just(UpdateStrategy::WhenIdle), Just(UpdateStrategy::Immediate), Just(UpdateStrategy::OnDelete)
+        ],
+    ) -> PodSettings {
+        let quantities = |limits: BTreeMap<String, String>| serde_json::from_value(json!({"limits": limits})).unwrap();
+        let mut pod: PodSettings = serde_json::from_value(if scheduled { scheduling() } else { json!({}) }).unwrap();
+        pod.resources = limits.map(quantities).or(pod.resources);
+        pod.node_selector = node_selector;
+        pod.runtime_class_name = runtime_class_name;
+        pod.priority_class_name = priority_class_name;
+        pod.labels = labels;
+        pod.annotations = annotations;
+        pod.update_strategy = update_strategy;
+        pod
+    }
+}
+
+/// Each embedded Kubernetes type, with fields deep inside.
+fn scheduling() -> serde_json::Value {
+    let term = json!({"labelSelector": {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]},
+        "topologyKey": "zone", "namespaces": ["n"], "matchLabelKeys": ["k"]});
+    json!({
+        "resources": {"requests": {"cpu": "1"}},
+        "tolerations": [{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": 3}],
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]}]}},
+            "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 1, "podAffinityTerm": term}]},
+            "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]},
+        },
+        "topologySpreadConstraints": [{"maxSkew": 1, "minDomains": 2, "topologyKey": "zone",
+            "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"a": "b"}}}],
+        "imagePullSecrets": [{"name": "registry"}],
+    })
+}
+
+prop_compose! {
+    fn spec()(
+        suspend in any::<bool>(),
+        prompt in prop_oneof!["\\PC{1,80}".prop_map(Ok), text().prop_map(Err)],
+        model in model(),
+        min_delay_milliseconds in 1_u32..=3_600_000,
+        delays in 0_u32..=3_600_000,
+        (max_consecutive_errors, max_calls_per_turn) in (1_u32..=1000, 1_u32..=1000),
+        (max_sleep_seconds, max_consecutive_turns) in (1_u32..=2_592_000, 1_u32..=10_000),
+        storage in storage(),
+        pod in pod(),
+    ) -> AgentSpec {
+        AgentSpec {
+            mode: Mode::Continuous,
+            suspend,
+            instructions: prompt.clone().ok(),
+            instructions_from: prompt.err(),
+            model,
+            r#loop: Loop {
+                min_delay_milliseconds,
+                max_delay_milliseconds: delays.max(min_delay_milliseconds),
+                max_consecutive_errors,
+            },
+            continuous: Continuous { max_sleep_seconds },
+            guardrails: Guardrails { max_consecutive_turns, max_calls_per_turn },
+            storage,
+            pod,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_valid_spec_loses_nothing_at_the_api_server_and_keeps_all_rules(spec in spec()) {
+        let schema = Schema::of_agents();
+        let agent = Agent::new("x", spec);
+        let object = serde_json::to_value(&agent).unwrap();
+        prop_assert_eq!(schema.unknown_fields(&object), Vec::<String>::new());
+        let verdict = schema.judge(&object, Some(&object));
+        prop_assert!(verdict.is_ok(), "{:?} of {}", verdict, object);
+        let read: Agent = serde_json::from_value(object).unwrap();
+        prop_assert_eq!(read.spec, agent.spec);
+    }
+}
+
+#[test]
+fn resources_are_the_kubernetes_type_without_device_claims() {
+    let resources: ResourceRequirements = serde_json::from_value(json!({"claims": [{"name": "gpu"}]})).unwrap();
+    let mut agent = Agent::new(
+        "x",
+        serde_json::from_value(super::samples::scripted()["spec"].clone()).unwrap(),
+    );
+    agent.spec.pod.resources = Some(resources);
+    let object = serde_json::to_value(&agent).unwrap();
+    assert_eq!(
+        Schema::of_agents().unknown_fields(&object),
+        ["spec.pod.resources.claims"]
+    );
+}
