@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("link", &["api"]),
     ("telemetry", &["api"]),
     ("worker", &["api", "engine", "link", "telemetry"]),
-    ("gateway", &["api", "link", "scripted", "telemetry"]),
+    ("gateway", &["api", "engine", "link", "scripted", "telemetry"]),
     ("controller", &["api", "link", "scripted", "telemetry"]),
     (
         "cli",
@@ -120,6 +120,20 @@ fn rooms_use_only_the_rooms_that_they_may() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_gateway_knows_of_the_engine_only_how_calls_are_named() {
+    for (path, text) in sources(&repository("src/gateway")) {
+        for (line, code) in text
+            .lines()
+            .enumerate()
+            .filter(|(_, code)| code.contains("crate::engine"))
+        {
+            let fine = code.contains("crate::engine::CallId");
+            assert!(fine, "{}:{}: {code}", path.display(), line + 1);
+        }
+    }
 }
 
 #[test]

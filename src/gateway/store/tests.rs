@@ -1,3 +1,5 @@
+//! Tests of the gateway's record: what it keeps through crashes, and what it refuses.
+
 use pretty_assertions::assert_eq;
 use tempfile::TempDir;
 
