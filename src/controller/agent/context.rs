@@ -87,6 +87,14 @@ impl AgentsView {
         self.stores.iter().any(|store| store.get(&reference).is_some())
     }
 
+    /// Waits until every store has been filled once.
+    pub(super) async fn ready(&self) {
+        for store in &self.stores {
+            // Fails only when the watch is gone, which ends the run anyway.
+            let _ = store.wait_until_ready().await;
+        }
+    }
+
     /// Calls `visit` with each Agent. Objects that could not be read are left out.
     pub fn for_each(&self, mut visit: impl FnMut(&Agent)) {
         for store in &self.stores {

@@ -3,8 +3,30 @@
 //! `observe` and `apply` speak with the API server and decide nothing; `validate`, `desired` and `status` decide and
 //! do no I/O. A user's mistake is a condition, never an error; an error means «try again».
 
+mod apply;
+mod backoff;
+mod conditions;
 mod context;
+mod desired;
+mod error;
+mod events;
+mod intent;
+mod manifest;
+mod memory;
+mod names;
+mod namespaces;
+mod objects;
+mod observe;
+mod pace;
+mod pod_state;
+mod reconcile;
+mod requests;
 mod run;
+mod silence;
+mod status;
+mod totals;
+mod triggers;
+mod validate;
 
 pub use context::{AgentsView, Clock, ErrorKind, Finished, Observer, Settings};
 pub use run::{Parts, run};

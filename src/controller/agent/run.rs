@@ -1,13 +1,44 @@
 //! Streams in, reconciles out: wires watches, queue and shutdown.
+//!
+//! The watches are driven here and not by kube's `Controller`: a listing puts its objects into the store only when it is
+//! whole, so each listing is followed by a pass over all Agents, and the first pass waits until both stores are filled.
 
+use std::collections::{BTreeSet, HashSet};
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
-use kube::Client;
+use futures::{StreamExt, future};
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::DeserializeGuard;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::controller::{self, Action, ReconcileRequest, applier};
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use super::context::{Clock, Observer, Settings};
+use super::context::{AgentsView, Clock, Observer, Settings};
+use super::events;
+use super::memory::Memory;
+use super::namespaces::Namespaces;
+use super::pod_state::trim;
+use super::reconcile::{Context, Shared, on_error, reconcile};
+use super::silence;
+use crate::api::{AGENT_LABEL, Agent};
 use crate::controller::loops::{AgentKey, Loops};
+
+/// Time for reconciles under way when the run ends.
+const GRACE: Duration = Duration::from_secs(10);
+/// Time between two looks at the objects that each namespace has once.
+const NAMESPACES: Duration = Duration::from_secs(600);
+/// Wait after they could not be written.
+const NAMESPACES_RETRY: Duration = Duration::from_secs(30);
+
+type Guarded = DeserializeGuard<Agent>;
 
 /// All that the reconciler is made of.
 pub struct Parts {
@@ -33,5 +64,285 @@ pub struct Parts {
 
 /// Reconciles Agents until `shutdown`. Only the leader may run this, once per process.
 pub async fn run(parts: Parts) {
-    parts.shutdown.cancelled().await;
+    let (events, queue) = events::Sink::new();
+    let reporter = Reporter {
+        controller: super::names::MANAGER.into(),
+        instance: Some(parts.instance),
+    };
+    let recorder = Recorder::new(parts.client.clone(), reporter);
+    let shared = Arc::new(Shared {
+        namespaces: Namespaces::new(parts.client.clone(), parts.ca_bundle.clone()),
+        client: parts.client,
+        loops: parts.loops,
+        memory: Memory::default(),
+        events,
+        observer: parts.observer,
+        clock: parts.clock,
+        settings: parts.settings,
+    });
+    let scopes: Vec<Scope> = match shared.settings.watch_namespaces.as_slice() {
+        [] => vec![Scope::new(None)],
+        some => some
+            .iter()
+            .map(|namespace| Scope::new(Some(namespace.clone())))
+            .collect(),
+    };
+    let view = AgentsView::new(scopes.iter().map(|scope| scope.agents.clone()).collect());
+    shared.observer.agents(view.clone());
+    let doors: Vec<Door> = scopes.iter().map(Scope::door).collect();
+    let served = future::join_all(
+        scopes
+            .into_iter()
+            .map(|scope| scope.serve(shared.clone(), parts.shutdown.clone())),
+    );
+    tokio::select! {
+        _ = served => {}
+        () = shared_work(&shared, view, parts.ca_bundle, parts.changed, &doors) => {}
+        () = events::publish(recorder, queue) => {}
+        // A list that never succeeded would hold the shutdown for ever.
+        () = async { parts.shutdown.cancelled().await; tokio::time::sleep(GRACE).await } => {}
+    }
+}
+
+/// What serves all scopes at once; ends only with the run.
+async fn shared_work(
+    shared: &Shared,
+    view: AgentsView,
+    bundle: watch::Receiver<String>,
+    changed: mpsc::UnboundedReceiver<AgentKey>,
+    doors: &[Door],
+) {
+    tokio::join!(
+        route(changed, doors),
+        sweep(shared, doors),
+        publish_bundle(shared, &view, bundle),
+    );
+}
+
+/// Where a reconcile of an Agent of one scope is asked for.
+struct Door {
+    namespace: Option<String>,
+    queue: mpsc::UnboundedSender<ObjectRef<Guarded>>,
+}
+
+impl Door {
+    fn ask(doors: &[Self], agent: &AgentKey) {
+        let serves = |door: &&Self| {
+            door.namespace
+                .as_ref()
+                .is_none_or(|namespace| *namespace == agent.namespace)
+        };
+        if let Some(door) = doors.iter().find(serves) {
+            // Closed only while the process ends.
+            let _ = door.queue.send(reference(agent));
+        }
+    }
+}
+
+fn reference(agent: &AgentKey) -> ObjectRef<Guarded> {
+    ObjectRef::new(&agent.name).within(&agent.namespace)
+}
+
+/// What pods said wakes the reconciler of their Agent.
+async fn route(mut changed: mpsc::UnboundedReceiver<AgentKey>, doors: &[Door]) {
+    while let Some(agent) = changed.recv().await {
+        Door::ask(doors, &agent);
+    }
+    future::pending().await
+}
+
+async fn sweep(shared: &Shared, doors: &[Door]) {
+    loop {
+        tokio::time::sleep(silence::SWEEP).await;
+        for agent in silence::changed(&shared.memory, &shared.loops, (shared.clock)()) {
+            Door::ask(doors, &agent);
+        }
+    }
+}
+
+/// Publishes the CA bundle where Agents are: at the start, when it changes, and now and then, should it be deleted.
+async fn publish_bundle(shared: &Shared, view: &AgentsView, mut bundle: watch::Receiver<String>) {
+    view.ready().await;
+    loop {
+        let mut namespaces = HashSet::new();
+        view.for_each(|agent| namespaces.extend(agent.namespace()));
+        let pause = match shared.namespaces.publish(namespaces).await {
+            Ok(()) => NAMESPACES,
+            Err(error) => {
+                tracing::warn!(%error, "the CA bundle of the link could not be published everywhere");
+                NAMESPACES_RETRY
+            }
+        };
+        tokio::select! {
+            changed = bundle.changed() => if changed.is_err() { tokio::time::sleep(pause).await },
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// All Agents, or those of one namespace.
+struct Scope {
+    namespace: Option<String>,
+    agents: Store<Guarded>,
+    agents_writer: Writer<Guarded>,
+    queue: mpsc::UnboundedSender<ObjectRef<Guarded>>,
+    asked: mpsc::UnboundedReceiver<ObjectRef<Guarded>>,
+}
+
+impl Scope {
+    fn new(namespace: Option<String>) -> Self {
+        let (agents, agents_writer) = reflector::store();
+        let (queue, asked) = mpsc::unbounded_channel();
+        Self {
+            namespace,
+            agents,
+            agents_writer,
+            queue,
+            asked,
+        }
+    }
+
+    fn door(&self) -> Door {
+        Door {
+            namespace: self.namespace.clone(),
+            queue: self.queue.clone(),
+        }
+    }
+
+    /// Watches and reconciles until `shutdown`, then lets what is under way finish.
+    async fn serve(self, shared: Arc<Shared>, shutdown: CancellationToken) {
+        let (pods, pods_writer) = reflector::store();
+        let context = Arc::new(Context {
+            shared: shared.clone(),
+            pods: pods.clone(),
+        });
+        let watches = future::join(
+            watch_agents(
+                &shared,
+                self.namespace.as_deref(),
+                self.agents_writer,
+                &self.agents,
+                &self.queue,
+            ),
+            watch_pods(&shared, self.namespace.as_deref(), pods_writer, &self.queue),
+        );
+        let agents = self.agents.clone();
+        let requests = UnboundedReceiverStream::new(self.asked)
+            .map(|agent| Ok::<_, Infallible>(ReconcileRequest::from(agent)))
+            .take_until(shutdown.cancelled_owned());
+        let config = controller::Config::default().concurrency(shared.settings.workers);
+        let reconciles = async move {
+            if pods.wait_until_ready().await.is_err() {
+                return;
+            }
+            applier(
+                |agent, context| Box::pin(reconcile(agent, context)),
+                |agent: Arc<Guarded>, error, context: Arc<Context>| -> Action { on_error(&agent, error, &context) },
+                context,
+                agents,
+                requests,
+                config,
+            )
+            // An Agent that is gone by now is nothing to do; errors were logged by the error policy.
+            .for_each(|_| future::ready(()))
+            .await;
+        };
+        tokio::select! {
+            _ = watches => {}
+            () = reconciles => {}
+        }
+    }
+}
+
+fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+where
+    K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+fn key(object: &impl ResourceExt) -> AgentKey {
+    AgentKey {
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+    }
+}
+
+/// Asks for a reconcile when a spec, a request or a deletion is new: our own status writes are not.
+async fn watch_agents(
+    shared: &Shared,
+    namespace: Option<&str>,
+    writer: Writer<Guarded>,
+    store: &Store<Guarded>,
+    queue: &mpsc::UnboundedSender<ObjectRef<Guarded>>,
+) {
+    let api: Api<Guarded> = api(&shared.client, namespace);
+    let stream = watcher(api, watcher::Config::default())
+        .default_backoff()
+        .modify(|agent| agent.meta_mut().managed_fields = None)
+        .reflect(writer);
+    let mut seen = super::triggers::Triggers::default();
+    let mut stream = std::pin::pin!(stream);
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(Event::Apply(agent)) => {
+                if seen.is_new(&agent) {
+                    let _ = queue.send(reference(&key(&agent)));
+                }
+            }
+            Ok(Event::Delete(agent)) => {
+                seen.forget(&agent);
+                forget(shared, &key(&agent));
+            }
+            Ok(Event::InitDone) => {
+                let all = store.state();
+                let present: BTreeSet<AgentKey> = all.iter().map(|agent| key(agent.as_ref())).collect();
+                for gone in shared.memory.retain(namespace, &present) {
+                    forget(shared, &gone);
+                }
+                seen.replace(&all);
+                for agent in &present {
+                    let _ = queue.send(reference(agent));
+                }
+            }
+            Ok(Event::Init | Event::InitApply(_)) => {}
+            Err(error) => tracing::warn!(%error, "the watch of Agents was interrupted; it is resumed"),
+        }
+    }
+}
+
+fn forget(shared: &Shared, agent: &AgentKey) {
+    shared.loops.forget(agent);
+    shared.memory.forget(agent);
+}
+
+/// Asks for a reconcile of the Agent whose pod changed.
+async fn watch_pods(
+    shared: &Shared,
+    namespace: Option<&str>,
+    writer: Writer<Pod>,
+    queue: &mpsc::UnboundedSender<ObjectRef<Guarded>>,
+) {
+    let api: Api<Pod> = api(&shared.client, namespace);
+    let stream = watcher(api, watcher::Config::default().labels(AGENT_LABEL))
+        .default_backoff()
+        .modify(trim)
+        .reflect(writer);
+    let mut stream = std::pin::pin!(stream);
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(Event::Apply(pod) | Event::Delete(pod)) => {
+                // A pod has its Agent's name.
+                let agent = key(&pod);
+                shared.memory.pod_seen(&agent);
+                let _ = queue.send(reference(&agent));
+            }
+            Ok(Event::InitDone) => shared.memory.pods_listed(namespace),
+            Ok(Event::Init | Event::InitApply(_)) => {}
+            Err(error) => tracing::warn!(%error, "the watch of pods was interrupted; it is resumed"),
+        }
+    }
 }

@@ -1,0 +1,224 @@
+//! Step four: what is done. The pod first, since it takes longest to start; then its claim, which it waits for.
+//!
+//! Pods are created and deleted, never patched; each delete names the uid it means.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::Resource;
+use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+
+use super::backoff;
+use super::desired::{Plan, PodStep, Voice};
+use super::error::{Error, call, find};
+use super::intent::{Intent, Replace};
+use super::memory::Remembered;
+use super::observe::{NodeState, Observed};
+use super::pod_state::{self, PodState};
+use super::reconcile::{Context, Subject};
+
+/// What stands in the way of the plan and is not the API server's trouble.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Obstacle {
+    /// An object of that name exists and is not ours.
+    Foreign,
+    /// The API server refuses the pod or the claim: quota, admission, an unusable field.
+    Refused(String),
+    /// The node of the ending pod does not answer.
+    NodeLost(String),
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub(super) struct Applied {
+    /// The pod that is there now.
+    pub(super) pod: Option<PodState>,
+    /// A pod was made.
+    pub(super) created: bool,
+    /// A pod was deleted so that another follows.
+    pub(super) replaced: Option<Replace>,
+    /// What stands in the way.
+    pub(super) obstacle: Option<Obstacle>,
+}
+
+/// Carries out a plan.
+pub(super) async fn apply(
+    ctx: &Context,
+    subject: &Subject<'_>,
+    observed: &Observed,
+    plan: Plan,
+    memory: &Remembered,
+    now: Timestamp,
+) -> Result<Applied, Error> {
+    speak(ctx, subject, plan.voice.as_ref(), now);
+    let mut applied = Applied {
+        pod: observed.pod.clone(),
+        obstacle: standing_obstacle(observed, memory),
+        ..Applied::default()
+    };
+    match plan.pod {
+        PodStep::Nothing => {}
+        PodStep::Create(pod) => create(ctx, subject, &pod, now, &mut applied).await?,
+        PodStep::Delete { uid, force } => {
+            delete(ctx, subject, &uid, force).await?;
+            if let Intent::Replace(why) = observed.intent {
+                applied.replaced = Some(why);
+                if why == Replace::Ended {
+                    hold_back(ctx, subject, now);
+                }
+            }
+        }
+    }
+    if let (Some(claim), None) = (plan.claim, &applied.obstacle) {
+        ensure_claim(ctx, subject, &claim, &mut applied).await?;
+    }
+    subject.remember(ctx, |memory| {
+        memory.epoch = memory.epoch.max(applied.pod.as_ref().map_or(0, |pod| pod.epoch));
+        memory.obstacle.clone_from(&applied.obstacle);
+    });
+    Ok(applied)
+}
+
+/// The obstacle that still stands while nothing new is attempted.
+fn standing_obstacle(observed: &Observed, memory: &Remembered) -> Option<Obstacle> {
+    if matches!(observed.intent, Intent::CreateLater(_)) {
+        return memory.obstacle.clone();
+    }
+    let node = observed.pod.as_ref().and_then(|pod| pod.node.clone());
+    (observed.node == Some(NodeState::Silent)).then(|| Obstacle::NodeLost(node.unwrap_or_default()))
+}
+
+/// Tells the link who may speak, and remembers since when it is listened to.
+fn speak(ctx: &Context, subject: &Subject<'_>, voice: Option<&Voice>, now: Timestamp) {
+    match voice {
+        Some(voice) => {
+            let loops = &ctx.shared.loops;
+            loops.expect(
+                &subject.key,
+                voice.pod.clone(),
+                voice.known.clone(),
+                voice.directives.clone(),
+            );
+            subject.remember(ctx, |memory| {
+                if memory.listening.as_ref().is_none_or(|(uid, _)| *uid != voice.pod.uid) {
+                    memory.listening = Some((voice.pod.uid.clone(), now));
+                    memory.silent = false;
+                }
+                memory.suspend_asked = voice.directives.suspend.then(|| memory.suspend_asked.unwrap_or(now));
+            });
+        }
+        None => {
+            ctx.shared.loops.forget(&subject.key);
+            subject.remember(ctx, |memory| memory.listening = None);
+        }
+    }
+}
+
+async fn create(
+    ctx: &Context,
+    subject: &Subject<'_>,
+    pod: &Pod,
+    now: Timestamp,
+    applied: &mut Applied,
+) -> Result<(), Error> {
+    ctx.shared.namespaces.ensure(&subject.key.namespace).await?;
+    let api: Api<Pod> = subject.api(ctx);
+    let created = match call("create a pod", api.create(&PostParams::default(), pod)).await {
+        Ok(created) => created,
+        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_already_exists()) => {
+            match find("get a pod", api.get(&subject.key.name)).await? {
+                Some(existing) if controlled_by(&existing, subject) => existing,
+                _ => {
+                    applied.obstacle = Some(Obstacle::Foreign);
+                    hold_back(ctx, subject, now);
+                    return Ok(());
+                }
+            }
+        }
+        Err(error) => {
+            applied.obstacle = Some(refused(error)?);
+            // The service account of the namespace may have been deleted: make sure of it next time.
+            ctx.shared.namespaces.forget(&subject.key.namespace);
+            hold_back(ctx, subject, now);
+            return Ok(());
+        }
+    };
+    let mut created = created;
+    pod_state::trim(&mut created);
+    applied.pod = Some(PodState::of(&created));
+    applied.created = true;
+    subject.remember(ctx, |memory| {
+        memory.created = Some(Arc::new(created));
+        memory.no_pod_before = None;
+    });
+    Ok(())
+}
+
+fn controlled_by(pod: &Pod, subject: &Subject<'_>) -> bool {
+    PodState::of(pod).owner.as_deref() == Some(subject.uid)
+}
+
+/// A refusal that is the user's or the cluster's business becomes an obstacle; anything else is tried again.
+fn refused(error: Error) -> Result<Obstacle, Error> {
+    match &error {
+        Error::Api { source, .. } => match source.as_ref() {
+            kube::Error::Api(status) if status.is_forbidden() || status.is_invalid() || status.code == 400 => {
+                Ok(Obstacle::Refused(status.message.clone()))
+            }
+            _ => Err(error),
+        },
+        Error::Timeout { .. } => Err(error),
+    }
+}
+
+async fn delete(ctx: &Context, subject: &Subject<'_>, uid: &str, force: bool) -> Result<(), Error> {
+    let api: Api<Pod> = subject.api(ctx);
+    let params = DeleteParams {
+        grace_period_seconds: force.then_some(0),
+        preconditions: Some(Preconditions {
+            uid: Some(uid.into()),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    };
+    match find("delete a pod", api.delete(&subject.key.name, &params)).await {
+        Ok(_) => Ok(()),
+        // Another pod has that name by now: the one that was meant is gone.
+        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_conflict()) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Made at once for a new pod; for one that waits already, looked for first.
+async fn ensure_claim(
+    ctx: &Context,
+    subject: &Subject<'_>,
+    claim: &PersistentVolumeClaim,
+    applied: &mut Applied,
+) -> Result<(), Error> {
+    let api: Api<PersistentVolumeClaim> = subject.api(ctx);
+    let name = claim.meta().name.clone().unwrap_or_default();
+    if !applied.created && find("get a volume claim", api.get(&name)).await?.is_some() {
+        subject.remember(ctx, |memory| memory.claim_known = true);
+        return Ok(());
+    }
+    match call("create a volume claim", api.create(&PostParams::default(), claim)).await {
+        Ok(_) => {}
+        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_already_exists()) => {}
+        Err(error) => {
+            applied.obstacle = Some(refused(error)?);
+            return Ok(());
+        }
+    }
+    subject.remember(ctx, |memory| memory.claim_known = true);
+    Ok(())
+}
+
+/// No pod is made for a while, longer each time, until one runs.
+fn hold_back(ctx: &Context, subject: &Subject<'_>, now: Timestamp) {
+    subject.remember(ctx, |memory| {
+        memory.failed_pods = memory.failed_pods.saturating_add(1);
+        memory.no_pod_before = Some(now + backoff::PODS.delay(memory.failed_pods, subject.uid));
+    });
+}

@@ -1,0 +1,61 @@
+//! How long to wait before the next attempt. Pure: jitter comes from the object, so that a crowd spreads out and a
+//! test does not.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+/// Exponential delays.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backoff {
+    /// Before the second attempt.
+    pub(super) first: Duration,
+    /// At most.
+    pub(super) most: Duration,
+}
+
+/// After an error of the API server.
+pub(super) const ERRORS: Backoff = Backoff {
+    first: Duration::from_secs(1),
+    most: Duration::from_secs(300),
+};
+/// While a referenced object is missing: it is not watched, so it is looked for.
+pub(super) const REFERENCES: Backoff = Backoff {
+    first: Duration::from_secs(1),
+    most: Duration::from_secs(30),
+};
+/// Before a pod that failed, or that the API server refused, is made again.
+pub(super) const PODS: Backoff = Backoff {
+    first: Duration::from_secs(1),
+    most: Duration::from_secs(300),
+};
+
+impl Backoff {
+    /// The delay after `attempts` failed attempts (1 or more), between 80 and 100 % of the doubled value.
+    pub(super) fn delay(self, attempts: u32, object: &str) -> Duration {
+        let doubled = self.first.saturating_mul(1 << attempts.saturating_sub(1).min(16));
+        let mut hasher = DefaultHasher::new();
+        (object, attempts).hash(&mut hasher);
+        let percent = u32::try_from(hasher.finish() % 21).unwrap_or(0);
+        doubled.min(self.most) * (100 - percent) / 100
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_limit_and_stay_within_a_fifth() {
+        for (attempts, full) in [(1, 1), (2, 2), (3, 4), (5, 16), (6, 30), (7, 30), (1000, 30)] {
+            let delay = REFERENCES.delay(attempts, "uid");
+            let full = Duration::from_secs(full);
+            assert!(delay <= full && delay >= full * 8 / 10, "{attempts}: {delay:?}");
+        }
+    }
+
+    #[test]
+    fn two_objects_do_not_wait_in_step() {
+        let delays: std::collections::BTreeSet<_> = (0..20).map(|n| REFERENCES.delay(6, &format!("uid-{n}"))).collect();
+        assert!(delays.len() > 5);
+    }
+}

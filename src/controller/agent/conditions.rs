@@ -1,0 +1,327 @@
+//! The conditions of an Agent (API.md, table «Conditions»). Pure.
+//!
+//! `Ready` answers whether the Agent needs anyone. `Reconciling` and `Stalled` exist only while True; all others are
+//! written on the first visit and stay, False when they do not hold.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use super::apply::Obstacle;
+use super::intent::{Intent, Rest};
+use super::pod_state::PodReason;
+use super::status::Facts;
+use crate::api::condition::{self, ConditionType};
+use crate::api::failure::FailureKind;
+use crate::api::status::{LoopState, LoopStatus, PauseReason};
+
+/// Reason of a guardrail that does not hold.
+const INACTIVE: &str = "Inactive";
+/// Reason of `ModelAvailable=Unknown`.
+const NOT_CALLED: &str = "NotCalledYet";
+/// Reason of `Ready` while nothing holds the loop; the same awake and asleep, so that a nap is no news.
+const LOOP_RUNNING: &str = "LoopRunning";
+
+/// The guardrails that a worker reports, and the reasons that raise each.
+const GUARDRAILS: [(ConditionType, &[PauseReason]); 3] = [
+    (
+        ConditionType::ErrorLimitReached,
+        &[PauseReason::ConsecutiveErrors, PauseReason::CrashLoop],
+    ),
+    (ConditionType::TurnLimitReached, &[PauseReason::MaxConsecutiveTurns]),
+    (ConditionType::RateLimited, &[PauseReason::ProviderRateLimit]),
+];
+
+/// All conditions.
+pub(super) fn compute(facts: &Facts<'_>, status: &LoopStatus) -> Vec<Condition> {
+    let mut list = List {
+        facts,
+        conditions: facts.old.conditions.clone(),
+    };
+    list.accepted();
+    list.pod_ready();
+    list.suspended();
+    list.guardrails();
+    list.link();
+    list.model();
+    list.standing(status);
+    list.conditions
+}
+
+/// Where an Agent stands, for the three conditions of kstatus.
+enum Standing {
+    /// Nobody is needed.
+    Ready(Word),
+    /// Nobody is needed, and something is still under way.
+    Settling(Word),
+    /// It is being worked on.
+    Reconciling(Word),
+    /// A person must act.
+    Stalled(Word),
+}
+
+/// Reason and message.
+struct Word {
+    reason: String,
+    message: String,
+}
+
+fn word(reason: &str, message: impl Into<String>) -> Word {
+    Word {
+        reason: reason.into(),
+        message: message.into(),
+    }
+}
+
+struct List<'a> {
+    facts: &'a Facts<'a>,
+    conditions: Vec<Condition>,
+}
+
+impl List<'_> {
+    fn set(&mut self, type_: ConditionType, status: bool, reason: &str, message: impl Into<String>) {
+        let generation = self.facts.agent.metadata.generation;
+        let new = condition::condition(type_, status, reason, message, generation, self.facts.now);
+        condition::set(&mut self.conditions, new);
+    }
+
+    /// Leaves what a condition says, or says for the first time that it does not hold.
+    fn keep(&mut self, type_: ConditionType) {
+        match self.conditions.iter_mut().find(|old| old.type_ == type_.as_ref()) {
+            Some(old) => old.observed_generation = self.facts.agent.metadata.generation,
+            None => self.set(type_, false, INACTIVE, ""),
+        }
+    }
+
+    fn holds(&self, type_: ConditionType) -> Option<&Condition> {
+        condition::find(&self.conditions, type_).filter(|condition| condition.status == "True")
+    }
+
+    fn accepted(&mut self) {
+        match self.facts.verdict {
+            Err(invalid) => self.set(
+                ConditionType::Accepted,
+                false,
+                invalid.reason.as_ref(),
+                invalid.message.clone(),
+            ),
+            // A stopped Agent's references are not looked at: what was said of them stands.
+            Ok(())
+                if !self.facts.looked
+                    && self.facts.rest().is_some()
+                    && condition::find(&self.conditions, ConditionType::Accepted).is_some() =>
+            {
+                self.keep(ConditionType::Accepted);
+            }
+            Ok(()) => self.set(
+                ConditionType::Accepted,
+                true,
+                "Accepted",
+                "the spec and all it refers to are usable",
+            ),
+        }
+    }
+
+    fn pod_ready(&mut self) {
+        let (reason, message) = match (self.facts.obstacle, self.facts.pod) {
+            (Some(Obstacle::NodeLost(node)), _) => (PodReason::NodeLost, self.node_lost(node)),
+            (Some(Obstacle::Refused(message)), _) => (
+                PodReason::Absent,
+                format!("the API server refuses the pod or its volume claim: {message}"),
+            ),
+            (Some(Obstacle::Foreign), _) => (
+                PodReason::Absent,
+                "a pod of this name exists and belongs to something else: delete it, or make the Agent under another name"
+                    .into(),
+            ),
+            (None, Some(pod)) => (pod.reason, pod.message.clone()),
+            (None, None) => (PodReason::Absent, "there is no pod".into()),
+        };
+        let ready = reason == PodReason::Running;
+        self.set(ConditionType::PodReady, ready, reason.as_ref(), message);
+    }
+
+    fn node_lost(&self, node: &str) -> String {
+        let pod = self.facts.pod.map_or("", |pod| pod.name.as_str());
+        let namespace = self.facts.agent.metadata.namespace.as_deref().unwrap_or_default();
+        format!(
+            "node {node} does not answer, so the old pod may still act and no second one is started. When the node is \
+             surely off: kubectl taint nodes {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or \
+             kubectl delete pod -n {namespace} {pod} --force --grace-period=0"
+        )
+    }
+
+    fn suspended(&mut self) {
+        if self.facts.agent.spec.suspend {
+            let reason = PauseReason::SuspendedBySpec.as_ref();
+            self.set(
+                ConditionType::Suspended,
+                true,
+                reason,
+                "set spec.suspend to false to go on",
+            );
+        } else {
+            self.set(ConditionType::Suspended, false, INACTIVE, "");
+        }
+    }
+
+    /// Each guardrail is what the worker says; without its word it stays as it was.
+    fn guardrails(&mut self) {
+        let Some(report) = self.facts.report() else {
+            for (type_, _) in GUARDRAILS {
+                self.keep(type_);
+            }
+            return;
+        };
+        for (type_, reasons) in GUARDRAILS {
+            match report.reasons.iter().find(|held| reasons.contains(&held.reason)) {
+                Some(held) => {
+                    let until = held.until.map(|until| format!("; goes on at {}", seconds(until)));
+                    let message = format!("{}{}", held.message, until.unwrap_or_default());
+                    self.set(type_, true, held.reason.as_ref(), message);
+                }
+                None => self.set(type_, false, INACTIVE, ""),
+            }
+        }
+    }
+
+    fn link(&mut self) {
+        let type_ = ConditionType::LinkLost;
+        let reported = self
+            .facts
+            .report()
+            .is_some_and(|report| report.reasons.iter().any(|held| held.reason == PauseReason::LinkLost));
+        if self.facts.silent || reported {
+            let message = "no contact between the pod and the controller for 60 s; the loop does nothing until it is \
+                           back. Check that the network lets the pod reach the controller's link Service";
+            self.set(type_, true, PauseReason::LinkLost.as_ref(), message);
+        } else if self.facts.heard.is_some() || !self.facts.same_pod() {
+            self.set(type_, false, INACTIVE, "");
+        } else {
+            self.keep(type_);
+        }
+    }
+
+    fn model(&mut self) {
+        let type_ = ConditionType::ModelAvailable;
+        let report = self.facts.heard.and_then(|heard| heard.report.model.as_ref());
+        match report.map(|report| (report.failure, report)) {
+            Some((None, _)) => self.set(type_, true, "Reachable", "the model answers"),
+            Some((Some(kind), report)) if says_of_model(kind) => {
+                self.set(type_, false, kind.as_ref(), report.message.clone());
+            }
+            Some((Some(_), _)) | None if condition::find(&self.conditions, type_).is_some() => self.keep(type_),
+            Some((Some(_), _)) | None => {
+                self.set(type_, false, NOT_CALLED, "no call has been made yet");
+                if let Some(unknown) = self.conditions.last_mut() {
+                    unknown.status = "Unknown".into();
+                }
+            }
+        }
+    }
+
+    fn standing(&mut self, status: &LoopStatus) {
+        let standing = self.find_standing(status);
+        condition::remove(&mut self.conditions, ConditionType::Reconciling);
+        condition::remove(&mut self.conditions, ConditionType::Stalled);
+        let (ready, also, word) = match standing {
+            Standing::Ready(word) => (true, None, word),
+            Standing::Settling(word) => (true, Some(ConditionType::Reconciling), word),
+            Standing::Reconciling(word) => (false, Some(ConditionType::Reconciling), word),
+            Standing::Stalled(word) => (false, Some(ConditionType::Stalled), word),
+        };
+        self.set(ConditionType::Ready, ready, &word.reason, word.message.clone());
+        if let Some(also) = also {
+            let since = condition::find(&self.facts.old.conditions, also).cloned();
+            self.conditions.extend(since);
+            self.set(also, true, &word.reason, word.message);
+        }
+    }
+
+    fn find_standing(&self, status: &LoopStatus) -> Standing {
+        let facts = self.facts;
+        let pod_ready = condition::find(&self.conditions, ConditionType::PodReady);
+        let pod_message = || pod_ready.map_or_else(String::new, |condition| condition.message.clone());
+        if let Err(invalid) = facts.verdict {
+            return Standing::Stalled(word(invalid.reason.as_ref(), invalid.message.clone()));
+        }
+        match facts.obstacle {
+            Some(Obstacle::NodeLost(_)) => return Standing::Stalled(word("NodeLost", pod_message())),
+            Some(Obstacle::Foreign) => return Standing::Stalled(word("PodNameTaken", pod_message())),
+            Some(Obstacle::Refused(_)) => return Standing::Reconciling(word("PodRefused", pod_message())),
+            None => {}
+        }
+        match (facts.rest(), facts.pod) {
+            (Some(Rest::Suspended), None) => {
+                let reason = PauseReason::SuspendedBySpec.as_ref();
+                return Standing::Ready(word(reason, "suspended by spec.suspend; the state is kept"));
+            }
+            (Some(Rest::Suspended), Some(_)) => {
+                let reason = PauseReason::SuspendedBySpec.as_ref();
+                return Standing::Settling(word(reason, "the loop is being stopped for spec.suspend"));
+            }
+            (Some(Rest::Completed), _) => {
+                let message = "the agent ended its loop; a changed spec or a wake request starts it again";
+                return Standing::Ready(word("Completed", message));
+            }
+            (None, _) => {}
+        }
+        if facts.replacing() {
+            return Standing::Reconciling(word("Replacing", "the old pod is ending; the next one follows"));
+        }
+        let Some(pod) = facts.pod else {
+            return Standing::Reconciling(word("Starting", "the pod is about to be made"));
+        };
+        if pod.reason != PodReason::Running {
+            return Standing::Reconciling(word(pod.reason.as_ref(), pod_message()));
+        }
+        if status.state == LoopState::Starting {
+            return Standing::Reconciling(word("Starting", "the pod runs; its loop has not reported yet"));
+        }
+        self.of_the_loop(facts.intent)
+    }
+
+    /// The pod runs and its loop has spoken.
+    fn of_the_loop(&self, intent: Intent) -> Standing {
+        if let Some(lost) = self.holds(ConditionType::LinkLost) {
+            return Standing::Reconciling(word(&lost.reason, lost.message.clone()));
+        }
+        let model = condition::find(&self.conditions, ConditionType::ModelAvailable);
+        if let Some(model) = model.filter(|model| model.status == "False") {
+            let word = word(&model.reason, model.message.clone());
+            let needs_person = [FailureKind::AuthenticationFailed, FailureKind::QuotaExceeded];
+            return if needs_person.iter().any(|kind| kind.as_ref() == model.reason) {
+                Standing::Stalled(word)
+            } else {
+                Standing::Reconciling(word)
+            };
+        }
+        if let Some(held) = GUARDRAILS.iter().find_map(|(type_, _)| self.holds(*type_)) {
+            return Standing::Ready(word(&held.type_, held.message.clone()));
+        }
+        if matches!(intent, Intent::KeepOutdated(true)) {
+            let message = "the loop still runs the old spec; the new one takes over when it is idle";
+            return Standing::Settling(word("UpdatePending", message));
+        }
+        Standing::Ready(word(LOOP_RUNNING, "the loop runs"))
+    }
+}
+
+/// Whether a failed call says something of the model; the others are about the pod, or clear by themselves.
+fn says_of_model(kind: FailureKind) -> bool {
+    match kind {
+        FailureKind::Unreachable
+        | FailureKind::Timeout
+        | FailureKind::QuotaExceeded
+        | FailureKind::AuthenticationFailed
+        | FailureKind::BadResponse => true,
+        FailureKind::RateLimited
+        | FailureKind::Cancelled
+        | FailureKind::LinkLost
+        | FailureKind::Fenced
+        | FailureKind::Interrupted
+        | FailureKind::RecordFailed => false,
+    }
+}
+
+fn seconds(moment: jiff::Timestamp) -> String {
+    moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}

@@ -1,0 +1,137 @@
+//! Step three: what there should be. Pure.
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+
+use super::context::Settings;
+use super::intent::{Intent, Replace};
+use super::memory::Remembered;
+use super::observe::{NodeState, Observed};
+use super::requests;
+use super::validate::Invalid;
+use super::{manifest, objects};
+use crate::api::{Agent, AgentStatus};
+use crate::controller::loops::LivePod;
+use crate::link::messages::{Directives, Known};
+
+/// What is to be done with the pod.
+#[derive(Debug, PartialEq)]
+pub(super) enum PodStep {
+    /// Leave it as it is.
+    Nothing,
+    /// Make it.
+    Create(Box<Pod>),
+    /// Delete the one with this uid.
+    Delete {
+        /// Its uid.
+        uid: String,
+        /// Without waiting for its node, which is gone.
+        force: bool,
+    },
+}
+
+/// The pod that may speak, and what it is told.
+#[derive(Debug, PartialEq)]
+pub(super) struct Voice {
+    /// The pod.
+    pub(super) pod: LivePod,
+    /// What is known of its loop.
+    pub(super) known: Known,
+    /// What it is to do.
+    pub(super) directives: Directives,
+}
+
+/// All that is to be done.
+#[derive(Debug, PartialEq)]
+pub(super) struct Plan {
+    /// With the pod.
+    pub(super) pod: PodStep,
+    /// The claim that must exist, when that is not known yet.
+    pub(super) claim: Option<PersistentVolumeClaim>,
+    /// Who may speak; `None`: nobody.
+    pub(super) voice: Option<Voice>,
+}
+
+/// What should be, given what is.
+pub(super) fn desired(
+    agent: &Agent,
+    status: &AgentStatus,
+    observed: &Observed,
+    verdict: &Result<(), Invalid>,
+    memory: &Remembered,
+    settings: &Settings,
+) -> Plan {
+    let recorded = status.r#loop.as_ref().map_or(0, |status| status.epoch);
+    let epoch = recorded.max(memory.epoch) + 1;
+    let pod = pod_step(agent, epoch, observed, verdict.is_ok(), settings);
+    let creating = matches!(pod, PodStep::Create(_));
+    let waiting = observed
+        .pod
+        .as_ref()
+        .is_some_and(|pod| pod.node.is_none() && !pod.ending());
+    let wanted = !agent.spec.storage.ephemeral && !memory.claim_known && (creating || waiting);
+    Plan {
+        pod,
+        claim: wanted.then(|| objects::claim(agent)),
+        voice: voice(agent, status, observed),
+    }
+}
+
+fn pod_step(agent: &Agent, epoch: i64, observed: &Observed, valid: bool, settings: &Settings) -> PodStep {
+    let delete = |force| match &observed.pod {
+        Some(pod) => PodStep::Delete {
+            uid: pod.uid.clone(),
+            force,
+        },
+        None => PodStep::Nothing,
+    };
+    match observed.intent {
+        Intent::Create if valid => PodStep::Create(Box::new(manifest::pod(agent, epoch, settings))),
+        // A running loop is not ended for a spec that cannot run.
+        Intent::Replace(Replace::Outdated) if valid => delete(false),
+        Intent::Replace(Replace::Stopped | Replace::Ended | Replace::Foreign) | Intent::Remove(_) => delete(false),
+        Intent::Ending { overdue: true, .. } if observed.node == Some(NodeState::Gone) => delete(true),
+        Intent::Create
+        | Intent::CreateLater(_)
+        | Intent::Keep
+        | Intent::KeepOutdated(_)
+        | Intent::Replace(Replace::Outdated)
+        | Intent::AwaitStop(_)
+        | Intent::RecordOutcome
+        | Intent::Rest(_)
+        | Intent::Ending { .. } => PodStep::Nothing,
+    }
+}
+
+/// The Agent's own pod may speak as long as its object exists: an ending one still has its last totals to say.
+fn voice(agent: &Agent, status: &AgentStatus, observed: &Observed) -> Option<Voice> {
+    let pod = observed.pod.as_ref()?;
+    if pod.owner.as_deref() != agent.metadata.uid.as_deref() || pod.ended {
+        return None;
+    }
+    Some(Voice {
+        pod: LivePod {
+            uid: pod.uid.clone(),
+            epoch: pod.epoch,
+        },
+        known: known(status),
+        directives: directives(agent, status),
+    })
+}
+
+/// Totals for a pod whose storage is new.
+pub(super) fn known(status: &AgentStatus) -> Known {
+    Known {
+        usage: status.usage.clone().unwrap_or_default(),
+        turn: status.r#loop.as_ref().map_or(0, |status| status.turn),
+    }
+}
+
+/// What a pod of this Agent is to do.
+pub(super) fn directives(agent: &Agent, status: &AgentStatus) -> Directives {
+    let open = requests::open(agent, status);
+    Directives {
+        suspend: agent.spec.suspend,
+        wake: open.wake,
+        resume: open.resume,
+    }
+}

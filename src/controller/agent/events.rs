@@ -1,0 +1,182 @@
+//! Kubernetes Events: one for each transition that a person may want to know of, never with text of a prompt.
+//!
+//! The first start of an Agent emits one (`LoopStarted`), after its status is written: an Event is a write too. A pod
+//! made again emits `PodCreated`. Events are sent in the background and may be lost; status is the truth.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::runtime::events::{Event, EventType, Recorder};
+use tokio::sync::mpsc;
+
+use super::apply::Applied;
+use super::intent::Replace;
+use crate::api::AgentStatus;
+use crate::api::condition::{self, ConditionType};
+use crate::api::status::LoopState;
+
+/// Events waiting to be sent; more are dropped.
+const QUEUE: usize = 1024;
+/// Longest time one may take.
+const SEND: Duration = Duration::from_secs(10);
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Notice {
+    /// Whether somebody should look.
+    pub(super) warning: bool,
+    /// Why.
+    pub(super) reason: String,
+    /// What was done.
+    pub(super) action: &'static str,
+    /// In words.
+    pub(super) note: String,
+}
+
+impl Notice {
+    fn normal(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
+        Self {
+            warning: false,
+            reason: reason.into(),
+            action,
+            note: note.into(),
+        }
+    }
+
+    fn warning(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
+        Self {
+            warning: true,
+            ..Self::normal(reason, action, note)
+        }
+    }
+}
+
+/// Guardrails whose beginning is an event.
+const GUARDRAILS: [ConditionType; 4] = [
+    ConditionType::RateLimited,
+    ConditionType::TurnLimitReached,
+    ConditionType::ErrorLimitReached,
+    ConditionType::LinkLost,
+];
+
+/// What a written status has to tell. Pure.
+pub(super) fn of_status(old: &AgentStatus, new: &AgentStatus) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    let turned = |type_, status: &str| {
+        let now = condition::find(&new.conditions, type_).filter(|now| now.status == status)?;
+        let before = condition::find(&old.conditions, type_).is_some_and(|before| before.status == status);
+        (!before).then_some(now)
+    };
+    for type_ in GUARDRAILS {
+        if let Some(held) = turned(type_, "True") {
+            notices.push(Notice::warning(&held.type_, "Pause", held.message.clone()));
+        }
+    }
+    for (type_, action) in [
+        (ConditionType::Accepted, "Validate"),
+        (ConditionType::ModelAvailable, "CallModel"),
+    ] {
+        if let Some(held) = turned(type_, "False") {
+            notices.push(Notice::warning(&held.reason, action, held.message.clone()));
+        }
+    }
+    if turned(ConditionType::Suspended, "True").is_some() {
+        notices.push(Notice::normal(
+            "Suspended",
+            "Suspend",
+            "spec.suspend was set; the state is kept",
+        ));
+    }
+    let was_suspended = condition::find(&old.conditions, ConditionType::Suspended).is_some_and(|c| c.status == "True");
+    if was_suspended && turned(ConditionType::Suspended, "False").is_some() {
+        notices.push(Notice::normal("Resumed", "Resume", "spec.suspend was cleared"));
+    }
+    notices.extend(of_loop(old, new));
+    notices
+}
+
+fn of_loop(old: &AgentStatus, new: &AgentStatus) -> Option<Notice> {
+    let (before, now) = (old.r#loop.as_ref()?, new.r#loop.as_ref()?);
+    if let (None, Some(outcome)) = (before.outcome, now.outcome) {
+        return Some(Notice::normal(
+            outcome.as_ref(),
+            "End",
+            "the agent ended its loop itself",
+        ));
+    }
+    let up = matches!(now.state, LoopState::Running | LoopState::Sleeping | LoopState::Paused);
+    (before.state == LoopState::Starting && up).then(|| {
+        let note = format!("the loop runs in epoch {}", now.epoch);
+        Notice::normal("LoopStarted", "Start", note)
+    })
+}
+
+/// What was done to the pod. Pure.
+pub(super) fn of_pod(applied: &Applied) -> Option<Notice> {
+    let epoch = applied.pod.as_ref().map_or(0, |pod| pod.epoch);
+    if applied.created && epoch > 1 {
+        let note = format!("made the pod of epoch {epoch}");
+        return Some(Notice::normal("PodCreated", "Create", note));
+    }
+    let why = match applied.replaced? {
+        Replace::Outdated => "the spec changed",
+        Replace::Stopped => "its loop had stopped and is to go on",
+        Replace::Ended => "the pod had ended",
+        Replace::Foreign => "it was made for an earlier Agent of this name",
+    };
+    Some(Notice::normal(
+        "PodReplaced",
+        "Delete",
+        format!("deleted the pod, another follows: {why}"),
+    ))
+}
+
+/// Where events go in.
+#[derive(Clone)]
+pub(super) struct Sink(mpsc::Sender<(Notice, ObjectReference)>);
+
+impl Sink {
+    /// A sink, and what comes out of it.
+    pub(super) fn new() -> (Self, mpsc::Receiver<(Notice, ObjectReference)>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Self(sender), receiver)
+    }
+
+    /// Sends in the background; dropped when too many wait.
+    pub(super) fn send(&self, notices: impl IntoIterator<Item = Notice>, about: &ObjectReference) {
+        for notice in notices {
+            if let Err(error) = self.0.try_send((notice, about.clone())) {
+                tracing::debug!(%error, "an Event was dropped");
+            }
+        }
+    }
+}
+
+/// Publishes what comes out of a sink, one at a time, until the sink is gone.
+pub(super) async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<(Notice, ObjectReference)>) {
+    let mut warned = HashSet::new();
+    while let Some((notice, about)) = queue.recv().await {
+        let event = Event {
+            type_: if notice.warning {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: notice.reason,
+            action: notice.action.into(),
+            note: Some(notice.note),
+            secondary: None,
+        };
+        let sent = tokio::time::timeout(SEND, recorder.publish(&event, &about)).await;
+        let failure = match sent {
+            Ok(Ok(())) => continue,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no answer in time".into(),
+        };
+        // Said once per cause: what cannot be sent now cannot be sent a thousand times either.
+        if warned.len() < 16 && warned.insert(failure.clone()) {
+            tracing::warn!(error = failure, "an Event could not be sent");
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! The pod of an Agent. Pure: the same Agent, epoch and settings give the same pod.
+//!
+//! Who may see what (DESIGN 1) is decided here by mounts: the key, the token and the script only in the gateway, the
+//! instructions and the journal only in the worker, the socket in both.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapProjection, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, EnvVarSource,
+    ExecAction, KeyToPath, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec,
+    Probe, ProjectedVolumeSource, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext,
+    ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Resource, ResourceExt};
+
+use super::context::Settings;
+use super::{names, objects};
+use crate::api::agent::{KeyRef, PodSettings, UpdateStrategy};
+use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
+use crate::link::pod::{
+    API_KEY_FILE, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, LINK_CA_CONFIGMAP,
+    LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SERVICE_ACCOUNT, SOCKET_DIR, WORKER_UID,
+};
+
+/// The binary in the image.
+const BINARY: &str = "/agentloop";
+/// Seconds a link token lives; the kubelet renews it.
+const TOKEN_SECONDS: i64 = 3600;
+/// Group-readable files: gateway and worker have different uids and the same group.
+const GROUP_READABLE: i32 = 0o440;
+
+/// The whole pod.
+pub(super) fn pod(agent: &Agent, epoch: i64, settings: &Settings) -> Pod {
+    let chosen = &agent.spec.pod;
+    let mut labels = chosen.labels.clone();
+    labels.extend(objects::labels(agent));
+    labels.insert("app.kubernetes.io/component".into(), "loop".into());
+    labels.insert("app.kubernetes.io/version".into(), env!("CARGO_PKG_VERSION").into());
+    let mut annotations = chosen.annotations.clone();
+    annotations.insert(names::SPEC_HASH.into(), spec_hash(&agent.spec));
+    annotations.insert(names::EPOCH.into(), epoch.to_string());
+    annotations.insert(
+        names::GENERATION.into(),
+        agent.metadata.generation.unwrap_or_default().to_string(),
+    );
+    Pod {
+        metadata: ObjectMeta {
+            name: agent.metadata.name.clone(),
+            namespace: agent.namespace(),
+            labels: Some(labels),
+            annotations: Some(annotations),
+            owner_references: Some(agent.controller_owner_ref(&()).into_iter().collect()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(pod_spec(agent, epoch, settings)),
+        ..Pod::default()
+    }
+}
+
+/// Hash of all in a spec that a pod is made of; `suspend` and the update strategy are not.
+pub(super) fn spec_hash(spec: &AgentSpec) -> String {
+    let mut spec = spec.clone();
+    spec.suspend = false;
+    spec.pod.update_strategy = UpdateStrategy::default();
+    let text = serde_json::to_vec(&spec).unwrap_or_default();
+    let digest = ring::digest::digest(&ring::digest::SHA256, &text);
+    digest
+        .as_ref()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// Configuration of a container as the value of its variable. The gateway does not get the instructions.
+pub(super) fn config(agent: &Agent, epoch: i64, link_url: &str, container: &str) -> String {
+    let mut spec = agent.spec.clone();
+    spec.pod = PodSettings::default();
+    if container == names::GATEWAY {
+        spec.instructions = None;
+    }
+    let config = PodConfig {
+        namespace: agent.namespace().unwrap_or_default(),
+        name: agent.name_any(),
+        uid: agent.uid().unwrap_or_default(),
+        epoch,
+        link_url: link_url.into(),
+        spec,
+    };
+    // The kubelet expands `$(NAME)` and halves `$$` in values; as a JSON escape no `$` is left to expand.
+    serde_json::to_string(&config)
+        .unwrap_or_default()
+        .replace('$', "\\u0024")
+}
+
+fn pod_spec(agent: &Agent, epoch: i64, settings: &Settings) -> PodSpec {
+    let chosen = agent.spec.pod.clone();
+    PodSpec {
+        service_account_name: Some(SERVICE_ACCOUNT.into()),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        restart_policy: Some("Always".into()),
+        termination_grace_period_seconds: Some(GRACE_SECONDS),
+        security_context: Some(PodSecurityContext {
+            run_as_non_root: Some(true),
+            fs_group: Some(WORKER_UID),
+            fs_group_change_policy: Some("OnRootMismatch".into()),
+            seccomp_profile: Some(SeccompProfile {
+                type_: "RuntimeDefault".into(),
+                ..SeccompProfile::default()
+            }),
+            ..PodSecurityContext::default()
+        }),
+        init_containers: Some(vec![gateway(agent, epoch, settings)]),
+        containers: vec![worker(agent, epoch, settings)],
+        volumes: Some(volumes(agent)),
+        node_selector: (!chosen.node_selector.is_empty()).then_some(chosen.node_selector),
+        tolerations: some(chosen.tolerations),
+        affinity: chosen.affinity,
+        topology_spread_constraints: some(chosen.topology_spread_constraints),
+        runtime_class_name: chosen.runtime_class_name,
+        priority_class_name: chosen.priority_class_name,
+        image_pull_secrets: some(chosen.image_pull_secrets),
+        ..PodSpec::default()
+    }
+}
+
+fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+    (!list.is_empty()).then_some(list)
+}
+
+/// A native sidecar: it serves before the worker starts and ends after it.
+fn gateway(agent: &Agent, epoch: i64, settings: &Settings) -> Container {
+    let mut mounts = vec![
+        mount("socket", SOCKET_DIR, false),
+        sub_path("state", RECORD_DIR, names::GATEWAY),
+        mount("link-token", directory(LINK_TOKEN_FILE), true),
+        mount("link-ca", directory(LINK_CA_FILE), true),
+    ];
+    if agent.spec.model.api_key_secret_ref.is_some() {
+        mounts.push(mount("key", directory(API_KEY_FILE), true));
+    }
+    if agent.spec.model.scripted.is_some() {
+        mounts.push(mount("script", directory(SCRIPT_FILE), true));
+    }
+    Container {
+        restart_policy: Some("Always".into()),
+        startup_probe: Some(Probe {
+            exec: Some(ExecAction {
+                command: Some(vec![BINARY.into(), "probe".into()]),
+            }),
+            period_seconds: Some(1),
+            timeout_seconds: Some(2),
+            failure_threshold: Some(60),
+            ..Probe::default()
+        }),
+        volume_mounts: Some(mounts),
+        resources: Some(settings.gateway_resources.clone()),
+        ..container(agent, epoch, settings, names::GATEWAY, GATEWAY_UID)
+    }
+}
+
+fn worker(agent: &Agent, epoch: i64, settings: &Settings) -> Container {
+    let mut mounts = vec![
+        mount("socket", SOCKET_DIR, false),
+        sub_path("state", JOURNAL_DIR, names::WORKER),
+    ];
+    if agent.spec.instructions_from.is_some() {
+        mounts.push(mount("instructions", directory(INSTRUCTIONS_FILE), true));
+    }
+    let resources: Option<&ResourceRequirements> = agent.spec.pod.resources.as_ref();
+    Container {
+        volume_mounts: Some(mounts),
+        resources: Some(resources.unwrap_or(&settings.worker_resources).clone()),
+        ..container(agent, epoch, settings, names::WORKER, WORKER_UID)
+    }
+}
+
+/// What both containers have: the image, its configuration, and the `restricted` profile.
+fn container(agent: &Agent, epoch: i64, settings: &Settings, name: &str, uid: i64) -> Container {
+    Container {
+        name: name.into(),
+        image: Some(settings.image.clone()),
+        image_pull_policy: settings.image_pull_policy.clone(),
+        command: Some(vec![BINARY.into()]),
+        args: Some(vec![name.into()]),
+        env: Some(vec![
+            EnvVar {
+                name: CONFIG_ENV.into(),
+                value: Some(config(agent, epoch, &settings.link_url, name)),
+                ..EnvVar::default()
+            },
+            EnvVar {
+                name: "AGENTLOOP_POD_UID".into(),
+                value_from: Some(EnvVarSource {
+                    field_ref: Some(ObjectFieldSelector {
+                        field_path: "metadata.uid".into(),
+                        ..ObjectFieldSelector::default()
+                    }),
+                    ..EnvVarSource::default()
+                }),
+                ..EnvVar::default()
+            },
+        ]),
+        security_context: Some(SecurityContext {
+            run_as_non_root: Some(true),
+            run_as_user: Some(uid),
+            run_as_group: Some(WORKER_UID),
+            allow_privilege_escalation: Some(false),
+            read_only_root_filesystem: Some(true),
+            capabilities: Some(Capabilities {
+                drop: Some(vec!["ALL".into()]),
+                ..Capabilities::default()
+            }),
+            ..SecurityContext::default()
+        }),
+        ..Container::default()
+    }
+}
+
+fn volumes(agent: &Agent) -> Vec<Volume> {
+    let mut volumes = vec![socket_volume(), state_volume(agent), token_volume(), ca_volume()];
+    let model = &agent.spec.model;
+    if let Some(key) = &model.api_key_secret_ref {
+        volumes.push(key_volume(key));
+    }
+    if let Some(script) = &model.scripted {
+        volumes.push(text_volume("script", &script.config_map_key_ref));
+    }
+    if let Some(instructions) = &agent.spec.instructions_from {
+        volumes.push(text_volume("instructions", &instructions.config_map_key_ref));
+    }
+    volumes
+}
+
+fn socket_volume() -> Volume {
+    Volume {
+        name: "socket".into(),
+        empty_dir: Some(EmptyDirVolumeSource {
+            medium: Some("Memory".into()),
+            size_limit: Some(Quantity("1Mi".into())),
+        }),
+        ..Volume::default()
+    }
+}
+
+fn state_volume(agent: &Agent) -> Volume {
+    let storage = &agent.spec.storage;
+    let mut volume = Volume {
+        name: "state".into(),
+        ..Volume::default()
+    };
+    if storage.ephemeral {
+        volume.empty_dir = Some(EmptyDirVolumeSource {
+            size_limit: Some(Quantity(storage.size.clone())),
+            ..EmptyDirVolumeSource::default()
+        });
+    } else {
+        volume.persistent_volume_claim = Some(PersistentVolumeClaimVolumeSource {
+            claim_name: names::claim(&agent.name_any()),
+            ..PersistentVolumeClaimVolumeSource::default()
+        });
+    }
+    volume
+}
+
+fn token_volume() -> Volume {
+    projected(
+        "link-token",
+        VolumeProjection {
+            service_account_token: Some(ServiceAccountTokenProjection {
+                audience: Some(LINK_AUDIENCE.into()),
+                expiration_seconds: Some(TOKEN_SECONDS),
+                path: file(LINK_TOKEN_FILE).into(),
+            }),
+            ..VolumeProjection::default()
+        },
+    )
+}
+
+fn ca_volume() -> Volume {
+    projected(
+        "link-ca",
+        VolumeProjection {
+            config_map: Some(ConfigMapProjection {
+                name: LINK_CA_CONFIGMAP.into(),
+                ..ConfigMapProjection::default()
+            }),
+            ..VolumeProjection::default()
+        },
+    )
+}
+
+fn projected(name: &str, source: VolumeProjection) -> Volume {
+    Volume {
+        name: name.into(),
+        projected: Some(ProjectedVolumeSource {
+            default_mode: Some(GROUP_READABLE),
+            sources: Some(vec![source]),
+        }),
+        ..Volume::default()
+    }
+}
+
+fn key_volume(reference: &KeyRef) -> Volume {
+    Volume {
+        name: "key".into(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(reference.name.clone()),
+            items: Some(vec![item(reference, API_KEY_FILE)]),
+            default_mode: Some(GROUP_READABLE),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    }
+}
+
+fn text_volume(name: &str, reference: &KeyRef) -> Volume {
+    Volume {
+        name: name.into(),
+        config_map: Some(ConfigMapVolumeSource {
+            name: reference.name.clone(),
+            items: Some(vec![item(reference, SCRIPT_FILE)]),
+            default_mode: Some(GROUP_READABLE),
+            ..ConfigMapVolumeSource::default()
+        }),
+        ..Volume::default()
+    }
+}
+
+fn item(reference: &KeyRef, path: &str) -> KeyToPath {
+    KeyToPath {
+        key: reference.key.clone(),
+        path: file(path).into(),
+        ..KeyToPath::default()
+    }
+}
+
+fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: volume.into(),
+        mount_path: path.into(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+fn sub_path(volume: &str, path: &str, sub_path: &str) -> VolumeMount {
+    VolumeMount {
+        sub_path: Some(sub_path.into()),
+        ..mount(volume, path, false)
+    }
+}
+
+/// The directory of a path; mounts are whole directories, so that the kubelet can renew what is in them.
+fn directory(path: &str) -> &str {
+    path.rsplit_once('/').map_or("/", |(directory, _)| directory)
+}
+
+fn file(path: &str) -> &str {
+    path.rsplit_once('/').map_or(path, |(_, file)| file)
+}
+
+/// Annotations of a pod that this module wrote, read back.
+pub(super) struct Marks<'a>(pub(super) Option<&'a BTreeMap<String, String>>);
+
+impl Marks<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0?.get(key).map(String::as_str)
+    }
+
+    /// The fencing epoch; 0 when it is unreadable.
+    pub(super) fn epoch(&self) -> i64 {
+        self.get(names::EPOCH).and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    /// Whether the pod was made from another spec. A generation that has not moved means the same spec, whatever a
+    /// newer controller makes of it: an upgrade alone replaces nothing.
+    pub(super) fn outdated(&self, agent: &Agent) -> bool {
+        let generation = agent.metadata.generation.unwrap_or_default().to_string();
+        self.get(names::GENERATION) != Some(generation.as_str())
+            && self.get(names::SPEC_HASH) != Some(spec_hash(&agent.spec).as_str())
+    }
+}

@@ -1,0 +1,95 @@
+//! What every namespace with Agents has once: the service account of their pods and the CA bundle of the link.
+//!
+//! Made before the first pod of a namespace and remembered; published again when the bundle changes. They stay when the
+//! last Agent goes: they hold no secret and no right, and whoever deletes the namespace deletes them.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams};
+use tokio::sync::watch;
+
+use super::error::{Error, call, find};
+use super::{names, objects};
+use crate::link::pod::{LINK_CA_CONFIGMAP, SERVICE_ACCOUNT};
+
+/// The namespaces that are known to have both objects, with the present bundle.
+pub(super) struct Namespaces {
+    client: Client,
+    bundle: watch::Receiver<String>,
+    ready: Mutex<HashSet<String>>,
+}
+
+impl Namespaces {
+    pub(super) fn new(client: Client, bundle: watch::Receiver<String>) -> Self {
+        Self {
+            client,
+            bundle,
+            ready: Mutex::default(),
+        }
+    }
+
+    /// Makes sure that a namespace has both; no request when that is known.
+    pub(super) async fn ensure(&self, namespace: &str) -> Result<(), Error> {
+        if self.lock().contains(namespace) {
+            return Ok(());
+        }
+        let bundle = self.bundle.borrow().clone();
+        tokio::try_join!(self.service_account(namespace), self.ca_bundle(namespace, &bundle))?;
+        // A bundle that changed meanwhile clears the set; this entry is then as old as the rest and must go too.
+        if *self.bundle.borrow() == bundle {
+            self.lock().insert(namespace.into());
+        }
+        Ok(())
+    }
+
+    /// Nothing is known of this namespace any more.
+    pub(super) fn forget(&self, namespace: &str) {
+        self.lock().remove(namespace);
+    }
+
+    /// Publishes the present bundle in all these namespaces, and says which of them failed.
+    pub(super) async fn publish(&self, namespaces: HashSet<String>) -> Result<(), Error> {
+        self.lock().clear();
+        for namespace in namespaces {
+            self.ensure(&namespace).await?;
+        }
+        Ok(())
+    }
+
+    async fn service_account(&self, namespace: &str) -> Result<(), Error> {
+        let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
+        let known = find("get the service account", api.get(SERVICE_ACCOUNT)).await?;
+        let wanted = objects::service_account(namespace);
+        if known.is_some_and(|known| known.automount_service_account_token == wanted.automount_service_account_token) {
+            return Ok(());
+        }
+        let (params, patch) = (applied(), Patch::Apply(&wanted));
+        call("apply the service account", api.patch(SERVICE_ACCOUNT, &params, &patch))
+            .await
+            .map(|_| ())
+    }
+
+    async fn ca_bundle(&self, namespace: &str, bundle: &str) -> Result<(), Error> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+        let wanted = objects::ca_bundle(namespace, bundle);
+        let known = find("get the CA bundle", api.get(LINK_CA_CONFIGMAP)).await?;
+        if known.is_some_and(|known| known.data == wanted.data) {
+            return Ok(());
+        }
+        let (params, patch) = (applied(), Patch::Apply(&wanted));
+        call("apply the CA bundle", api.patch(LINK_CA_CONFIGMAP, &params, &patch))
+            .await
+            .map(|_| ())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn applied() -> PatchParams {
+    PatchParams::apply(names::MANAGER).force()
+}

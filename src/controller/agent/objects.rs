@@ -1,0 +1,86 @@
+//! The small objects around a pod: its volume claim, and per namespace the service account and the CA bundle.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    ConfigMap, PersistentVolumeClaim, PersistentVolumeClaimSpec, ServiceAccount, VolumeResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Resource, ResourceExt};
+
+use super::names;
+use crate::api::agent::RetentionPolicy;
+use crate::api::{AGENT_LABEL, Agent};
+use crate::link::pod::{LINK_CA_CONFIGMAP, SERVICE_ACCOUNT};
+
+/// Labels of everything made for one Agent.
+pub(super) fn labels(agent: &Agent) -> BTreeMap<String, String> {
+    let name = agent.name_any();
+    let mut labels = shared_labels();
+    labels.insert("app.kubernetes.io/name".into(), "agent".into());
+    labels.insert("app.kubernetes.io/instance".into(), name.clone());
+    labels.insert(AGENT_LABEL.into(), name);
+    labels
+}
+
+/// Labels of what all Agents of a namespace share.
+fn shared_labels() -> BTreeMap<String, String> {
+    BTreeMap::from([
+        ("app.kubernetes.io/part-of".into(), "agentloop".into()),
+        ("app.kubernetes.io/managed-by".into(), names::MANAGER.into()),
+    ])
+}
+
+/// The volume claim. It goes with the Agent only when the Agent says so.
+pub(super) fn claim(agent: &Agent) -> PersistentVolumeClaim {
+    let storage = &agent.spec.storage;
+    let owned = storage.retention_policy == RetentionPolicy::Delete;
+    let access_mode: &'static str = storage.access_mode.into();
+    PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            name: Some(names::claim(&agent.name_any())),
+            namespace: agent.namespace(),
+            labels: Some(labels(agent)),
+            owner_references: owned.then(|| agent.controller_owner_ref(&()).into_iter().collect()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeClaimSpec {
+            access_modes: Some(vec![access_mode.into()]),
+            storage_class_name: storage.storage_class_name.clone(),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some(BTreeMap::from([("storage".into(), Quantity(storage.size.clone()))])),
+                ..VolumeResourceRequirements::default()
+            }),
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        ..PersistentVolumeClaim::default()
+    }
+}
+
+/// The service account of agent pods: no rights, no token.
+pub(super) fn service_account(namespace: &str) -> ServiceAccount {
+    ServiceAccount {
+        metadata: shared_meta(namespace, SERVICE_ACCOUNT),
+        automount_service_account_token: Some(false),
+        ..ServiceAccount::default()
+    }
+}
+
+/// The CA bundle that gateways trust.
+pub(super) fn ca_bundle(namespace: &str, bundle: &str) -> ConfigMap {
+    ConfigMap {
+        metadata: shared_meta(namespace, LINK_CA_CONFIGMAP),
+        data: Some(BTreeMap::from([("ca.crt".into(), bundle.into())])),
+        ..ConfigMap::default()
+    }
+}
+
+fn shared_meta(namespace: &str, name: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.into()),
+        namespace: Some(namespace.into()),
+        labels: Some(shared_labels()),
+        ..ObjectMeta::default()
+    }
+}

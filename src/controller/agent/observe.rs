@@ -1,0 +1,194 @@
+//! Step one: what there is. All reads of a reconcile, and no decision.
+//!
+//! Pods come from the watch. Everything else is read only when it matters: references before a pod is made, the node of
+//! a pod that should be gone. ADR 0002 says why references are not watched.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret};
+use kube::api::Api;
+use kube::runtime::reflector::ObjectRef;
+
+use super::error::{Error, call, find};
+use super::intent::{Intent, Situation};
+use super::manifest::Marks;
+use super::memory::Remembered;
+use super::pod_state::PodState;
+use super::reconcile::{Context, Subject};
+use super::validate::{Looked, References};
+use crate::api::AgentStatus;
+use crate::api::agent::KeyRef;
+use crate::controller::loops::Heard;
+
+/// What is known of the node of a pod that should be gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NodeState {
+    /// Deleted, or marked out-of-service: nothing runs there.
+    Gone,
+    /// It answers, or nothing is known of it.
+    There,
+    /// It does not answer: what runs there is unknown.
+    Silent,
+}
+
+/// All that was read.
+pub(super) struct Observed {
+    /// The pod.
+    pub(super) pod: Option<PodState>,
+    /// What the pod last said.
+    pub(super) heard: Option<Heard>,
+    /// What is to become of the pod.
+    pub(super) intent: Intent,
+    /// What the references led to; `None` when they did not matter.
+    pub(super) references: Option<References>,
+    /// The node of a pod that should be gone.
+    pub(super) node: Option<NodeState>,
+}
+
+/// Reads what this Agent needs.
+pub(super) async fn observe(
+    ctx: &Context,
+    subject: &Subject<'_>,
+    status: &AgentStatus,
+    memory: &Remembered,
+    now: Timestamp,
+) -> Result<Observed, Error> {
+    let found = current_pod(ctx, subject, memory);
+    let pod = found.as_deref().map(PodState::of);
+    let heard = pod
+        .as_ref()
+        .and_then(|pod| ctx.shared.loops.heard(&subject.key, &pod.uid));
+    let last_contact = pod
+        .as_ref()
+        .and_then(|pod| ctx.shared.loops.last_contact(&subject.key, &pod.uid));
+    let situation = Situation {
+        agent: subject.agent,
+        status,
+        pod: pod.as_ref(),
+        marks: Marks(found.as_ref().and_then(|pod| pod.metadata.annotations.as_ref())),
+        heard: heard.as_ref(),
+        last_contact,
+        memory,
+        settings: &ctx.shared.settings,
+        now,
+    };
+    let intent = situation.intent();
+    let references = if matter(intent, subject, memory) {
+        Some(references(ctx, subject).await?)
+    } else {
+        None
+    };
+    let node = match (intent, pod.as_ref().and_then(|pod| pod.node.as_deref())) {
+        (Intent::Ending { overdue: true, .. }, Some(name)) => Some(node(ctx, name).await?),
+        _ => None,
+    };
+    Ok(Observed {
+        pod,
+        heard,
+        intent,
+        references,
+        node,
+    })
+}
+
+/// The pod as the watch has it, or the one just made that the watch does not have yet.
+fn current_pod(ctx: &Context, subject: &Subject<'_>, memory: &Remembered) -> Option<Arc<Pod>> {
+    let reference = ObjectRef::new(&subject.key.name).within(&subject.key.namespace);
+    ctx.pods.get(&reference).or_else(|| memory.created.clone())
+}
+
+/// References are looked at when a pod is about to be made of them, and once per generation of a spec that waits.
+fn matter(intent: Intent, subject: &Subject<'_>, memory: &Remembered) -> bool {
+    let unseen = memory.accepted_generation != subject.agent.metadata.generation;
+    match intent {
+        Intent::Create | Intent::Replace(_) => true,
+        Intent::KeepOutdated(_) | Intent::CreateLater(_) | Intent::Ending { rest: None, .. } => unseen,
+        Intent::Keep
+        | Intent::AwaitStop(_)
+        | Intent::RecordOutcome
+        | Intent::Remove(_)
+        | Intent::Rest(_)
+        | Intent::Ending { rest: Some(_), .. } => false,
+    }
+}
+
+async fn references(ctx: &Context, subject: &Subject<'_>) -> Result<References, Error> {
+    let spec = &subject.agent.spec;
+    let key = async {
+        match &spec.model.api_key_secret_ref {
+            Some(reference) => secret(ctx, subject, reference).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let script = async {
+        match &spec.model.scripted {
+            Some(source) => text(ctx, subject, &source.config_map_key_ref).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let instructions = async {
+        match &spec.instructions_from {
+            Some(source) => text(ctx, subject, &source.config_map_key_ref).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let (key, script, instructions) = tokio::try_join!(key, script, instructions)?;
+    Ok(References {
+        key,
+        script,
+        instructions,
+    })
+}
+
+/// Only whether the key is there; what it says is dropped at once.
+async fn secret(ctx: &Context, subject: &Subject<'_>, reference: &KeyRef) -> Result<Looked<()>, Error> {
+    let api: Api<Secret> = subject.api(ctx);
+    let secret = find("get a Secret", api.get(&reference.name)).await?;
+    Ok(match secret {
+        None => Looked::NoObject,
+        Some(secret) if secret.data.iter().flatten().any(|(key, _)| *key == reference.key) => Looked::Found(()),
+        Some(_) => Looked::NoKey,
+    })
+}
+
+async fn text(ctx: &Context, subject: &Subject<'_>, reference: &KeyRef) -> Result<Looked<String>, Error> {
+    let api: Api<ConfigMap> = subject.api(ctx);
+    let config_map = find("get a ConfigMap", api.get(&reference.name)).await?;
+    Ok(match config_map {
+        None => Looked::NoObject,
+        Some(config_map) => {
+            let data: BTreeMap<String, String> = config_map.data.unwrap_or_default();
+            data.get(&reference.key)
+                .map_or(Looked::NoKey, |text| Looked::Found(text.clone()))
+        }
+    })
+}
+
+async fn node(ctx: &Context, name: &str) -> Result<NodeState, Error> {
+    let api: Api<Node> = Api::all(ctx.shared.client.clone());
+    let node = match call("get a Node", api.get(name)).await {
+        Ok(node) => node,
+        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_not_found()) => {
+            return Ok(NodeState::Gone);
+        }
+        // An install for some namespaces only may not read nodes: a person decides then.
+        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_forbidden()) => {
+            return Ok(NodeState::Silent);
+        }
+        Err(error) => return Err(error),
+    };
+    let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+    if taints
+        .iter()
+        .any(|taint| taint.key == "node.kubernetes.io/out-of-service")
+    {
+        return Ok(NodeState::Gone);
+    }
+    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+    let ready = conditions
+        .iter()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    Ok(if ready { NodeState::There } else { NodeState::Silent })
+}

@@ -1,0 +1,94 @@
+//! When a changed status is written. Pure.
+//!
+//! What people wait for is written at once, but in the long run at most once per 5 s and Agent (two may follow each
+//! other directly, so that «starting» and «running» both show at once). Numbers, and Running ⇄ Sleeping, wait until
+//! 15 s after the last write.
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::api::AgentStatus;
+use crate::api::status::{LoopState, LoopStatus, Summary};
+
+/// Long-run distance of two writes of one Agent.
+const DISTANCE: SignedDuration = SignedDuration::from_secs(5);
+/// Distance from the last write at which changed numbers are written.
+const SLOW: SignedDuration = SignedDuration::from_secs(15);
+
+/// When a status is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// Nothing changed.
+    Never,
+    /// Now.
+    Now,
+    /// Not before.
+    At(Timestamp),
+}
+
+/// The writes of one Agent so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pace {
+    /// The last write, or the start of the process.
+    last: Timestamp,
+    /// Moment at which the allowance is whole again (the virtual time of a leaky bucket of two).
+    whole_at: Timestamp,
+}
+
+impl Pace {
+    /// No writes yet.
+    pub(super) fn new(now: Timestamp) -> Self {
+        Self {
+            last: now,
+            whole_at: now,
+        }
+    }
+
+    /// A write was made.
+    pub(super) fn wrote(&mut self, now: Timestamp) {
+        self.last = now;
+        self.whole_at = self.whole_at.max(now) + DISTANCE;
+    }
+
+    /// When `new` is to be written over `old`.
+    pub(super) fn due(&self, old: &AgentStatus, new: &AgentStatus, now: Timestamp) -> Due {
+        if old == new {
+            return Due::Never;
+        }
+        let allowed = self.whole_at - DISTANCE;
+        let moment = if urgent(old) == urgent(new) {
+            allowed.max(self.last + SLOW)
+        } else {
+            allowed
+        };
+        if moment <= now { Due::Now } else { Due::At(moment) }
+    }
+}
+
+/// The part of a status that people wait for.
+fn urgent(status: &AgentStatus) -> AgentStatus {
+    let mut status = status.clone();
+    status.usage = None;
+    status.pod = None;
+    if let Some(error) = &mut status.last_error {
+        error.at.0 = Timestamp::UNIX_EPOCH;
+    }
+    let awake = |state| matches!(state, LoopState::Running | LoopState::Sleeping);
+    let mut turning = false;
+    if let Some(status) = &mut status.r#loop {
+        turning = awake(status.state);
+        *status = LoopStatus {
+            state: if turning { LoopState::Running } else { status.state },
+            reasons: status.reasons.clone(),
+            resumes_at: status.resumes_at.clone().filter(|_| !turning),
+            outcome: status.outcome,
+            epoch: status.epoch,
+            ..LoopStatus::default()
+        };
+    }
+    status.summary = status.summary.map(|summary| Summary {
+        tokens: String::new(),
+        resumes: summary.resumes.filter(|_| !turning),
+        reason: summary.reason,
+    });
+    status
+}

@@ -1,0 +1,216 @@
+//! Step five, its pure half: the status that an Agent should have.
+//!
+//! What no pod has spoken of since this controller started stays as it was written, so that a restart writes nothing.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::apply::Obstacle;
+use super::conditions;
+use super::intent::{Intent, Rest};
+use super::pod_state::{PodReason, PodState};
+use super::requests;
+use super::totals;
+use super::validate::Invalid;
+use crate::api::status::{LoopState, LoopStatus, PauseReason, Summary, Usage};
+use crate::api::{Agent, AgentStatus};
+use crate::controller::loops::Heard;
+use crate::link::messages::LoopReport;
+
+/// What a status is made of.
+pub(super) struct Facts<'a> {
+    /// The Agent.
+    pub(super) agent: &'a Agent,
+    /// Its status as last written.
+    pub(super) old: &'a AgentStatus,
+    /// Whether it can run.
+    pub(super) verdict: &'a Result<(), Invalid>,
+    /// Whether its references were looked at.
+    pub(super) looked: bool,
+    /// What is to become of its pod.
+    pub(super) intent: Intent,
+    /// The pod that is there.
+    pub(super) pod: Option<&'a PodState>,
+    /// What it last said.
+    pub(super) heard: Option<&'a Heard>,
+    /// What stands in the way.
+    pub(super) obstacle: Option<&'a Obstacle>,
+    /// No contact for the whole run lease.
+    pub(super) silent: bool,
+    /// Now.
+    pub(super) now: Timestamp,
+}
+
+impl Facts<'_> {
+    /// Why no pod is wanted, if so.
+    pub(super) fn rest(&self) -> Option<Rest> {
+        match self.intent {
+            Intent::Remove(rest) | Intent::Rest(rest) => Some(rest),
+            Intent::Ending { rest, .. } => rest,
+            Intent::AwaitStop(_) => Some(Rest::Suspended),
+            Intent::RecordOutcome => Some(Rest::Completed),
+            Intent::Create | Intent::CreateLater(_) | Intent::Keep | Intent::KeepOutdated(_) | Intent::Replace(_) => {
+                None
+            }
+        }
+    }
+
+    /// Whether the pod is about to go, for another to follow.
+    pub(super) fn replacing(&self) -> bool {
+        matches!(self.intent, Intent::Ending { rest: None, .. })
+            || matches!(self.intent, Intent::Replace(_)) && self.verdict.is_ok()
+    }
+
+    /// What the worker said.
+    pub(super) fn report(&self) -> Option<&LoopReport> {
+        self.heard.and_then(|heard| heard.report.loop_.as_ref())
+    }
+
+    /// Whether the status speaks of the pod that is there.
+    pub(super) fn same_pod(&self) -> bool {
+        let recorded = self.old.r#loop.as_ref().map(|status| status.epoch);
+        self.pod.is_some_and(|pod| recorded == Some(pod.epoch))
+    }
+}
+
+/// The status that an Agent should have.
+pub(super) fn compute(facts: &Facts<'_>) -> AgentStatus {
+    let old = facts.old;
+    let status = loop_status(facts);
+    let usage = usage(facts);
+    let restarted = old.r#loop.as_ref().is_some_and(|old| old.outcome.is_some()) && status.outcome.is_none();
+    let handled = facts.report().map(|report| &report.handled);
+    AgentStatus {
+        observed_generation: facts.agent.metadata.generation,
+        conditions: conditions::compute(facts, &status),
+        summary: Some(summary(facts, &status, usage.as_ref())),
+        r#loop: Some(status),
+        usage,
+        pod: facts.pod.map(PodState::status),
+        last_error: facts
+            .report()
+            .and_then(|report| report.last_error.clone())
+            .or_else(|| old.last_error.clone()),
+        last_handled_requests: requests::remember(facts.agent, old.last_handled_requests.as_ref(), handled, restarted),
+    }
+}
+
+fn loop_status(facts: &Facts<'_>) -> LoopStatus {
+    let old = facts.old.r#loop.clone().unwrap_or_default();
+    let mut status = match facts.rest() {
+        Some(Rest::Suspended) => LoopStatus {
+            state: if facts.pod.is_some() {
+                LoopState::Stopping
+            } else {
+                LoopState::Stopped
+            },
+            reasons: vec![PauseReason::SuspendedBySpec],
+            outcome: old.outcome,
+            ..LoopStatus::default()
+        },
+        Some(Rest::Completed) => LoopStatus {
+            state: LoopState::Stopped,
+            outcome: facts.report().and_then(|report| report.outcome).or(old.outcome),
+            ..LoopStatus::default()
+        },
+        None => live(facts, &old),
+    };
+    status.epoch = old.epoch.max(facts.pod.map_or(0, |pod| pod.epoch));
+    let report = facts.report();
+    status.turn = old.turn.max(report.map_or(0, |report| report.turn));
+    status.consecutive_errors = report.map_or(old.consecutive_errors, |report| report.consecutive_errors);
+    status.consecutive_turns = report.map_or(old.consecutive_turns, |report| report.consecutive_turns);
+    if status.since.is_none() {
+        let same = facts.old.r#loop.is_some() && status.state == old.state;
+        status.since = if same { old.since } else { Some(Time(facts.now)) };
+    }
+    status
+}
+
+/// A loop that is meant to run.
+fn live(facts: &Facts<'_>, old: &LoopStatus) -> LoopStatus {
+    let plain = |state| LoopStatus {
+        state,
+        ..LoopStatus::default()
+    };
+    let Some(pod) = facts.pod else {
+        return plain(match facts.verdict {
+            Ok(()) => LoopState::Starting,
+            Err(_) => LoopState::Stopped,
+        });
+    };
+    if facts.replacing() {
+        return plain(LoopState::Stopping);
+    }
+    if pod.reason != PodReason::Running {
+        return plain(LoopState::Starting);
+    }
+    let mut status = match facts.report() {
+        Some(report) => reported(report),
+        None if facts.same_pod() => LoopStatus {
+            since: old.since.clone(),
+            ..old.clone()
+        },
+        None => plain(LoopState::Starting),
+    };
+    if facts.silent {
+        if status.state != LoopState::Paused {
+            status.since = None;
+        }
+        status.state = LoopState::Paused;
+        status.resumes_at = None;
+        status.wake = None;
+        status.reasons.push(PauseReason::LinkLost);
+    }
+    status.reasons.sort();
+    status.reasons.dedup();
+    status
+}
+
+fn reported(report: &LoopReport) -> LoopStatus {
+    LoopStatus {
+        state: report.state,
+        reasons: report.reasons.iter().map(|held| held.reason).collect(),
+        since: report.since.map(Time),
+        resumes_at: report.resumes_at.map(Time),
+        wake: report.wake.clone(),
+        outcome: report.outcome,
+        ..LoopStatus::default()
+    }
+}
+
+/// Totals never step back, whatever a pod says.
+fn usage(facts: &Facts<'_>) -> Option<Usage> {
+    let old = facts.old.usage.clone();
+    let Some(heard) = facts.heard else {
+        return old;
+    };
+    let mut new = heard.report.usage.clone();
+    new.turns = facts.report().map_or(0, |report| report.turns_completed);
+    Some(totals::merge(old.unwrap_or_default(), new))
+}
+
+fn summary(facts: &Facts<'_>, status: &LoopStatus, usage: Option<&Usage>) -> Summary {
+    let reasons: Vec<&str> = status.reasons.iter().map(AsRef::as_ref).collect();
+    let reason = if !reasons.is_empty() {
+        Some(reasons.join(","))
+    } else if let Some(outcome) = status.outcome {
+        Some(outcome.as_ref().to_owned())
+    } else if let Err(invalid) = facts.verdict {
+        Some(invalid.reason.as_ref().to_owned())
+    } else {
+        let trouble = facts.pod.map(|pod| pod.reason);
+        let calm = [PodReason::Starting, PodReason::Running, PodReason::Absent];
+        trouble
+            .filter(|reason| !calm.contains(reason))
+            .map(|reason| reason.as_ref().to_owned())
+    };
+    Summary {
+        tokens: totals::short(usage.map_or(0, totals::tokens)),
+        resumes: status
+            .resumes_at
+            .as_ref()
+            .map(|at| at.0.strftime("%H:%M UTC").to_string()),
+        reason,
+    }
+}

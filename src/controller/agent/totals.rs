@@ -1,0 +1,130 @@
+//! Arithmetic of usage totals. Pure.
+
+use crate::api::status::{ModelUsage, Usage};
+
+/// Most models shown.
+const MOST_MODELS: usize = 10;
+
+/// The greater of both in each field: totals never step back.
+pub(super) fn merge(old: Usage, new: Usage) -> Usage {
+    let mut by_model = old.by_model;
+    for model in new.by_model {
+        match by_model.iter_mut().find(|known| known.model == model.model) {
+            Some(known) => raise(known, &model),
+            None => by_model.push(model),
+        }
+    }
+    by_model.truncate(MOST_MODELS);
+    Usage {
+        calls: old.calls.max(new.calls),
+        unknown_calls: old.unknown_calls.max(new.unknown_calls),
+        input_tokens: old.input_tokens.max(new.input_tokens),
+        output_tokens: old.output_tokens.max(new.output_tokens),
+        cache_read_tokens: old.cache_read_tokens.max(new.cache_read_tokens),
+        reasoning_tokens: old.reasoning_tokens.max(new.reasoning_tokens),
+        turns: old.turns.max(new.turns),
+        by_model,
+    }
+}
+
+fn raise(known: &mut ModelUsage, new: &ModelUsage) {
+    known.calls = known.calls.max(new.calls);
+    known.unknown_calls = known.unknown_calls.max(new.unknown_calls);
+    known.input_tokens = known.input_tokens.max(new.input_tokens);
+    known.output_tokens = known.output_tokens.max(new.output_tokens);
+    known.cache_read_tokens = known.cache_read_tokens.max(new.cache_read_tokens);
+    known.reasoning_tokens = known.reasoning_tokens.max(new.reasoning_tokens);
+}
+
+/// All tokens; the kinds are disjoint, and reasoning is a part of the output.
+pub(super) fn tokens(usage: &Usage) -> i64 {
+    usage
+        .input_tokens
+        .saturating_add(usage.output_tokens)
+        .saturating_add(usage.cache_read_tokens)
+}
+
+/// A number for a column: `950`, `9.6k`, `96k`, `1.8M`. Cut, never rounded up.
+pub(super) fn short(number: i64) -> String {
+    const UNITS: [(i64, &str); 4] = [
+        (1_000_000_000_000, "T"),
+        (1_000_000_000, "G"),
+        (1_000_000, "M"),
+        (1_000, "k"),
+    ];
+    for (size, unit) in UNITS {
+        if number >= size {
+            let (whole, tenth) = (number / size, number % size / (size / 10));
+            return if whole < 10 && tenth > 0 {
+                format!("{whole}.{tenth}{unit}")
+            } else {
+                format!("{whole}{unit}")
+            };
+        }
+    }
+    number.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_numbers_read_as_in_the_column() {
+        let cases = [
+            (0, "0"),
+            (999, "999"),
+            (1_000, "1k"),
+            (1_949, "1.9k"),
+            (9_999, "9.9k"),
+            (10_000, "10k"),
+            (96_400, "96k"),
+            (999_999, "999k"),
+            (1_800_000, "1.8M"),
+            (40_000_000, "40M"),
+            (2_000_000_000, "2G"),
+            (i64::MAX, "9223372T"),
+        ];
+        for (number, text) in cases {
+            assert_eq!(short(number), text);
+        }
+    }
+
+    #[test]
+    fn totals_never_step_back_in_any_field() {
+        let model = |name: &str, calls| ModelUsage {
+            model: name.into(),
+            calls,
+            ..ModelUsage::default()
+        };
+        let old = Usage {
+            calls: 5,
+            input_tokens: 100,
+            turns: 3,
+            by_model: vec![model("a", 5)],
+            ..Usage::default()
+        };
+        let new = Usage {
+            calls: 4,
+            input_tokens: 120,
+            turns: 0,
+            by_model: vec![model("a", 4), model("b", 1)],
+            ..Usage::default()
+        };
+        let merged = merge(old, new);
+        assert_eq!((merged.calls, merged.input_tokens, merged.turns), (5, 120, 3));
+        assert_eq!(merged.by_model, [model("a", 5), model("b", 1)]);
+    }
+
+    #[test]
+    fn reasoning_is_not_counted_twice() {
+        let usage = Usage {
+            input_tokens: 1,
+            output_tokens: 20,
+            cache_read_tokens: 300,
+            reasoning_tokens: 7,
+            ..Usage::default()
+        };
+        assert_eq!(tokens(&usage), 321);
+    }
+}

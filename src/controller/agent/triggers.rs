@@ -1,0 +1,85 @@
+//! Which changes of an Agent ask for a reconcile: its spec, its requests, its deletion. Pure.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use kube::{Resource, ResourceExt};
+
+use super::names;
+
+/// What was last seen of each Agent, by uid.
+#[derive(Default)]
+pub(super) struct Triggers {
+    seen: HashMap<String, u64>,
+}
+
+impl Triggers {
+    /// Whether this object asks for a reconcile.
+    pub(super) fn is_new<K: Resource>(&mut self, object: &K) -> bool {
+        let print = print(object);
+        self.seen.insert(uid(object), print) != Some(print)
+    }
+
+    /// The object is gone.
+    pub(super) fn forget<K: Resource>(&mut self, object: &K) {
+        self.seen.remove(&uid(object));
+    }
+
+    /// These are all.
+    pub(super) fn replace<K: Resource>(&mut self, objects: &[Arc<K>]) {
+        let prints = objects
+            .iter()
+            .map(|object| (uid(object.as_ref()), print(object.as_ref())));
+        self.seen = prints.collect();
+    }
+}
+
+fn uid<K: Resource>(object: &K) -> String {
+    object.meta().uid.clone().unwrap_or_default()
+}
+
+fn print<K: Resource>(object: &K) -> u64 {
+    let meta = object.meta();
+    let mut hasher = DefaultHasher::new();
+    meta.generation.hash(&mut hasher);
+    meta.deletion_timestamp.is_some().hash(&mut hasher);
+    for request in [names::WAKE, names::RESUME] {
+        object.annotations().get(request).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::Pod;
+
+    fn object(generation: i64, wake: Option<&str>) -> Pod {
+        let mut pod = Pod::default();
+        pod.metadata.uid = Some("u".into());
+        pod.metadata.generation = Some(generation);
+        let annotation = |value: &str| [(names::WAKE.to_owned(), value.to_owned())].into();
+        pod.metadata.annotations = wake.map(annotation);
+        pod
+    }
+
+    #[test]
+    fn a_status_write_asks_for_nothing() {
+        let mut triggers = Triggers::default();
+        assert!(triggers.is_new(&object(1, None)));
+        let mut written = object(1, None);
+        written.metadata.resource_version = Some("77".into());
+        assert!(!triggers.is_new(&written));
+    }
+
+    #[test]
+    fn a_new_spec_and_each_new_request_ask_once() {
+        let mut triggers = Triggers::default();
+        assert!(triggers.is_new(&object(1, None)));
+        assert!(triggers.is_new(&object(2, None)));
+        assert!(triggers.is_new(&object(2, Some("a"))));
+        assert!(!triggers.is_new(&object(2, Some("a"))));
+        assert!(triggers.is_new(&object(2, Some("b"))));
+    }
+}

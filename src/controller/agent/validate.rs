@@ -1,0 +1,164 @@
+//! Whether an Agent can run: what admission could not see. Pure; a user's mistake gets a reason and the fix.
+
+use kube::ResourceExt;
+
+use super::context::Settings;
+use super::manifest;
+use super::names;
+use crate::api::Agent;
+use crate::api::agent::KeyRef;
+
+/// Longest value of a label, and longest host name of a pod.
+const LONGEST_NAME: usize = 63;
+/// Longest configuration of a container: Linux allows 128 KiB for one variable, its name included.
+const LONGEST_CONFIG: usize = 120 * 1024;
+/// Longest system prompt.
+const LONGEST_INSTRUCTIONS: usize = 32 * 1024;
+
+/// What a reference led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Looked<T> {
+    /// The object is not there.
+    NoObject,
+    /// The object has no such key.
+    NoKey,
+    /// Found.
+    Found(T),
+}
+
+/// What the references of an Agent led to; `None` where it has none, or they were not looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct References {
+    /// `model.apiKeySecretRef`; whether it is there, never what it says.
+    pub(super) key: Option<Looked<()>>,
+    /// `model.scripted`.
+    pub(super) script: Option<Looked<String>>,
+    /// `instructionsFrom`.
+    pub(super) instructions: Option<Looked<String>>,
+}
+
+/// Reasons of `Accepted=False`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::EnumIter)]
+pub(super) enum InvalidReason {
+    /// The spec itself cannot be used.
+    InvalidSpec,
+    /// A Secret or its key is missing.
+    SecretNotFound,
+    /// A ConfigMap or its key is missing.
+    ConfigMapNotFound,
+}
+
+/// A user's mistake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Invalid {
+    /// What kind.
+    pub(super) reason: InvalidReason,
+    /// Field and fix.
+    pub(super) message: String,
+}
+
+impl Invalid {
+    fn spec(message: impl Into<String>) -> Self {
+        Self {
+            reason: InvalidReason::InvalidSpec,
+            message: message.into(),
+        }
+    }
+}
+
+/// Checks an Agent and what its references led to.
+pub(super) fn validate(agent: &Agent, references: &References, settings: &Settings) -> Result<(), Invalid> {
+    name(agent)?;
+    size(agent, settings)?;
+    let model = &agent.spec.model;
+    if let (Some(reference), Some(looked)) = (&model.api_key_secret_ref, &references.key) {
+        found(
+            looked,
+            "Secret",
+            InvalidReason::SecretNotFound,
+            "spec.model.apiKeySecretRef",
+            reference,
+        )?;
+    }
+    if let (Some(source), Some(looked)) = (&model.scripted, &references.script) {
+        let field = "spec.model.scripted.configMapKeyRef";
+        let reference = &source.config_map_key_ref;
+        let text = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, field, reference)?;
+        script(text).map_err(|error| {
+            let (name, key) = (&reference.name, &reference.key);
+            Invalid::spec(format!(
+                "{field}: key {key} of ConfigMap {name} is no valid script: {error}"
+            ))
+        })?;
+    }
+    if let (Some(source), Some(looked)) = (&agent.spec.instructions_from, &references.instructions) {
+        let field = "spec.instructionsFrom.configMapKeyRef";
+        let reference = &source.config_map_key_ref;
+        let text = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, field, reference)?;
+        instructions(text, field, reference)?;
+    }
+    Ok(())
+}
+
+fn name(agent: &Agent) -> Result<(), Invalid> {
+    let length = agent.name_any().len();
+    if length <= LONGEST_NAME {
+        return Ok(());
+    }
+    Err(Invalid::spec(format!(
+        "metadata.name has {length} characters; its pod takes at most {LONGEST_NAME}: make the Agent again under a shorter name"
+    )))
+}
+
+fn size(agent: &Agent, settings: &Settings) -> Result<(), Invalid> {
+    let length = manifest::config(agent, i64::MAX, &settings.link_url, names::WORKER).len();
+    if length <= LONGEST_CONFIG {
+        return Ok(());
+    }
+    Err(Invalid::spec(format!(
+        "spec has {length} bytes as JSON; a container takes at most {LONGEST_CONFIG}: move spec.instructions to a \
+         ConfigMap and name it in spec.instructionsFrom"
+    )))
+}
+
+fn script(text: &str) -> Result<(), String> {
+    crate::scripted::Script::parse(text)
+        .map(|_| ())
+        .map_err(|error| error.to_string())
+}
+
+fn instructions(text: &str, field: &str, reference: &KeyRef) -> Result<(), Invalid> {
+    let (name, key) = (&reference.name, &reference.key);
+    if text.trim().is_empty() {
+        return Err(Invalid::spec(format!(
+            "{field}: key {key} of ConfigMap {name} is empty: write the system prompt into it"
+        )));
+    }
+    if text.len() > LONGEST_INSTRUCTIONS {
+        return Err(Invalid::spec(format!(
+            "{field}: key {key} of ConfigMap {name} has {} bytes; a system prompt has at most {LONGEST_INSTRUCTIONS}",
+            text.len()
+        )));
+    }
+    Ok(())
+}
+
+fn found<'a, T>(
+    looked: &'a Looked<T>,
+    kind: &str,
+    reason: InvalidReason,
+    field: &str,
+    reference: &KeyRef,
+) -> Result<&'a T, Invalid> {
+    let (name, key) = (&reference.name, &reference.key);
+    let message = match looked {
+        Looked::Found(value) => return Ok(value),
+        Looked::NoObject => {
+            format!(
+                "{field}: {kind} {name} does not exist in this namespace: create it with the key {key}, or correct the name"
+            )
+        }
+        Looked::NoKey => format!("{field}: {kind} {name} has no key {key}: add it, or correct the key"),
+    };
+    Err(Invalid { reason, message })
+}
