@@ -92,7 +92,9 @@ impl Args {
                 election = options.election.is_some(),
                 "controller starts"
             );
-            process::run(options, config, stop).await.map_err(anyhow::Error::from)
+            Box::pin(process::run(options, config, stop))
+                .await
+                .map_err(anyhow::Error::from)
         });
         // What still hangs on the API server may not keep the process alive.
         runtime.shutdown_timeout(Duration::ZERO);

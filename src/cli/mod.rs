@@ -19,7 +19,7 @@ pub struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Watch Agents, run their pods, publish their status.
-    Controller(controller::Args),
+    Controller(Box<controller::Args>),
     /// Run the loop of one Agent (in its pod).
     Worker(worker::Args),
     /// Hold the provider key and meter every model call (in the Agent's pod).

@@ -29,7 +29,7 @@ const AUTHORITIES_KEY: &str = "authorities.json";
 /// Key of the published bundle, for people to look at.
 const BUNDLE_KEY: &str = "ca.crt";
 /// How often the certificates are looked at.
-const CHECK_EVERY: Duration = Duration::from_secs(3600);
+const CHECK_EVERY: Duration = Duration::from_hours(1);
 /// How soon after a failure.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 /// How often a write that lost a race is tried again at once.
@@ -190,7 +190,7 @@ fn secret(authorities: &Authorities, resource_version: Option<String>) -> Result
 }
 
 /// TLS 1.3 and HTTP/1.1 only: both ends are ours.
-fn server_config(leaf: &Leaf) -> Result<Arc<ServerConfig>, rustls::Error> {
+pub fn server_config(leaf: &Leaf) -> Result<Arc<ServerConfig>, rustls::Error> {
     let chain = vec![CertificateDer::from(leaf.certificate.clone())];
     let key = PrivatePkcs8KeyDer::from(leaf.key.clone());
     let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))

@@ -20,12 +20,12 @@ use crate::link::pod::SERVICE_ACCOUNT;
 use crate::link::server::PodIdentity;
 
 /// How long an answer is believed.
-const REMEMBER: Duration = Duration::from_secs(60);
+const REMEMBER: Duration = Duration::from_mins(1);
 /// Most answers kept.
 const MAX_REMEMBERED: usize = 20_000;
-/// Longest time for one TokenReview.
+/// Longest time for one review of a token.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most TokenReviews at once; the rest wait.
+/// Most reviews of tokens at once; the rest wait.
 const MAX_REVIEWS: usize = 16;
 /// Extra of a token's user: the name of the pod it is bound to.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";

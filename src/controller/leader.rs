@@ -55,7 +55,7 @@ impl LeaseTimes {
 
     /// How long after its last renewal a holder must stop.
     fn give_up(self) -> Duration {
-        self.valid - SAFETY.min(self.valid / 5)
+        self.valid.saturating_sub(SAFETY.min(self.valid / 5))
     }
 }
 
@@ -99,7 +99,7 @@ impl Candidate {
 
     /// One round: `None` when the Lease was released by its holder and is worth another look.
     async fn compete(&self, following: &impl Fn()) -> Result<Option<LeaseManager>, LeaseManagerError> {
-        let grace = self.times.valid - self.times.renew;
+        let grace = self.times.valid.saturating_sub(self.times.renew);
         let params = LeaseParams::new(&self.identity, self.times.valid.as_secs(), grace.as_secs());
         let manager = LeaseManager::new(
             self.writer.clone(),

@@ -39,9 +39,9 @@ impl Leader {
     pub(super) async fn lead(&self, stop: &CancellationToken) -> Result<(), Error> {
         let clock: Clock = Arc::new(Timestamp::now);
         let namespace = &self.options.settings.controller_namespace;
-        let certificates = retry("prepare the link's certificates", async || {
+        let certificates = retry("prepare the link's certificates", || {
             let hosts = self.options.link_hosts.clone();
-            Certificates::start(self.client.clone(), namespace, hosts, clock.clone()).await
+            Certificates::start(self.client.clone(), namespace, hosts, clock.clone())
         });
         let Some(certificates) = stop.run_until_cancelled(certificates).await else {
             return Ok(());

@@ -100,7 +100,7 @@ pub async fn run(options: Options, config: Config, stop: CancellationToken) -> R
         readiness,
         options,
     };
-    let result = process.run(&leads, &stop).await;
+    let result = Box::pin(process.run(&leads, &stop)).await;
     leads.set(0);
     // Probes answer until the very end.
     probes.abort();
@@ -123,7 +123,7 @@ impl Process {
             // A label from an earlier life of this pod would draw the link's traffic to a follower.
             self.set_label(false).await;
             match candidate {
-                Some(candidate) => Some(candidate.win(|| self.readiness.set(None)).await),
+                Some(candidate) => Some(Box::pin(candidate.win(|| self.readiness.set(None))).await),
                 None => None,
             }
         });
@@ -136,10 +136,16 @@ impl Process {
             readiness: self.readiness.clone(),
             options: self.options.clone(),
         };
+        let labelling = stop.child_token();
         let lead = async {
-            let (led, ()) = tokio::join!(leader.lead(stop), async {
-                let _ = stop.run_until_cancelled(self.set_label(true)).await;
-            });
+            let (led, _) = tokio::join!(
+                async {
+                    let led = Box::pin(leader.lead(stop)).await;
+                    labelling.cancel();
+                    led
+                },
+                labelling.run_until_cancelled(self.set_label(true)),
+            );
             led
         };
         let result = tokio::select! {
@@ -204,7 +210,11 @@ async fn hold(leadership: Option<&Leadership>) -> &'static str {
 }
 
 /// Tries until it works, and says why it does not.
-pub(super) async fn retry<T, E: std::fmt::Display>(what: &str, mut attempt: impl AsyncFnMut() -> Result<T, E>) -> T {
+pub(super) async fn retry<T, E, F>(what: &str, mut attempt: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Result<T, E>>,
+    E: std::fmt::Display,
+{
     let mut pause = Duration::from_millis(250);
     loop {
         match attempt().await {

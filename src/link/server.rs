@@ -28,8 +28,6 @@ use super::messages::{Attach, Attached, Directives, HEARTBEAT_SECONDS, PROTOCOL,
 
 /// Largest body of a request.
 pub const MAX_BODY_BYTES: usize = 256 * 1024;
-/// Longest time for a request's head, and again for its body.
-const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long open requests may go on after the server was told to stop.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
@@ -65,6 +63,8 @@ pub struct Limits {
     pub connections: usize,
     /// Time between two heartbeats of a directives stream.
     pub heartbeat: Duration,
+    /// Longest time for a request's head, and again for its body.
+    pub read_timeout: Duration,
 }
 
 impl Default for Limits {
@@ -72,13 +72,14 @@ impl Default for Limits {
         Self {
             connections: 16_384,
             heartbeat: Duration::from_secs(HEARTBEAT_SECONDS),
+            read_timeout: Duration::from_secs(10),
         }
     }
 }
 
 struct Server<L> {
     link: Arc<L>,
-    heartbeat: Duration,
+    limits: Limits,
     stop: CancellationToken,
 }
 
@@ -86,15 +87,15 @@ impl<L> Clone for Server<L> {
     fn clone(&self) -> Self {
         Self {
             link: self.link.clone(),
-            heartbeat: self.heartbeat,
+            limits: self.limits,
             stop: self.stop.clone(),
         }
     }
 }
 
 /// The routes of the link. Streams end when `stop` is cancelled.
-pub fn router<L: Link>(link: Arc<L>, heartbeat: Duration, stop: CancellationToken) -> Router {
-    let server = Server { link, heartbeat, stop };
+pub fn router<L: Link>(link: Arc<L>, limits: Limits, stop: CancellationToken) -> Router {
+    let server = Server { link, limits, stop };
     Router::new()
         .route("/v1/attach", post(attach::<L>))
         .route("/v1/report", post(report::<L>))
@@ -110,7 +111,7 @@ pub async fn serve<L: Link>(
     limits: Limits,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
-    let app = router(link, limits.heartbeat, stop.clone());
+    let app = router(link, limits, stop.clone());
     let slots = Arc::new(Semaphore::new(limits.connections));
     // A connection without a slot is closed before its handshake; a slot lives as long as its connection's service.
     let per_connection = tower::service_fn(move |_: SocketAddr| {
@@ -126,7 +127,7 @@ pub async fn serve<L: Link>(
         .http_builder()
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(READ_TIMEOUT);
+        .header_read_timeout(limits.read_timeout);
     let stopper = async {
         stop.cancelled().await;
         handle.graceful_shutdown(Some(STOP_GRACE));
@@ -141,7 +142,7 @@ pub async fn serve<L: Link>(
 async fn attach<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
     let answer = async {
         let pod = authenticate(&server, &headers).await?;
-        let attach: Attach = read(request).await?;
+        let attach: Attach = read(request, server.limits.read_timeout).await?;
         if attach.protocol != PROTOCOL {
             return Err(malformed(format!(
                 "protocol {} is not spoken here, {PROTOCOL} is; run gateway and controller of one version",
@@ -159,7 +160,9 @@ async fn attach<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, re
 async fn report<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
     let answer = async {
         let pod = authenticate(&server, &headers).await?;
-        server.link.report(&pod, read(request).await?)
+        server
+            .link
+            .report(&pod, read(request, server.limits.read_timeout).await?)
     };
     match answer.await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
@@ -183,7 +186,7 @@ async fn directives<L: Link>(State(server): State<Server<L>>, headers: HeaderMap
         Ok(levels) => {
             let heartbeat = Event::default().event("heartbeat").data("");
             Sse::new(events(levels, server.stop.clone()))
-                .keep_alive(KeepAlive::new().interval(server.heartbeat).event(heartbeat))
+                .keep_alive(KeepAlive::new().interval(server.limits.heartbeat).event(heartbeat))
                 .into_response()
         }
         Err(refusal) => refuse(&*server.link, &refusal),
@@ -217,11 +220,11 @@ async fn authenticate<L: Link>(server: &Server<L>, headers: &HeaderMap) -> Resul
 }
 
 /// Reads a JSON body within the limits. Messages never repeat what was sent.
-async fn read<T: DeserializeOwned>(request: Request) -> Result<T, Refusal> {
-    let body = timeout(READ_TIMEOUT, axum::body::to_bytes(request.into_body(), MAX_BODY_BYTES));
+async fn read<T: DeserializeOwned>(request: Request, longest: Duration) -> Result<T, Refusal> {
+    let body = timeout(longest, axum::body::to_bytes(request.into_body(), MAX_BODY_BYTES));
     let bytes = body
         .await
-        .map_err(|_| malformed(format!("the body did not arrive within {} s", READ_TIMEOUT.as_secs())))?
+        .map_err(|_| malformed(format!("the body did not arrive within {} s", longest.as_secs())))?
         .map_err(|_| malformed(format!("the body is cut, or larger than {MAX_BODY_BYTES} bytes")))?;
     serde_json::from_slice(&bytes).map_err(|error| {
         malformed(format!(

@@ -12,7 +12,7 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::registry::{LookupSpan, Scope};
 
 /// The variable that holds the filter, such as `info,agentloop=debug`.
 const FILTER_ENV: &str = "RUST_LOG";
@@ -64,7 +64,7 @@ where
         line.insert("level".into(), metadata.level().as_str().to_ascii_lowercase().into());
         line.insert("target".into(), metadata.target().into());
         line.insert("msg".into(), fields.message.into());
-        for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
             let extensions = span.extensions();
             let formatted = extensions.get::<FormattedFields<N>>();
             if let Some(Ok(Value::Object(inherited))) =

@@ -66,7 +66,7 @@ impl Metric {
 macro_rules! metrics {
     ($($constant:ident = $source:ident $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
         $(
-            #[doc = $help]
+            #[doc = concat!("The metric `", $name, "`.")]
             pub const $constant: Metric = Metric {
                 name: $name,
                 kind: Kind::$kind,

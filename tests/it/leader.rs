@@ -1,0 +1,304 @@
+//! Tests of the controller's process: election against a real API server, and an API server that is away.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use agentloop::controller::agent::Settings;
+use agentloop::controller::leader::{Candidate, LEASE_NAME, LeaseTimes, Renewals};
+use agentloop::controller::process::{Election, Error, Options, run};
+use axum::http::Request;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{DeleteParams, PostParams};
+use kube::client::ClientBuilder;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use pretty_assertions::assert_eq;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use crate::support::clusters::control_plane;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A namespace of its own on the control plane, deleted at the end.
+struct Cluster {
+    config: Config,
+    client: Client,
+    namespace: String,
+}
+
+impl Cluster {
+    async fn start() -> Option<Self> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let kubeconfig = Kubeconfig::read_from(control_plane()?).unwrap();
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
+        let client = Client::try_from(config.clone()).unwrap();
+        let mut object = Namespace::default();
+        object.metadata.generate_name = Some("leader-".into());
+        let made = Api::<Namespace>::all(client.clone())
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap();
+        Some(Self {
+            config,
+            client,
+            namespace: made.metadata.name.unwrap(),
+        })
+    }
+
+    async fn end(self) {
+        let namespaces = Api::<Namespace>::all(self.client);
+        namespaces
+            .delete(&self.namespace, &DeleteParams::background())
+            .await
+            .unwrap();
+    }
+
+    /// A replica; while `cut` is true its requests about the Lease fail.
+    fn candidate(&self, identity: &str, cut: &Arc<AtomicBool>) -> Candidate {
+        let renewals = Renewals::default();
+        let cut = cut.clone();
+        let layer = tower::layer::layer_fn(move |inner| {
+            let cut = cut.clone();
+            ServiceExt::<Request<kube::client::Body>>::filter(inner, move |request| {
+                if cut.load(Ordering::SeqCst) {
+                    return Err(tower::BoxError::from("cut off"));
+                }
+                Ok::<_, tower::BoxError>(request)
+            })
+        });
+        let writer = ClientBuilder::try_from(self.config.clone()).unwrap().with_layer(&layer);
+        Candidate {
+            client: self.client.clone(),
+            writer: writer.with_layer(&renewals).build(),
+            renewals,
+            namespace: self.namespace.clone(),
+            identity: identity.into(),
+            times: LeaseTimes::new(4, 1).unwrap(),
+        }
+    }
+
+    async fn holder(&self) -> Option<String> {
+        let leases = Api::<Lease>::namespaced(self.client.clone(), &self.namespace);
+        leases.get(LEASE_NAME).await.unwrap().spec?.holder_identity
+    }
+}
+
+fn connected() -> Arc<AtomicBool> {
+    Arc::default()
+}
+
+#[tokio::test]
+async fn one_of_two_leads_and_the_other_takes_over_at_once_when_it_lets_go() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let first = cluster.candidate("a", &connected()).win(|| {}).await;
+    let seen = Arc::new(AtomicUsize::new(0));
+    let sees = seen.clone();
+    let second = cluster.candidate("b", &connected());
+    let mut second = Box::pin(second.win(move || {
+        sees.fetch_add(1, Ordering::SeqCst);
+    }));
+    // Longer than the Lease is valid: it is renewed, and the follower stays one.
+    tokio::select! {
+        lost = first.hold() => panic!("{lost}"),
+        _ = &mut second => panic!("two leaders"),
+        () = tokio::time::sleep(6 * SECOND) => {}
+    }
+    assert_eq!(
+        seen.load(Ordering::SeqCst),
+        1,
+        "a follower has seen the Lease and rests"
+    );
+    assert_eq!(cluster.holder().await.as_deref(), Some("a"));
+    first.release().await.unwrap();
+    let released = Instant::now();
+    timeout(10 * SECOND, second).await.unwrap();
+    assert!(
+        released.elapsed() < 2 * SECOND,
+        "{:?}, though the Lease was released",
+        released.elapsed()
+    );
+    assert_eq!(cluster.holder().await.as_deref(), Some("b"));
+    cluster.end().await;
+}
+
+#[tokio::test]
+async fn a_leader_that_died_is_replaced_when_its_lease_ends() {
+    let Some(cluster) = Cluster::start().await else { return };
+    drop(cluster.candidate("a", &connected()).win(|| {}).await);
+    let died = Instant::now();
+    timeout(20 * SECOND, cluster.candidate("b", &connected()).win(|| {}))
+        .await
+        .unwrap();
+    assert!(
+        died.elapsed() > 2 * SECOND,
+        "{:?}: before the Lease ended",
+        died.elapsed()
+    );
+    assert!(died.elapsed() < 8 * SECOND, "{:?}", died.elapsed());
+    cluster.end().await;
+}
+
+#[tokio::test]
+async fn a_restarted_leader_goes_on_under_its_own_name() {
+    let Some(cluster) = Cluster::start().await else { return };
+    drop(cluster.candidate("a", &connected()).win(|| {}).await);
+    let restarted = Instant::now();
+    timeout(20 * SECOND, cluster.candidate("a", &connected()).win(|| {}))
+        .await
+        .unwrap();
+    assert!(restarted.elapsed() < SECOND, "{:?}", restarted.elapsed());
+    cluster.end().await;
+}
+
+#[tokio::test]
+async fn a_leader_that_is_cut_off_gives_up_before_another_leads() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let cut = connected();
+    let first = cluster.candidate("a", &cut).win(|| {}).await;
+    let follower = cluster.candidate("b", &connected());
+    let follower = tokio::spawn(async move {
+        follower.win(|| {}).await;
+        Instant::now()
+    });
+    cut.store(true, Ordering::SeqCst);
+    let lost = timeout(20 * SECOND, first.hold()).await.unwrap();
+    let gave_up = Instant::now();
+    assert_eq!(lost, "the Lease could not be renewed in time");
+    let took_over = timeout(20 * SECOND, follower).await.unwrap().unwrap();
+    assert!(gave_up < took_over, "two leaders for {:?}", gave_up - took_over);
+    cluster.end().await;
+}
+
+#[tokio::test]
+async fn a_leader_whose_lease_was_taken_knows_it_at_its_next_renewal() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let first = cluster.candidate("a", &connected()).win(|| {}).await;
+    let leases = Api::<Lease>::namespaced(cluster.client.clone(), &cluster.namespace);
+    let mut lease = leases.get(LEASE_NAME).await.unwrap();
+    lease.spec.as_mut().unwrap().holder_identity = Some("a person".into());
+    leases
+        .replace(LEASE_NAME, &PostParams::default(), &lease)
+        .await
+        .unwrap();
+    let lost = timeout(3 * SECOND, first.hold()).await.unwrap();
+    assert_eq!(lost, "another replica holds the Lease");
+    cluster.end().await;
+}
+
+/// A port of this machine on which nobody listens.
+async fn free_address() -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listener.local_addr().unwrap()
+}
+
+async fn options(election: bool) -> Options {
+    Options {
+        settings: Settings {
+            image: "agentloop:test".into(),
+            image_pull_policy: None,
+            link_url: "https://127.0.0.1:8443".into(),
+            controller_namespace: "default".into(),
+            watch_namespaces: Vec::new(),
+            gateway_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
+            worker_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
+            workers: 1,
+        },
+        metrics_address: free_address().await,
+        link_address: free_address().await,
+        link_hosts: vec!["127.0.0.1".into()],
+        pod_name: election.then(|| "a".into()),
+        election: election.then(|| Election {
+            identity: "a".into(),
+            times: LeaseTimes::new(4, 1).unwrap(),
+        }),
+    }
+}
+
+/// Status and text of a probe, once the server listens.
+async fn probe(address: SocketAddr, path: &str) -> (u16, String) {
+    let deadline = Instant::now() + 5 * SECOND;
+    loop {
+        match reqwest::get(format!("http://{address}{path}")).await {
+            Ok(response) => return (response.status().as_u16(), response.text().await.unwrap()),
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// An API server that refuses every connection.
+async fn absent() -> Config {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Config::new(format!("http://{}", free_address().await).parse().unwrap())
+}
+
+#[tokio::test]
+async fn without_an_api_server_the_controller_lives_is_not_ready_and_ends_when_told() {
+    for election in [true, false] {
+        let (options, stop) = (options(election).await, CancellationToken::new());
+        let address = options.metrics_address;
+        let running = tokio::spawn(run(options, absent().await, stop.clone()));
+        assert_eq!(probe(address, "/healthz").await.0, 200);
+        let (status, body) = probe(address, "/readyz").await;
+        assert_eq!(status, 503);
+        assert!(body.starts_with("waiting for "), "{body}");
+        let (_, metrics) = probe(address, "/metrics").await;
+        let leads = format!(
+            r#"leader_election_master_status{{name="{LEASE_NAME}"}} {}"#,
+            u8::from(!election)
+        );
+        assert!(metrics.contains(&leads), "{metrics}");
+        assert!(
+            metrics.contains(r#"code="<error>""#),
+            "the failed requests are counted: {metrics}"
+        );
+        stop.cancel();
+        let ended = timeout(SECOND, running).await.expect("it ends within a second");
+        assert!(ended.unwrap().is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_taken_port_ends_the_process_with_its_number() {
+    let options = options(false).await;
+    let taken = tokio::net::TcpListener::bind(options.metrics_address).await.unwrap();
+    let error = run(options, absent().await, CancellationToken::new())
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Listen { .. }));
+    assert!(
+        error.to_string().contains(&taken.local_addr().unwrap().to_string()),
+        "{error}"
+    );
+}
+
+/// An API server that answers every request with 503, as one that is overloaded or starting.
+#[tokio::test]
+async fn a_busy_api_server_is_asked_again_without_hurry() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let requests = Arc::new(AtomicUsize::new(0));
+    let count = requests.clone();
+    let app = axum::Router::new().fallback(async move || {
+        count.fetch_add(1, Ordering::SeqCst);
+        axum::http::StatusCode::SERVICE_UNAVAILABLE
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = Config::new(format!("http://{}", listener.local_addr().unwrap()).parse().unwrap());
+    let server = tokio::spawn(async move {
+        axum::serve(listener, app).await.unwrap();
+    });
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(run(options(true).await, config, stop.clone()));
+    tokio::time::sleep(2 * SECOND).await;
+    let asked = requests.load(Ordering::SeqCst);
+    assert!((2..=4).contains(&asked), "{asked} requests in 2 s");
+    stop.cancel();
+    assert!(timeout(SECOND, running).await.unwrap().unwrap().is_ok());
+    server.abort();
+}

@@ -1,0 +1,524 @@
+//! Tests of the link's server, over real TLS on loopback: who may speak, what is refused, what streams do.
+//!
+//! The API server is a function that answers TokenReviews; tokens say in clear what it is to answer.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use agentloop::controller::ca::Authority;
+use agentloop::controller::certificates::server_config;
+use agentloop::controller::identity::Identities;
+use agentloop::controller::loops::{AgentKey, LivePod, Loops};
+use agentloop::controller::serve::ControllerLink;
+use agentloop::link::messages::{Attach, Attached, Directives, Known, PROTOCOL, Refusal, RefusalCode, Report};
+use agentloop::link::server::{Limits, MAX_BODY_BYTES, serve};
+use agentloop::telemetry::metrics::Metrics;
+use axum::http::{Request, Response, StatusCode};
+use axum_server::tls_rustls::RustlsConfig;
+use futures::StreamExt;
+use jiff::Timestamp;
+use k8s_openapi::api::authentication::v1::TokenReview;
+use pretty_assertions::assert_eq;
+use rstest::rstest;
+use serde_json::{Value, json};
+use sse_stream::{Sse, SseStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::agents::{agent, view};
+
+/// A token that the API server takes for the pod of Agent `x` in namespace `a`, uid `u2`.
+const TOKEN: &str = "agentloop.dev/link a agentloop-agent x u2";
+/// The epoch of that pod.
+const EPOCH: i64 = 4;
+const SOON: Duration = Duration::from_secs(5);
+
+/// Answers a TokenReview as the token says: audience, namespace, account, pod, uid.
+fn review(token: &str) -> Value {
+    let words: Vec<&str> = token.split(' ').collect();
+    let [audience, namespace, account, pod, uid] = words[..] else {
+        return json!({"authenticated": false});
+    };
+    json!({
+        "authenticated": true,
+        "audiences": [audience],
+        "user": {
+            "username": format!("system:serviceaccount:{namespace}:{account}"),
+            "extra": {
+                "authentication.kubernetes.io/pod-name": [pod],
+                "authentication.kubernetes.io/pod-uid": [uid],
+            },
+        },
+    })
+}
+
+/// A client of an API server that knows TokenReviews only, and counts them.
+fn api_server(reviews: Arc<AtomicUsize>) -> kube::Client {
+    let answer = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let reviews = reviews.clone();
+        async move {
+            assert_eq!(request.uri().path(), "/apis/authentication.k8s.io/v1/tokenreviews");
+            reviews.fetch_add(1, Ordering::SeqCst);
+            let body = request.into_body().collect_bytes().await.unwrap();
+            let asked: TokenReview = serde_json::from_slice(&body).unwrap();
+            assert_eq!(asked.spec.audiences.unwrap(), ["agentloop.dev/link"]);
+            let mut answer: Value = serde_json::from_slice(&body).unwrap();
+            answer["status"] = review(&asked.spec.token.unwrap());
+            Ok::<_, Infallible>(Response::new(axum::body::Body::from(answer.to_string())))
+        }
+    });
+    kube::Client::new(answer, "default")
+}
+
+/// A running server, and all that its tests look at.
+struct Rig {
+    address: SocketAddr,
+    client: reqwest::Client,
+    loops: Arc<Loops>,
+    metrics: Arc<Metrics>,
+    reviews: Arc<AtomicUsize>,
+    stop: CancellationToken,
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn x() -> AgentKey {
+    AgentKey {
+        namespace: "a".into(),
+        name: "x".into(),
+    }
+}
+
+/// The pod that the reconciler expects.
+fn expected() -> LivePod {
+    LivePod {
+        uid: "u2".into(),
+        epoch: EPOCH,
+    }
+}
+
+impl Rig {
+    /// A leader with Agents `x` (whose pod is expected) and `y` (not looked at yet) in namespace `a`.
+    async fn start() -> Self {
+        Self::with(Limits::default(), true).await
+    }
+
+    async fn with(limits: Limits, leads: bool) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let authority = Authority::make(Timestamp::now()).unwrap();
+        let leaf = authority.sign(&["127.0.0.1".into()], Timestamp::now()).unwrap();
+        let tls = RustlsConfig::from_config(server_config(&leaf).unwrap());
+        let root = reqwest::Certificate::from_pem(authority.certificate.as_bytes()).unwrap();
+        let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
+
+        let (loops, changed) = Loops::new();
+        // Nobody reconciles here.
+        drop(changed);
+        let loops = Arc::new(loops);
+        let known = Known {
+            turn: 7,
+            ..Known::default()
+        };
+        loops.expect(&x(), expected(), known, Directives::default());
+        let agents = Arc::new(OnceLock::new());
+        if leads {
+            let status = json!({});
+            assert!(
+                agents
+                    .set(view(&[agent("a", "x", &status), agent("a", "y", &status)]))
+                    .is_ok()
+            );
+        }
+        let (metrics, reviews) = (Arc::new(Metrics::new().unwrap()), Arc::new(AtomicUsize::new(0)));
+        let link = ControllerLink {
+            identities: Identities::new(api_server(reviews.clone())),
+            loops: loops.clone(),
+            agents,
+            metrics: metrics.clone(),
+            clock: Arc::new(Timestamp::now),
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(serve(listener, tls, Arc::new(link), limits, stop.clone()));
+        Self {
+            address,
+            client,
+            loops,
+            metrics,
+            reviews,
+            stop,
+        }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("https://{}{path}", self.address)
+    }
+
+    async fn post(&self, path: &str, token: &str, body: impl Into<reqwest::Body>) -> reqwest::Response {
+        let request = self.client.post(self.url(path)).bearer_auth(token).body(body);
+        timeout(SOON, request.send()).await.unwrap().unwrap()
+    }
+
+    async fn attach(&self, token: &str, epoch: i64) -> reqwest::Response {
+        let attach = Attach {
+            protocol: PROTOCOL,
+            epoch,
+        };
+        self.post("/v1/attach", token, serde_json::to_string(&attach).unwrap())
+            .await
+    }
+
+    async fn listen(&self, epoch: i64) -> reqwest::Response {
+        let request = self
+            .client
+            .get(self.url(&format!("/v1/directives?epoch={epoch}")))
+            .bearer_auth(TOKEN);
+        timeout(SOON, request.send()).await.unwrap().unwrap()
+    }
+
+    /// Says again what the pod is to do.
+    fn direct(&self, directives: Directives) {
+        self.loops.expect(&x(), expected(), Known::default(), directives);
+    }
+
+    fn sample(&self, series: &str) -> f64 {
+        let text = self.metrics.text().unwrap();
+        let line = text.lines().find(|line| line.starts_with(&format!("{series} ")));
+        line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+}
+
+async fn refusal(response: reqwest::Response) -> (StatusCode, Refusal) {
+    (response.status(), response.json().await.unwrap())
+}
+
+/// The next event of a stream; `None` when it ended.
+async fn next(
+    events: &mut (impl StreamExt<Item = Result<Sse, sse_stream::Error>> + Unpin),
+) -> Option<(String, String)> {
+    let event = timeout(SOON, events.next()).await.unwrap()?.unwrap();
+    Some((event.event.unwrap_or_default(), event.data.unwrap_or_default()))
+}
+
+fn suspended() -> Directives {
+    Directives {
+        suspend: true,
+        ..Directives::default()
+    }
+}
+
+#[tokio::test]
+async fn a_pod_attaches_and_learns_what_is_known_and_what_to_do() {
+    let rig = Rig::start().await;
+    rig.loops.expect(
+        &x(),
+        expected(),
+        Known {
+            turn: 9,
+            ..Known::default()
+        },
+        suspended(),
+    );
+    let response = rig.attach(TOKEN, EPOCH).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let want = Attached {
+        epoch: EPOCH,
+        known: Known {
+            turn: 9,
+            ..Known::default()
+        },
+        directives: suspended(),
+    };
+    assert_eq!(response.json::<Attached>().await.unwrap(), want);
+    assert!(rig.loops.last_contact(&x(), "u2").is_some());
+    assert_eq!(rig.sample("agentloop_link_attaches_total"), 1.0);
+}
+
+#[tokio::test]
+async fn a_report_is_heard_and_unknown_fields_are_ignored() {
+    let rig = Rig::start().await;
+    let body = json!({"epoch": EPOCH, "usage": {"calls": 3}, "fieldOfALaterVersion": {"a": 1}});
+    let response = rig.post("/v1/report", TOKEN, body.to_string()).await;
+    assert_eq!(response.status(), StatusCode::NO_CONTENT);
+    let mut want = Report {
+        epoch: EPOCH,
+        ..Report::default()
+    };
+    want.usage.calls = 3;
+    assert_eq!(rig.loops.heard(&x(), "u2").unwrap().report, want);
+    assert_eq!(rig.sample("agentloop_link_reports_total"), 1.0);
+}
+
+#[rstest]
+#[case::unreadable_token("nonsense", EPOCH, 401, RefusalCode::Unauthenticated)]
+#[case::another_audience(
+    "https://kubernetes.default.svc a agentloop-agent x u2",
+    EPOCH,
+    401,
+    RefusalCode::Unauthenticated
+)]
+#[case::another_account("agentloop.dev/link a default x u2", EPOCH, 403, RefusalCode::Unknown)]
+#[case::a_pod_of_no_agent("agentloop.dev/link a agentloop-agent z u2", EPOCH, 403, RefusalCode::Unknown)]
+#[case::the_same_name_in_another_namespace(
+    "agentloop.dev/link b agentloop-agent x u2",
+    EPOCH,
+    403,
+    RefusalCode::Unknown
+)]
+#[case::an_agent_not_looked_at_yet("agentloop.dev/link a agentloop-agent y u2", EPOCH, 503, RefusalCode::NotLeading)]
+#[case::another_pod_of_the_name("agentloop.dev/link a agentloop-agent x u1", EPOCH, 409, RefusalCode::Fenced)]
+#[case::an_older_epoch(TOKEN, EPOCH - 1, 409, RefusalCode::Fenced)]
+#[case::a_newer_epoch(TOKEN, EPOCH + 1, 409, RefusalCode::Fenced)]
+#[tokio::test]
+async fn who_may_not_speak_is_refused_on_every_route(
+    #[case] token: &str,
+    #[case] epoch: i64,
+    #[case] status: u16,
+    #[case] code: RefusalCode,
+) {
+    let rig = Rig::start().await;
+    let report = json!({"epoch": epoch}).to_string();
+    let listen = rig
+        .client
+        .get(rig.url(&format!("/v1/directives?epoch={epoch}")))
+        .bearer_auth(token);
+    for response in [
+        rig.attach(token, epoch).await,
+        rig.post("/v1/report", token, report).await,
+        listen.send().await.unwrap(),
+    ] {
+        let (got, refusal) = refusal(response).await;
+        assert_eq!((got.as_u16(), refusal.code), (status, code));
+        assert!(!refusal.message.contains(token), "a refusal never repeats a token");
+    }
+    assert_eq!(rig.loops.heard(&x(), "u2"), None);
+    let series = format!(r#"agentloop_link_refusals_total{{code="{code}"}}"#);
+    assert_eq!(rig.sample(&series), 3.0);
+}
+
+#[tokio::test]
+async fn without_a_token_nothing_is_asked_of_the_api_server() {
+    let rig = Rig::start().await;
+    for authorization in ["", "Bearer ", "Basic eDp5"] {
+        let request = rig
+            .client
+            .post(rig.url("/v1/attach"))
+            .header("authorization", authorization);
+        let (status, refusal) = refusal(request.send().await.unwrap()).await;
+        assert_eq!((status.as_u16(), refusal.code), (401, RefusalCode::Unauthenticated));
+    }
+    assert_eq!(rig.reviews.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_replica_whose_caches_are_not_filled_tells_pods_to_try_again() {
+    let rig = Rig::with(Limits::default(), false).await;
+    let (status, refusal) = refusal(rig.attach(TOKEN, EPOCH).await).await;
+    assert_eq!((status.as_u16(), refusal.code), (503, RefusalCode::NotLeading));
+}
+
+#[tokio::test]
+async fn a_token_is_reviewed_once_and_then_remembered() {
+    let rig = Rig::start().await;
+    for _ in 0..3 {
+        assert_eq!(rig.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
+    }
+    assert_eq!(rig.reviews.load(Ordering::SeqCst), 1);
+    rig.attach("nonsense", EPOCH).await;
+    rig.attach("nonsense", EPOCH).await;
+    assert_eq!(
+        rig.reviews.load(Ordering::SeqCst),
+        3,
+        "refused tokens are not remembered"
+    );
+}
+
+#[tokio::test]
+async fn directives_come_at_once_and_on_each_change_within_a_tenth_of_a_second() {
+    let rig = Rig::start().await;
+    let response = rig.listen(EPOCH).await;
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let mut events = SseStream::from_bytes_stream(response.bytes_stream());
+    assert_eq!(
+        next(&mut events).await.unwrap(),
+        ("directives".into(), r#"{"suspend":false}"#.into())
+    );
+    rig.direct(suspended());
+    let changed = Instant::now();
+    assert_eq!(
+        next(&mut events).await.unwrap(),
+        ("directives".into(), r#"{"suspend":true}"#.into())
+    );
+    assert!(
+        changed.elapsed() < Duration::from_millis(100),
+        "{:?}",
+        changed.elapsed()
+    );
+    rig.direct(suspended());
+    let silence = timeout(Duration::from_millis(300), events.next()).await;
+    assert!(silence.is_err(), "the same directives are not sent twice");
+}
+
+#[tokio::test]
+async fn a_quiet_stream_has_heartbeats() {
+    assert_eq!(Limits::default().heartbeat, Duration::from_secs(10));
+    let limits = Limits {
+        heartbeat: Duration::from_millis(50),
+        ..Limits::default()
+    };
+    let rig = Rig::with(limits, true).await;
+    let mut events = SseStream::from_bytes_stream(rig.listen(EPOCH).await.bytes_stream());
+    assert_eq!(next(&mut events).await.unwrap().0, "directives");
+    for _ in 0..3 {
+        assert_eq!(next(&mut events).await.unwrap(), ("heartbeat".into(), String::new()));
+    }
+}
+
+#[tokio::test]
+async fn a_replaced_pod_loses_its_stream_and_is_fenced_from_then_on() {
+    let rig = Rig::start().await;
+    let mut events = SseStream::from_bytes_stream(rig.listen(EPOCH).await.bytes_stream());
+    next(&mut events).await.unwrap();
+    let newer = LivePod {
+        uid: "u3".into(),
+        epoch: EPOCH + 1,
+    };
+    rig.loops.expect(&x(), newer, Known::default(), Directives::default());
+    assert_eq!(next(&mut events).await, None);
+    let (status, refusal) = refusal(rig.attach(TOKEN, EPOCH).await).await;
+    assert_eq!((status.as_u16(), refusal.code), (409, RefusalCode::Fenced));
+    let newer = rig.attach("agentloop.dev/link a agentloop-agent x u3", EPOCH + 1).await;
+    assert_eq!(newer.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn streams_end_when_the_server_stops() {
+    let rig = Rig::start().await;
+    let mut events = SseStream::from_bytes_stream(rig.listen(EPOCH).await.bytes_stream());
+    next(&mut events).await.unwrap();
+    rig.stop.cancel();
+    assert_eq!(next(&mut events).await, None);
+}
+
+#[rstest]
+#[case::not_json("/v1/attach", "epoch 4", "it is not JSON")]
+#[case::cut("/v1/attach", r#"{"protocol":1,"#, "it ends too early")]
+#[case::a_field_is_missing("/v1/attach", r#"{"protocol":1}"#, "a field is missing or of another type")]
+#[case::another_type("/v1/report", r#"{"epoch":"secret"}"#, "a field is missing or of another type")]
+#[case::another_protocol("/v1/attach", r#"{"protocol":2,"epoch":4}"#, "protocol 2 is not spoken here")]
+#[tokio::test]
+async fn what_cannot_be_read_is_refused_in_words_that_do_not_repeat_it(
+    #[case] path: &str,
+    #[case] body: &'static str,
+    #[case] words: &str,
+) {
+    let rig = Rig::start().await;
+    let (status, refusal) = refusal(rig.post(path, TOKEN, body).await).await;
+    assert_eq!((status.as_u16(), refusal.code), (400, RefusalCode::Malformed));
+    assert!(refusal.message.contains(words), "{refusal}");
+    assert!(!refusal.message.contains("secret"), "{refusal}");
+}
+
+#[tokio::test]
+async fn a_stream_needs_an_epoch() {
+    let rig = Rig::start().await;
+    for query in ["", "?epoch=", "?epoch=four"] {
+        let request = rig
+            .client
+            .get(rig.url(&format!("/v1/directives{query}")))
+            .bearer_auth(TOKEN);
+        let (status, refusal) = refusal(request.send().await.unwrap()).await;
+        assert_eq!((status.as_u16(), refusal.code), (400, RefusalCode::Malformed));
+    }
+}
+
+#[tokio::test]
+async fn a_body_may_have_256_kib_and_not_a_byte_more() {
+    let rig = Rig::start().await;
+    let report = json!({"epoch": EPOCH}).to_string();
+    let body = |length: usize| report.clone() + &" ".repeat(length - report.len());
+    let at_limit = rig.post("/v1/report", TOKEN, body(MAX_BODY_BYTES)).await;
+    assert_eq!(at_limit.status(), StatusCode::NO_CONTENT);
+    let (status, refusal) = refusal(rig.post("/v1/report", TOKEN, body(MAX_BODY_BYTES + 1)).await).await;
+    assert_eq!((status.as_u16(), refusal.code), (400, RefusalCode::Malformed));
+    assert!(refusal.message.contains("262144 bytes"), "{refusal}");
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_given_up() {
+    let limits = Limits {
+        read_timeout: Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let rig = Rig::with(limits, true).await;
+    let never = reqwest::Body::wrap_stream(futures::stream::pending::<Result<Vec<u8>, Infallible>>());
+    let (status, refusal) = refusal(rig.post("/v1/report", TOKEN, never).await).await;
+    assert_eq!((status.as_u16(), refusal.code), (400, RefusalCode::Malformed));
+    assert!(refusal.message.contains("did not arrive"), "{refusal}");
+}
+
+#[tokio::test]
+async fn a_connection_over_the_cap_is_closed_and_there_is_room_again_when_one_ends() {
+    let limits = Limits {
+        connections: 1,
+        ..Limits::default()
+    };
+    let rig = Rig::with(limits, true).await;
+    let stream = rig.listen(EPOCH).await;
+    assert_eq!(stream.status(), StatusCode::OK);
+    let mut second = tokio::net::TcpStream::connect(rig.address).await.unwrap();
+    let mut nothing = Vec::new();
+    let closed = timeout(SOON, second.read_to_end(&mut nothing)).await.unwrap();
+    assert!(closed.is_err() || nothing.is_empty());
+    drop(stream);
+    let deadline = Instant::now() + SOON;
+    loop {
+        let attach = rig
+            .client
+            .post(rig.url("/v1/attach"))
+            .bearer_auth(TOKEN)
+            .body(r#"{"protocol":1,"epoch":4}"#);
+        if attach
+            .send()
+            .await
+            .is_ok_and(|response| response.status() == StatusCode::OK)
+        {
+            break;
+        }
+        assert!(Instant::now() < deadline, "no room came back");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn plain_http_gets_no_answer() {
+    let rig = Rig::start().await;
+    let mut plain = tokio::net::TcpStream::connect(rig.address).await.unwrap();
+    plain
+        .write_all(b"GET /v1/directives?epoch=4 HTTP/1.1\r\nHost: x\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = Vec::new();
+    let _ = timeout(SOON, plain.read_to_end(&mut answer)).await.unwrap();
+    assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_trusts_another_authority_does_not_send_its_token() {
+    let rig = Rig::start().await;
+    let other = Authority::make(Timestamp::now()).unwrap();
+    let root = reqwest::Certificate::from_pem(other.certificate.as_bytes()).unwrap();
+    let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
+    let request = client.post(rig.url("/v1/attach")).bearer_auth(TOKEN);
+    assert!(request.send().await.is_err());
+    assert_eq!(rig.reviews.load(Ordering::SeqCst), 0);
+}

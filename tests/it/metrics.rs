@@ -1,0 +1,312 @@
+//! Tests of the metrics: names and types, what a scrape holds, how much it holds, and the page about it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use agentloop::controller::agent::{AgentsView, ErrorKind, Finished, Observer};
+use agentloop::controller::leader::LEASE_NAME;
+use agentloop::controller::report::ReconcileReport;
+use agentloop::controller::serve::show_codes;
+use agentloop::telemetry::http::{Readiness, router};
+use agentloop::telemetry::metrics::Metrics;
+use agentloop::telemetry::registry::{self, Kind, Source};
+use agentloop::telemetry::requests::CountRequests;
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode};
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+use tower::{Layer, Service, ServiceExt};
+
+use crate::support::agents::{agent, view};
+
+/// A controller in full swing: a reconcile of each kind, a request, these Agents.
+async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
+    let metrics = Arc::new(Metrics::new().unwrap());
+    show_codes(&metrics);
+    metrics.leader.with_label_values(&[LEASE_NAME]).set(1);
+    let readiness = Readiness::waiting("the caches to fill");
+    let report = ReconcileReport::new(metrics.clone(), Arc::new(OnceLock::new()), readiness.clone(), 8);
+    report.agents(agents);
+    for how in [
+        Finished::Success,
+        Finished::RequeueAfter,
+        Finished::Error(ErrorKind::Timeout),
+    ] {
+        report.started();
+        report.finished(how, Duration::from_millis(3));
+    }
+    report.started();
+    for status in [200, 409] {
+        let answer = tower::service_fn(move |_: Request<()>| async move {
+            Ok::<_, std::io::Error>(Response::builder().status(status).body(()).unwrap())
+        });
+        let mut counted = CountRequests::new(metrics.requests.clone(), "api:443".into()).layer(answer);
+        counted.call(Request::new(())).await.unwrap();
+    }
+    let silence = tower::service_fn(|_: Request<()>| async { Err::<Response<()>, _>(std::io::Error::other("down")) });
+    let mut counted = CountRequests::new(metrics.requests.clone(), "api:443".into()).layer(silence);
+    assert!(counted.call(Request::new(())).await.is_err());
+    (metrics, readiness)
+}
+
+/// An Agent whose status has everything.
+fn busy(name: &str) -> Value {
+    let condition = |kind: &str, status: &str| {
+        json!({
+            "type": kind, "status": status, "reason": "Because", "message": "secret words",
+            "lastTransitionTime": "2026-01-02T03:04:05Z",
+        })
+    };
+    let used = json!({
+        "model": "small", "calls": 12, "unknownCalls": 1, "inputTokens": 100, "outputTokens": 50,
+        "cacheReadTokens": 20, "reasoningTokens": 7,
+    });
+    let mut usage = used.clone();
+    usage["turns"] = json!(11);
+    usage["byModel"] = json!([used]);
+    agent(
+        "team-a",
+        name,
+        &json!({
+            "observedGeneration": 2,
+            "conditions": [condition("Ready", "False"), condition("Accepted", "True"), condition("PodReady", "Unknown"),
+                condition("example.com/Foreign", "True")],
+            "loop": {"state": "Paused", "reasons": ["ProviderRateLimit"], "turn": 12},
+            "usage": usage,
+            "lastError": {"at": "2026-01-02T03:04:05Z", "kind": "Timeout", "message": "secret words"},
+        }),
+    )
+}
+
+/// The families of a scrape: name → (type, help, label names of its samples).
+fn families(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)> {
+    let mut families: BTreeMap<String, (String, String, BTreeSet<String>)> = BTreeMap::new();
+    let mut current = String::new();
+    for line in text.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, help) = help.split_once(' ').unwrap();
+            current = name.into();
+            families.entry(current.clone()).or_default().1 = help.into();
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            families.entry(current.clone()).or_default().0 = kind.rsplit(' ').next().unwrap().into();
+        } else {
+            let labels = line
+                .split_once('{')
+                .map_or("", |(_, rest)| rest.split_once('}').unwrap().0);
+            let names = labels
+                .split("\",")
+                .filter_map(|label| label.split_once('='))
+                .map(|(name, _)| name.to_owned());
+            families.entry(current.clone()).or_default().2.extend(names);
+        }
+    }
+    families
+}
+
+fn series(text: &str) -> BTreeMap<&str, f64> {
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples
+        .map(|line| line.rsplit_once(' ').unwrap())
+        .map(|(name, value)| (name, value.parse().unwrap()))
+        .collect()
+}
+
+#[test]
+fn names_types_and_help_follow_the_rules_of_prometheus() {
+    let mut names = BTreeSet::new();
+    for metric in registry::ALL {
+        let name = metric.name;
+        assert!(names.insert(name), "{name} is there twice");
+        let known = [
+            "agentloop_",
+            "controller_runtime_",
+            "leader_election_",
+            "rest_client_",
+            "process_",
+        ];
+        assert!(known.iter().any(|prefix| name.starts_with(prefix)), "{name}: prefix");
+        assert_eq!(
+            metric.kind == Kind::Counter,
+            name.ends_with("_total"),
+            "{name}: only counters end with _total"
+        );
+        assert!(
+            metric.help.ends_with('.') && metric.help.len() > 20,
+            "{name}: a sentence of help"
+        );
+        for label in metric.labels {
+            assert!(
+                !["run", "session", "turn", "uid", "pod", "user", "error", "message"].contains(label),
+                "{name}: {label}"
+            );
+        }
+        let about_an_agent = metric.labels.starts_with(&["namespace", "agent"]);
+        assert_eq!(about_an_agent, metric.source == Source::Agents, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_scrape_holds_every_metric_of_the_registry_and_nothing_else() {
+    let (metrics, _) = controller(view(&[busy("x")])).await;
+    let scraped = families(&metrics.text().unwrap());
+    let want: BTreeMap<_, _> = registry::ALL
+        .iter()
+        .map(|metric| {
+            let kind: &str = metric.kind.into();
+            let mut labels: BTreeSet<String> = metric.labels.iter().map(ToString::to_string).collect();
+            if metric.kind == Kind::Histogram {
+                labels.insert("le".into());
+            }
+            (
+                metric.name.to_owned(),
+                (kind.to_owned(), metric.help.to_owned(), labels),
+            )
+        })
+        .collect();
+    assert_eq!(scraped, want);
+}
+
+#[tokio::test]
+async fn series_of_an_agent_say_what_its_spec_and_status_say() {
+    let (metrics, _) = controller(view(&[busy("x")])).await;
+    let text = metrics.text().unwrap();
+    assert!(!text.contains("secret words"), "no free text in metrics");
+    let got: Vec<String> = text
+        .lines()
+        .filter(|line| line.starts_with("agentloop_agent_"))
+        .map(Into::into)
+        .collect();
+    insta::assert_snapshot!("series_of_an_agent", got.join("\n"));
+}
+
+#[tokio::test]
+async fn an_agent_never_visited_has_its_counters_at_zero_and_no_state() {
+    let (metrics, _) = controller(view(&[agent("team-a", "x", &json!({}))])).await;
+    let text = metrics.text().unwrap();
+    let series = series(&text);
+    let id = r#"agent="x",model="small",namespace="team-a""#;
+    for (name, want) in [
+        (format!(r#"agentloop_agent_tokens_total{{{id},type="output"}}"#), 0.0),
+        (format!("agentloop_agent_calls_total{{{id}}}"), 0.0),
+        (
+            r#"agentloop_agent_loop_state{agent="x",namespace="team-a",state="Stopped"}"#.into(),
+            0.0,
+        ),
+    ] {
+        let found = series.iter().find(|(key, _)| same_series(key, &name));
+        assert_eq!(found.map(|(_, value)| *value), Some(want), "{name}");
+    }
+}
+
+/// Whether two series have the same name and labels, in any order.
+fn same_series(left: &str, right: &str) -> bool {
+    let parts = |series: &str| -> BTreeSet<String> { series.split(['{', ',', '}']).map(Into::into).collect() };
+    parts(left) == parts(right)
+}
+
+#[tokio::test]
+async fn a_deleted_agent_leaves_no_series_behind() {
+    use kube::runtime::{reflector, watcher::Event};
+    let (store, mut writer) = reflector::store();
+    let object = serde_json::from_value(busy("x")).unwrap();
+    writer.apply_watcher_event(&Event::Apply(object));
+    let (metrics, _) = controller(AgentsView::new(vec![store])).await;
+    assert!(metrics.text().unwrap().contains("agentloop_agent_info"));
+    let object = serde_json::from_value(busy("x")).unwrap();
+    writer.apply_watcher_event(&Event::Delete(object));
+    assert!(!metrics.text().unwrap().contains("agentloop_agent_"));
+}
+
+#[tokio::test]
+async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
+    let agents: Vec<Value> = (0..1000).map(|number| busy(&format!("agent-{number}"))).collect();
+    let (metrics, _) = controller(view(&agents)).await;
+    let started = std::time::Instant::now();
+    let text = metrics.text().unwrap();
+    eprintln!(
+        "a scrape of 1,000 Agents: {} bytes in {:?}",
+        text.len(),
+        started.elapsed()
+    );
+    let count = text.lines().filter(|line| line.starts_with("agentloop_agent_")).count();
+    // info, created, suspended, two generations, turns; six states; six reasons; three known conditions with three
+    // series each; of one model three types of tokens, reasoning, calls and unknown calls.
+    let each = 6 + 6 + 6 + 3 * 3 + 6;
+    assert_eq!(count, 1000 * each);
+    let own = text.lines().filter(|line| !line.starts_with('#')).count() - count;
+    assert!(
+        own < 60,
+        "{own} series of the controller itself, however many Agents there are"
+    );
+}
+
+#[tokio::test]
+async fn promtool_finds_nothing_to_say() {
+    let (metrics, _) = controller(view(&[busy("x")])).await;
+    let promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut promtool) = promtool else {
+        eprintln!("SKIPPED: promtool is not installed (Debian package prometheus)");
+        return;
+    };
+    promtool
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(metrics.text().unwrap().as_bytes())
+        .unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert_eq!(
+        (String::from_utf8_lossy(&said).as_ref(), output.status.success()),
+        ("", true)
+    );
+}
+
+#[tokio::test]
+async fn probes_say_what_is_waited_for_and_metrics_are_served_as_text() {
+    let (metrics, readiness) = controller(view(&[])).await;
+    let app = router(metrics, readiness.clone());
+    let get = async |path: &str| {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let response = app.clone().oneshot(request).await.unwrap();
+        let (head, body) = response.into_parts();
+        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
+    };
+    readiness.set(Some("the caches to fill"));
+    let (status, _, body) = get("/readyz").await;
+    assert_eq!(
+        (status, body.as_str()),
+        (StatusCode::SERVICE_UNAVAILABLE, "waiting for the caches to fill\n")
+    );
+    assert_eq!(get("/healthz").await.0, StatusCode::OK);
+    readiness.set(None);
+    assert_eq!(get("/readyz").await.0, StatusCode::OK);
+    let (status, headers, body) = get("/metrics").await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    assert!(body.contains("agentloop_build_info{"));
+}
+
+#[test]
+fn the_reference_page_is_what_the_registry_says() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/metrics.md");
+    if std::env::var_os("AGENTLOOP_GENERATE").is_some() {
+        std::fs::create_dir_all(std::path::Path::new(path).parent().unwrap()).unwrap();
+        std::fs::write(path, registry::reference()).unwrap();
+    }
+    let page = std::fs::read_to_string(path).unwrap_or_default();
+    assert_eq!(
+        page,
+        registry::reference(),
+        "write it anew: AGENTLOOP_GENERATE=1 cargo test --test it reference_page"
+    );
+}

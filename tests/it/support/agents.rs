@@ -1,0 +1,30 @@
+//! Agents in a cache, as the controller has them, without an API server.
+#![allow(dead_code)]
+
+use agentloop::controller::agent::AgentsView;
+use kube::runtime::reflector;
+use kube::runtime::watcher::Event;
+use serde_json::{Value, json};
+
+/// A small valid Agent with this status.
+pub fn agent(namespace: &str, name: &str, status: &Value) -> Value {
+    json!({
+        "apiVersion": "agentloop.dev/v1alpha1",
+        "kind": "Agent",
+        "metadata": {
+            "namespace": namespace, "name": name, "uid": format!("uid-of-{name}"), "generation": 3,
+            "creationTimestamp": "2026-01-02T03:04:05Z",
+        },
+        "spec": {"instructions": "Be brief.", "model": {"api": "Scripted", "name": "small"}},
+        "status": status,
+    })
+}
+
+/// A cache that holds these objects.
+pub fn view(agents: &[Value]) -> AgentsView {
+    let (store, mut writer) = reflector::store();
+    for agent in agents {
+        writer.apply_watcher_event(&Event::Apply(serde_json::from_value(agent.clone()).unwrap()));
+    }
+    AgentsView::new(vec![store])
+}
