@@ -32,6 +32,47 @@ fn an_attempt_waits_at_least_as_long_as_the_server_asked() {
 }
 
 #[test]
+fn each_call_of_a_turn_has_attempts_of_its_own() {
+    let mut driver = Driver::started(settings());
+    for _ in 0..4 {
+        driver.fail(FailureKind::Interrupted);
+    }
+    driver.answer(calls("shell", "{}"));
+    for attempt in 1..5 {
+        assert_eq!(driver.in_flight.unwrap().to_string(), format!("t1c2a{attempt}"));
+        driver.fail(FailureKind::Interrupted);
+    }
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a5");
+}
+
+#[test]
+fn a_turn_after_a_failed_one_also_waits_as_long_as_the_server_asked() {
+    let mut driver = Driver::started(settings());
+    driver.fail_with(Failure {
+        retry_after_milliseconds: Some(20_000),
+        ..failure(FailureKind::QuotaExceeded)
+    });
+    assert_eq!(driver.state(), LoopState::Running);
+    assert_eq!(driver.next_timer(), seconds(20));
+}
+
+#[test]
+fn what_a_failed_turn_would_have_told_the_next_one_is_told() {
+    let mut driver = Driver::started(settings());
+    driver.answer(Answer {
+        finish: Finish::Length,
+        ..calls("shell", "{")
+    });
+    driver.fail(FailureKind::BadResponse);
+    driver.next_timer();
+    assert!(
+        driver.observed().contains("the loop starts"),
+        "its cause is still to be told"
+    );
+    assert!(driver.observed().contains("cut at the output limit"));
+}
+
+#[test]
 fn an_absurd_wait_is_clamped() {
     let mut driver = Driver::started(settings());
     driver.fail_with(Failure {

@@ -203,6 +203,30 @@ fn a_turn_that_ends_the_worker_three_times_pauses_the_loop_and_two_times_does_no
     assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(120)));
     resume(&mut driver, "1");
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a1");
+    crash_until_paused(&mut driver);
+    assert_eq!(
+        driver.engine.view().resumes_at,
+        Some(driver.now + seconds(60)),
+        "a resume resets the cool-down"
+    );
+}
+
+fn crash_until_paused(driver: &mut Driver) {
+    for _ in 0..3 {
+        assert_eq!(driver.state(), LoopState::Running);
+        driver.restart(1);
+    }
+    assert_eq!(driver.reasons(), [PauseReason::CrashLoop]);
+}
+
+#[test]
+fn a_completed_turn_resets_the_cool_down_after_crashes() {
+    let mut driver = Driver::started(settings());
+    crash_until_paused(&mut driver);
+    driver.next_timer();
+    driver.turn();
+    crash_until_paused(&mut driver);
+    assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(60)));
 }
 
 #[test]
