@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use crate::link::messages::Known;
 
-    const LEASE: Duration = Duration::from_secs(60);
+    const LEASE: Duration = Duration::from_mins(1);
 
     fn attached(now: Instant) -> Contact {
         let contact = Contact::new(LEASE, now);
@@ -184,7 +184,7 @@ mod tests {
         let contact = attached(start);
         let mut changes = contact.subscribe();
         changes.mark_unchanged();
-        let last_moment = start + LEASE - Duration::from_millis(1);
+        let last_moment = start + LEASE.saturating_sub(Duration::from_millis(1));
         assert_eq!(refused(&contact, last_moment), None);
         assert_eq!(refused(&contact, start + LEASE), Some(FailureKind::LinkLost));
         assert_eq!(contact.event(start + LEASE).link_age_milliseconds, 60_000);

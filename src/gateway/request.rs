@@ -214,7 +214,7 @@ mod tests {
     #[case(r#"{"model":"m","n":1}"#, RequestError::Refused("n"))]
     #[case(r#"{"model":"m","service_tier":"priority"}"#, RequestError::Refused("service_tier"))]
     #[case(r#"{"model":"other"}"#, RequestError::OtherModel)]
-    #[case(r#"{}"#, RequestError::OtherModel)]
+    #[case("{}", RequestError::OtherModel)]
     #[case(r#"{"model":5}"#, RequestError::Malformed("model"))]
     #[case(r#"{"model":"m","stream":"yes"}"#, RequestError::Malformed("stream"))]
     #[case(r#"{"model":"m","model":"m"}"#, RequestError::NotAnObject)]

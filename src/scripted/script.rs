@@ -459,7 +459,7 @@ mod tests {
         let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
         for level in 1..12 {
             let inner = vec![format!("*a{}", level - 1); 9].join(",");
-            bomb.push_str(&format!("a{level}: &a{level} [{inner}]\n"));
+            bomb = format!("{bomb}a{level}: &a{level} [{inner}]\n");
         }
         let script = format!("turns: [{{toolCalls: [{{name: a, arguments: {{b: *a11}}}}]}}]\n{bomb}");
         assert!(Script::parse(&script).is_err());

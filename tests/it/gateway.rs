@@ -1,1 +1,296 @@
-//! Tests of the gateway.
+//! The gateway as a real process between a provider, a controller over TLS, and a worker on the socket.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod controller;
+mod crashes;
+mod faults;
+mod link;
+mod provider;
+mod scripted;
+mod world;
+
+use pretty_assertions::assert_eq;
+use reqwest::StatusCode;
+use serde_json::json;
+
+use self::provider::{ANSWER, Act, STREAM_HEAD, STREAM_TAIL, Step, send};
+use self::world::{KEY, PROMPT, World, failure, streamed, url, whole};
+use agentloop::api::failure::FailureKind;
+
+#[tokio::test]
+async fn a_whole_answer_passes_byte_for_byte_and_is_metered() {
+    let world = World::started().await;
+    assert_eq!(world.ask("t1c1a1").await, (StatusCode::OK, ANSWER.to_owned()));
+    let usage = world.until_counted(1, 0).await.usage;
+    assert_eq!((usage.input_tokens, usage.output_tokens), (10, 20));
+    assert_eq!((usage.cache_read_tokens, usage.reasoning_tokens), (90, 15));
+    assert_eq!(
+        (usage.by_model[0].model.as_str(), usage.by_model[0].input_tokens),
+        ("m", 10)
+    );
+}
+
+#[tokio::test]
+async fn a_stream_passes_unbuffered_and_byte_for_byte_and_is_metered() {
+    let world = World::started().await;
+    world
+        .provider
+        .will(Act::stream(vec![send(STREAM_HEAD), Step::Hold, send(STREAM_TAIL)]));
+    let mut response = world.call("t1c1a1", &streamed()).await;
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    // The beginning is here while the provider still holds the end.
+    assert_eq!(response.chunk().await.unwrap().unwrap(), STREAM_HEAD);
+    world.provider.release();
+    assert_eq!(response.text().await.unwrap(), STREAM_TAIL);
+    let usage = world.until_counted(1, 0).await.usage;
+    assert_eq!(
+        (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens),
+        (10, 20, 90)
+    );
+}
+
+#[tokio::test]
+async fn a_request_reaches_the_provider_changed_in_exactly_the_named_fields() {
+    let world = World::started().await;
+    let body = json!({"temperature": 0.5, "model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": PROMPT}],
+        "tools": [{"type": "function"}], "stream": true});
+    world.call("t4c2a3", &body).await;
+    let seen = &world.provider.seen()[0];
+    let expected = body.to_string().replace("\"max_tokens\":9", "\"max_tokens\":77");
+    let expected = expected.replace(
+        "\"stream\":true",
+        "\"stream\":true,\"stream_options\":{\"include_usage\":true}",
+    );
+    assert_eq!(seen.body, expected);
+    assert_eq!(seen.path, "/v1/chat/completions");
+    assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
+    assert_eq!(seen.headers["idempotency-key"], "agent-uid-t4c2a3");
+    assert!(seen.headers["user-agent"].to_str().unwrap().starts_with("agentloop/"));
+    assert!(!seen.headers.contains_key("x-agentloop-call"));
+}
+
+#[tokio::test]
+async fn the_key_is_read_for_each_call_and_a_missing_one_is_named() {
+    let world = World::started().await;
+    world::write(&world.path("key"), "rotated");
+    world.ask("t1c1a1").await;
+    assert_eq!(world.provider.seen()[0].headers["authorization"], "Bearer rotated");
+    for (call, key) in [
+        ("t2c1a1", Some(" \n")),
+        ("t3c1a1", Some("two\nlines")),
+        ("t4c1a1", None),
+    ] {
+        match key {
+            Some(key) => world::write(&world.path("key"), key),
+            None => std::fs::remove_file(world.path("key")).unwrap(),
+        }
+        let failure = failure(world.call(call, &whole()).await).await;
+        assert_eq!(failure.kind, FailureKind::AuthenticationFailed);
+        assert!(
+            failure.message.contains("spec.model.apiKeySecretRef"),
+            "{}",
+            failure.message
+        );
+        assert!(!failure.message.contains("lines"), "{}", failure.message);
+    }
+    assert_eq!(world.provider.seen().len(), 1);
+    let report = world.controller.until("the missing key", |report| {
+        report
+            .model
+            .as_ref()
+            .is_some_and(|model| model.failure == Some(FailureKind::AuthenticationFailed))
+    });
+    assert_eq!(report.await.usage.calls, 1);
+}
+
+#[tokio::test]
+async fn without_a_key_in_the_spec_no_authorization_is_sent() {
+    let world = World::started_with(json!({"apiKeySecretRef": null})).await;
+    world.ask("t1c1a1").await;
+    assert!(!world.provider.seen()[0].headers.contains_key("authorization"));
+}
+
+#[tokio::test]
+async fn a_request_that_could_raise_the_bill_is_not_sent() {
+    let world = World::started().await;
+    let body = json!({"model": "m", "messages": [], "n": 2});
+    let failure = failure(world.call("t1c1a1", &body).await).await;
+    assert_eq!(failure.kind, FailureKind::BadResponse);
+    assert!(failure.message.contains("field n"), "{}", failure.message);
+    assert!(world.provider.seen().is_empty());
+}
+
+#[tokio::test]
+async fn a_call_without_an_id_is_refused() {
+    let world = World::started().await;
+    for id in ["", "t1", "t1c1a1 ", "t01c1a1", "x"] {
+        let request = world
+            .worker
+            .post(url("/v1/chat/completions"))
+            .header("x-agentloop-call", id)
+            .json(&whole());
+        let status = request.send().await.unwrap().status();
+        // A header's outer blanks are not part of its value.
+        assert_eq!(
+            status,
+            if id == "t1c1a1 " {
+                StatusCode::OK
+            } else {
+                StatusCode::BAD_REQUEST
+            },
+            "{id:?}"
+        );
+    }
+    assert_eq!(world.provider.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_worker_that_goes_away_does_not_end_its_call() {
+    let world = World::started().await;
+    world
+        .provider
+        .will(Act::stream(vec![send(STREAM_HEAD), Step::Hold, send(STREAM_TAIL)]));
+    let mut response = world.call("t1c1a1", &streamed()).await;
+    response.chunk().await.unwrap().unwrap();
+    drop(response);
+    world.provider.release();
+    world.until_counted(1, 0).await;
+    let (status, body) = world.ask("t1c1a1").await;
+    assert_eq!((status, body), (StatusCode::OK, format!("{STREAM_HEAD}{STREAM_TAIL}")));
+    assert_eq!(world.provider.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_repeat_joins_the_call_in_flight() {
+    let world = World::started().await;
+    world
+        .provider
+        .will(Act::stream(vec![send(STREAM_HEAD), Step::Hold, send(STREAM_TAIL)]));
+    let first = world.call_aside("t1c1a1", &streamed());
+    world.provider.until_asked(1).await;
+    let second = world.call_aside("t1c1a1", &streamed());
+    world.provider.release();
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!(first, second);
+    assert_eq!(first.1, format!("{STREAM_HEAD}{STREAM_TAIL}"));
+    assert_eq!(world.provider.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_cancel_cuts_the_call_in_flight_and_its_use_is_unknown() {
+    let world = World::started().await;
+    world.provider.will(Act::stream(vec![Step::Hold]));
+    let call = world.call_aside("t1c1a1", &whole());
+    world.provider.until_asked(1).await;
+    assert_eq!(world.errand("t1c1a1", "ack").await, StatusCode::CONFLICT);
+    assert_eq!(world.errand("t1c1a1", "cancel").await, StatusCode::NO_CONTENT);
+    let (status, body) = call.await.unwrap();
+    assert_eq!(status, StatusCode::BAD_GATEWAY);
+    assert!(body.contains("Cancelled"), "{body}");
+    world.until_counted(1, 1).await;
+    // Its end is kept like any other, and a second cancel does nothing.
+    assert_eq!(world.errand("t1c1a1", "cancel").await, StatusCode::NO_CONTENT);
+    assert_eq!(
+        failure(world.call("t1c1a1", &whole()).await).await.kind,
+        FailureKind::Cancelled
+    );
+    assert_eq!(world.errand("t1c1a1", "ack").await, StatusCode::NO_CONTENT);
+}
+
+#[tokio::test]
+async fn an_acknowledged_answer_is_gone_and_asking_again_pays_nothing() {
+    let world = World::started().await;
+    world.ask("t2c1a1").await;
+    for _ in 0..2 {
+        assert_eq!(world.errand("t2c1a1", "ack").await, StatusCode::NO_CONTENT);
+    }
+    for id in ["t2c1a1", "t1c9a9"] {
+        let response = world.call(id, &whole()).await;
+        assert_eq!(response.status(), StatusCode::CONFLICT);
+        assert_eq!(failure(response).await.kind, FailureKind::BadResponse);
+    }
+    assert_eq!(world.provider.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn at_the_end_of_the_pod_the_call_in_flight_lands_and_the_last_report_has_it() {
+    let mut world = World::started().await;
+    world
+        .provider
+        .will(Act::stream(vec![Step::Hold, send(STREAM_HEAD), send(STREAM_TAIL)]));
+    let call = world.call_aside("t1c1a1", &streamed());
+    world.provider.until_asked(1).await;
+    world.terminate();
+    world.provider.release();
+    let (status, body) = call.await.unwrap();
+    assert_eq!((status, body), (StatusCode::OK, format!("{STREAM_HEAD}{STREAM_TAIL}")));
+    assert!(world.exited().await.success(), "{}", world.log());
+    let last = world.controller.reports().pop().unwrap();
+    assert_eq!((last.usage.calls, last.usage.output_tokens), (1, 20));
+}
+
+#[tokio::test]
+async fn at_the_end_of_the_pod_a_call_that_does_not_land_is_cut_and_counted() {
+    let mut world = World::started().await;
+    world.provider.will(Act::stream(vec![Step::Hold]));
+    let call = world.call_aside("t1c1a1", &whole());
+    world.provider.until_asked(1).await;
+    world.terminate();
+    assert!(call.await.unwrap().1.contains("Cancelled"));
+    assert!(world.exited().await.success(), "{}", world.log());
+    let last = world.controller.reports().pop().unwrap();
+    assert_eq!((last.usage.calls, last.usage.unknown_calls), (1, 1));
+}
+
+#[tokio::test]
+async fn nothing_that_the_gateway_says_carries_key_prompt_or_answer() {
+    let world = World::started().await;
+    world.ask("t1c1a1").await;
+    world
+        .provider
+        .will(Act::stream(vec![send(STREAM_HEAD), send(STREAM_TAIL)]));
+    world.call("t2c1a1", &streamed()).await.text().await.unwrap();
+    let echo = format!("{{\"error\":{{\"message\":\"{KEY} {PROMPT}\"}}}}");
+    for (turn, status) in (3..).zip([400, 401, 403, 404, 429, 500]) {
+        world.provider.will(Act::json(status, &echo));
+        let failure = failure(world.call(&format!("t{turn}c1a1"), &whole()).await).await;
+        assert!(!failure.message.contains("canary"), "{failure:?}");
+    }
+    world.provider.will(Act::json(200, &echo));
+    assert!(
+        !failure(world.call("t20c1a1", &whole()).await)
+            .await
+            .message
+            .contains("canary")
+    );
+    world.until_counted(9, 1).await;
+    let reports = serde_json::to_string(&world.controller.reports()).unwrap();
+    let log = world.log();
+    assert!(log.contains("call answered"), "{log}");
+    for canary in ["canary", "link-token"] {
+        assert!(!log.contains(canary), "{log}");
+        assert!(!reports.contains(canary), "{reports}");
+    }
+}
+
+#[tokio::test]
+async fn the_probe_says_whether_the_gateway_serves() {
+    let mut world = World::new().await;
+    let probe = |world: &World| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_agentloop"));
+        command
+            .arg("probe")
+            .env_clear()
+            .env("AGENTLOOP_SOCKET", world.path("gateway.sock"))
+            .output()
+            .unwrap()
+    };
+    let output = probe(&world);
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no gateway listens on"));
+    world.start().await;
+    assert!(probe(&world).status.success());
+    world.kill();
+    assert!(!probe(&world).status.success());
+}

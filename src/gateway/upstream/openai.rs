@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use jiff::Timestamp;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, Response, Url};
+use reqwest::{Client, Response, StatusCode, Url};
 
 use super::{Caller, Complete, EVENT_STREAM, JSON, refused};
 use crate::api::failure::{Failure, FailureKind};
@@ -25,6 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
 /// As much of an error's body as is looked at.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// A server.
@@ -209,18 +210,22 @@ async fn whole(mut response: Response, flight: &Flight) -> Result<Complete, Fail
     })
 }
 
+/// Only of a 429 the body matters; a slow one leaves the status as it is.
 async fn refusal(mut response: Response) -> Failure {
-    let status = response.status();
-    let headers = response.headers().clone();
     let mut body = Vec::new();
-    // A body that breaks off still leaves the status.
+    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        let _ = tokio::time::timeout(ERROR_BODY_TIMEOUT, read_error(&mut response, &mut body)).await;
+    }
+    of_status(response.status(), response.headers(), &body, Timestamp::now())
+}
+
+async fn read_error(response: &mut Response, body: &mut Vec<u8>) {
     while let Ok(Some(chunk)) = response.chunk().await {
         body.extend_from_slice(&chunk);
         if body.len() > MAX_ERROR_BYTES {
-            break;
+            return;
         }
     }
-    of_status(status, &headers, &body, Timestamp::now())
 }
 
 /// The innermost cause says most, and none of them carries a header or a body.
