@@ -10,6 +10,7 @@ use futures::StreamExt;
 use reqwest::{Client, Response, StatusCode};
 use sse_stream::SseStream;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::api::failure::{Failure, FailureKind};
@@ -23,6 +24,8 @@ use super::model::{Aggregate, openai};
 
 /// First and longest wait before another try at the socket.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// Tries at one errand: about a minute.
+const ERRAND_TRIES: u32 = 60;
 /// Silence on the event stream after which it is opened anew; the gateway speaks every 5 s.
 const EVENT_SILENCE: Duration = Duration::from_secs(15);
 /// Longest time a short request may take.
@@ -141,18 +144,30 @@ impl GatewayClient {
         }
     }
 
-    /// Runs errands one after the other, each until the gateway has taken it; ends when the sender is dropped.
+    /// Runs errands, each until the gateway has taken it or it is too late to matter; ends when the sender is dropped
+    /// and all are done.
     pub async fn run_errands(self, mut errands: mpsc::UnboundedReceiver<Errand>) {
+        let mut running = JoinSet::new();
         while let Some(errand) = errands.recv().await {
-            let path = match errand {
-                Errand::Acknowledge(call) => format!("/v1/calls/{call}/ack"),
-                Errand::Cancel(call) => format!("/v1/calls/{call}/cancel"),
-            };
-            let mut retry = Retry::default();
-            while let Err(detail) = short(self.http.post(url(&path)).timeout(SHORT)).await {
-                retry.after("an errand to the gateway waits", &detail).await;
+            running.spawn(self.clone().run_errand(errand));
+            while running.try_join_next().is_some() {}
+        }
+        running.join_all().await;
+    }
+
+    async fn run_errand(self, errand: Errand) {
+        let path = match errand {
+            Errand::Acknowledge(call) => format!("/v1/calls/{call}/ack"),
+            Errand::Cancel(call) => format!("/v1/calls/{call}/cancel"),
+        };
+        let mut retry = Retry::default();
+        for _ in 0..ERRAND_TRIES {
+            match short(self.http.post(url(&path)).timeout(SHORT)).await {
+                Ok(_) => return,
+                Err(detail) => retry.after("an errand to the gateway waits", &detail).await,
             }
         }
+        tracing::warn!(path, "the gateway did not take an errand");
     }
 
     /// Sends the newest report whenever there is one, and again after each new connection of the event stream (a

@@ -36,7 +36,7 @@ impl Outbox {
         self.report.send_replace(Some(report));
     }
 
-    /// Runs this errand after those that wait before it.
+    /// Runs this errand.
     pub fn errand(&self, errand: Errand) {
         // The task ends only after this sender.
         let _ = self.errands.send(errand);

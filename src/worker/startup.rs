@@ -158,12 +158,13 @@ impl Worker {
     }
 
     /// The session, and the first word about directives that comes with fresh contact: a loop that is to be suspended,
-    /// or has no run lease, makes no call first.
+    /// or has no run lease, makes no call first. `None`: there will be no drive.
     async fn meet_gateway(&mut self) -> Option<(Session, Heard)> {
         let meeting = async {
             let session = self.gateway.session().await;
-            let fresh = |heard: &Option<Heard>| heard.as_ref().is_some_and(|heard| !heard.contact().is_lost(heard.at));
-            let first = self.heard.wait_for(fresh).await.ok()?.clone()?;
+            let clear = |heard: &Heard| heard.event.fenced || !heard.contact().is_lost(heard.at);
+            let first = self.heard.wait_for(|heard| heard.as_ref().is_some_and(clear)).await;
+            let first = first.ok()?.clone().filter(|heard| !heard.event.fenced)?;
             Some((session, first))
         };
         tokio::select! {

@@ -2,6 +2,7 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod calls;
 mod disk;
 mod gateway;
 mod process;
@@ -9,7 +10,6 @@ mod restarts;
 
 use std::time::{Duration, Instant};
 
-use agentloop::api::failure::{Failure, FailureKind};
 use agentloop::api::status::{LoopState, PauseReason};
 use agentloop::link::messages::LoopReport;
 use serde_json::{Value, json};
@@ -31,14 +31,6 @@ fn roles(body: &Value) -> Vec<&str> {
         .iter()
         .map(|message| message["role"].as_str().unwrap())
         .collect()
-}
-
-fn failure(kind: FailureKind) -> Reply {
-    Reply::Failure(Failure {
-        kind,
-        message: "what to do".into(),
-        retry_after_milliseconds: None,
-    })
 }
 
 /// A worker that has turned twice and sleeps.
@@ -288,86 +280,6 @@ async fn a_worker_that_starts_without_contact_makes_no_call_until_there_is_some(
     assert!(gateway.log().calls.is_empty());
     gateway.tell(|event| event.link_age_milliseconds = 59_000);
     gateway.until("the call", |log| log.calls.len() == 1).await;
-}
-
-#[tokio::test]
-async fn a_gateway_that_dies_in_a_call_is_asked_for_the_same_call_and_counts_as_no_failure() {
-    let mut bench = Bench::new();
-    let mut gateway = Gateway::start(bench.dir.path(), vec![]);
-    let _worker = bench.worker(&gateway);
-    gateway.until("the call", |log| log.calls.len() == 1).await;
-    gateway.down();
-    gateway.keep("t1c1a1", sleep(3600));
-    let reports = gateway.log().reports.len();
-    gateway.up();
-    let log = gateway
-        .until("asleep", |log| {
-            log.reports.len() > reports && is(log, LoopState::Sleeping)
-        })
-        .await;
-    assert_eq!(log.call_ids(), ["t1c1a1", "t1c1a1"]);
-    assert_eq!((log.last().consecutive_errors, log.last().last_error), (0, None));
-}
-
-#[tokio::test]
-async fn a_gateway_that_starts_again_is_told_the_last_report_again() {
-    let mut bench = Bench::new();
-    let (mut gateway, _worker, before) = asleep(&mut bench).await;
-    gateway.down();
-    gateway.up();
-    let after = gateway
-        .until("the report again", |log| log.reports.len() > before.reports.len())
-        .await;
-    assert_eq!(after.last(), before.last());
-}
-
-#[tokio::test]
-async fn a_failed_call_shows_in_the_report_with_its_kind_and_message() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(
-        bench.dir.path(),
-        vec![failure(FailureKind::AuthenticationFailed), sleep(60)],
-    );
-    let _worker = bench.worker(&gateway);
-    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
-    let error = log.last().last_error.unwrap();
-    assert_eq!(
-        (error.kind.as_str(), error.message.as_str()),
-        ("AuthenticationFailed", "what to do")
-    );
-}
-
-#[tokio::test]
-async fn tool_calls_of_the_same_id_each_get_their_result() {
-    let mut bench = Bench::new();
-    let twice = answer("", &[("nothing", json!({})), ("yield", json!({"sleep": 0}))]);
-    let gateway = Gateway::start(bench.dir.path(), vec![twice]);
-    let _worker = bench.worker(&gateway);
-    let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
-    let messages = &log.calls[1].1["messages"];
-    let ids = |index: usize| messages[index]["tool_call_id"].as_str().unwrap().to_owned();
-    assert_eq!([ids(3), ids(4)], ["same", "call_1"]);
-}
-
-#[tokio::test]
-async fn an_edit_of_the_instructions_file_takes_effect_at_the_next_call() {
-    let mut bench = Bench::new();
-    bench.spec.as_object_mut().unwrap().remove("instructions");
-    bench.spec["instructionsFrom"] = json!({"configMapKeyRef": {"name": "c", "key": "k"}});
-    std::fs::write(bench.instructions_file(), "one").unwrap();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let _worker = bench.worker(&gateway);
-    gateway.until("the call", |log| log.calls.len() == 1).await;
-    std::fs::write(bench.instructions_file(), "two").unwrap();
-    gateway.keep("t1c1a1", answer("done", &[]));
-    let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
-    let system = |index: usize| {
-        log.calls[index].1["messages"][0]["content"]
-            .as_str()
-            .unwrap()
-            .to_owned()
-    };
-    assert!(system(0).starts_with("one\n") && system(1).starts_with("two\n"));
 }
 
 #[tokio::test]

@@ -26,13 +26,13 @@ use write::WriteError;
 /// Turns whose messages stay in the history.
 pub const HISTORY_TURNS: i64 = 2_000;
 /// Bytes of messages above which the older half of the history goes, however few turns it spans.
-pub const HISTORY_BYTES: i64 = 256 * 1024 * 1024;
+pub const HISTORY_BYTES: i64 = 64 * 1024 * 1024;
 /// Lines of the journal that stay.
 pub const JOURNAL_LINES: i64 = 50_000;
 /// Turns between two prunings.
 const PRUNE_EVERY_TURNS: i64 = 100;
 /// Largest file that is checked whole after an unclean end; of a larger one only what is read.
-const CHECK_BYTES: u64 = 64 * 1024 * 1024;
+const CHECK_BYTES: u64 = 128 * 1024 * 1024;
 
 const FILE: &str = "journal.sqlite";
 const LOCK_FILE: &str = "journal.lock";

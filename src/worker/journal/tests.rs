@@ -284,3 +284,26 @@ fn lines_beyond_the_last_50000_are_dropped() {
     write(&mut journal, &[record(RecordKind::TurnStarted, 100, vec![])]);
     assert_eq!(count(&journal, "SELECT count(*) FROM journal"), JOURNAL_LINES);
 }
+
+#[test]
+fn the_older_half_of_a_history_above_64_mib_is_dropped_and_of_one_at_64_mib_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let fill = "WITH RECURSIVE turns (turn) AS (SELECT 1 UNION ALL SELECT turn + 1 FROM turns WHERE turn < 64)
+                INSERT INTO messages (turn, live, json) SELECT turn, 0, printf('%.*c', 1048576, 'x') FROM turns";
+    journal.connection.execute(fill, []).unwrap();
+    let history = "SELECT count(*) FROM messages WHERE live = 0";
+    write(&mut journal, &[record(RecordKind::TurnStarted, 100, vec![])]);
+    assert_eq!(count(&journal, history), 64);
+    write(
+        &mut journal,
+        &[record(RecordKind::TurnStarted, 200, vec![user("one more")])],
+    );
+    assert_eq!(count(&journal, history), 32);
+    assert_eq!(count(&journal, "SELECT min(turn) FROM messages"), 33);
+    assert_eq!(journal.transcript().unwrap(), [user("one more")]);
+    let started = std::time::Instant::now();
+    drop(journal);
+    open(dir.path(), 1);
+    eprintln!("opening 64 MiB after an unclean end took {:?}", started.elapsed());
+}

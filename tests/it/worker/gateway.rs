@@ -32,6 +32,10 @@ pub enum Reply {
     Json(Value),
     /// An answer in pieces, `[DONE]` after them.
     Stream(Vec<Value>),
+    /// A stream with exactly this text.
+    Raw(String),
+    /// The first time a stream that breaks, each later time the other.
+    BrokenOnce(Box<Reply>),
     /// A failure.
     Failure(Failure),
     /// Nothing, for ever.
@@ -168,15 +172,15 @@ impl Gateway {
     /// Waits until what was told satisfies `enough`.
     pub async fn until(&self, what: &str, mut enough: impl FnMut(&Log) -> bool) -> Log {
         let mut log = self.shared.log.subscribe();
-        let outcome = tokio::time::timeout(PATIENCE, log.wait_for(|log| enough(log))).await;
-        match outcome {
-            Ok(log) => log.unwrap().clone(),
-            Err(_) => panic!(
-                "not in time: {what}; calls {:?}, last report {:?}",
-                self.shared.log.borrow().call_ids(),
-                self.shared.log.borrow().last()
-            ),
+        if let Ok(log) = tokio::time::timeout(PATIENCE, log.wait_for(|log| enough(log))).await {
+            return log.unwrap().clone();
         }
+        let log = self.log();
+        panic!(
+            "not in time: {what}; calls {:?}, last report {:?}",
+            log.call_ids(),
+            log.last()
+        )
     }
 
     pub fn log(&self) -> Log {
@@ -212,21 +216,33 @@ async fn call(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(body):
         log.changed().await.unwrap();
         reply = shared.kept.lock().unwrap()[&id].clone();
     }
+    if let Reply::BrokenOnce(whole) = reply {
+        shared.kept.lock().unwrap().insert(id, *whole);
+        let pieces = [
+            Ok(Bytes::from("data: {\"choices\":[]}\n\n")),
+            Err(std::io::Error::other("broken")),
+        ];
+        return stream(Body::from_stream(futures::stream::iter(pieces)));
+    }
     match reply {
         Reply::Json(body) => Json(body).into_response(),
         Reply::Stream(chunks) => {
-            let mut text: String = chunks.iter().map(|chunk| format!("data: {chunk}\n\n")).collect();
-            text.push_str("data: [DONE]\n\n");
-            ([("content-type", "text/event-stream")], text).into_response()
+            let chunks: Vec<String> = chunks.iter().map(|chunk| format!("data: {chunk}\n\n")).collect();
+            stream(Body::from(chunks.concat() + "data: [DONE]\n\n"))
         }
+        Reply::Raw(text) => stream(Body::from(text)),
         Reply::Failure(failure) => (
             StatusCode::BAD_GATEWAY,
             [(FAILURE_HEADER, failure.kind.to_string())],
             Json(failure),
         )
             .into_response(),
-        Reply::Hang => unreachable!(),
+        Reply::Hang | Reply::BrokenOnce(_) => unreachable!(),
     }
+}
+
+fn stream(body: Body) -> Response {
+    ([("content-type", "text/event-stream")], body).into_response()
 }
 
 async fn ack(State(shared): State<Arc<Shared>>, UrlPath(id): UrlPath<String>) {
@@ -247,5 +263,5 @@ async fn events(State(shared): State<Arc<Shared>>) -> Response {
         let data = serde_json::to_string(&event).unwrap();
         Ok::<_, Infallible>(Bytes::from(format!("data: {data}\n\n")))
     });
-    ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response()
+    stream(Body::from_stream(events))
 }

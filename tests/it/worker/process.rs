@@ -114,10 +114,9 @@ impl Worker {
     }
 
     pub async fn ended(&mut self) -> ExitStatus {
-        match tokio::time::timeout(PATIENCE, self.child.wait()).await {
-            Ok(status) => status.unwrap(),
-            Err(_) => panic!("the worker did not end:\n{}", self.output()),
-        }
+        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        assert!(ended.is_ok(), "the worker did not end:\n{}", self.output());
+        ended.unwrap().unwrap()
     }
 }
 

@@ -85,7 +85,7 @@ impl<'a> Simulation<'a> {
                 self = self.crash();
                 continue;
             }
-            effects.into_iter().for_each(|effect| self.act(effect));
+            effects.iter().for_each(|effect| self.act(effect));
         }
         let Self {
             dir,
@@ -109,9 +109,12 @@ impl<'a> Simulation<'a> {
         let effects = self.engine.handle(self.now, input);
         let records: Vec<_> = effects
             .iter()
-            .filter_map(|effect| match effect {
-                Effect::Record(record) => Some(record.clone()),
-                _ => None,
+            .filter_map(|effect| {
+                if let Effect::Record(record) = effect {
+                    Some(record.clone())
+                } else {
+                    None
+                }
             })
             .collect();
         let committed = self
@@ -136,14 +139,13 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn act(&mut self, effect: Effect) {
-        match effect {
-            Effect::CallModel { call, .. } => {
-                self.asked.insert(call);
-                self.arrived.push_back(reply(call));
-            }
-            Effect::SetTimer(at) => self.timer = at,
-            _ => {}
+    fn act(&mut self, effect: &Effect) {
+        if let Effect::CallModel { call, .. } = effect {
+            self.asked.insert(*call);
+            self.arrived.push_back(reply(*call));
+        }
+        if let Effect::SetTimer(at) = effect {
+            self.timer = *at;
         }
     }
 }
@@ -207,7 +209,7 @@ fn a_turn_without_tools_costs_two_commits() {
         let before = simulation.commits;
         while simulation.engine.view().turns_completed < turn {
             let effects = simulation.step();
-            effects.into_iter().for_each(|effect| simulation.act(effect));
+            effects.iter().for_each(|effect| simulation.act(effect));
         }
         spent.push(simulation.commits - before);
     }

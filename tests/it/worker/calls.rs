@@ -1,0 +1,138 @@
+//! Model calls through a gateway that dies, fails, or passes on what servers send.
+
+use agentloop::api::failure::{Failure, FailureKind};
+use agentloop::api::status::LoopState;
+use agentloop::link::socket::FAILURE_EVENT;
+use serde_json::json;
+
+use super::gateway::{Gateway, Reply, answer, sleep};
+use super::process::{Bench, CANARY};
+use super::{asleep, is};
+
+fn failure(kind: FailureKind) -> Reply {
+    Reply::Failure(Failure {
+        kind,
+        message: "what to do".into(),
+        retry_after_milliseconds: None,
+    })
+}
+
+#[tokio::test]
+async fn a_gateway_that_dies_in_a_call_is_asked_for_the_same_call_and_counts_as_no_failure() {
+    let mut bench = Bench::new();
+    let mut gateway = Gateway::start(bench.dir.path(), vec![]);
+    let _worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    gateway.down();
+    gateway.keep("t1c1a1", sleep(3600));
+    let reports = gateway.log().reports.len();
+    gateway.up();
+    let log = gateway
+        .until("asleep", |log| {
+            log.reports.len() > reports && is(log, LoopState::Sleeping)
+        })
+        .await;
+    assert_eq!(log.call_ids(), ["t1c1a1", "t1c1a1"]);
+    assert_eq!((log.last().consecutive_errors, log.last().last_error), (0, None));
+}
+
+#[tokio::test]
+async fn a_gateway_that_starts_again_is_told_the_last_report_again() {
+    let mut bench = Bench::new();
+    let (mut gateway, _worker, before) = asleep(&mut bench).await;
+    gateway.down();
+    gateway.up();
+    let after = gateway
+        .until("the report again", |log| log.reports.len() > before.reports.len())
+        .await;
+    assert_eq!(after.last(), before.last());
+}
+
+#[tokio::test]
+async fn a_failed_call_shows_in_the_report_with_its_kind_and_message() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(
+        bench.dir.path(),
+        vec![failure(FailureKind::AuthenticationFailed), sleep(60)],
+    );
+    let _worker = bench.worker(&gateway);
+    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    let error = log.last().last_error.unwrap();
+    assert_eq!(
+        (error.kind.as_str(), error.message.as_str()),
+        ("AuthenticationFailed", "what to do")
+    );
+}
+
+#[tokio::test]
+async fn tool_calls_of_the_same_id_each_get_their_result() {
+    let mut bench = Bench::new();
+    let twice = answer("", &[("nothing", json!({})), ("yield", json!({"sleep": 0}))]);
+    let gateway = Gateway::start(bench.dir.path(), vec![twice]);
+    let _worker = bench.worker(&gateway);
+    let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
+    let messages = &log.calls[1].1["messages"];
+    let ids = |index: usize| messages[index]["tool_call_id"].as_str().unwrap().to_owned();
+    assert_eq!([ids(3), ids(4)], ["same", "call_1"]);
+}
+
+#[tokio::test]
+async fn an_edit_of_the_instructions_file_takes_effect_at_the_next_call() {
+    let mut bench = Bench::new();
+    bench.spec.as_object_mut().unwrap().remove("instructions");
+    bench.spec["instructionsFrom"] = json!({"configMapKeyRef": {"name": "c", "key": "k"}});
+    std::fs::write(bench.instructions_file(), "one").unwrap();
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let _worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    std::fs::write(bench.instructions_file(), "two").unwrap();
+    gateway.keep("t1c1a1", answer("done", &[]));
+    let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
+    let system = |index: usize| {
+        log.calls[index].1["messages"][0]["content"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert!(system(0).starts_with("one\n") && system(1).starts_with("two\n"));
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_is_asked_for_again_and_counts_as_no_failure() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![Reply::BrokenOnce(Box::new(sleep(60)))]);
+    let _worker = bench.worker(&gateway);
+    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    assert_eq!(log.call_ids(), ["t1c1a1", "t1c1a1"]);
+    assert_eq!(log.last().last_error, None);
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_after_its_start_fails_with_the_gateways_words() {
+    let mut bench = Bench::new();
+    let failure = json!({"kind": "BadResponse", "message": "what to do"});
+    let stream = format!("data: {{\"choices\":[]}}\n\nevent: {FAILURE_EVENT}\ndata: {failure}\n\n");
+    let gateway = Gateway::start(bench.dir.path(), vec![Reply::Raw(stream), sleep(60)]);
+    let _worker = bench.worker(&gateway);
+    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    assert_eq!(log.last().last_error.unwrap().message, "what to do");
+}
+
+#[tokio::test]
+async fn garbage_for_an_answer_is_a_bad_response_and_the_loop_goes_on() {
+    let mut bench = Bench::new();
+    let replies = vec![
+        Reply::Raw(format!("{CANARY}\n\n")),
+        Reply::Raw(format!("data: {CANARY}\n\n")),
+        Reply::Json(json!({"error": CANARY})),
+        Reply::Json(json!([CANARY])),
+        sleep(60),
+    ];
+    let gateway = Gateway::start(bench.dir.path(), replies);
+    let _worker = bench.worker(&gateway);
+    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    assert_eq!((log.calls.len(), log.last().turns_completed), (5, 1));
+    assert_eq!(log.last().last_error.unwrap().kind, "BadResponse");
+    assert!(!serde_json::to_string(&log.reports).unwrap().contains(CANARY));
+    bench.assert_discreet();
+}
