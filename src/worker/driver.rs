@@ -134,12 +134,16 @@ impl<'a> Driver<'a> {
     }
 
     async fn drive(&mut self, session: &Session, world: &mut World) -> Result<Ended, JournalError> {
-        self.feed(Input::Started {
-            epoch: session.epoch,
-            known_turn: session.known.turn,
-        })?;
-        self.listen(&mut world.heard)?;
-        self.look_at_clocks()?;
+        if world.heard.borrow().as_ref().is_some_and(Heard::suspends) {
+            // A loop that is never started begins no turn.
+            self.stop(StopCause::Suspend)?;
+        } else {
+            self.feed(Input::Started {
+                epoch: session.epoch,
+                known_turn: session.known.turn,
+            })?;
+            self.listen(&mut world.heard)?;
+        }
         while !self.stopped {
             match self.next(world).await {
                 Happening::Called(call, result) => self.called(call, result)?,
@@ -155,7 +159,9 @@ impl<'a> Driver<'a> {
         Ok(match self.stop {
             Some(StopCause::Drain | StopCause::Fenced) => Ended::Exit,
             Some(StopCause::Suspend) => Ended::Suspended,
-            None => Ended::Completed,
+            None if self.engine.view().outcome.is_some() => Ended::Completed,
+            // The engine found out by itself that it is fenced.
+            None => Ended::Exit,
         })
     }
 
@@ -214,7 +220,7 @@ impl<'a> Driver<'a> {
             return self.stop(StopCause::Fenced);
         }
         let directives = heard.event.directives.clone();
-        if directives.suspend {
+        if heard.suspends() {
             self.stop(StopCause::Suspend)?;
         }
         self.contact = heard.contact();
@@ -283,7 +289,8 @@ impl<'a> Driver<'a> {
     }
 
     fn commit(&mut self, now: Timestamp, records: &[Record]) -> Result<Committed, JournalError> {
-        if self.stop == Some(StopCause::Fenced) {
+        // Without a record nothing has changed that a restart would miss; a fenced engine records nothing.
+        if records.is_empty() {
             return Ok(Committed::Normally);
         }
         let committed = self.journal.commit(now, records, &self.engine.snapshot())?;

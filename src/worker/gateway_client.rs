@@ -41,6 +41,12 @@ pub struct Heard {
 }
 
 impl Heard {
+    /// Whether the loop is to be suspended.
+    #[must_use]
+    pub fn suspends(&self) -> bool {
+        self.event.directives.suspend
+    }
+
     /// What it says about contact with the controller.
     #[must_use]
     pub fn contact(&self) -> Contact {

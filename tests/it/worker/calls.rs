@@ -1,7 +1,7 @@
 //! Model calls through a gateway that dies, fails, or passes on what servers send.
 
 use agentloop::api::failure::{Failure, FailureKind};
-use agentloop::api::status::LoopState;
+use agentloop::api::status::{LoopState, Outcome};
 use agentloop::link::socket::FAILURE_EVENT;
 use serde_json::json;
 
@@ -135,4 +135,34 @@ async fn garbage_for_an_answer_is_a_bad_response_and_the_loop_goes_on() {
     assert_eq!(log.last().last_error.unwrap().kind, "BadResponse");
     assert!(!serde_json::to_string(&log.reports).unwrap().contains(CANARY));
     bench.assert_discreet();
+}
+
+#[tokio::test]
+async fn a_call_that_the_gateway_refuses_as_fenced_ends_the_worker() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![failure(FailureKind::Fenced)]);
+    let mut worker = bench.worker(&gateway);
+    assert!(worker.ended().await.success());
+    assert_eq!(gateway.log().calls.len(), 1);
+}
+
+#[tokio::test]
+async fn a_loop_that_shuts_itself_down_stays_down_also_after_a_restart_of_its_container() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(
+        bench.dir.path(),
+        vec![answer("", &[("yield", json!({"mode": "shutdown"}))])],
+    );
+    let worker = bench.worker(&gateway);
+    let log = gateway.until("the outcome", |log| log.last().outcome.is_some()).await;
+    assert_eq!(log.last().state, LoopState::Stopped);
+    worker.kill().await;
+    let mut worker = bench.worker(&gateway);
+    let reports = log.reports.len();
+    let log = gateway
+        .until("the outcome again", |log| log.reports.len() > reports)
+        .await;
+    assert_eq!((log.last().outcome, log.calls.len()), (Some(Outcome::Completed), 1));
+    worker.terminate().await;
+    assert!(worker.ended().await.success());
 }

@@ -85,7 +85,9 @@ impl<'a> Simulation<'a> {
                 self = self.crash();
                 continue;
             }
-            effects.iter().for_each(|effect| self.act(effect));
+            for effect in &effects {
+                self.act(effect);
+            }
         }
         let Self {
             dir,
@@ -209,7 +211,9 @@ fn a_turn_without_tools_costs_two_commits() {
         let before = simulation.commits;
         while simulation.engine.view().turns_completed < turn {
             let effects = simulation.step();
-            effects.iter().for_each(|effect| simulation.act(effect));
+            for effect in &effects {
+                simulation.act(effect);
+            }
         }
         spent.push(simulation.commits - before);
     }
