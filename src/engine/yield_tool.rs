@@ -9,6 +9,8 @@ use super::{clock, message::Tool, settings::Settings};
 
 /// The tool's name.
 pub const NAME: &str = "yield";
+/// A shorter sleep is none: else a loop could nap its way past `maxConsecutiveTurns`.
+pub const SHORTEST_SLEEP: SignedDuration = SignedDuration::from_secs(1);
 const MAX_EVENTS: usize = 16;
 const MAX_NAME: usize = 128;
 const MAX_REASON: usize = 500;
@@ -42,7 +44,7 @@ static PARAMETERS: LazyLock<Value> = LazyLock::new(|| {
     json!({
         "type": "object",
         "properties": {
-            "sleep": {"type": "number", "minimum": 0, "description": "Seconds to sleep; 0 goes on at once."},
+            "sleep": {"type": "number", "minimum": 0, "description": "Seconds to sleep; less than 1 goes on at once."},
             "wake_early_if": {
                 "type": "array", "items": {"type": "string"}, "maxItems": MAX_EVENTS,
                 "description": "Events that end the sleep early: sensor/<name>, signal/<sensor>/<signal>, notification, chat.",
@@ -87,7 +89,7 @@ fn parse(arguments: &str, settings: &Settings, now: Timestamp) -> Result<(Pace, 
         Some(_) => return Err(refused("mode", "use one of continue, sleep, shutdown")),
     };
     let asked = sleep.unwrap_or(settings.max_sleep);
-    if !asleep || asked.is_zero() {
+    if !asleep || asked < SHORTEST_SLEEP {
         return Ok((Pace::Continue, "The next turn begins at once.".to_owned()));
     }
     let wait = asked.min(settings.max_sleep);

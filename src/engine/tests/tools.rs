@@ -20,7 +20,9 @@ fn an_answer_without_a_tool_goes_on_at_once() {
 #[case(r#"{"mode": "sleep", "sleep": 0}"#, LoopState::Running)]
 #[case(r#"{"sleep": 0}"#, LoopState::Running)]
 #[case(r#"{"sleep": null, "mode": null}"#, LoopState::Running)]
-#[case(r#"{"sleep": 0.5}"#, LoopState::Sleeping)]
+#[case(r#"{"sleep": 0.999}"#, LoopState::Running)]
+#[case(r#"{"sleep": 1.5}"#, LoopState::Sleeping)]
+#[case(r#"{"sleep": 1}"#, LoopState::Sleeping)]
 #[case(
     r#"{"mode": "sleep", "wake_early_if": ["sensor/a", "signal/a/b", "notification", "chat", "a.b-c"]}"#,
     LoopState::Sleeping
