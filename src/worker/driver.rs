@@ -157,11 +157,10 @@ impl<'a> Driver<'a> {
             self.look_at_clocks()?;
         }
         Ok(match self.stop {
-            Some(StopCause::Drain | StopCause::Fenced) => Ended::Exit,
             Some(StopCause::Suspend) => Ended::Suspended,
             None if self.engine.view().outcome.is_some() => Ended::Completed,
-            // The engine found out by itself that it is fenced.
-            None => Ended::Exit,
+            // Without a cause the engine found out by itself that it is fenced.
+            Some(StopCause::Drain | StopCause::Fenced) | None => Ended::Exit,
         })
     }
 
