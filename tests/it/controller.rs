@@ -1,1 +1,724 @@
-//! Tests of the controller.
+//! The reconciler as a whole: a real kube client and real watches against the in-process API server, in paused time.
+
+use agentloop::api::status::{HandledRequests, LoopState, Outcome, PauseReason, Usage};
+use agentloop::link::messages::{HeldReason, LoopReport, ModelReport, Report};
+use serde_json::json;
+use std::collections::BTreeSet;
+
+use crate::support::rig::{AGENTS, NAMESPACE, Rig, agent_key, in_state};
+
+fn usage(calls: i64) -> Usage {
+    Usage {
+        calls,
+        input_tokens: calls * 100,
+        ..Usage::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn from_creation_to_running_takes_four_writes() {
+    let rig = Rig::start().await;
+    rig.bring_up("earlier", json!({})).await;
+    rig.server.take_calls();
+
+    rig.apply("coast", json!({}));
+    rig.settle().await;
+    assert_eq!(
+        rig.server.take_writes(),
+        [
+            "create /pods",
+            "create /persistentvolumeclaims",
+            "patch agentloop.dev/agents/status"
+        ]
+    );
+    assert_eq!(rig.state("coast"), LoopState::Starting);
+    assert_eq!(rig.status("coast").r#loop.unwrap().epoch, 1);
+    assert_eq!(rig.ready("coast"), ("False".into(), "Starting".into()));
+    assert_eq!(rig.condition("coast", "Reconciling").unwrap().0, "True");
+
+    rig.come_up("coast").await;
+    assert_eq!(rig.server.take_writes(), ["patch agentloop.dev/agents/status"]);
+    assert_eq!(rig.state("coast"), LoopState::Running);
+    assert_eq!(rig.ready("coast"), ("True".into(), "LoopRunning".into()));
+    assert_eq!(rig.condition("coast", "Reconciling"), None);
+    assert_eq!(rig.status("coast").pod.unwrap().node.as_deref(), Some("node-1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_pod_of_a_namespace_finds_its_account_and_the_ca_bundle() {
+    let rig = Rig::start().await;
+    rig.apply("coast", json!({}));
+    rig.settle().await;
+    let account = rig
+        .server
+        .get("/serviceaccounts", NAMESPACE, "agentloop-agent")
+        .unwrap();
+    assert_eq!(account["automountServiceAccountToken"], false);
+    let bundle =
+        |rig: &Rig| rig.server.get("/configmaps", NAMESPACE, "agentloop-link-ca").unwrap()["data"]["ca.crt"].clone();
+    assert_eq!(bundle(&rig), "CA one");
+
+    rig.running().bundle.send("CA one and two".into()).unwrap();
+    rig.settle().await;
+    assert_eq!(bundle(&rig), "CA one and two");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pod_is_the_manifest_that_was_agreed() {
+    let rig = Rig::start().await;
+    rig.apply(
+        "coast",
+        json!({
+            "instructions": "Pay $(HOME) and $$5.",
+            "model": { "apiKeySecretRef": { "name": "provider", "key": "token" } },
+            "pod": {
+                "labels": { "team": "a" }, "annotations": { "note": "x" },
+                "nodeSelector": { "disk": "ssd" }, "tolerations": [{ "key": "spot", "operator": "Exists" }],
+                "imagePullSecrets": [{ "name": "registry" }], "priorityClassName": "low", "runtimeClassName": "gvisor",
+            },
+        }),
+    );
+    put_secret(&rig);
+    rig.pass(3).await;
+    insta::assert_json_snapshot!("pod", rig.pod("coast").unwrap(), {
+        ".metadata.creationTimestamp" => "[time]", ".metadata.resourceVersion" => "[version]", ".metadata.uid" => "[uid]",
+        ".metadata.ownerReferences[].uid" => "[uid]", ".metadata.annotations[\"agentloop.dev/spec-hash\"]" => "[hash]",
+        ".metadata.labels[\"app.kubernetes.io/version\"]" => "[version]",
+        ".spec.**.env[0].value" => "[config]",
+    });
+    let pod = rig.pod("coast").unwrap();
+    let config = |container: &serde_json::Value| -> agentloop::link::pod::PodConfig {
+        let text = container["env"][0]["value"].as_str().unwrap();
+        assert!(!text.contains('$'), "the kubelet would expand it");
+        serde_json::from_str(text).unwrap()
+    };
+    let worker = config(&pod["spec"]["containers"][0]);
+    assert_eq!(worker.spec.instructions.as_deref(), Some("Pay $(HOME) and $$5."));
+    assert_eq!((worker.epoch, worker.name.as_str()), (1, "coast"));
+    let gateway = config(&pod["spec"]["initContainers"][0]);
+    assert_eq!(gateway.spec.instructions, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn instructions_and_storage_decide_volumes() {
+    let rig = Rig::start().await;
+    rig.put_config_map("texts", "coast", "Watch the coast.");
+    rig.apply(
+        "coast",
+        json!({
+            "instructions": null, "instructionsFrom": { "configMapKeyRef": { "name": "texts", "key": "coast" } },
+            "storage": { "ephemeral": true, "size": "50Mi" },
+        }),
+    );
+    rig.settle().await;
+    let pod = rig.pod("coast").unwrap();
+    let volume = |name: &str| {
+        let volumes = pod["spec"]["volumes"].as_array().unwrap().clone();
+        volumes.into_iter().find(|volume| volume["name"] == name).unwrap()
+    };
+    assert_eq!(volume("state")["emptyDir"]["sizeLimit"], "50Mi");
+    assert_eq!(
+        volume("instructions")["configMap"]["items"],
+        json!([{ "key": "coast", "path": "text" }])
+    );
+    assert!(rig.server.list("/persistentvolumeclaims").is_empty());
+
+    rig.apply("kept", json!({ "storage": { "retentionPolicy": "Retain" } }));
+    rig.apply("gone", json!({}));
+    rig.settle().await;
+    rig.server.delete(AGENTS, NAMESPACE, "kept");
+    rig.server.delete(AGENTS, NAMESPACE, "gone");
+    rig.settle().await;
+    let claims = rig.server.list("/persistentvolumeclaims");
+    assert_eq!(claims.len(), 1, "only the retained claim stays");
+    assert_eq!(claims[0]["metadata"]["name"], "kept-state");
+}
+
+#[tokio::test(start_paused = true)]
+async fn twenty_idle_agents_cost_no_request_at_all() {
+    let rig = Rig::start().await;
+    for n in 0..20 {
+        rig.bring_up(&format!("agent-{n}"), json!({})).await;
+    }
+    rig.pass(30).await;
+    rig.server.take_calls();
+    for _ in 0..4 {
+        for n in 0..20 {
+            rig.report(&format!("agent-{n}"), in_state(LoopState::Running), Usage::default());
+        }
+        rig.pass(15).await;
+    }
+    assert_eq!(rig.server.take_calls(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_controller_writes_nothing_and_keeps_what_status_says() {
+    let mut rig = Rig::start().await;
+    for n in 0..5 {
+        rig.bring_up(&format!("agent-{n}"), json!({})).await;
+    }
+    rig.report("agent-0", in_state(LoopState::Sleeping), usage(7));
+    rig.pass(20).await;
+    let before = rig.status("agent-0");
+    rig.shut_down().await;
+    rig.server.take_calls();
+
+    rig.boot().await;
+    rig.pass(50).await;
+    assert_eq!(rig.server.take_writes(), [""; 0]);
+    assert_eq!(rig.status("agent-0"), before);
+    rig.report("agent-0", in_state(LoopState::Sleeping), usage(7));
+    rig.pass(5).await;
+    assert_eq!(rig.server.take_writes(), [""; 0], "the same said again is no news");
+}
+
+fn put_secret(rig: &Rig) {
+    rig.server.put(
+        "/secrets",
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "provider", "namespace": NAMESPACE }, "data": { "token": "c2VjcmV0" } }),
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_secret_is_named_and_heals_by_itself_when_it_appears() {
+    let rig = Rig::start().await;
+    rig.apply(
+        "coast",
+        json!({ "model": { "apiKeySecretRef": { "name": "provider", "key": "token" } } }),
+    );
+    rig.pass(20).await;
+    assert_eq!(rig.pod("coast"), None);
+    assert_eq!(rig.ready("coast"), ("False".into(), "SecretNotFound".into()));
+    assert_eq!(rig.condition("coast", "Stalled").unwrap().0, "True");
+    assert_eq!(
+        rig.condition("coast", "Accepted").unwrap(),
+        ("False".into(), "SecretNotFound".into())
+    );
+    let message = rig
+        .status("coast")
+        .conditions
+        .into_iter()
+        .find(|c| c.type_ == "Accepted")
+        .unwrap()
+        .message;
+    assert_eq!(
+        message,
+        "spec.model.apiKeySecretRef: Secret provider does not exist in this namespace: create it with the key token, or correct the name"
+    );
+    let writes = rig.server.take_writes();
+    assert_eq!(writes, ["patch agentloop.dev/agents/status"], "said once");
+
+    put_secret(&rig);
+    rig.pass(31).await;
+    rig.come_up("coast").await;
+    rig.pass(5).await;
+    assert_eq!(rig.ready("coast").0, "True");
+    assert_eq!(rig.condition("coast", "Stalled"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn mistakes_in_references_have_their_own_words() {
+    let rig = Rig::start().await;
+    rig.apply(
+        "no-key",
+        json!({ "model": { "scripted": { "configMapKeyRef": { "key": "other" } } } }),
+    );
+    rig.apply(
+        "no-map",
+        json!({ "model": { "scripted": { "configMapKeyRef": { "name": "absent" } } } }),
+    );
+    rig.put_config_map("broken", "turns", "turns: 7");
+    rig.apply(
+        "broken",
+        json!({ "model": { "scripted": { "configMapKeyRef": { "name": "broken" } } } }),
+    );
+    let long = "a".repeat(64);
+    rig.apply(&long, json!({}));
+    rig.apply(&long[..63], json!({}));
+    rig.settle().await;
+    for (name, reason, words) in [
+        ("no-key", "ConfigMapNotFound", "has no key other"),
+        ("no-map", "ConfigMapNotFound", "ConfigMap absent does not exist"),
+        ("broken", "InvalidSpec", "is no valid script"),
+        (&long, "InvalidSpec", "at most 63"),
+    ] {
+        let accepted = rig
+            .status(name)
+            .conditions
+            .into_iter()
+            .find(|c| c.type_ == "Accepted")
+            .unwrap();
+        assert_eq!(
+            (accepted.status.as_str(), accepted.reason.as_str()),
+            ("False", reason),
+            "{name}"
+        );
+        assert!(accepted.message.contains(words), "{}", accepted.message);
+        assert_eq!(rig.pod(name), None);
+    }
+    assert!(rig.pod(&long[..63]).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn suspend_tells_the_loop_first_then_ends_the_pod_and_keeps_ready() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    rig.pass(20).await;
+    let (_, directives) = rig
+        .running()
+        .loops
+        .attach(&agent_key("coast"), &rig.live_pod("coast"), (rig.clock)())
+        .unwrap();
+
+    rig.apply("coast", json!({ "suspend": true }));
+    rig.settle().await;
+    assert!(directives.borrow().suspend);
+    assert!(
+        rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_null(),
+        "it may say goodbye first"
+    );
+    rig.report("coast", in_state(LoopState::Stopped), usage(3));
+    rig.settle().await;
+    assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_string());
+    assert_eq!(rig.condition("coast", "Suspended").unwrap().0, "True");
+
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(6).await;
+    let status = rig.status("coast");
+    let loop_ = status.r#loop.clone().unwrap();
+    assert_eq!(
+        (loop_.state, loop_.reasons),
+        (LoopState::Stopped, vec![PauseReason::SuspendedBySpec])
+    );
+    assert_eq!(status.usage.unwrap().calls, 3);
+    assert_eq!(rig.ready("coast"), ("True".into(), "SuspendedBySpec".into()));
+    assert_eq!(rig.condition("coast", "Reconciling"), None);
+    assert_eq!(rig.pod("coast"), None);
+
+    rig.apply("coast", json!({ "suspend": false }));
+    rig.settle().await;
+    assert_eq!(rig.live_pod("coast").epoch, 2);
+    rig.come_up("coast").await;
+    rig.pass(10).await;
+    assert_eq!(rig.state("coast"), LoopState::Running);
+    assert_eq!(rig.condition("coast", "Suspended").unwrap().0, "False");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_suspended_pod_that_does_not_answer_is_ended_after_three_seconds() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    rig.apply("coast", json!({ "suspend": true }));
+    rig.pass(2).await;
+    assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_null());
+    rig.pass(2).await;
+    assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_string());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_spec_waits_for_an_idle_loop_unless_told_otherwise() {
+    let rig = Rig::start().await;
+    for (name, strategy) in [("idle", "WhenIdle"), ("now", "Immediate"), ("never", "OnDelete")] {
+        rig.bring_up(name, json!({ "pod": { "updateStrategy": strategy } }))
+            .await;
+        let changed = json!({ "instructions": "Watch the sky.", "pod": { "updateStrategy": strategy } });
+        rig.apply(name, changed);
+    }
+    rig.pass(6).await;
+    let ending = |name: &str| rig.pod(name).unwrap()["metadata"]["deletionTimestamp"].is_string();
+    assert_eq!(["idle", "now", "never"].map(ending), [false, true, false]);
+    assert_eq!(rig.condition("idle", "Reconciling").unwrap().1, "UpdatePending");
+    assert_eq!(rig.condition("never", "Reconciling"), None);
+
+    for name in ["idle", "never"] {
+        rig.report(name, in_state(LoopState::Sleeping), Usage::default());
+    }
+    rig.pass(6).await;
+    assert_eq!(["idle", "never"].map(ending), [true, false]);
+    rig.server.finish_pod(NAMESPACE, "idle");
+    rig.settle().await;
+    assert_eq!(rig.live_pod("idle").epoch, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_controller_version_replaces_only_pods_that_ask_for_it() {
+    let mut rig = Rig::start().await;
+    rig.bring_up("idle", json!({})).await;
+    rig.bring_up("now", json!({ "pod": { "updateStrategy": "Immediate" } }))
+        .await;
+    rig.shut_down().await;
+    rig.settings.image = "agentloop:next".into();
+    rig.boot().await;
+    rig.report("idle", in_state(LoopState::Sleeping), Usage::default());
+    rig.pass(20).await;
+    let ending = |name: &str| rig.pod(name).unwrap()["metadata"]["deletionTimestamp"].is_string();
+    assert_eq!(["idle", "now"].map(ending), [false, true]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_spec_that_cannot_run_leaves_the_running_loop_alone() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({ "pod": { "updateStrategy": "Immediate" } }))
+        .await;
+    rig.apply(
+        "coast",
+        json!({ "model": { "apiKeySecretRef": { "name": "provider", "key": "token" } }, "pod": { "updateStrategy": "Immediate" } }),
+    );
+    rig.pass(20).await;
+    assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_null());
+    assert_eq!(rig.ready("coast"), ("False".into(), "SecretNotFound".into()));
+    assert_eq!(rig.state("coast"), LoopState::Running);
+    put_secret(&rig);
+    rig.pass(31).await;
+    assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_string());
+}
+
+fn completed() -> LoopReport {
+    LoopReport {
+        outcome: Some(Outcome::Completed),
+        ..in_state(LoopState::Stopped)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loop_that_ended_itself_rests_until_a_new_request_or_spec() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    rig.report("coast", completed(), usage(1));
+    rig.pass(6).await;
+    assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_string());
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(20).await;
+    assert_eq!(rig.pod("coast"), None);
+    assert_eq!(rig.ready("coast"), ("True".into(), "Completed".into()));
+    let status = rig.status("coast").r#loop.unwrap();
+    assert_eq!(
+        (status.state, status.outcome),
+        (LoopState::Stopped, Some(Outcome::Completed))
+    );
+
+    rig.annotate("coast", "agentloop.dev/wake", "monday");
+    rig.settle().await;
+    assert_eq!(rig.live_pod("coast").epoch, 2);
+    assert_eq!(rig.status("coast").r#loop.unwrap().outcome, None);
+    let handled = HandledRequests {
+        wake: Some("monday".into()),
+        resume: None,
+    };
+    assert_eq!(
+        rig.status("coast").last_handled_requests,
+        Some(handled),
+        "each value starts it once"
+    );
+
+    rig.come_up("coast").await;
+    rig.report("coast", completed(), usage(2));
+    rig.pass(6).await;
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(20).await;
+    assert_eq!(rig.pod("coast"), None);
+    rig.apply("coast", json!({ "instructions": "Watch the sky." }));
+    rig.settle().await;
+    assert_eq!(rig.live_pod("coast").epoch, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_reaches_the_loop_and_leaves_once_it_was_handled() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    rig.annotate("coast", "agentloop.dev/resume", "now");
+    rig.settle().await;
+    let attach = || {
+        rig.running()
+            .loops
+            .attach(&agent_key("coast"), &rig.live_pod("coast"), (rig.clock)())
+            .unwrap()
+            .1
+    };
+    assert_eq!(attach().borrow().resume.as_deref(), Some("now"));
+    let mut report = in_state(LoopState::Running);
+    report.handled.resume = Some("now".into());
+    rig.report("coast", report, Usage::default());
+    rig.pass(6).await;
+    assert_eq!(
+        rig.status("coast").last_handled_requests.unwrap().resume.as_deref(),
+        Some("now")
+    );
+    rig.annotate("coast", "agentloop.dev/wake", "later");
+    rig.settle().await;
+    assert_eq!(attach().borrow().resume, None);
+    assert_eq!(attach().borrow().wake.as_deref(), Some("later"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_second_pod_is_made_while_the_first_is_ending() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    let first = rig.live_pod("coast");
+    rig.server.delete("/pods", NAMESPACE, "coast");
+    rig.server.take_calls();
+    rig.pass(29).await;
+    assert!(rig.server.take_calls().iter().all(|call| call.resource != "/pods"));
+    assert_eq!(rig.live_pod("coast"), first);
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.settle().await;
+    assert_eq!(rig.live_pod("coast").epoch, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_on_a_silent_node_is_left_to_a_person_and_on_a_gone_node_forced_away() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    let node = |ready: &str| {
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-1", "namespace": "" },
+            "status": { "conditions": [{ "type": "Ready", "status": ready }] } })
+    };
+    rig.server.put("/nodes", node("Unknown"));
+    rig.server.delete("/pods", NAMESPACE, "coast");
+    rig.pass(120).await;
+    assert!(rig.pod("coast").is_some());
+    assert_eq!(
+        rig.condition("coast", "PodReady").unwrap(),
+        ("False".into(), "NodeLost".into())
+    );
+    assert_eq!(rig.condition("coast", "Stalled").unwrap().1, "NodeLost");
+    let message = rig
+        .status("coast")
+        .conditions
+        .into_iter()
+        .find(|c| c.type_ == "PodReady")
+        .unwrap()
+        .message;
+    assert!(
+        message.contains("kubectl delete pod -n team-a coast --force --grace-period=0"),
+        "{message}"
+    );
+
+    rig.server.delete("/nodes", "", "node-1");
+    rig.pass(61).await;
+    assert_eq!(rig.live_pod("coast").epoch, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_evicted_pod_is_replaced_and_again_and_again_ever_more_slowly() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    let mut made = Vec::new();
+    for _ in 0..4 {
+        let pod = rig.pod("coast").unwrap();
+        made.push(rig.live_pod("coast").epoch);
+        rig.server.put(
+            "/pods",
+            json!({ "metadata": { "name": "coast", "namespace": NAMESPACE }, "spec": pod["spec"],
+                "status": { "phase": "Failed", "reason": "Evicted", "message": "no disk", "conditions": [] } }),
+        );
+        rig.settle().await;
+        rig.server.finish_pod(NAMESPACE, "coast");
+        rig.settle().await;
+        assert_eq!(rig.pod("coast"), None, "not at once");
+        rig.pass(9).await;
+    }
+    assert_eq!(made, [1, 2, 3, 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_away_for_thirty_seconds_is_waited_for_and_nothing_is_lost() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    rig.pass(20).await;
+    rig.server.set_away(true);
+    let mut report = in_state(LoopState::Paused);
+    report.reasons = vec![HeldReason {
+        reason: PauseReason::ConsecutiveErrors,
+        until: Some((rig.clock)() + jiff::SignedDuration::from_mins(5)),
+        message: "5 turns failed in a row".into(),
+    }];
+    rig.report("coast", report.clone(), usage(9));
+    rig.apply("born-meanwhile", json!({}));
+    rig.pass(30).await;
+    assert_eq!(rig.pod("born-meanwhile"), None);
+    rig.server.set_away(false);
+    // The link does not need the API server: the pod goes on reporting.
+    rig.report("coast", report, usage(9));
+    rig.pass(40).await;
+    assert_eq!(rig.status("coast").usage.unwrap().calls, 9);
+    assert_eq!(
+        rig.condition("coast", "ErrorLimitReached").unwrap(),
+        ("True".into(), "ConsecutiveErrors".into())
+    );
+    assert_eq!(rig.ready("coast"), ("True".into(), "ErrorLimitReached".into()));
+    assert!(rig.pod("born-meanwhile").is_some());
+    assert_eq!(rig.live_pod("coast").epoch, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn numbers_and_naps_are_written_every_fifteen_seconds_at_most() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    rig.pass(30).await;
+    rig.server.take_calls();
+    for second in 0..60 {
+        let state = if second % 2 == 0 {
+            LoopState::Running
+        } else {
+            LoopState::Sleeping
+        };
+        rig.report("coast", in_state(state), usage(second));
+        rig.pass(1).await;
+    }
+    let writes = rig.server.take_writes().len();
+    assert!((3..=5).contains(&writes), "{writes} writes in a busy minute");
+    rig.pass(16).await;
+    assert_eq!(rig.status("coast").usage.unwrap().calls, 59, "the last word is written");
+}
+
+#[tokio::test(start_paused = true)]
+async fn flapping_conditions_are_written_every_five_seconds_at_most() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    rig.pass(30).await;
+    rig.server.take_calls();
+    for second in 0..60 {
+        let failure = (second % 2 == 0).then_some(agentloop::api::failure::FailureKind::Unreachable);
+        let model = ModelReport {
+            failure,
+            message: String::new(),
+        };
+        rig.say(
+            "coast",
+            Report {
+                loop_: Some(in_state(LoopState::Running)),
+                model: Some(model),
+                ..Report::default()
+            },
+        );
+        rig.pass(1).await;
+    }
+    let writes = rig.server.take_writes().len();
+    assert!((11..=14).contains(&writes), "{writes} writes in a flapping minute");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_pod_is_named_after_sixty_seconds_and_cleared_when_it_speaks() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    rig.pass(55).await;
+    assert_eq!(rig.condition("coast", "LinkLost").unwrap().0, "False");
+    rig.pass(12).await;
+    assert_eq!(rig.condition("coast", "LinkLost").unwrap().0, "True");
+    assert_eq!(rig.state("coast"), LoopState::Paused);
+    assert_eq!(rig.condition("coast", "Reconciling").unwrap().1, "LinkLost");
+    assert_eq!(rig.live_pod("coast").epoch, 1, "no second pod beside it");
+    rig.report("coast", in_state(LoopState::Running), Usage::default());
+    rig.pass(12).await;
+    assert_eq!(rig.condition("coast", "LinkLost").unwrap().0, "False");
+    assert_eq!(rig.ready("coast").0, "True");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_not_ours_is_never_touched() {
+    let rig = Rig::start().await;
+    let foreign = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "coast", "namespace": NAMESPACE },
+        "spec": { "containers": [] } });
+    let foreign = rig.server.put("/pods", foreign);
+    rig.apply("coast", json!({}));
+    rig.pass(3).await;
+    assert_eq!(rig.pod("coast"), Some(foreign));
+    assert_eq!(rig.ready("coast"), ("False".into(), "PodNameTaken".into()));
+    rig.server.delete("/pods", NAMESPACE, "coast");
+    rig.pass(31).await;
+    assert_eq!(rig.live_pod("coast").epoch, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_made_again_waits_for_the_pod_of_the_one_before() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", json!({})).await;
+    let first = rig.live_pod("coast");
+    rig.server.delete(AGENTS, NAMESPACE, "coast");
+    rig.apply("coast", json!({}));
+    rig.settle().await;
+    assert_eq!(rig.live_pod("coast"), first);
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.settle().await;
+    assert_ne!(rig.live_pod("coast").uid, first.uid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_namespace_is_served_without_looking_at_the_others() {
+    let mut rig = Rig::without_controller();
+    rig.settings.watch_namespaces = vec!["team-b".into()];
+    rig.boot().await;
+    rig.apply("coast", json!({}));
+    rig.pass(5).await;
+    assert_eq!(rig.pod("coast"), None);
+    rig.shut_down().await;
+    rig.settings.watch_namespaces = vec!["team-b".into(), NAMESPACE.into()];
+    rig.boot().await;
+    rig.settle().await;
+    assert!(rig.pod("coast").is_some());
+    rig.come_up("coast").await;
+    assert_eq!(rig.state("coast"), LoopState::Running);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_unreadable_object_stops_nobody_else_and_says_so() {
+    let rig = Rig::start().await;
+    rig.apply("odd", json!({ "mode": "FromTheFuture" }));
+    rig.bring_up("coast", json!({})).await;
+    assert_eq!(rig.state("coast"), LoopState::Running);
+    let odd = rig.server.get(AGENTS, NAMESPACE, "odd").unwrap();
+    assert_eq!(odd["status"]["conditions"][0]["reason"], "InvalidSpec");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_controller_that_never_reached_the_server_still_ends() {
+    let mut rig = Rig::without_controller();
+    rig.server.set_away(true);
+    rig.boot().await;
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(15), rig.shut_down()).await;
+    assert!(ended.is_ok());
+}
+
+/// The chart's rules are compared with the same file: rights are no wider than what is used.
+#[tokio::test(start_paused = true)]
+async fn the_controller_uses_the_verbs_of_the_list_and_no_others() {
+    let rig = Rig::start().await;
+    put_secret(&rig);
+    rig.put_config_map("texts", "coast", "Watch the coast.");
+    rig.bring_up(
+        "coast",
+        json!({
+            "instructions": null, "instructionsFrom": { "configMapKeyRef": { "name": "texts", "key": "coast" } },
+            "model": { "apiKeySecretRef": { "name": "provider", "key": "token" } },
+        }),
+    )
+    .await;
+    rig.server.delete("/pods", NAMESPACE, "coast");
+    rig.pass(90).await;
+    rig.server.finish_pod(NAMESPACE, "coast");
+    // A pod that waits for its claim although the controller that made it is gone: the claim is looked for.
+    rig.settle().await;
+    let mut rig = rig;
+    rig.shut_down().await;
+    rig.boot().await;
+    rig.apply(
+        "coast",
+        json!({ "suspend": true, "instructions": "x", "instructionsFrom": null }),
+    );
+    rig.pass(10).await;
+    // The same twice within six minutes: the Event becomes a series.
+    for suspend in [false, true] {
+        rig.apply("coast", json!({ "suspend": suspend }));
+        rig.pass(20).await;
+    }
+    let used: BTreeSet<(String, String)> = rig
+        .server
+        .take_calls()
+        .into_iter()
+        .map(|call| (call.resource, call.verb.to_owned()))
+        .collect();
+    let listed: BTreeSet<(String, String)> =
+        serde_json::from_str(include_str!("../fixtures/controller-verbs.json")).unwrap();
+    assert_eq!(used, listed);
+}

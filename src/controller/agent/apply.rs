@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::Resource;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::core::Status;
 
 use super::backoff;
 use super::desired::{Plan, PodStep, Voice};
@@ -91,28 +92,25 @@ fn standing_obstacle(observed: &Observed, memory: &Remembered) -> Option<Obstacl
 
 /// Tells the link who may speak, and remembers since when it is listened to.
 fn speak(ctx: &Context, subject: &Subject<'_>, voice: Option<&Voice>, now: Timestamp) {
-    match voice {
-        Some(voice) => {
-            let loops = &ctx.shared.loops;
-            loops.expect(
-                &subject.key,
-                voice.pod.clone(),
-                voice.known.clone(),
-                voice.directives.clone(),
-            );
-            subject.remember(ctx, |memory| {
-                if memory.listening.as_ref().is_none_or(|(uid, _)| *uid != voice.pod.uid) {
-                    memory.listening = Some((voice.pod.uid.clone(), now));
-                    memory.silent = false;
-                }
-                memory.suspend_asked = voice.directives.suspend.then(|| memory.suspend_asked.unwrap_or(now));
-            });
+    let Some(voice) = voice else {
+        ctx.shared.loops.forget(&subject.key);
+        subject.remember(ctx, |memory| memory.listening = None);
+        return;
+    };
+    let loops = &ctx.shared.loops;
+    loops.expect(
+        &subject.key,
+        voice.pod.clone(),
+        voice.known.clone(),
+        voice.directives.clone(),
+    );
+    subject.remember(ctx, |memory| {
+        if memory.listening.as_ref().is_none_or(|(uid, _)| *uid != voice.pod.uid) {
+            memory.listening = Some((voice.pod.uid.clone(), now));
+            memory.silent = false;
         }
-        None => {
-            ctx.shared.loops.forget(&subject.key);
-            subject.remember(ctx, |memory| memory.listening = None);
-        }
-    }
+        memory.suspend_asked = voice.directives.suspend.then(|| memory.suspend_asked.unwrap_or(now));
+    });
 }
 
 async fn create(
@@ -124,9 +122,9 @@ async fn create(
 ) -> Result<(), Error> {
     ctx.shared.namespaces.ensure(&subject.key.namespace).await?;
     let api: Api<Pod> = subject.api(ctx);
-    let created = match call("create a pod", api.create(&PostParams::default(), pod)).await {
+    let mut created = match call("create a pod", api.create(&PostParams::default(), pod)).await {
         Ok(created) => created,
-        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_already_exists()) => {
+        Err(error) if error.is(Status::is_already_exists) => {
             match find("get a pod", api.get(&subject.key.name)).await? {
                 Some(existing) if controlled_by(&existing, subject) => existing,
                 _ => {
@@ -144,7 +142,6 @@ async fn create(
             return Ok(());
         }
     };
-    let mut created = created;
     pod_state::trim(&mut created);
     applied.pod = Some(PodState::of(&created));
     applied.created = true;
@@ -161,14 +158,11 @@ fn controlled_by(pod: &Pod, subject: &Subject<'_>) -> bool {
 
 /// A refusal that is the user's or the cluster's business becomes an obstacle; anything else is tried again.
 fn refused(error: Error) -> Result<Obstacle, Error> {
-    match &error {
-        Error::Api { source, .. } => match source.as_ref() {
-            kube::Error::Api(status) if status.is_forbidden() || status.is_invalid() || status.code == 400 => {
-                Ok(Obstacle::Refused(status.message.clone()))
-            }
-            _ => Err(error),
-        },
-        Error::Timeout { .. } => Err(error),
+    match error.answer() {
+        Some(status) if status.is_forbidden() || status.is_invalid() || status.code == 400 => {
+            Ok(Obstacle::Refused(status.message.clone()))
+        }
+        _ => Err(error),
     }
 }
 
@@ -185,7 +179,7 @@ async fn delete(ctx: &Context, subject: &Subject<'_>, uid: &str, force: bool) ->
     match find("delete a pod", api.delete(&subject.key.name, &params)).await {
         Ok(_) => Ok(()),
         // Another pod has that name by now: the one that was meant is gone.
-        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_conflict()) => Ok(()),
+        Err(error) if error.is(Status::is_conflict) => Ok(()),
         Err(error) => Err(error),
     }
 }
@@ -205,7 +199,7 @@ async fn ensure_claim(
     }
     match call("create a volume claim", api.create(&PostParams::default(), claim)).await {
         Ok(_) => {}
-        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_already_exists()) => {}
+        Err(error) if error.is(Status::is_already_exists) => {}
         Err(error) => {
             applied.obstacle = Some(refused(error)?);
             return Ok(());

@@ -16,7 +16,7 @@ pub(super) struct Backoff {
 /// After an error of the API server.
 pub(super) const ERRORS: Backoff = Backoff {
     first: Duration::from_secs(1),
-    most: Duration::from_secs(300),
+    most: Duration::from_mins(5),
 };
 /// While a referenced object is missing: it is not watched, so it is looked for.
 pub(super) const REFERENCES: Backoff = Backoff {
@@ -26,7 +26,7 @@ pub(super) const REFERENCES: Backoff = Backoff {
 /// Before a pod that failed, or that the API server refused, is made again.
 pub(super) const PODS: Backoff = Backoff {
     first: Duration::from_secs(1),
-    most: Duration::from_secs(300),
+    most: Duration::from_mins(5),
 };
 
 impl Backoff {

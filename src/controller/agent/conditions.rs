@@ -20,6 +20,9 @@ const NOT_CALLED: &str = "NotCalledYet";
 /// Reason of `Ready` while nothing holds the loop; the same awake and asleep, so that a nap is no news.
 const LOOP_RUNNING: &str = "LoopRunning";
 
+/// Message of `Ready` until the loop has spoken; the same before and after the pod is up.
+const STARTING: &str = "the pod and its loop are starting; PodReady says how far the pod is";
+
 /// The guardrails that a worker reports, and the reasons that raise each.
 const GUARDRAILS: [(ConditionType, &[PauseReason]); 3] = [
     (
@@ -270,11 +273,12 @@ impl List<'_> {
         let Some(pod) = facts.pod else {
             return Standing::Reconciling(word("Starting", "the pod is about to be made"));
         };
-        if pod.reason != PodReason::Running {
+        let troubled = ![PodReason::Starting, PodReason::Running].contains(&pod.reason);
+        if troubled {
             return Standing::Reconciling(word(pod.reason.as_ref(), pod_message()));
         }
         if status.state == LoopState::Starting {
-            return Standing::Reconciling(word("Starting", "the pod runs; its loop has not reported yet"));
+            return Standing::Reconciling(word("Starting", STARTING));
         }
         self.of_the_loop(facts.intent)
     }

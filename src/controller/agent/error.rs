@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use kube::core::Status;
+
 use super::context::ErrorKind;
 
 /// Longest time one request to the API server may take; the client retries within it.
@@ -32,13 +34,26 @@ pub(super) enum Error {
 impl Error {
     /// The kind, for metrics and logs.
     pub(super) fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Timeout { .. } => ErrorKind::Timeout,
-            Self::Api { source, .. } => match source.as_ref() {
-                kube::Error::Api(status) if status.code < 500 && status.code != 429 => ErrorKind::Refused,
-                _ => ErrorKind::Unavailable,
-            },
+        match (self, self.answer()) {
+            (Self::Timeout { .. }, _) => ErrorKind::Timeout,
+            (Self::Api { .. }, Some(status)) if status.code < 500 && status.code != 429 => ErrorKind::Refused,
+            (Self::Api { .. }, _) => ErrorKind::Unavailable,
         }
+    }
+
+    /// What the API server answered, when it answered.
+    pub(super) fn answer(&self) -> Option<&Status> {
+        if let Self::Api { source, .. } = self
+            && let kube::Error::Api(status) = source.as_ref()
+        {
+            return Some(status);
+        }
+        None
+    }
+
+    /// Whether the answer was of this sort.
+    pub(super) fn is(&self, sort: fn(&Status) -> bool) -> bool {
+        self.answer().is_some_and(sort)
     }
 }
 
@@ -63,9 +78,7 @@ pub(super) async fn find<T>(
 ) -> Result<Option<T>, Error> {
     match call(action, request).await {
         Ok(found) => Ok(Some(found)),
-        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_not_found()) => {
-            Ok(None)
-        }
+        Err(error) if error.is(Status::is_not_found) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -66,12 +66,8 @@ pub(super) fn spec_hash(spec: &AgentSpec) -> String {
     spec.pod.update_strategy = UpdateStrategy::default();
     let text = serde_json::to_vec(&spec).unwrap_or_default();
     let digest = ring::digest::digest(&ring::digest::SHA256, &text);
-    digest
-        .as_ref()
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    let prefix = digest.as_ref().iter().take(8);
+    format!("{:016x}", prefix.fold(0_u64, |hash, byte| hash << 8 | u64::from(*byte)))
 }
 
 /// Configuration of a container as the value of its variable. The gateway does not get the instructions.

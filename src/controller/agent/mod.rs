@@ -19,6 +19,7 @@ mod objects;
 mod observe;
 mod pace;
 mod pod_state;
+mod publish;
 mod reconcile;
 mod requests;
 mod run;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret};
 use kube::api::Api;
+use kube::core::Status;
 use kube::runtime::reflector::ObjectRef;
 
 use super::error::{Error, call, find};
@@ -170,11 +171,11 @@ async fn node(ctx: &Context, name: &str) -> Result<NodeState, Error> {
     let api: Api<Node> = Api::all(ctx.shared.client.clone());
     let node = match call("get a Node", api.get(name)).await {
         Ok(node) => node,
-        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_not_found()) => {
+        Err(error) if error.is(Status::is_not_found) => {
             return Ok(NodeState::Gone);
         }
         // An install for some namespaces only may not read nodes: a person decides then.
-        Err(Error::Api { source, .. }) if matches!(source.as_ref(), kube::Error::Api(s) if s.is_forbidden()) => {
+        Err(error) if error.is(Status::is_forbidden) => {
             return Ok(NodeState::Silent);
         }
         Err(error) => return Err(error),

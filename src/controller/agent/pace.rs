@@ -6,7 +6,9 @@
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::pod_state::PodReason;
 use crate::api::AgentStatus;
+use crate::api::condition::ConditionType;
 use crate::api::status::{LoopState, LoopStatus, Summary};
 
 /// Long-run distance of two writes of one Agent.
@@ -74,6 +76,17 @@ fn urgent(status: &AgentStatus) -> AgentStatus {
     }
     let awake = |state| matches!(state, LoopState::Running | LoopState::Sleeping);
     let mut turning = false;
+    if status
+        .r#loop
+        .as_ref()
+        .is_some_and(|status| status.state == LoopState::Starting)
+    {
+        // Of a start people wait for the end: that the pod is up while its loop is not is no news of its own.
+        let calm = [PodReason::Starting.as_ref(), PodReason::Running.as_ref()];
+        status.conditions.retain(|condition| {
+            condition.type_ != ConditionType::PodReady.as_ref() || !calm.contains(&&*condition.reason)
+        });
+    }
     if let Some(status) = &mut status.r#loop {
         turning = awake(status.state);
         *status = LoopStatus {

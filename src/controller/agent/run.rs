@@ -34,7 +34,7 @@ use crate::controller::loops::{AgentKey, Loops};
 /// Time for reconciles under way when the run ends.
 const GRACE: Duration = Duration::from_secs(10);
 /// Time between two looks at the objects that each namespace has once.
-const NAMESPACES: Duration = Duration::from_secs(600);
+const NAMESPACES: Duration = Duration::from_mins(10);
 /// Wait after they could not be written.
 const NAMESPACES_RETRY: Duration = Duration::from_secs(30);
 
@@ -148,7 +148,7 @@ async fn route(mut changed: mpsc::UnboundedReceiver<AgentKey>, doors: &[Door]) {
     while let Some(agent) = changed.recv().await {
         Door::ask(doors, &agent);
     }
-    future::pending().await
+    future::pending::<()>().await;
 }
 
 async fn sweep(shared: &Shared, doors: &[Door]) {

@@ -7,3 +7,4 @@ pub mod api_server;
 pub mod clusters;
 pub mod http;
 pub mod kubectl;
+pub mod rig;

@@ -1,0 +1,160 @@
+//! Step five, its half with I/O: writes the status when it is due, as the difference to what is there.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
+use kube::core::error_boundary::InvalidObject;
+use kube::runtime::controller::Action;
+use kube::{Resource, ResourceExt};
+use serde_json::{Value, json};
+
+use super::apply::Applied;
+use super::error::{Error, find};
+use super::intent::Intent;
+use super::observe::Observed;
+use super::pace::Due;
+use super::pod_state::PodReason;
+use super::reconcile::{Context, Subject, until};
+use super::status::{Facts, compute};
+use super::validate::{Invalid, InvalidReason};
+use super::{events, silence};
+use crate::api::condition::{ConditionType, condition};
+use crate::api::{Agent, AgentStatus};
+use crate::controller::loops::AgentKey;
+
+/// What the steps before came to.
+pub(super) struct Outcome<'a> {
+    /// The status as last written.
+    pub(super) old: &'a AgentStatus,
+    /// What was read.
+    pub(super) observed: &'a Observed,
+    /// Whether the Agent can run.
+    pub(super) verdict: &'a Result<(), Invalid>,
+    /// What was done.
+    pub(super) applied: &'a Applied,
+    /// When the reconcile began.
+    pub(super) now: Timestamp,
+}
+
+/// Writes the status when it is due, tells its transitions, and says when to look again.
+pub(super) async fn publish(
+    ctx: &Context,
+    subject: &Subject<'_>,
+    outcome: &Outcome<'_>,
+) -> Result<Option<Duration>, Error> {
+    let (old, now) = (outcome.old, outcome.now);
+    let memory = ctx.shared.memory.recall(&subject.key, subject.uid, now);
+    let pod = outcome.applied.pod.as_ref();
+    let running = pod.filter(|pod| pod.reason == PodReason::Running);
+    let silent = running.is_some_and(|pod| {
+        let contact = ctx.shared.loops.last_contact(&subject.key, &pod.uid);
+        let listening = memory.listening.as_ref().filter(|(uid, _)| *uid == pod.uid);
+        listening.is_some_and(|(_, since)| silence::is_silent(contact, *since, now))
+    });
+    subject.remember(ctx, |memory| {
+        memory.silent = silent;
+        if running.is_some() {
+            memory.failed_pods = 0;
+        }
+    });
+    let new = compute(&Facts {
+        agent: subject.agent,
+        old,
+        verdict: outcome.verdict,
+        looked: outcome.observed.references.is_some(),
+        intent: outcome.observed.intent,
+        pod,
+        heard: outcome.observed.heard.as_ref(),
+        obstacle: outcome.applied.obstacle.as_ref(),
+        silent,
+        now,
+    });
+    let about = subject.agent.object_ref(&());
+    ctx.shared.events.send(events::of_pod(outcome.applied), &about);
+    match memory.pace.due(old, &new, now) {
+        Due::Never => Ok(None),
+        Due::At(moment) => Ok(Some(until(moment, now))),
+        Due::Now => {
+            let notices = events::of_status(old, &new);
+            write(ctx, subject, outcome, new).await?;
+            ctx.shared.events.send(notices, &about);
+            // The pod of a loop that ended goes once that is written.
+            Ok((outcome.observed.intent == Intent::RecordOutcome).then_some(Duration::ZERO))
+        }
+    }
+}
+
+async fn write(ctx: &Context, subject: &Subject<'_>, outcome: &Outcome<'_>, new: AgentStatus) -> Result<(), Error> {
+    let api: Api<Agent> = subject.api(ctx);
+    let patch = json!({ "status": difference(&json!(outcome.old), &json!(new)) });
+    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+    let patched = api.patch_status(&subject.key.name, &params, &patch);
+    // Not found: the Agent was deleted meanwhile.
+    if let Some(written) = find("write the status", patched).await? {
+        subject.remember(ctx, |memory| {
+            memory.pace.wrote(outcome.now);
+            memory.written = written.resource_version().map(|version| (version, new));
+        });
+    }
+    Ok(())
+}
+
+/// A JSON merge patch that makes `new` of `old`: what is gone is set to null.
+fn difference(old: &Value, new: &Value) -> Value {
+    let (Value::Object(old), Value::Object(new)) = (old, new) else {
+        return new.clone();
+    };
+    let gone = old
+        .keys()
+        .filter(|key| !new.contains_key(*key))
+        .map(|key| (key.clone(), Value::Null));
+    let changed = new
+        .iter()
+        .filter(|(key, value)| old.get(*key) != Some(*value))
+        .map(|(key, value)| (key.clone(), difference(old.get(key).unwrap_or(&Value::Null), value)));
+    gone.chain(changed).collect()
+}
+
+/// An object that this version cannot read says so itself, once per version of the object.
+pub(super) async fn unreadable(ctx: &Context, object: &InvalidObject) -> Result<Action, Error> {
+    let (meta, error) = (&object.metadata, object.error.as_str());
+    let key = AgentKey {
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        name: meta.name.clone().unwrap_or_default(),
+    };
+    let now = (ctx.shared.clock)();
+    let uid = meta.uid.as_deref().unwrap_or_default();
+    let memory = ctx.shared.memory.recall(&key, uid, now);
+    if memory.accepted_generation == meta.generation {
+        return Ok(Action::await_change());
+    }
+    let message = format!("this version of the controller cannot read the object: {error}");
+    let reason = InvalidReason::InvalidSpec;
+    let conditions: Vec<_> = [
+        (ConditionType::Ready, false),
+        (ConditionType::Stalled, true),
+        (ConditionType::Accepted, false),
+    ]
+    .map(|(type_, status)| condition(type_, status, reason.as_ref(), message.clone(), meta.generation, now))
+    .into();
+    let patch = json!({ "status": { "observedGeneration": meta.generation, "conditions": conditions } });
+    let api: Api<DynamicObject> = Api::namespaced_with(
+        ctx.shared.client.clone(),
+        &key.namespace,
+        &ApiResource::erase::<Agent>(&()),
+    );
+    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+    let patched = api.patch_status(&key.name, &params, &patch);
+    find("write the status", patched).await?;
+    tracing::error!(
+        namespace = key.namespace,
+        agent = key.name,
+        error,
+        "an Agent cannot be read"
+    );
+    ctx.shared
+        .memory
+        .update(&key, uid, |memory| memory.accepted_generation = meta.generation);
+    Ok(Action::await_change())
+}

@@ -1,0 +1,305 @@
+//! A whole reconciler against the in-process API server, under paused time: minutes pass in milliseconds.
+#![allow(dead_code)]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use agentloop::api::Agent;
+use agentloop::api::status::{LoopState, Usage};
+use agentloop::controller::agent::{AgentsView, Clock, Finished, Observer, Parts, Settings, run};
+use agentloop::controller::loops::{AgentKey, LivePod, Loops};
+use agentloop::link::messages::{LoopReport, Report};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::api_server::ApiServer;
+
+pub const NAMESPACE: &str = "team-a";
+pub const AGENTS: &str = "agentloop.dev/agents";
+
+/// Counts reconciles.
+#[derive(Default)]
+pub struct Counting {
+    pub finished: Mutex<Vec<Finished>>,
+    pub view: Mutex<AgentsView>,
+}
+
+impl Observer for Counting {
+    fn started(&self) {}
+    fn finished(&self, how: Finished, _: Duration) {
+        self.finished.lock().unwrap().push(how);
+    }
+    fn agents(&self, agents: AgentsView) {
+        *self.view.lock().unwrap() = agents;
+    }
+}
+
+/// Server, controller, and a stand-in for kubelet and gateways.
+pub struct Rig {
+    pub server: ApiServer,
+    pub clock: Clock,
+    pub settings: Settings,
+    pub controller: Option<Controller>,
+}
+
+/// One life of the controller.
+pub struct Controller {
+    pub loops: Arc<Loops>,
+    pub observer: Arc<Counting>,
+    pub bundle: watch::Sender<String>,
+    shutdown: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+pub fn settings() -> Settings {
+    Settings {
+        image: "agentloop:test".into(),
+        image_pull_policy: None,
+        link_url: "https://agentloop-link.agentloop-system.svc:8443".into(),
+        controller_namespace: "agentloop-system".into(),
+        watch_namespaces: Vec::new(),
+        gateway_resources: resources("32Mi"),
+        worker_resources: resources("64Mi"),
+        workers: 4,
+    }
+}
+
+fn resources(memory: &str) -> ResourceRequirements {
+    serde_json::from_value(json!({ "requests": { "cpu": "10m", "memory": memory } })).unwrap()
+}
+
+impl Rig {
+    /// A server with a controller that has filled its stores.
+    pub async fn start() -> Self {
+        let mut rig = Self::without_controller();
+        rig.boot().await;
+        rig
+    }
+
+    pub fn without_controller() -> Self {
+        let base: Timestamp = "2026-11-22T14:00:00Z".parse().unwrap();
+        let origin = tokio::time::Instant::now();
+        let clock: Clock = Arc::new(move || base + origin.elapsed());
+        Self {
+            server: ApiServer::new(clock.clone()),
+            clock,
+            settings: settings(),
+            controller: None,
+        }
+    }
+
+    /// Starts a controller.
+    pub async fn boot(&mut self) {
+        let (loops, changed) = Loops::new();
+        let loops = Arc::new(loops);
+        let observer = Arc::new(Counting::default());
+        let (bundle, ca_bundle) = watch::channel("CA one".to_owned());
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(run(Parts {
+            client: self.server.client(),
+            settings: self.settings.clone(),
+            loops: loops.clone(),
+            changed,
+            ca_bundle,
+            observer: observer.clone(),
+            clock: self.clock.clone(),
+            instance: "agentloop-0".into(),
+            shutdown: shutdown.clone(),
+        }));
+        self.controller = Some(Controller {
+            loops,
+            observer,
+            bundle,
+            shutdown,
+            task,
+        });
+        self.pass(1).await;
+    }
+
+    /// Ends the controller as a rolling update does.
+    pub async fn shut_down(&mut self) {
+        let controller = self.controller.take().unwrap();
+        controller.shutdown.cancel();
+        controller.task.await.unwrap();
+    }
+
+    pub fn running(&self) -> &Controller {
+        self.controller.as_ref().unwrap()
+    }
+
+    /// Lets time pass, in small steps so that everything gets its turn.
+    pub async fn pass(&self, seconds: u64) {
+        for _ in 0..seconds * 4 {
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+    }
+
+    /// Lets everything that is ready happen, in next to no time.
+    pub async fn settle(&self) {
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Applies a scripted Agent whose script exists.
+    pub fn apply(&self, name: &str, spec: Value) {
+        self.put_script();
+        let mut whole = json!({
+            "model": { "api": "Scripted", "name": "demo", "scripted": { "configMapKeyRef": { "name": "script", "key": "turns" } } },
+            "instructions": "Watch the coast.",
+        });
+        overlay(&mut whole, &spec);
+        self.server.put(
+            AGENTS,
+            json!({
+                "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+                "metadata": { "name": name, "namespace": NAMESPACE }, "spec": whole,
+            }),
+        );
+    }
+
+    pub fn put_script(&self) {
+        let script = "turns:\n- text: done\n";
+        self.put_config_map("script", "turns", script);
+    }
+
+    pub fn put_config_map(&self, name: &str, key: &str, text: &str) {
+        self.server.put(
+            "/configmaps",
+            json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name, "namespace": NAMESPACE }, "data": { key: text } }),
+        );
+    }
+
+    pub fn annotate(&self, name: &str, key: &str, value: &str) {
+        self.server.put(
+            AGENTS,
+            json!({ "metadata": { "name": name, "namespace": NAMESPACE, "annotations": { key: value } } }),
+        );
+    }
+
+    pub fn pod(&self, name: &str) -> Option<Value> {
+        self.server.get("/pods", NAMESPACE, name)
+    }
+
+    pub fn agent(&self, name: &str) -> Agent {
+        serde_json::from_value(self.server.get(AGENTS, NAMESPACE, name).unwrap()).unwrap()
+    }
+
+    pub fn status(&self, name: &str) -> agentloop::api::AgentStatus {
+        self.agent(name).status.unwrap_or_default()
+    }
+
+    pub fn state(&self, name: &str) -> LoopState {
+        self.status(name).r#loop.unwrap().state
+    }
+
+    /// `True`, `False`, `Unknown`, or nothing; and the reason.
+    pub fn condition(&self, name: &str, type_: &str) -> Option<(String, String)> {
+        let conditions = self.status(name).conditions;
+        let found = conditions.into_iter().find(|condition| condition.type_ == type_)?;
+        Some((found.status, found.reason))
+    }
+
+    pub fn ready(&self, name: &str) -> (String, String) {
+        self.condition(name, "Ready").unwrap()
+    }
+
+    /// What a kubelet does: the pod gets a node and its containers run.
+    pub fn run_pod(&self, name: &str) {
+        let container = |container: &str| {
+            json!({ "name": container, "image": "agentloop:test", "imageID": "", "ready": true,
+            "restartCount": 0, "state": { "running": { "startedAt": "2026-11-22T14:00:00Z" } } })
+        };
+        self.server.put(
+            "/pods",
+            json!({
+                "metadata": { "name": name, "namespace": NAMESPACE },
+                "spec": { "nodeName": "node-1" },
+                "status": {
+                    "phase": "Running", "startTime": "2026-11-22T14:00:00Z",
+                    "conditions": [{ "type": "Ready", "status": "True" }],
+                    "initContainerStatuses": [container("gateway")], "containerStatuses": [container("worker")],
+                },
+            }),
+        );
+    }
+
+    pub fn live_pod(&self, name: &str) -> LivePod {
+        let pod = self.pod(name).unwrap();
+        LivePod {
+            uid: pod["metadata"]["uid"].as_str().unwrap().into(),
+            epoch: pod["metadata"]["annotations"]["agentloop.dev/epoch"]
+                .as_str()
+                .unwrap()
+                .parse()
+                .unwrap(),
+        }
+    }
+
+    /// What a gateway does: it attaches and reports. Panics when it is refused.
+    pub fn report(&self, name: &str, report: LoopReport, usage: Usage) {
+        self.say(
+            name,
+            Report {
+                loop_: Some(report),
+                usage,
+                ..Report::default()
+            },
+        );
+    }
+
+    pub fn say(&self, name: &str, report: Report) {
+        let (key, pod, now) = (agent_key(name), self.live_pod(name), (self.clock)());
+        let loops = &self.running().loops;
+        loops.attach(&key, &pod, now).unwrap();
+        loops.report(&key, &pod, report, now).unwrap();
+    }
+
+    /// From nothing to a running loop.
+    pub async fn bring_up(&self, name: &str, spec: Value) {
+        self.apply(name, spec);
+        self.settle().await;
+        self.come_up(name).await;
+    }
+
+    /// The pod that is there starts and reports.
+    pub async fn come_up(&self, name: &str) {
+        self.run_pod(name);
+        self.settle().await;
+        self.report(name, in_state(LoopState::Running), Usage::default());
+        self.settle().await;
+    }
+}
+
+pub fn agent_key(name: &str) -> AgentKey {
+    AgentKey {
+        namespace: NAMESPACE.into(),
+        name: name.into(),
+    }
+}
+
+pub fn in_state(state: LoopState) -> LoopReport {
+    LoopReport {
+        state,
+        ..LoopReport::default()
+    }
+}
+
+fn overlay(old: &mut Value, new: &Value) {
+    match (old, new) {
+        (Value::Object(old), Value::Object(new)) => {
+            for (key, value) in new {
+                if value.is_null() {
+                    old.remove(key);
+                } else {
+                    overlay(old.entry(key.clone()).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (old, new) => *old = new.clone(),
+    }
+}
