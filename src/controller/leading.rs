@@ -48,6 +48,8 @@ impl Leader {
         };
         let mut parts = self.start(certificates, &clock, stop)?;
         tokio::select! {
+            // First: parts that end because of the stop have not ended by themselves.
+            biased;
             () = stop.cancelled() => {}
             Some(ended) = parts.join_next() => return Err(Error::PartEnded(ended.unwrap_or("a part that panicked"))),
         }

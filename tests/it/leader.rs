@@ -6,16 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use agentloop::controller::agent::Settings;
-use agentloop::controller::leader::{Candidate, LEASE_NAME, LeaseTimes, Renewals};
+use agentloop::controller::leader::{Candidate, LEADER_LABEL, LEASE_NAME, LeaseTimes, Renewals};
 use agentloop::controller::process::{Election, Error, Options, run};
 use axum::http::Request;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::api::{DeleteParams, PostParams};
+use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
+use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, ResourceExt};
 use pretty_assertions::assert_eq;
+use serde_json::json;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
@@ -188,6 +189,47 @@ async fn a_leader_whose_lease_was_taken_knows_it_at_its_next_renewal() {
         .unwrap();
     let lost = timeout(3 * SECOND, first.hold()).await.unwrap();
     assert_eq!(lost, "another replica holds the Lease");
+    cluster.end().await;
+}
+
+#[tokio::test]
+async fn a_leader_told_to_stop_ends_well_and_leaves_neither_lease_nor_label_behind() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let pods = Api::<Pod>::namespaced(cluster.client.clone(), &cluster.namespace);
+    let pod = json!({
+        "metadata": {"name": "a"},
+        "spec": {"automountServiceAccountToken": false, "containers": [{"name": "c", "image": "none"}]},
+    });
+    let account = ServiceAccount {
+        metadata: ObjectMeta {
+            name: Some("default".into()),
+            ..ObjectMeta::default()
+        },
+        ..ServiceAccount::default()
+    };
+    // A cluster's controller manager makes it too; whoever is first.
+    let accounts = Api::<ServiceAccount>::namespaced(cluster.client.clone(), &cluster.namespace);
+    let _ = accounts.create(&PostParams::default(), &account).await;
+    pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap())
+        .await
+        .unwrap();
+    let mut options = options(true).await;
+    options.settings.controller_namespace.clone_from(&cluster.namespace);
+    options.settings.watch_namespaces = vec![cluster.namespace.clone()];
+    let (address, stop) = (options.metrics_address, CancellationToken::new());
+    let running = tokio::spawn(run(options, cluster.config.clone(), stop.clone()));
+    let leads = async || pods.get("a").await.unwrap().labels().get(LEADER_LABEL).cloned();
+    timeout(20 * SECOND, async {
+        while leads().await.is_none() || cluster.holder().await.is_none() {
+            tokio::time::sleep(SECOND / 10).await;
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(probe(address, "/healthz").await.0, 200);
+    stop.cancel();
+    assert!(timeout(10 * SECOND, running).await.unwrap().unwrap().is_ok());
+    assert_eq!((leads().await, cluster.holder().await), (None, None));
     cluster.end().await;
 }
 
