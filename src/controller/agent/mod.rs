@@ -11,6 +11,8 @@ mod desired;
 mod error;
 mod events;
 mod intent;
+#[cfg(test)]
+mod kstatus;
 mod manifest;
 mod memory;
 mod names;
@@ -25,6 +27,8 @@ mod requests;
 mod run;
 mod silence;
 mod status;
+#[cfg(test)]
+mod status_tests;
 mod totals;
 mod triggers;
 mod validate;

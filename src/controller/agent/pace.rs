@@ -105,3 +105,77 @@ fn urgent(status: &AgentStatus) -> AgentStatus {
     });
     status
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::status::{PauseReason, Usage};
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_000_000 + second).unwrap()
+    }
+
+    fn status(state: LoopState, calls: i64, reasons: Vec<PauseReason>) -> AgentStatus {
+        AgentStatus {
+            r#loop: Some(LoopStatus {
+                state,
+                reasons,
+                ..LoopStatus::default()
+            }),
+            usage: Some(Usage {
+                calls,
+                ..Usage::default()
+            }),
+            ..AgentStatus::default()
+        }
+    }
+
+    fn running(calls: i64) -> AgentStatus {
+        status(LoopState::Running, calls, Vec::new())
+    }
+
+    fn paused(reason: PauseReason) -> AgentStatus {
+        status(LoopState::Paused, 0, vec![reason])
+    }
+
+    #[test]
+    fn nothing_new_is_never_written() {
+        assert_eq!(Pace::new(at(0)).due(&running(1), &running(1), at(1000)), Due::Never);
+    }
+
+    #[test]
+    fn the_first_two_changes_are_written_at_once_and_the_third_after_five_seconds() {
+        let mut pace = Pace::new(at(0));
+        let (one, two) = (paused(PauseReason::CrashLoop), running(0));
+        for _ in 0..2 {
+            assert_eq!(pace.due(&one, &two, at(0)), Due::Now);
+            pace.wrote(at(0));
+        }
+        assert_eq!(pace.due(&one, &two, at(0)), Due::At(at(5)));
+        assert_eq!(pace.due(&one, &two, at(4)), Due::At(at(5)));
+        assert_eq!(pace.due(&one, &two, at(5)), Due::Now);
+        pace.wrote(at(5));
+        assert_eq!(
+            pace.due(&one, &two, at(5)),
+            Due::At(at(10)),
+            "one per five seconds from then on"
+        );
+    }
+
+    #[test]
+    fn numbers_and_naps_wait_fifteen_seconds_and_not_sixteen() {
+        let mut pace = Pace::new(at(0));
+        pace.wrote(at(0));
+        let napping = status(LoopState::Sleeping, 0, Vec::new());
+        for new in [running(9), napping] {
+            assert_eq!(pace.due(&running(0), &new, at(14)), Due::At(at(15)));
+            assert_eq!(pace.due(&running(0), &new, at(15)), Due::Now);
+        }
+        let reason = paused(PauseReason::ProviderRateLimit);
+        assert_eq!(
+            pace.due(&running(0), &reason, at(1)),
+            Due::Now,
+            "a reason does not wait"
+        );
+    }
+}

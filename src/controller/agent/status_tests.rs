@@ -1,0 +1,370 @@
+//! Tests of the status that an Agent should have: rows of API.md, and rules that hold for every combination.
+
+use jiff::Timestamp;
+use strum::IntoEnumIterator;
+
+use super::apply::Obstacle;
+use super::intent::{Intent, Replace, Rest};
+use super::kstatus::{Verdict, verdict};
+use super::pod_state::{PodReason, PodState};
+use super::status::{Facts, compute};
+use super::validate::{Invalid, InvalidReason};
+use crate::api::condition::{ConditionType, find};
+use crate::api::failure::FailureKind;
+use crate::api::status::{LoopState, LoopStatus, Outcome, PauseReason, Usage};
+use crate::api::{Agent, AgentStatus};
+use crate::controller::loops::Heard;
+use crate::link::messages::{HeldReason, LoopReport, ModelReport, Report};
+
+const GENERATION: Option<i64> = Some(3);
+
+fn now() -> Timestamp {
+    "2026-11-22T14:00:00Z".parse().unwrap()
+}
+
+fn agent(suspend: bool) -> Agent {
+    serde_json::from_value(serde_json::json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+        "metadata": { "name": "coast", "namespace": "team-a", "uid": "u", "generation": 3 },
+        "spec": { "model": { "api": "Scripted", "name": "demo" }, "suspend": suspend },
+    }))
+    .unwrap()
+}
+
+fn pod(reason: PodReason) -> PodState {
+    let mut pod = PodState::of(&k8s_openapi::api::core::v1::Pod::default());
+    pod.name = "coast".into();
+    pod.uid = "pod".into();
+    pod.owner = Some("u".into());
+    pod.epoch = 2;
+    pod.reason = reason;
+    pod.message = "as observed".into();
+    pod
+}
+
+fn heard(state: LoopState) -> Heard {
+    Heard {
+        report: Report {
+            loop_: Some(LoopReport {
+                state,
+                ..LoopReport::default()
+            }),
+            ..Report::default()
+        },
+        at: now(),
+    }
+}
+
+fn held(state: LoopState, reason: PauseReason) -> Heard {
+    let mut heard = heard(state);
+    heard.report.loop_.as_mut().unwrap().reasons = vec![HeldReason {
+        reason,
+        until: Some(now() + jiff::SignedDuration::from_mins(5)),
+        message: "why".into(),
+    }];
+    heard
+}
+
+fn failing(kind: FailureKind) -> Heard {
+    let mut heard = heard(LoopState::Running);
+    heard.report.model = Some(ModelReport {
+        failure: Some(kind),
+        message: "what to do".into(),
+    });
+    heard
+}
+
+/// Everything a test may vary; the rest is a running Agent.
+struct Case {
+    suspend: bool,
+    verdict: Result<(), Invalid>,
+    intent: Intent,
+    pod: Option<PodState>,
+    heard: Option<Heard>,
+    obstacle: Option<Obstacle>,
+    silent: bool,
+    old: AgentStatus,
+}
+
+impl Default for Case {
+    fn default() -> Self {
+        Self {
+            suspend: false,
+            verdict: Ok(()),
+            intent: Intent::Keep,
+            pod: Some(pod(PodReason::Running)),
+            heard: Some(heard(LoopState::Running)),
+            obstacle: None,
+            silent: false,
+            old: AgentStatus::default(),
+        }
+    }
+}
+
+impl Case {
+    fn status(&self) -> AgentStatus {
+        compute(&Facts {
+            agent: &agent(self.suspend),
+            old: &self.old,
+            verdict: &self.verdict,
+            looked: true,
+            intent: self.intent,
+            pod: self.pod.as_ref(),
+            heard: self.heard.as_ref(),
+            obstacle: self.obstacle.as_ref(),
+            silent: self.silent,
+            now: now(),
+        })
+    }
+}
+
+fn invalid(reason: InvalidReason) -> Result<(), Invalid> {
+    Err(Invalid {
+        reason,
+        message: "field and fix".into(),
+    })
+}
+
+fn row(case: &Case, kstatus: Verdict, state: LoopState, ready: &str) {
+    let status = case.status();
+    let condition = find(&status.conditions, ConditionType::Ready).unwrap();
+    let seen = (
+        verdict(GENERATION, &status),
+        status.r#loop.as_ref().unwrap().state,
+        condition.reason.as_str(),
+    );
+    assert_eq!(seen, (kstatus, state, ready), "{:#?}", status.conditions);
+}
+
+#[test]
+fn each_situation_of_the_contract_has_its_verdict() {
+    use LoopState::{Paused, Running, Sleeping, Starting, Stopped, Stopping};
+    let of = |heard| Case {
+        heard: Some(heard),
+        ..Case::default()
+    };
+    row(&Case::default(), Verdict::Current, Running, "LoopRunning");
+    row(&of(heard(Sleeping)), Verdict::Current, Sleeping, "LoopRunning");
+    let rate = held(Paused, PauseReason::ProviderRateLimit);
+    row(&of(rate), Verdict::Current, Paused, "RateLimited");
+    let turns = held(Sleeping, PauseReason::MaxConsecutiveTurns);
+    row(&of(turns), Verdict::Current, Sleeping, "TurnLimitReached");
+    for reason in [PauseReason::ConsecutiveErrors, PauseReason::CrashLoop] {
+        row(&of(held(Paused, reason)), Verdict::Current, Paused, "ErrorLimitReached");
+    }
+    row(
+        &of(held(Paused, PauseReason::LinkLost)),
+        Verdict::InProgress,
+        Paused,
+        "LinkLost",
+    );
+    for kind in [FailureKind::AuthenticationFailed, FailureKind::QuotaExceeded] {
+        row(&of(failing(kind)), Verdict::Failed, Running, kind.as_ref());
+    }
+    for kind in [FailureKind::Unreachable, FailureKind::Timeout, FailureKind::BadResponse] {
+        row(&of(failing(kind)), Verdict::InProgress, Running, kind.as_ref());
+    }
+    row(
+        &of(failing(FailureKind::Cancelled)),
+        Verdict::Current,
+        Running,
+        "LoopRunning",
+    );
+    let silent = Case {
+        silent: true,
+        ..Case::default()
+    };
+    row(&silent, Verdict::InProgress, Paused, "LinkLost");
+    let resting = |rest, pod| Case {
+        suspend: rest == Rest::Suspended,
+        intent: Intent::Rest(rest),
+        pod,
+        heard: None,
+        ..Case::default()
+    };
+    row(
+        &resting(Rest::Suspended, None),
+        Verdict::Current,
+        Stopped,
+        "SuspendedBySpec",
+    );
+    row(&resting(Rest::Completed, None), Verdict::Current, Stopped, "Completed");
+    let stopping = resting(Rest::Suspended, Some(pod(PodReason::Absent)));
+    row(&stopping, Verdict::InProgress, Stopping, "SuspendedBySpec");
+    let waiting = Case {
+        intent: Intent::KeepOutdated(true),
+        ..Case::default()
+    };
+    row(&waiting, Verdict::InProgress, Running, "UpdatePending");
+    let by_hand = Case {
+        intent: Intent::KeepOutdated(false),
+        ..Case::default()
+    };
+    row(&by_hand, Verdict::Current, Running, "LoopRunning");
+    for reason in InvalidReason::iter() {
+        let case = Case {
+            verdict: invalid(reason),
+            intent: Intent::Create,
+            pod: None,
+            heard: None,
+            ..Case::default()
+        };
+        row(&case, Verdict::Failed, Stopped, reason.as_ref());
+    }
+    for reason in [
+        PodReason::Unschedulable,
+        PodReason::ImagePullFailed,
+        PodReason::CrashLooping,
+    ] {
+        let case = Case {
+            pod: Some(pod(reason)),
+            heard: None,
+            ..Case::default()
+        };
+        row(&case, Verdict::InProgress, Starting, reason.as_ref());
+    }
+    let lost = Case {
+        intent: Intent::Ending {
+            rest: None,
+            overdue: true,
+        },
+        obstacle: Some(Obstacle::NodeLost("node-1".into())),
+        ..Case::default()
+    };
+    row(&lost, Verdict::Failed, Stopping, "NodeLost");
+}
+
+#[test]
+fn every_combination_keeps_the_rules_of_conditions() {
+    let intents = [
+        Intent::Create,
+        Intent::CreateLater(now()),
+        Intent::Keep,
+        Intent::KeepOutdated(true),
+        Intent::Replace(Replace::Outdated),
+        Intent::AwaitStop(now()),
+        Intent::RecordOutcome,
+        Intent::Remove(Rest::Completed),
+        Intent::Rest(Rest::Suspended),
+    ];
+    let obstacles = [
+        None,
+        Some(Obstacle::Foreign),
+        Some(Obstacle::Refused("quota".into())),
+        Some(Obstacle::NodeLost("n".into())),
+    ];
+    let mut seen = std::collections::BTreeSet::new();
+    for intent in intents {
+        for obstacle in &obstacles {
+            for reason in PodReason::iter() {
+                for kind in FailureKind::iter().map(Some).chain([None]) {
+                    for held_reason in PauseReason::iter() {
+                        let mut heard = held(LoopState::Paused, held_reason);
+                        heard.report.model = kind.map(|kind| failing(kind).report.model.unwrap());
+                        let case = Case {
+                            intent,
+                            obstacle: obstacle.clone(),
+                            pod: Some(pod(reason)),
+                            heard: Some(heard),
+                            ..Case::default()
+                        };
+                        seen.insert(rules(&case.status()));
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(seen.len(), 3, "all verdicts occur");
+}
+
+fn rules(status: &AgentStatus) -> Verdict {
+    let conditions = &status.conditions;
+    for type_ in ConditionType::iter() {
+        let count = conditions.iter().filter(|c| c.type_ == type_.as_ref()).count();
+        let optional = [ConditionType::Reconciling, ConditionType::Stalled].contains(&type_);
+        assert!(count == 1 || optional && count == 0, "{type_:?} occurs {count} times");
+    }
+    for condition in conditions {
+        assert!(
+            condition.reason.starts_with(|first: char| first.is_ascii_uppercase()),
+            "{condition:?}"
+        );
+        assert_eq!(condition.observed_generation, GENERATION);
+    }
+    let has = |type_| find(conditions, type_).is_some();
+    let ready = find(conditions, ConditionType::Ready).unwrap().status == "True";
+    assert!(!(has(ConditionType::Reconciling) && has(ConditionType::Stalled)));
+    assert!(!(ready && has(ConditionType::Stalled)));
+    assert!(ready || has(ConditionType::Reconciling) || has(ConditionType::Stalled));
+    verdict(GENERATION, status)
+}
+
+#[test]
+fn the_same_facts_give_the_same_status() {
+    let first = Case::default().status();
+    let again = Case {
+        old: first.clone(),
+        ..Case::default()
+    };
+    assert_eq!(again.status(), first);
+}
+
+#[test]
+fn what_nobody_has_spoken_of_yet_stays_as_it_was() {
+    let mut before = Case {
+        heard: Some(held(LoopState::Paused, PauseReason::ConsecutiveErrors)),
+        ..Case::default()
+    };
+    before.heard.as_mut().unwrap().report.usage = Usage {
+        calls: 7,
+        ..Usage::default()
+    };
+    let written = before.status();
+    let after = Case {
+        old: written.clone(),
+        heard: None,
+        ..Case::default()
+    };
+    assert_eq!(after.status(), written);
+}
+
+#[test]
+fn a_transition_time_moves_only_when_the_status_flips() {
+    let mut old = Case::default().status();
+    for condition in &mut old.conditions {
+        condition.last_transition_time.0 = Timestamp::UNIX_EPOCH;
+    }
+    let failing = Case {
+        old,
+        heard: Some(failing(FailureKind::Unreachable)),
+        ..Case::default()
+    };
+    let status = failing.status();
+    let moved = |type_| find(&status.conditions, type_).unwrap().last_transition_time.0 == now();
+    assert!(moved(ConditionType::Ready) && moved(ConditionType::ModelAvailable) && moved(ConditionType::Reconciling));
+    assert!(!moved(ConditionType::PodReady) && !moved(ConditionType::LinkLost));
+}
+
+#[test]
+fn an_outcome_is_kept_while_resting_and_cleared_with_its_request_when_the_loop_starts_again() {
+    let old = AgentStatus {
+        r#loop: Some(LoopStatus {
+            state: LoopState::Stopped,
+            outcome: Some(Outcome::Completed),
+            epoch: 2,
+            ..LoopStatus::default()
+        }),
+        ..AgentStatus::default()
+    };
+    let case = |intent| Case {
+        old: old.clone(),
+        intent,
+        pod: None,
+        heard: None,
+        ..Case::default()
+    };
+    let resting = case(Intent::Rest(Rest::Completed)).status();
+    assert_eq!(resting.r#loop.unwrap().outcome, Some(Outcome::Completed));
+    let again = case(Intent::Create).status();
+    assert_eq!(again.r#loop.unwrap().outcome, None);
+}
