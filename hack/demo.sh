@@ -68,6 +68,10 @@ install() {
   kube -n "$system" get pods
 }
 
+watch_agent() { # SECONDS: one line for each change
+  timeout "$1" kubectl ${context:+--context "$context"} -n "$namespace" get agents.agentloop.dev "$agent" --watch || true
+}
+
 show() {
   local leader port
   say "Applying an Agent: kubectl apply -f examples/quickstart.yaml"
@@ -77,10 +81,12 @@ show() {
   kube -n "$namespace" wait --for=condition=Ready --timeout=120s "agents.agentloop.dev/$agent"
 
   say "Its loop turns and sleeps; every token is counted"
-  for _ in 1 2 3 4 5; do
-    kube -n "$namespace" get agents.agentloop.dev "$agent"
-    sleep 4
-  done
+  watch_agent 25
+
+  say "Its pod is deleted: it goes on where it stood"
+  kube -n "$namespace" delete pod "$agent"
+  kube -n "$namespace" wait --for=create --timeout=60s "pod/$agent"
+  watch_agent 25
 
   say "The same in Prometheus' words"
   leader=$(kube -n "$system" get pods -l agentloop.dev/leader=true -o jsonpath='{.items[0].metadata.name}')
