@@ -84,7 +84,7 @@ impl Leader {
         });
         let reconciler = self.reconciler(loops, changed, bundle, agents, clock, stop);
         parts.spawn(async move {
-            agent::run(reconciler).await;
+            Box::pin(agent::run(reconciler)).await;
             "the reconciler"
         });
         let ends = stop.clone();

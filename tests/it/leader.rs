@@ -1,4 +1,6 @@
 //! Tests of the controller's process: election against a real API server, and an API server that is away.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -99,10 +101,10 @@ async fn one_of_two_leads_and_the_other_takes_over_at_once_when_it_lets_go() {
     let Some(cluster) = Cluster::start().await else { return };
     let first = cluster.candidate("a", &connected()).win(|| {}).await;
     let seen = Arc::new(AtomicUsize::new(0));
-    let sees = seen.clone();
+    let count = seen.clone();
     let second = cluster.candidate("b", &connected());
     let mut second = Box::pin(second.win(move || {
-        sees.fetch_add(1, Ordering::SeqCst);
+        count.fetch_add(1, Ordering::SeqCst);
     }));
     // Longer than the Lease is valid: it is renewed, and the follower stays one.
     tokio::select! {

@@ -1,4 +1,6 @@
 //! Tests of the metrics: names and types, what a scrape holds, how much it holds, and the page about it.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
