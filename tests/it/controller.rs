@@ -18,10 +18,10 @@ fn usage(calls: i64) -> Usage {
 #[tokio::test(start_paused = true)]
 async fn from_creation_to_running_takes_four_writes() {
     let rig = Rig::start().await;
-    rig.bring_up("earlier", json!({})).await;
+    rig.bring_up("earlier", &json!({})).await;
     rig.server.take_calls();
 
-    rig.apply("coast", json!({}));
+    rig.apply("coast", &json!({}));
     rig.settle().await;
     assert_eq!(
         rig.server.take_writes(),
@@ -47,7 +47,7 @@ async fn from_creation_to_running_takes_four_writes() {
 #[tokio::test(start_paused = true)]
 async fn the_first_pod_of_a_namespace_finds_its_account_and_the_ca_bundle() {
     let rig = Rig::start().await;
-    rig.apply("coast", json!({}));
+    rig.apply("coast", &json!({}));
     rig.settle().await;
     let account = rig
         .server
@@ -68,7 +68,7 @@ async fn the_pod_is_the_manifest_that_was_agreed() {
     let rig = Rig::start().await;
     rig.apply(
         "coast",
-        json!({
+        &json!({
             "instructions": "Pay $(HOME) and $$5.",
             "model": { "apiKeySecretRef": { "name": "provider", "key": "token" } },
             "pod": {
@@ -105,7 +105,7 @@ async fn instructions_and_storage_decide_volumes() {
     rig.put_config_map("texts", "coast", "Watch the coast.");
     rig.apply(
         "coast",
-        json!({
+        &json!({
             "instructions": null, "instructionsFrom": { "configMapKeyRef": { "name": "texts", "key": "coast" } },
             "storage": { "ephemeral": true, "size": "50Mi" },
         }),
@@ -123,8 +123,8 @@ async fn instructions_and_storage_decide_volumes() {
     );
     assert!(rig.server.list("/persistentvolumeclaims").is_empty());
 
-    rig.apply("kept", json!({ "storage": { "retentionPolicy": "Retain" } }));
-    rig.apply("gone", json!({}));
+    rig.apply("kept", &json!({ "storage": { "retentionPolicy": "Retain" } }));
+    rig.apply("gone", &json!({}));
     rig.settle().await;
     rig.server.delete(AGENTS, NAMESPACE, "kept");
     rig.server.delete(AGENTS, NAMESPACE, "gone");
@@ -138,7 +138,7 @@ async fn instructions_and_storage_decide_volumes() {
 async fn twenty_idle_agents_cost_no_request_at_all() {
     let rig = Rig::start().await;
     for n in 0..20 {
-        rig.bring_up(&format!("agent-{n}"), json!({})).await;
+        rig.bring_up(&format!("agent-{n}"), &json!({})).await;
     }
     rig.pass(30).await;
     rig.server.take_calls();
@@ -155,7 +155,7 @@ async fn twenty_idle_agents_cost_no_request_at_all() {
 async fn a_restarted_controller_writes_nothing_and_keeps_what_status_says() {
     let mut rig = Rig::start().await;
     for n in 0..5 {
-        rig.bring_up(&format!("agent-{n}"), json!({})).await;
+        rig.bring_up(&format!("agent-{n}"), &json!({})).await;
     }
     rig.report("agent-0", in_state(LoopState::Sleeping), usage(7));
     rig.pass(20).await;
@@ -184,7 +184,7 @@ async fn a_missing_secret_is_named_and_heals_by_itself_when_it_appears() {
     let rig = Rig::start().await;
     rig.apply(
         "coast",
-        json!({ "model": { "apiKeySecretRef": { "name": "provider", "key": "token" } } }),
+        &json!({ "model": { "apiKeySecretRef": { "name": "provider", "key": "token" } } }),
     );
     rig.pass(20).await;
     assert_eq!(rig.pod("coast"), None);
@@ -221,20 +221,20 @@ async fn mistakes_in_references_have_their_own_words() {
     let rig = Rig::start().await;
     rig.apply(
         "no-key",
-        json!({ "model": { "scripted": { "configMapKeyRef": { "key": "other" } } } }),
+        &json!({ "model": { "scripted": { "configMapKeyRef": { "key": "other" } } } }),
     );
     rig.apply(
         "no-map",
-        json!({ "model": { "scripted": { "configMapKeyRef": { "name": "absent" } } } }),
+        &json!({ "model": { "scripted": { "configMapKeyRef": { "name": "absent" } } } }),
     );
     rig.put_config_map("broken", "turns", "turns: 7");
     rig.apply(
         "broken",
-        json!({ "model": { "scripted": { "configMapKeyRef": { "name": "broken" } } } }),
+        &json!({ "model": { "scripted": { "configMapKeyRef": { "name": "broken" } } } }),
     );
     let long = "a".repeat(64);
-    rig.apply(&long, json!({}));
-    rig.apply(&long[..63], json!({}));
+    rig.apply(&long, &json!({}));
+    rig.apply(&long[..63], &json!({}));
     rig.settle().await;
     for (name, reason, words) in [
         ("no-key", "ConfigMapNotFound", "has no key other"),
@@ -262,7 +262,7 @@ async fn mistakes_in_references_have_their_own_words() {
 #[tokio::test(start_paused = true)]
 async fn suspend_tells_the_loop_first_then_ends_the_pod_and_keeps_ready() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     rig.pass(20).await;
     let (_, directives) = rig
         .running()
@@ -270,7 +270,7 @@ async fn suspend_tells_the_loop_first_then_ends_the_pod_and_keeps_ready() {
         .attach(&agent_key("coast"), &rig.live_pod("coast"), (rig.clock)())
         .unwrap();
 
-    rig.apply("coast", json!({ "suspend": true }));
+    rig.apply("coast", &json!({ "suspend": true }));
     rig.settle().await;
     assert!(directives.borrow().suspend);
     assert!(
@@ -295,7 +295,7 @@ async fn suspend_tells_the_loop_first_then_ends_the_pod_and_keeps_ready() {
     assert_eq!(rig.condition("coast", "Reconciling"), None);
     assert_eq!(rig.pod("coast"), None);
 
-    rig.apply("coast", json!({ "suspend": false }));
+    rig.apply("coast", &json!({ "suspend": false }));
     rig.settle().await;
     assert_eq!(rig.live_pod("coast").epoch, 2);
     rig.come_up("coast").await;
@@ -307,8 +307,8 @@ async fn suspend_tells_the_loop_first_then_ends_the_pod_and_keeps_ready() {
 #[tokio::test(start_paused = true)]
 async fn a_suspended_pod_that_does_not_answer_is_ended_after_three_seconds() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
-    rig.apply("coast", json!({ "suspend": true }));
+    rig.bring_up("coast", &json!({})).await;
+    rig.apply("coast", &json!({ "suspend": true }));
     rig.pass(2).await;
     assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_null());
     rig.pass(2).await;
@@ -319,10 +319,10 @@ async fn a_suspended_pod_that_does_not_answer_is_ended_after_three_seconds() {
 async fn a_new_spec_waits_for_an_idle_loop_unless_told_otherwise() {
     let rig = Rig::start().await;
     for (name, strategy) in [("idle", "WhenIdle"), ("now", "Immediate"), ("never", "OnDelete")] {
-        rig.bring_up(name, json!({ "pod": { "updateStrategy": strategy } }))
+        rig.bring_up(name, &json!({ "pod": { "updateStrategy": strategy } }))
             .await;
         let changed = json!({ "instructions": "Watch the sky.", "pod": { "updateStrategy": strategy } });
-        rig.apply(name, changed);
+        rig.apply(name, &changed);
     }
     rig.pass(6).await;
     let ending = |name: &str| rig.pod(name).unwrap()["metadata"]["deletionTimestamp"].is_string();
@@ -343,8 +343,8 @@ async fn a_new_spec_waits_for_an_idle_loop_unless_told_otherwise() {
 #[tokio::test(start_paused = true)]
 async fn a_new_controller_version_replaces_only_pods_that_ask_for_it() {
     let mut rig = Rig::start().await;
-    rig.bring_up("idle", json!({})).await;
-    rig.bring_up("now", json!({ "pod": { "updateStrategy": "Immediate" } }))
+    rig.bring_up("idle", &json!({})).await;
+    rig.bring_up("now", &json!({ "pod": { "updateStrategy": "Immediate" } }))
         .await;
     rig.shut_down().await;
     rig.settings.image = "agentloop:next".into();
@@ -358,11 +358,11 @@ async fn a_new_controller_version_replaces_only_pods_that_ask_for_it() {
 #[tokio::test(start_paused = true)]
 async fn a_new_spec_that_cannot_run_leaves_the_running_loop_alone() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({ "pod": { "updateStrategy": "Immediate" } }))
+    rig.bring_up("coast", &json!({ "pod": { "updateStrategy": "Immediate" } }))
         .await;
     rig.apply(
         "coast",
-        json!({ "model": { "apiKeySecretRef": { "name": "provider", "key": "token" } }, "pod": { "updateStrategy": "Immediate" } }),
+        &json!({ "model": { "apiKeySecretRef": { "name": "provider", "key": "token" } }, "pod": { "updateStrategy": "Immediate" } }),
     );
     rig.pass(20).await;
     assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_null());
@@ -383,7 +383,7 @@ fn completed() -> LoopReport {
 #[tokio::test(start_paused = true)]
 async fn a_loop_that_ended_itself_rests_until_a_new_request_or_spec() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     rig.report("coast", completed(), usage(1));
     rig.pass(6).await;
     assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_string());
@@ -417,7 +417,7 @@ async fn a_loop_that_ended_itself_rests_until_a_new_request_or_spec() {
     rig.server.finish_pod(NAMESPACE, "coast");
     rig.pass(20).await;
     assert_eq!(rig.pod("coast"), None);
-    rig.apply("coast", json!({ "instructions": "Watch the sky." }));
+    rig.apply("coast", &json!({ "instructions": "Watch the sky." }));
     rig.settle().await;
     assert_eq!(rig.live_pod("coast").epoch, 3);
 }
@@ -425,7 +425,7 @@ async fn a_loop_that_ended_itself_rests_until_a_new_request_or_spec() {
 #[tokio::test(start_paused = true)]
 async fn a_request_reaches_the_loop_and_leaves_once_it_was_handled() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     rig.annotate("coast", "agentloop.dev/resume", "now");
     rig.settle().await;
     let attach = || {
@@ -453,7 +453,7 @@ async fn a_request_reaches_the_loop_and_leaves_once_it_was_handled() {
 #[tokio::test(start_paused = true)]
 async fn no_second_pod_is_made_while_the_first_is_ending() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     let first = rig.live_pod("coast");
     rig.server.delete("/pods", NAMESPACE, "coast");
     rig.server.take_calls();
@@ -468,7 +468,7 @@ async fn no_second_pod_is_made_while_the_first_is_ending() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_on_a_silent_node_is_left_to_a_person_and_on_a_gone_node_forced_away() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     let node = |ready: &str| {
         json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-1", "namespace": "" },
             "status": { "conditions": [{ "type": "Ready", "status": ready }] } })
@@ -502,7 +502,7 @@ async fn a_pod_on_a_silent_node_is_left_to_a_person_and_on_a_gone_node_forced_aw
 #[tokio::test(start_paused = true)]
 async fn an_evicted_pod_is_replaced_and_again_and_again_ever_more_slowly() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     let mut made = Vec::new();
     for _ in 0..4 {
         let pod = rig.pod("coast").unwrap();
@@ -524,7 +524,7 @@ async fn an_evicted_pod_is_replaced_and_again_and_again_ever_more_slowly() {
 #[tokio::test(start_paused = true)]
 async fn an_api_server_away_for_thirty_seconds_is_waited_for_and_nothing_is_lost() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     rig.pass(20).await;
     rig.server.set_away(true);
     let mut report = in_state(LoopState::Paused);
@@ -534,7 +534,7 @@ async fn an_api_server_away_for_thirty_seconds_is_waited_for_and_nothing_is_lost
         message: "5 turns failed in a row".into(),
     }];
     rig.report("coast", report.clone(), usage(9));
-    rig.apply("born-meanwhile", json!({}));
+    rig.apply("born-meanwhile", &json!({}));
     rig.pass(30).await;
     assert_eq!(rig.pod("born-meanwhile"), None);
     rig.server.set_away(false);
@@ -554,7 +554,7 @@ async fn an_api_server_away_for_thirty_seconds_is_waited_for_and_nothing_is_lost
 #[tokio::test(start_paused = true)]
 async fn numbers_and_naps_are_written_every_fifteen_seconds_at_most() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     rig.pass(30).await;
     rig.server.take_calls();
     for second in 0..60 {
@@ -575,7 +575,7 @@ async fn numbers_and_naps_are_written_every_fifteen_seconds_at_most() {
 #[tokio::test(start_paused = true)]
 async fn flapping_conditions_are_written_every_five_seconds_at_most() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     rig.pass(30).await;
     rig.server.take_calls();
     for second in 0..60 {
@@ -601,7 +601,7 @@ async fn flapping_conditions_are_written_every_five_seconds_at_most() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_pod_is_named_after_sixty_seconds_and_cleared_when_it_speaks() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     rig.pass(55).await;
     assert_eq!(rig.condition("coast", "LinkLost").unwrap().0, "False");
     rig.pass(12).await;
@@ -616,12 +616,91 @@ async fn a_silent_pod_is_named_after_sixty_seconds_and_cleared_when_it_speaks() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_pod_said_last_outlives_it_though_nobody_had_written_it() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", &json!({ "storage": { "ephemeral": true } }))
+        .await;
+    rig.report("coast", in_state(LoopState::Running), usage(5));
+    rig.settle().await;
+    assert_eq!(rig.status("coast").usage, None, "numbers wait");
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.settle().await;
+    let pod = rig.live_pod("coast");
+    let (known, _) = rig
+        .running()
+        .loops
+        .attach(&agent_key("coast"), &pod, (rig.clock)())
+        .unwrap();
+    assert_eq!(known.usage.calls, 5);
+    rig.pass(6).await;
+    assert_eq!(rig.status("coast").usage.unwrap().calls, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn transitions_are_told_once_and_never_quote_a_prompt() {
+    let rig = Rig::start().await;
+    rig.apply(
+        "coast",
+        &json!({ "model": { "scripted": { "configMapKeyRef": { "name": "late" } } } }),
+    );
+    rig.pass(20).await;
+    rig.put_config_map("late", "turns", "turns: [{text: done}]");
+    rig.pass(31).await;
+    rig.come_up("coast").await;
+    rig.pass(6).await;
+    let mut paused = held_back();
+    rig.report("coast", paused.clone(), Usage::default());
+    rig.pass(6).await;
+    paused.reasons.clear();
+    rig.report("coast", paused, Usage::default());
+    rig.pass(6).await;
+    rig.apply("coast", &json!({ "suspend": true }));
+    rig.pass(6).await;
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(6).await;
+    rig.apply("coast", &json!({ "suspend": false }));
+    rig.pass(6).await;
+    let events = rig.server.list("events.k8s.io/events");
+    let mut told: Vec<(String, String)> = Vec::new();
+    for event in &events {
+        let text = |key: &str| event[key].as_str().unwrap().to_owned();
+        assert!(!event.to_string().contains("Watch the coast"));
+        assert_eq!(event["regarding"]["name"], "coast");
+        told.push((text("type"), text("reason")));
+    }
+    told.sort();
+    let expected = [
+        ("Normal", "LoopStarted"),
+        ("Normal", "PodCreated"),
+        ("Normal", "Resumed"),
+        ("Normal", "Suspended"),
+        ("Warning", "ConfigMapNotFound"),
+        ("Warning", "RateLimited"),
+    ];
+    assert_eq!(
+        told,
+        expected.map(|(type_, reason)| (type_.to_owned(), reason.to_owned()))
+    );
+}
+
+fn held_back() -> LoopReport {
+    LoopReport {
+        reasons: vec![HeldReason {
+            reason: PauseReason::ProviderRateLimit,
+            until: None,
+            message: "the provider asked to wait".into(),
+        }],
+        ..in_state(LoopState::Paused)
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pod_that_is_not_ours_is_never_touched() {
     let rig = Rig::start().await;
     let foreign = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "coast", "namespace": NAMESPACE },
         "spec": { "containers": [] } });
     let foreign = rig.server.put("/pods", foreign);
-    rig.apply("coast", json!({}));
+    rig.apply("coast", &json!({}));
     rig.pass(3).await;
     assert_eq!(rig.pod("coast"), Some(foreign));
     assert_eq!(rig.ready("coast"), ("False".into(), "PodNameTaken".into()));
@@ -633,10 +712,10 @@ async fn a_pod_that_is_not_ours_is_never_touched() {
 #[tokio::test(start_paused = true)]
 async fn an_agent_made_again_waits_for_the_pod_of_the_one_before() {
     let rig = Rig::start().await;
-    rig.bring_up("coast", json!({})).await;
+    rig.bring_up("coast", &json!({})).await;
     let first = rig.live_pod("coast");
     rig.server.delete(AGENTS, NAMESPACE, "coast");
-    rig.apply("coast", json!({}));
+    rig.apply("coast", &json!({}));
     rig.settle().await;
     assert_eq!(rig.live_pod("coast"), first);
     rig.server.finish_pod(NAMESPACE, "coast");
@@ -649,7 +728,7 @@ async fn one_namespace_is_served_without_looking_at_the_others() {
     let mut rig = Rig::without_controller();
     rig.settings.watch_namespaces = vec!["team-b".into()];
     rig.boot().await;
-    rig.apply("coast", json!({}));
+    rig.apply("coast", &json!({}));
     rig.pass(5).await;
     assert_eq!(rig.pod("coast"), None);
     rig.shut_down().await;
@@ -664,8 +743,8 @@ async fn one_namespace_is_served_without_looking_at_the_others() {
 #[tokio::test(start_paused = true)]
 async fn one_unreadable_object_stops_nobody_else_and_says_so() {
     let rig = Rig::start().await;
-    rig.apply("odd", json!({ "mode": "FromTheFuture" }));
-    rig.bring_up("coast", json!({})).await;
+    rig.apply("odd", &json!({ "mode": "FromTheFuture" }));
+    rig.bring_up("coast", &json!({})).await;
     assert_eq!(rig.state("coast"), LoopState::Running);
     let odd = rig.server.get(AGENTS, NAMESPACE, "odd").unwrap();
     assert_eq!(odd["status"]["conditions"][0]["reason"], "InvalidSpec");
@@ -688,7 +767,7 @@ async fn the_controller_uses_the_verbs_of_the_list_and_no_others() {
     rig.put_config_map("texts", "coast", "Watch the coast.");
     rig.bring_up(
         "coast",
-        json!({
+        &json!({
             "instructions": null, "instructionsFrom": { "configMapKeyRef": { "name": "texts", "key": "coast" } },
             "model": { "apiKeySecretRef": { "name": "provider", "key": "token" } },
         }),
@@ -704,12 +783,12 @@ async fn the_controller_uses_the_verbs_of_the_list_and_no_others() {
     rig.boot().await;
     rig.apply(
         "coast",
-        json!({ "suspend": true, "instructions": "x", "instructionsFrom": null }),
+        &json!({ "suspend": true, "instructions": "x", "instructionsFrom": null }),
     );
     rig.pass(10).await;
     // The same twice within six minutes: the Event becomes a series.
     for suspend in [false, true] {
-        rig.apply("coast", json!({ "suspend": suspend }));
+        rig.apply("coast", &json!({ "suspend": suspend }));
         rig.pass(20).await;
     }
     let used: BTreeSet<(String, String)> = rig

@@ -113,17 +113,9 @@ fn voice(agent: &Agent, status: &AgentStatus, observed: &Observed) -> Option<Voi
             uid: pod.uid.clone(),
             epoch: pod.epoch,
         },
-        known: known(status),
+        known: observed.known.clone(),
         directives: directives(agent, status),
     })
-}
-
-/// Totals for a pod whose storage is new.
-pub(super) fn known(status: &AgentStatus) -> Known {
-    Known {
-        usage: status.usage.clone().unwrap_or_default(),
-        turn: status.r#loop.as_ref().map_or(0, |status| status.turn),
-    }
 }
 
 /// What a pod of this Agent is to do.

@@ -10,6 +10,7 @@ use super::apply::Obstacle;
 use super::pace::Pace;
 use crate::api::AgentStatus;
 use crate::controller::loops::AgentKey;
+use crate::link::messages::Known;
 
 /// What is remembered of one Agent.
 #[derive(Clone, Debug)]
@@ -18,6 +19,8 @@ pub(super) struct Remembered {
     pub(super) uid: String,
     /// The status last written and its resource version, until the watch has caught up.
     pub(super) written: Option<(String, AgentStatus)>,
+    /// What its pods have said of their totals.
+    pub(super) known: Option<Known>,
     /// How fast status may be written.
     pub(super) pace: Pace,
     /// The pod just made, until the watch has it.
@@ -51,6 +54,7 @@ impl Remembered {
         Self {
             uid: uid.into(),
             written: None,
+            known: None,
             pace: Pace::new(now),
             created: None,
             claim_known: false,

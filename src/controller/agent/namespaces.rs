@@ -50,13 +50,17 @@ impl Namespaces {
         self.lock().remove(namespace);
     }
 
-    /// Publishes the present bundle in all these namespaces, and says which of them failed.
+    /// Publishes the present bundle in all these namespaces. One that fails (it may be ending) keeps none of the others
+    /// from theirs; the last failure is returned.
     pub(super) async fn publish(&self, namespaces: HashSet<String>) -> Result<(), Error> {
         self.lock().clear();
+        let mut result = Ok(());
         for namespace in namespaces {
-            self.ensure(&namespace).await?;
+            if let Err(error) = self.ensure(&namespace).await {
+                result = Err(error);
+            }
         }
-        Ok(())
+        result
     }
 
     async fn service_account(&self, namespace: &str) -> Result<(), Error> {

@@ -18,10 +18,12 @@ use super::manifest::Marks;
 use super::memory::Remembered;
 use super::pod_state::PodState;
 use super::reconcile::{Context, Subject};
+use super::totals;
 use super::validate::{Looked, References};
 use crate::api::AgentStatus;
 use crate::api::agent::KeyRef;
 use crate::controller::loops::Heard;
+use crate::link::messages::Known;
 
 /// What is known of the node of a pod that should be gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub(super) struct Observed {
     pub(super) references: Option<References>,
     /// The node of a pod that should be gone.
     pub(super) node: Option<NodeState>,
+    /// All that is known to have been used: written, remembered, and just said.
+    pub(super) known: Known,
 }
 
 /// Reads what this Agent needs.
@@ -85,12 +89,14 @@ pub(super) async fn observe(
         (Intent::Ending { overdue: true, .. }, Some(name)) => Some(node(ctx, name).await?),
         _ => None,
     };
+    let known = totals::known(status, memory.known.as_ref(), heard.as_ref());
     Ok(Observed {
         pod,
         heard,
         intent,
         references,
         node,
+        known,
     })
 }
 

@@ -54,6 +54,7 @@ pub(super) async fn publish(
     });
     subject.remember(ctx, |memory| {
         memory.silent = silent;
+        memory.known = Some(outcome.observed.known.clone());
         if running.is_some() {
             memory.failed_pods = 0;
         }
@@ -66,6 +67,7 @@ pub(super) async fn publish(
         intent: outcome.observed.intent,
         pod,
         heard: outcome.observed.heard.as_ref(),
+        known: &outcome.observed.known,
         obstacle: outcome.applied.obstacle.as_ref(),
         silent,
         now,

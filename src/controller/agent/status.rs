@@ -15,7 +15,7 @@ use super::validate::Invalid;
 use crate::api::status::{LoopState, LoopStatus, PauseReason, Summary, Usage};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::loops::Heard;
-use crate::link::messages::LoopReport;
+use crate::link::messages::{Known, LoopReport};
 
 /// What a status is made of.
 pub(super) struct Facts<'a> {
@@ -33,6 +33,8 @@ pub(super) struct Facts<'a> {
     pub(super) pod: Option<&'a PodState>,
     /// What it last said.
     pub(super) heard: Option<&'a Heard>,
+    /// Totals; they never step back, whatever a pod says.
+    pub(super) known: &'a Known,
     /// What stands in the way.
     pub(super) obstacle: Option<&'a Obstacle>,
     /// No contact for the whole run lease.
@@ -77,7 +79,7 @@ impl Facts<'_> {
 pub(super) fn compute(facts: &Facts<'_>) -> AgentStatus {
     let old = facts.old;
     let status = loop_status(facts);
-    let usage = usage(facts);
+    let usage = (facts.known.usage != Usage::default()).then(|| facts.known.usage.clone());
     let restarted = old.r#loop.as_ref().is_some_and(|old| old.outcome.is_some()) && status.outcome.is_none();
     let handled = facts.report().map(|report| &report.handled);
     AgentStatus {
@@ -117,7 +119,7 @@ fn loop_status(facts: &Facts<'_>) -> LoopStatus {
     };
     status.epoch = old.epoch.max(facts.pod.map_or(0, |pod| pod.epoch));
     let report = facts.report();
-    status.turn = old.turn.max(report.map_or(0, |report| report.turn));
+    status.turn = facts.known.turn;
     status.consecutive_errors = report.map_or(old.consecutive_errors, |report| report.consecutive_errors);
     status.consecutive_turns = report.map_or(old.consecutive_turns, |report| report.consecutive_turns);
     if status.since.is_none() {
@@ -177,17 +179,6 @@ fn reported(report: &LoopReport) -> LoopStatus {
         outcome: report.outcome,
         ..LoopStatus::default()
     }
-}
-
-/// Totals never step back, whatever a pod says.
-fn usage(facts: &Facts<'_>) -> Option<Usage> {
-    let old = facts.old.usage.clone();
-    let Some(heard) = facts.heard else {
-        return old;
-    };
-    let mut new = heard.report.usage.clone();
-    new.turns = facts.report().map_or(0, |report| report.turns_completed);
-    Some(totals::merge(old.unwrap_or_default(), new))
 }
 
 fn summary(facts: &Facts<'_>, status: &LoopStatus, usage: Option<&Usage>) -> Summary {

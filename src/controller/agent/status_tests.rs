@@ -8,6 +8,7 @@ use super::intent::{Intent, Replace, Rest};
 use super::kstatus::{Verdict, verdict};
 use super::pod_state::{PodReason, PodState};
 use super::status::{Facts, compute};
+use super::totals;
 use super::validate::{Invalid, InvalidReason};
 use crate::api::condition::{ConditionType, find};
 use crate::api::failure::FailureKind;
@@ -111,6 +112,7 @@ impl Case {
             intent: self.intent,
             pod: self.pod.as_ref(),
             heard: self.heard.as_ref(),
+            known: &totals::known(&self.old, None, self.heard.as_ref()),
             obstacle: self.obstacle.as_ref(),
             silent: self.silent,
             now: now(),

@@ -1,9 +1,32 @@
 //! Arithmetic of usage totals. Pure.
 
+use crate::api::AgentStatus;
 use crate::api::status::{ModelUsage, Usage};
+use crate::controller::loops::Heard;
+use crate::link::messages::Known;
 
 /// Most models shown.
 const MOST_MODELS: usize = 10;
+
+/// All that is known of a loop. What a pod said and nobody wrote yet is remembered, so that it outlives the pod.
+pub(super) fn known(status: &AgentStatus, remembered: Option<&Known>, heard: Option<&Heard>) -> Known {
+    let mut known = Known {
+        usage: status.usage.clone().unwrap_or_default(),
+        turn: status.r#loop.as_ref().map_or(0, |status| status.turn),
+    };
+    if let Some(remembered) = remembered {
+        known.usage = merge(known.usage, remembered.usage.clone());
+        known.turn = known.turn.max(remembered.turn);
+    }
+    if let Some(heard) = heard {
+        let report = heard.report.loop_.as_ref();
+        let mut usage = heard.report.usage.clone();
+        usage.turns = report.map_or(0, |report| report.turns_completed);
+        known.usage = merge(known.usage, usage);
+        known.turn = known.turn.max(report.map_or(0, |report| report.turn));
+    }
+    known
+}
 
 /// The greater of both in each field: totals never step back.
 pub(super) fn merge(old: Usage, new: Usage) -> Usage {

@@ -147,7 +147,7 @@ impl ApiServer {
         } else {
             self.dress(&store, &mut object);
         }
-        let stored = self.store(&mut store, key, object);
+        let stored = Self::keep(&mut store, key, object);
         drop(store);
         self.tell();
         stored
@@ -186,7 +186,7 @@ impl ApiServer {
         meta["generation"] = json!(1);
     }
 
-    fn store(&self, store: &mut Store, key: Key, mut object: Value) -> Value {
+    fn keep(store: &mut Store, key: Key, mut object: Value) -> Value {
         store.version += 1;
         object["metadata"]["resourceVersion"] = json!(store.version.to_string());
         let kind = if store.objects.contains_key(&key) {
@@ -214,7 +214,7 @@ impl ApiServer {
                     .unwrap_or(30);
                 let gone_by = (self.clock)() + jiff::SignedDuration::from_secs(seconds);
                 object["metadata"]["deletionTimestamp"] = json!(gone_by.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
-                return Some(self.store(store, key.clone(), object));
+                return Some(Self::keep(store, key.clone(), object));
             }
             return Some(object);
         }
@@ -364,7 +364,7 @@ impl ApiServer {
         }
         object["metadata"]["namespace"] = json!(target.namespace);
         self.dress(&store, &mut object);
-        let stored = self.store(&mut store, key, object);
+        let stored = Self::keep(&mut store, key, object);
         (StatusCode::CREATED, axum::Json(stored)).into_response()
     }
 
@@ -376,7 +376,7 @@ impl ApiServer {
             None if apply => {
                 let mut object = patch.clone();
                 self.dress(&store, &mut object);
-                return axum::Json(self.store(&mut store, key, object)).into_response();
+                return axum::Json(Self::keep(&mut store, key, object)).into_response();
             }
             None => return failure(StatusCode::NOT_FOUND, "NotFound", &format!("{name} not found")),
         };
@@ -393,7 +393,7 @@ impl ApiServer {
         if new == old {
             return axum::Json(old).into_response();
         }
-        axum::Json(self.store(&mut store, key, new)).into_response()
+        axum::Json(Self::keep(&mut store, key, new)).into_response()
     }
 
     fn erase(&self, target: &Target, name: &str, options: &Value) -> Response {

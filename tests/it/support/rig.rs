@@ -146,13 +146,13 @@ impl Rig {
     }
 
     /// Applies a scripted Agent whose script exists.
-    pub fn apply(&self, name: &str, spec: Value) {
+    pub fn apply(&self, name: &str, spec: &Value) {
         self.put_script();
         let mut whole = json!({
             "model": { "api": "Scripted", "name": "demo", "scripted": { "configMapKeyRef": { "name": "script", "key": "turns" } } },
             "instructions": "Watch the coast.",
         });
-        overlay(&mut whole, &spec);
+        overlay(&mut whole, spec);
         self.server.put(
             AGENTS,
             json!({
@@ -260,7 +260,7 @@ impl Rig {
     }
 
     /// From nothing to a running loop.
-    pub async fn bring_up(&self, name: &str, spec: Value) {
+    pub async fn bring_up(&self, name: &str, spec: &Value) {
         self.apply(name, spec);
         self.settle().await;
         self.come_up(name).await;
