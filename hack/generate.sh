@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# generate.sh          writes crds/ (and the chart's copy) from the Rust types, and deploy/ from the chart
+# generate.sh          writes crds/ and docs/reference/api.md (and the chart's copy) from the Rust types, and deploy/ from the chart
 # generate.sh --check  fails when they are not what would be written
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -12,11 +12,12 @@ cp -r charts "$out"
 cargo run --locked --quiet -- crds --dir "$out/crds"
 rm "$out"/charts/agentloop/files/crds/*
 cp "$out"/crds/* "$out/charts/agentloop/files/crds/"
-mkdir "$out/deploy"
+mkdir -p "$out/deploy" "$out/docs/reference"
+cargo run --locked --quiet -- crds --format markdown >"$out/docs/reference/api.md"
 helm template agentloop "$out/charts/agentloop" --namespace agentloop-system >"$out/deploy/agentloop.yaml"
 
 stale=
-for folder in crds charts/agentloop/files/crds deploy; do
+for folder in crds charts/agentloop/files/crds deploy docs/reference/api.md; do
   if [ "${1:-}" = --check ]; then
     diff -ru "$folder" "$out/$folder" || stale=1
   else

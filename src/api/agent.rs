@@ -66,9 +66,9 @@ use super::status::AgentStatus;
     printcolumn(
         name = "REASON",
         type_ = "string",
-        json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
+        json_path = ".status.summary.reason",
         priority = 1,
-        description = "Why it is ready or not"
+        description = "Why the loop does not run, when it does not"
     ),
     printcolumn(
         name = "RESUMES",
@@ -128,7 +128,7 @@ pub struct AgentSpec {
     /// Limits that the model cannot change.
     #[serde(default)]
     pub guardrails: Guardrails,
-    /// Where the loop keeps its journal. Fixed at creation, but for `retentionPolicy`.
+    /// Where the loop keeps its journal. Fixed at creation.
     #[serde(default)]
     pub storage: Storage,
     /// A safe subset of pod settings; nothing here lifts the `restricted` profile.

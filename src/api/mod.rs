@@ -10,6 +10,7 @@ pub mod crd;
 pub mod failure;
 mod model;
 mod pod;
+pub mod reference;
 pub mod status;
 
 pub use agent::{Agent, AgentSpec};

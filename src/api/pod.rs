@@ -25,6 +25,9 @@ use super::bounds::{self, DNS_SUBDOMAIN};
 }, {
     "rule": "self.ephemeral == oldSelf.ephemeral",
     "message": "spec.storage.ephemeral is immutable: the state would be lost; make a new Agent",
+}, {
+    "rule": "self.retentionPolicy == oldSelf.retentionPolicy",
+    "message": "spec.storage.retentionPolicy is immutable, as it is written into the volume claim when that is made: make a new Agent",
 }]))]
 pub struct Storage {
     /// Size of the volume, as a Kubernetes quantity from 16Mi to 16Ti. Immutable.
@@ -41,7 +44,7 @@ pub struct Storage {
     /// driver. Immutable.
     pub access_mode: AccessMode,
     /// What happens to the claim when the Agent is deleted. `Delete`: it goes with the Agent. `Retain`: it stays, and an
-    /// Agent made again under the same name goes on where it stood.
+    /// Agent made again under the same name goes on where it stood. Immutable.
     pub retention_policy: RetentionPolicy,
     /// True: no claim; the state dies with the pod. Immutable.
     pub ephemeral: bool,

@@ -255,7 +255,7 @@ pub struct Summary {
     #[schemars(length(max = 64))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumes: Option<String>,
-    /// The reasons of the loop's state, separated by commas.
+    /// Why the loop does not run, separated by commas; absent when it does or is about to.
     #[schemars(length(max = 1024))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,

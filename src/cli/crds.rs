@@ -1,13 +1,13 @@
-//! `agentloop crds`: prints the custom resource definitions, or writes them to a directory.
+//! `agentloop crds`: prints the custom resource definitions or their reference, or writes them to a directory.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 use kube::ResourceExt;
 
-use crate::api::crd;
+use crate::api::{crd, reference};
 
 /// Flags of `agentloop crds`.
 #[derive(ClapArgs, Debug)]
@@ -15,23 +15,41 @@ pub(super) struct Args {
     /// Write one file per definition into this directory (made when missing) instead of printing them.
     #[arg(long, env = "AGENTLOOP_CRDS_DIR", value_name = "DIRECTORY")]
     dir: Option<PathBuf>,
+    /// What to print: the definitions, or a page that describes them.
+    #[arg(long, env = "AGENTLOOP_CRDS_FORMAT", default_value = "yaml", conflicts_with = "dir")]
+    format: Format,
+}
+
+/// What is printed.
+#[derive(ValueEnum, Clone, Copy, Debug)]
+enum Format {
+    /// The definitions, as Kubernetes installs them.
+    Yaml,
+    /// The reference, as Markdown.
+    Markdown,
 }
 
 impl Args {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        if let Some(dir) = &self.dir {
-            std::fs::create_dir_all(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
-        }
-        for definition in crd::all() {
-            let text = crd::to_yaml(&definition)?;
-            match &self.dir {
-                Some(dir) => {
-                    let path = dir.join(format!("{}.yaml", definition.name_any()));
-                    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        match (self.dir, self.format) {
+            (Some(dir), _) => write_files(&dir),
+            (None, Format::Yaml) => {
+                for definition in crd::all() {
+                    write!(std::io::stdout(), "---\n{}", crd::to_yaml(&definition)?)?;
                 }
-                None => write!(std::io::stdout(), "---\n{text}")?,
+                Ok(())
             }
+            (None, Format::Markdown) => Ok(write!(std::io::stdout(), "{}", reference::markdown(&crd::all()))?),
         }
-        Ok(())
     }
+}
+
+fn write_files(dir: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
+    for definition in crd::all() {
+        let path = dir.join(format!("{}.yaml", definition.name_any()));
+        std::fs::write(&path, crd::to_yaml(&definition)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }

@@ -27,7 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
 ];
-/// Most lines of a source file, its tests not counted.
+/// Most lines of a file under src/, its tests not counted.
 const MAX_LINES: usize = 600;
 
 fn repository(path: &str) -> PathBuf {
@@ -172,7 +172,7 @@ fn every_source_file_is_short_and_begins_by_saying_what_it_is_for() {
     for (path, text) in files {
         let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         let lines = product.lines().count();
-        if lines > MAX_LINES {
+        if lines > MAX_LINES && path.starts_with(repository("src")) {
             wrong.push(format!("{} has {lines} lines: split it", path.display()));
         }
         let head = text.lines().next().unwrap_or_default();

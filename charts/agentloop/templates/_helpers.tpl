@@ -45,7 +45,7 @@ subjects:
 {{- define "agentloop.agentRules" -}}
 - apiGroups: [agentloop.dev]
   resources: [agents]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [agentloop.dev]
   resources: [agents/status]
   verbs: [patch]

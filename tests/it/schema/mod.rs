@@ -9,7 +9,7 @@ mod server;
 mod shape;
 mod valid;
 
-use agentloop::api::{Agent, crd};
+use agentloop::api::{Agent, crd, reference};
 use agentloop::scripted::Script;
 use kube::ResourceExt;
 
@@ -26,6 +26,15 @@ fn the_files_in_crds_are_what_the_code_says() {
             path.display()
         );
     }
+}
+
+#[test]
+fn the_reference_says_what_the_code_says() {
+    let page = std::fs::read_to_string(repository("docs/reference/api.md")).unwrap_or_default();
+    assert!(
+        page == reference::markdown(&crd::all()),
+        "docs/reference/api.md is out of date: run `make generate`"
+    );
 }
 
 #[test]

@@ -306,7 +306,7 @@ fn storages() -> Vec<Row> {
         change(
             "spec.storage.size is immutable",
             storage(json!({"size": "2Gi"})),
-            vec![storage(json!({"size": "2Gi", "retentionPolicy": "Retain"}))],
+            vec![storage(json!({"size": "2Gi", "retentionPolicy": "Delete"}))],
             vec![storage(json!({"size": "3Gi"})), scripted()],
         ),
         change(
@@ -326,6 +326,12 @@ fn storages() -> Vec<Row> {
             scripted(),
             vec![storage(json!({"ephemeral": false}))],
             vec![storage(json!({"ephemeral": true}))],
+        ),
+        change(
+            "spec.storage.retentionPolicy is immutable",
+            storage(json!({"retentionPolicy": "Retain"})),
+            vec![storage(json!({"retentionPolicy": "Retain"}))],
+            vec![storage(json!({"retentionPolicy": "Delete"})), scripted()],
         ),
     ]
 }

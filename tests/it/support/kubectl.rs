@@ -103,8 +103,14 @@ impl Kubectl {
 
     /// `kubectl apply` of a manifest, whatever comes of it.
     pub fn try_apply(&self, manifest: &str) -> Ended {
+        self.try_apply_with(manifest, &[])
+    }
+
+    /// The same with further arguments, such as `--dry-run=server`.
+    pub fn try_apply_with(&self, manifest: &str, arguments: &[&str]) -> Ended {
         let mut child = self
             .command(&["apply", "-f", "-"])
+            .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -1,0 +1,125 @@
+//! The reference of the resources as a page of documentation, made of their definitions.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+
+/// Fields of Kubernetes' own types: named here, described there.
+const EMBEDDED: &[&str] = &[
+    "spec.pod.affinity",
+    "spec.pod.imagePullSecrets",
+    "spec.pod.resources",
+    "spec.pod.tolerations",
+    "spec.pod.topologySpreadConstraints",
+    "status.conditions",
+];
+
+/// Fields and rules of every definition, as Markdown.
+#[must_use]
+pub fn markdown(definitions: &[CustomResourceDefinition]) -> String {
+    let mut page = String::from(
+        "# API reference\n\n<!-- Made by `make generate` from the types in src/api: change them there. -->\n\n\
+         `kubectl explain` shows the same texts in a cluster.\n",
+    );
+    for definition in definitions {
+        for version in &definition.spec.versions {
+            let kind = &definition.spec.names.kind;
+            let group = &definition.spec.group;
+            page += &format!("\n## {kind} (`{group}/{}`)\n", version.name);
+            let schema = version
+                .schema
+                .as_ref()
+                .and_then(|schema| schema.open_api_v3_schema.as_ref());
+            if let Some(schema) = schema {
+                resource(&mut page, schema);
+            }
+        }
+    }
+    page
+}
+
+fn resource(page: &mut String, schema: &JSONSchemaProps) {
+    let mut rules = Vec::new();
+    for part in ["spec", "status"] {
+        *page += &format!("\n### {part}\n\n| field | type | meaning |\n|---|---|---|\n");
+        if let Some(field) = schema.properties.as_ref().and_then(|properties| properties.get(part)) {
+            fields(page, part, field);
+            collect_rules(field, &mut rules);
+        }
+    }
+    collect_own_rules(schema, &mut rules);
+    *page += "\n### Rules\n\nWhat breaks one is refused, with these words:\n\n";
+    for rule in rules {
+        *page += &format!("- {rule}\n");
+    }
+}
+
+/// One line for each field within `schema`.
+fn fields(page: &mut String, path: &str, schema: &JSONSchemaProps) {
+    for (name, field) in schema.properties.iter().flatten() {
+        let path = format!("{path}.{name}");
+        let required = schema.required.iter().flatten().any(|required| required == name);
+        let suffix = if field.items.is_some() { "[]" } else { "" };
+        let type_ = type_of(field, required);
+        let meaning = field.description.as_deref().unwrap_or_default();
+        *page += &format!("| `{path}{suffix}` | {type_} | {} |\n", cell(meaning));
+        if EMBEDDED.contains(&path.as_str()) {
+            continue;
+        }
+        fields(page, &path, field);
+        if let Some(JSONSchemaPropsOrArray::Schema(items)) = &field.items {
+            fields(page, &format!("{path}[]"), items);
+        }
+    }
+}
+
+/// Type, bounds and default of a field, in words.
+fn type_of(field: &JSONSchemaProps, required: bool) -> String {
+    let mut words = vec![match (&field.enum_, &field.additional_properties) {
+        (Some(values), _) => values
+            .iter()
+            .map(|value| format!("`{}`", text(&value.0)))
+            .collect::<Vec<_>>()
+            .join(", "),
+        (None, Some(JSONSchemaPropsOrBool::Schema(_))) => "map".into(),
+        (None, _) if field.format.as_deref() == Some("date-time") => "moment".into(),
+        (None, _) => field.type_.clone().unwrap_or_default(),
+    }];
+    match (field.minimum, field.maximum) {
+        (Some(minimum), Some(maximum)) => words.push(format!("{minimum} to {maximum}")),
+        (Some(minimum), None) => words.push(format!("at least {minimum}")),
+        (None, _) => {}
+    }
+    let most = field.max_length.map(|most| (most, "characters"));
+    let most = most.or(field.max_items.map(|most| (most, "entries")));
+    if let Some((most, what)) = most.or(field.max_properties.map(|most| (most, "entries"))) {
+        words.push(format!("at most {most} {what}"));
+    }
+    match &field.default {
+        _ if required => words.push("**required**".into()),
+        Some(default) if !default.0.is_object() => words.push(format!("default `{}`", text(&default.0))),
+        Some(_) | None => {}
+    }
+    words.join("; ")
+}
+
+fn text(value: &serde_json::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// A text that does not end its table cell.
+fn cell(text: &str) -> String {
+    text.replace("\n\n", " ").replace('|', "\\|")
+}
+
+fn collect_rules(schema: &JSONSchemaProps, rules: &mut Vec<String>) {
+    collect_own_rules(schema, rules);
+    for field in schema.properties.iter().flat_map(|properties| properties.values()) {
+        collect_rules(field, rules);
+    }
+}
+
+fn collect_own_rules(schema: &JSONSchemaProps, rules: &mut Vec<String>) {
+    let own = schema.x_kubernetes_validations.iter().flatten();
+    rules.extend(own.filter_map(|rule| rule.message.clone()));
+}

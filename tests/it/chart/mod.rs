@@ -1,0 +1,246 @@
+//! Tests of the chart, with the real `helm`: what it renders, what it refuses, and what a real API server says to it.
+
+mod render;
+mod rights;
+mod values;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::support::clusters;
+use crate::support::kubectl::Kubectl;
+use render::{Rendered, containers, helm, render, repository};
+
+/// Settings that each make something of their own; all of them together must fit as well.
+const MATRIX: &[&[&str]] = &[
+    &[],
+    &["replicas=1"],
+    &["watchNamespaces={team-a,team-b}"],
+    &[
+        "rbac.create=false",
+        "serviceAccount.create=false",
+        "serviceAccount.name=mine",
+    ],
+    &["crds.enabled=false"],
+    &["crds.keep=false"],
+    EVERYTHING,
+];
+/// Namespaces of the release and of those Agents that the settings name.
+const NAMESPACES: [&str; 3] = ["agentloop-system", "team-a", "team-b"];
+const EVERYTHING: &[&str] = &[
+    "replicas=3",
+    "watchNamespaces={team-a}",
+    "image.digest=sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "imagePullSecrets[0].name=registry",
+    "extraEnv[0].name=HTTPS_PROXY",
+    "extraEnv[0].value=http://proxy:3128",
+    "metrics.serviceMonitor.enabled=true",
+    "metrics.serviceMonitor.labels.release=prometheus",
+    "serviceAccount.annotations.team=a",
+    "podDisruptionBudget.minAvailable=2",
+    "commonLabels.team=a",
+    "podLabels.tier=system",
+    "podAnnotations.note=b",
+    "nodeSelector.disk=ssd",
+    "tolerations[0].key=dedicated",
+    "tolerations[0].operator=Exists",
+    "affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution=null",
+    "topologySpreadConstraints[0].maxSkew=2",
+    "topologySpreadConstraints[0].topologyKey=rack",
+    "topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule",
+    "priorityClassName=system-cluster-critical",
+];
+
+#[test]
+fn helm_finds_nothing_to_complain_of() {
+    let Some(mut lint) = helm() else { return };
+    let ended = lint
+        .args(["lint", "--strict"])
+        .arg(repository("charts/agentloop"))
+        .output()
+        .unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+}
+
+#[test]
+fn every_setting_renders_what_belongs_together() {
+    for settings in MATRIX {
+        let Some(rendered) = render(settings) else { return };
+        let objects = rendered.unwrap();
+        let mut seen = BTreeSet::new();
+        for object in &objects.0 {
+            let labels = &object["metadata"]["labels"];
+            assert_eq!(labels["app.kubernetes.io/name"], "agentloop", "{settings:?}: {object}");
+            assert_eq!(
+                labels["app.kubernetes.io/part-of"], "agentloop",
+                "{settings:?}: {object}"
+            );
+            let id = ["kind", "metadata/name", "metadata/namespace"].map(|path| object.pointer(&format!("/{path}")));
+            assert!(seen.insert(format!("{id:?}")), "{settings:?}: twice {id:?}");
+        }
+        let deployment = objects.one("Deployment", "agentloop");
+        let selector = &deployment["spec"]["selector"]["matchLabels"];
+        let labels = &deployment["spec"]["template"]["metadata"]["labels"];
+        for selected in [
+            selector,
+            &objects.one("Service", "agentloop-metrics")["spec"]["selector"],
+        ] {
+            for (key, value) in selected.as_object().unwrap() {
+                assert_eq!(&labels[key], value, "{settings:?}: {key}");
+            }
+        }
+        let replicas = deployment["spec"]["replicas"].as_u64().unwrap();
+        assert_eq!(
+            objects.has("PodDisruptionBudget", "agentloop"),
+            replicas > 1,
+            "{settings:?}"
+        );
+    }
+}
+
+#[test]
+fn agent_pods_reach_the_leader_alone_and_under_the_name_in_its_certificate() {
+    let Some(rendered) = render(&[]) else { return };
+    let objects = rendered.unwrap();
+    let link = objects.one("Service", "agentloop-link");
+    assert_eq!(link["spec"]["selector"]["agentloop.dev/leader"], "true");
+    let port = &link["spec"]["ports"][0];
+    assert_eq!((&port["port"], &port["targetPort"]), (&json!(8443), &json!("link")));
+    let controller = &objects.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0];
+    let ports: Vec<_> = controller["ports"].as_array().unwrap().iter().collect();
+    assert!(
+        ports
+            .iter()
+            .any(|port| port["name"] == "link" && port["containerPort"] == 8443)
+    );
+    assert!(
+        ports
+            .iter()
+            .any(|port| port["name"] == "metrics" && port["containerPort"] == 8080)
+    );
+    let url = render::variable(controller, "AGENTLOOP_LINK_URL").unwrap();
+    assert_eq!(url["value"], "https://agentloop-link.agentloop-system.svc:8443");
+}
+
+#[test]
+fn the_controller_knows_every_variable_that_it_is_given() {
+    let Some(rendered) = render(EVERYTHING) else { return };
+    let objects = rendered.unwrap();
+    let controller = objects.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0].clone();
+    assert_eq!(controller["args"], json!(["controller"]));
+    let help = Command::new(env!("CARGO_BIN_EXE_agentloop"))
+        .args(["controller", "--help"])
+        .output()
+        .unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    // Not flags: the filter of the log, and what the test itself added.
+    let others = ["RUST_LOG", "HTTPS_PROXY"];
+    for variable in controller["env"].as_array().unwrap() {
+        let name = variable["name"].as_str().unwrap();
+        assert!(
+            others.contains(&name) || help.contains(&format!("[env: {name}=")),
+            "`agentloop controller` has no flag with the variable {name}"
+        );
+    }
+}
+
+#[test]
+fn every_pod_of_the_chart_keeps_the_restricted_profile() {
+    for settings in MATRIX {
+        let Some(rendered) = render(settings) else { return };
+        let objects = rendered.unwrap();
+        let pods: Vec<_> = objects
+            .0
+            .iter()
+            .filter_map(|object| object.pointer("/spec/template/spec"))
+            .collect();
+        assert_eq!(pods.len(), 1, "{settings:?}");
+        for pod in pods {
+            assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+            assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+            for host in ["hostNetwork", "hostPID", "hostIPC", "volumes"] {
+                assert!(pod[host].is_null(), "{host}");
+            }
+            for container in containers(pod) {
+                let context = &container["securityContext"];
+                assert_eq!(context["allowPrivilegeEscalation"], false);
+                assert_eq!(context["readOnlyRootFilesystem"], true);
+                assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
+                assert!(!container["resources"]["limits"]["memory"].is_null());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_definitions_of_the_chart_are_those_in_crds_and_outlive_a_release() {
+    let Some(rendered) = render(&[]) else { return };
+    let mut definition = rendered
+        .unwrap()
+        .one("CustomResourceDefinition", "agents.agentloop.dev")
+        .clone();
+    assert_eq!(
+        definition["metadata"]["annotations"],
+        json!({"helm.sh/resource-policy": "keep"})
+    );
+    definition["metadata"] = json!({"name": "agents.agentloop.dev"});
+    let text = std::fs::read_to_string(repository("crds/agents.agentloop.dev.yaml")).unwrap();
+    let expected: Value = serde_yaml::from_str(&text).unwrap();
+    assert!(definition == expected, "run `make generate`");
+
+    let free = render(&["crds.keep=false"]).unwrap().unwrap();
+    let definition = free.one("CustomResourceDefinition", "agents.agentloop.dev");
+    assert!(definition["metadata"]["annotations"].is_null());
+    let without = render(&["crds.enabled=false"]).unwrap().unwrap();
+    assert!(!without.has("CustomResourceDefinition", "agents.agentloop.dev"));
+}
+
+#[test]
+fn the_manifest_in_deploy_is_what_the_chart_renders() {
+    let Some(mut template) = helm() else { return };
+    let ended = template
+        .args(["template", "agentloop", "--namespace", "agentloop-system"])
+        .arg(repository("charts/agentloop"))
+        .output()
+        .unwrap();
+    let deployed = std::fs::read_to_string(repository("deploy/agentloop.yaml")).unwrap();
+    assert!(
+        String::from_utf8_lossy(&ended.stdout) == deployed,
+        "run `make generate`"
+    );
+}
+
+#[test]
+fn a_real_api_server_takes_all_that_the_chart_renders_and_finds_it_restricted() {
+    let Some(kubeconfig) = clusters::control_plane() else {
+        return;
+    };
+    let cluster = Kubectl::new(&kubeconfig, "default");
+    for namespace in NAMESPACES {
+        let labels = json!({"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted"});
+        let object =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}});
+        cluster.apply(&object.to_string());
+    }
+    for settings in MATRIX {
+        let Some(rendered) = render(settings) else { return };
+        let Rendered(mut objects) = rendered.unwrap();
+        // Its definition is the Prometheus operator's.
+        objects.retain(|object| object["kind"] != "ServiceMonitor");
+        for namespace in NAMESPACES {
+            // What is outside namespaces goes with the release's own.
+            let of = |object: &&Value| object["metadata"]["namespace"].as_str().unwrap_or(NAMESPACES[0]) == namespace;
+            let items: Vec<_> = objects.iter().filter(of).collect();
+            if items.is_empty() {
+                continue;
+            }
+            let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+            let there = cluster.in_namespace(namespace);
+            let ended = there.try_apply_with(&list.to_string(), &["--dry-run=server"]);
+            assert!(ended.success, "{settings:?}: {}", ended.stderr);
+            assert!(!ended.stderr.contains("PodSecurity"), "{settings:?}: {}", ended.stderr);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The controller's rights: exactly what it was seen to do and what is named here, in each of the two ways to install.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::render::{Rendered, render, repository};
+
+/// «group resource name» → verbs.
+type Rights = BTreeMap<String, BTreeSet<String>>;
+
+/// What the reconciler was seen to do in its own tests; `nodes` are outside namespaces.
+fn seen() -> (Rights, Rights) {
+    let text = std::fs::read_to_string(repository("tests/fixtures/controller-verbs.json")).unwrap();
+    let pairs: Vec<(String, String)> = serde_json::from_str(&text).unwrap();
+    let named = |(what, verb): (String, String)| (what.replace('/', " ").replace(" status", "/status"), verb);
+    let (outside, inside): (Vec<_>, Vec<_>) = pairs
+        .into_iter()
+        .map(named)
+        .partition(|(what, _)| what.trim() == "nodes");
+    (collect(inside), collect(outside))
+}
+
+/// What it needs besides in namespaces with Agents.
+const WHERE_AGENTS_ARE: &[(&str, &str)] = &[
+    // A patch that applies something new counts as its creation.
+    ("configmaps", "create"),
+    ("serviceaccounts", "create"),
+    // When a pod of that name is there already.
+    ("pods", "get"),
+];
+/// What the link does outside namespaces: it asks who holds a token.
+const OUTSIDE: &[(&str, &str)] = &[("authentication.k8s.io tokenreviews", "create")];
+/// What the process does in its own namespace: election, the leader's label, the link's authority.
+const AT_HOME: &[(&str, &str)] = &[
+    ("coordination.k8s.io leases", "create"),
+    ("coordination.k8s.io leases agentloop-controller", "get"),
+    ("coordination.k8s.io leases agentloop-controller", "list"),
+    ("coordination.k8s.io leases agentloop-controller", "watch"),
+    ("coordination.k8s.io leases agentloop-controller", "patch"),
+    ("pods", "patch"),
+    ("secrets", "create"),
+    ("secrets agentloop-link-ca", "get"),
+    ("secrets agentloop-link-ca", "update"),
+];
+
+fn collect(pairs: impl IntoIterator<Item = (impl AsRef<str>, impl AsRef<str>)>) -> Rights {
+    let mut rights = Rights::new();
+    for (what, verb) in pairs {
+        let verbs = rights.entry(what.as_ref().trim().to_owned()).or_default();
+        verbs.insert(verb.as_ref().to_owned());
+    }
+    rights
+}
+
+fn inside() -> Rights {
+    union(&seen().0, &collect(WHERE_AGENTS_ARE.iter().copied()))
+}
+fn outside() -> Rights {
+    union(&seen().1, &collect(OUTSIDE.iter().copied()))
+}
+fn at_home() -> Rights {
+    collect(AT_HOME.iter().copied())
+}
+
+fn words(list: &Value) -> Vec<&str> {
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect()
+}
+
+fn rights(role: &Value) -> Rights {
+    let mut rights = Rights::new();
+    for rule in role["rules"].as_array().unwrap() {
+        let names = match words(&rule["resourceNames"]) {
+            none if none.is_empty() => vec![""],
+            some => some,
+        };
+        for group in words(&rule["apiGroups"]) {
+            for resource in words(&rule["resources"]) {
+                for name in &names {
+                    let key = format!("{group} {resource} {name}").trim().to_owned();
+                    let verbs = words(&rule["verbs"]).into_iter().map(str::to_owned);
+                    rights.entry(key).or_default().extend(verbs);
+                }
+            }
+        }
+    }
+    rights
+}
+
+fn union(a: &Rights, b: &Rights) -> Rights {
+    let mut both = a.clone();
+    for (key, verbs) in b {
+        both.entry(key.clone()).or_default().extend(verbs.clone());
+    }
+    both
+}
+
+/// The binding of that name gives the role of that name to the controller's service account, and to nobody else.
+fn assert_bound(objects: &Rendered, kind: &str, name: &str) {
+    let binding = objects.one(&format!("{kind}Binding"), name);
+    assert_eq!(binding["roleRef"]["kind"], kind);
+    assert_eq!(binding["roleRef"]["name"], name);
+    let subjects = binding["subjects"].as_array().unwrap();
+    assert_eq!(subjects.len(), 1);
+    assert_eq!(subjects[0]["name"], "agentloop");
+    assert_eq!(subjects[0]["namespace"], "agentloop-system");
+}
+
+#[test]
+fn the_rights_of_a_whole_cluster_are_what_the_controller_does() {
+    let Some(rendered) = render(&[]) else { return };
+    let objects = rendered.unwrap();
+    assert_eq!(
+        rights(objects.one("ClusterRole", "agentloop")),
+        union(&inside(), &outside())
+    );
+    assert_eq!(rights(objects.one("Role", "agentloop")), at_home());
+    assert_bound(&objects, "ClusterRole", "agentloop");
+    assert_bound(&objects, "Role", "agentloop");
+}
+
+#[test]
+fn named_namespaces_get_a_role_each_and_the_cluster_role_loses_them() {
+    let Some(rendered) = render(&["watchNamespaces={team-a,team-b}"]) else {
+        return;
+    };
+    let objects = rendered.unwrap();
+    let cluster = objects.one("ClusterRole", "agentloop-agentloop-system");
+    assert_eq!(rights(cluster), outside());
+    assert_bound(&objects, "ClusterRole", "agentloop-agentloop-system");
+    assert_bound(&objects, "Role", "agentloop-agentloop-system-agents");
+    let roles: Vec<_> = objects
+        .0
+        .iter()
+        .filter(|object| object["kind"] == "Role" && object["metadata"]["namespace"] != "agentloop-system")
+        .collect();
+    let namespaces: Vec<_> = roles
+        .iter()
+        .map(|role| role["metadata"]["namespace"].as_str().unwrap())
+        .collect();
+    assert_eq!(namespaces, ["team-a", "team-b"]);
+    for role in roles {
+        assert_eq!(rights(role), inside());
+    }
+}
+
+#[test]
+fn no_role_has_a_wildcard_or_a_right_to_more_rights() {
+    let Some(rendered) = render(&[]) else { return };
+    for object in rendered.unwrap().0 {
+        if !["Role", "ClusterRole"].contains(&object["kind"].as_str().unwrap()) {
+            continue;
+        }
+        for (what, verbs) in rights(&object) {
+            assert!(!what.contains('*') && !verbs.contains("*"), "{object}");
+            assert!(!what.contains("rbac.authorization.k8s.io"), "{object}");
+            for verb in ["escalate", "bind", "impersonate"] {
+                assert!(!verbs.contains(verb), "{object}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_clusters_own_roles_cover_agents_and_leave_their_status_to_the_controller() {
+    let Some(rendered) = render(&[]) else { return };
+    let objects = rendered.unwrap();
+    for (role, writes) in [("admin", true), ("edit", true), ("view", false)] {
+        let object = objects.one("ClusterRole", &format!("agentloop-{role}"));
+        let label = format!("rbac.authorization.k8s.io/aggregate-to-{role}");
+        assert_eq!(object["metadata"]["labels"][label], "true");
+        let rights = rights(object);
+        assert_eq!(rights["agentloop.dev agents"].contains("create"), writes, "{role}");
+        assert!(rights["agentloop.dev agents"].contains("watch"), "{role}");
+        assert_eq!(
+            rights["agentloop.dev agents/status"],
+            BTreeSet::from(["get".to_owned()])
+        );
+    }
+    let without = render(&["rbac.aggregate=false"]).unwrap().unwrap();
+    assert!(!without.has("ClusterRole", "agentloop-admin"));
+}
