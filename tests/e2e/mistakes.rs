@@ -31,6 +31,8 @@ fn a_missing_secret_is_a_condition_and_no_pod_until_it_appears() {
     let agent = Agent::apply(&namespace, "keyless", &model, &json!({}));
 
     stuck(&agent, "SecretNotFound", &["provider", "Secret"]);
+    let event = agent.until_event("Warning", "SecretNotFound", 20);
+    assert!(event.contains("provider"), "{event}");
     let empty = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "provider"}});
     kubectl.apply(&empty.to_string());
     agent.until("a message about the key", 30, |agent| {
@@ -67,7 +69,7 @@ fn an_unknown_key_and_a_bad_script_are_conditions_that_heal() {
     agent.until_state("Sleeping", 60);
 }
 
-/// The Agent says what is wrong, needs a person, and has no pod; an Event says the same.
+/// The Agent says what is wrong, needs a person, and has no pod.
 fn stuck(agent: &Agent<'_>, reason: &str, words: &[&str]) {
     let accepted = agent.until_condition("Accepted", "False", reason, 30);
     let message = accepted["message"].as_str().unwrap_or_default().to_owned();
@@ -83,7 +85,6 @@ fn stuck(agent: &Agent<'_>, reason: &str, words: &[&str]) {
         agent.kubectl.get("pods", &agent.name).is_none(),
         "no pod while the Agent is not accepted"
     );
-    agent.until_event("Warning", reason, 20);
 }
 
 /// The pod comes up and nothing of the mistake is left.
