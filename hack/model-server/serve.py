@@ -23,6 +23,7 @@ def main():
     parser = common.arguments(__doc__)
     parser.add_argument("--context", type=int, default=8192, help="context window in tokens, shared by --parallel calls")
     parser.add_argument("--parallel", type=int, default=2, help="calls answered at the same time")
+    parser.add_argument("--threads", type=int, default=1, help="threads that compute")
     options = parser.parse_args()
     import xllamacpp
 
@@ -33,6 +34,8 @@ def main():
     params.use_jinja = True
     params.n_ctx = options.context
     params.n_parallel = options.parallel
+    # The threads of one answer wait for each other by spinning: on a busy machine one is faster than several.
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     server = xllamacpp.Server(params)
     common.ready(options, server.listening_address)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})

@@ -38,8 +38,7 @@ fn no_key_prompt_or_answer_shows_in_describe_events_logs_or_metrics() {
     server.choose(label, "good");
     let mut model = openai(&server.base_url(label));
     model["apiKeySecretRef"] = json!({"name": "provider", "key": "key"});
-    let from =
-        json!({"instructions": null, "instructionsFrom": {"configMapKeyRef": {"name": "prompt", "key": "text"}}});
+    let from = json!({"loop": {"maxConsecutiveErrors": 100, "maxDelayMilliseconds": 500}, "instructions": null, "instructionsFrom": {"configMapKeyRef": {"name": "prompt", "key": "text"}}});
     let agent = Agent::apply(&namespace, "discreet", &model, &from);
     agent.until_turns(3, 60);
     // Errors of every kind carry the provider's own words, which may repeat the prompt.

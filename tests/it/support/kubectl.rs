@@ -193,7 +193,8 @@ impl Kubectl {
             // A watch that cannot even start is tried again at a moderate pace.
             std::thread::park_timeout(Duration::from_millis(200));
         }
-        panic!("{what}: not within {seconds} s; {kind}/{name} is {last:#}");
+        let status = &last["status"];
+        panic!("{what}: not within {seconds} s; {kind}/{name} has status {status:#}");
     }
 
     /// Waits until the object is gone.
