@@ -14,61 +14,64 @@ const EMBEDDED: &[&str] = &[
     "status.conditions",
 ];
 
+const HEAD: &str = "\
+# API reference
+
+<!-- Made by `make generate` from the types in src/api: change them there. -->
+
+`kubectl explain` shows the same texts in a cluster.";
+
 /// Fields and rules of every definition, as Markdown.
 #[must_use]
 pub fn markdown(definitions: &[CustomResourceDefinition]) -> String {
-    let mut page = String::from(
-        "# API reference\n\n<!-- Made by `make generate` from the types in src/api: change them there. -->\n\n\
-         `kubectl explain` shows the same texts in a cluster.\n",
-    );
+    let mut lines: Vec<String> = HEAD.lines().map(str::to_owned).collect();
     for definition in definitions {
         for version in &definition.spec.versions {
             let kind = &definition.spec.names.kind;
             let group = &definition.spec.group;
-            page += &format!("\n## {kind} (`{group}/{}`)\n", version.name);
+            lines.push(format!("\n## {kind} (`{group}/{}`)", version.name));
             let schema = version
                 .schema
                 .as_ref()
                 .and_then(|schema| schema.open_api_v3_schema.as_ref());
             if let Some(schema) = schema {
-                resource(&mut page, schema);
+                resource(&mut lines, schema);
             }
         }
     }
-    page
+    lines.join("\n") + "\n"
 }
 
-fn resource(page: &mut String, schema: &JSONSchemaProps) {
+fn resource(lines: &mut Vec<String>, schema: &JSONSchemaProps) {
     let mut rules = Vec::new();
     for part in ["spec", "status"] {
-        *page += &format!("\n### {part}\n\n| field | type | meaning |\n|---|---|---|\n");
-        if let Some(field) = schema.properties.as_ref().and_then(|properties| properties.get(part)) {
-            fields(page, part, field);
+        lines.push(format!("\n### {part}\n\n| field | type | meaning |\n|---|---|---|"));
+        let properties = schema.properties.as_ref();
+        if let Some(field) = properties.and_then(|properties| properties.get(part)) {
+            fields(lines, part, field);
             collect_rules(field, &mut rules);
         }
     }
     collect_own_rules(schema, &mut rules);
-    *page += "\n### Rules\n\nWhat breaks one is refused, with these words:\n\n";
-    for rule in rules {
-        *page += &format!("- {rule}\n");
-    }
+    lines.push("\n### Rules\n\nWhat breaks one is refused, with these words:\n".into());
+    lines.extend(rules.into_iter().map(|rule| format!("- {rule}")));
 }
 
 /// One line for each field within `schema`.
-fn fields(page: &mut String, path: &str, schema: &JSONSchemaProps) {
+fn fields(lines: &mut Vec<String>, path: &str, schema: &JSONSchemaProps) {
     for (name, field) in schema.properties.iter().flatten() {
         let path = format!("{path}.{name}");
         let required = schema.required.iter().flatten().any(|required| required == name);
         let suffix = if field.items.is_some() { "[]" } else { "" };
         let type_ = type_of(field, required);
-        let meaning = field.description.as_deref().unwrap_or_default();
-        *page += &format!("| `{path}{suffix}` | {type_} | {} |\n", cell(meaning));
+        let meaning = cell(field.description.as_deref().unwrap_or_default());
+        lines.push(format!("| `{path}{suffix}` | {type_} | {meaning} |"));
         if EMBEDDED.contains(&path.as_str()) {
             continue;
         }
-        fields(page, &path, field);
+        fields(lines, &path, field);
         if let Some(JSONSchemaPropsOrArray::Schema(items)) = &field.items {
-            fields(page, &format!("{path}[]"), items);
+            fields(lines, &format!("{path}[]"), items);
         }
     }
 }

@@ -246,16 +246,7 @@ fn the_schema_has_every_value_and_closes_every_object() {
         "podAntiAffinity",
         "labelSelector",
     ];
-    fn look(key: &str, place: &Value, free: &[&str]) {
-        if place["type"] == "object" {
-            let closed = !place["additionalProperties"].is_null() && place["additionalProperties"] != true;
-            assert!(closed || free.contains(&key), "{key} takes misspelt keys");
-        }
-        if let Value::Object(fields) = place {
-            fields.iter().for_each(|(key, field)| look(key, field, free));
-        }
-    }
-    look("", &schema, &free);
+    assert_closed("", &schema, &free);
 }
 
 #[test]
@@ -287,4 +278,15 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
     }
     let error = render(&["serviceAccount.create=false"]).unwrap().unwrap_err();
     assert!(error.contains("serviceAccount.name is required"), "{error}");
+}
+
+/// No object of the schema takes keys that it does not know.
+fn assert_closed(key: &str, place: &Value, free: &[&str]) {
+    if place["type"] == "object" {
+        let closed = !place["additionalProperties"].is_null() && place["additionalProperties"] != true;
+        assert!(closed || free.contains(&key), "{key} takes misspelt keys");
+    }
+    if let Value::Object(fields) = place {
+        fields.iter().for_each(|(key, field)| assert_closed(key, field, free));
+    }
 }

@@ -64,19 +64,19 @@ fn merge(into: &mut Value, from: &Value) {
 fn base_url(url: &str) -> Value {
     with(openai(), &json!({"spec": {"model": {"baseURL": url}}}))
 }
-fn model(change: Value) -> Value {
+fn model(change: &Value) -> Value {
     with(openai(), &json!({"spec": {"model": change}}))
 }
 fn named(name: &str) -> Value {
     with(scripted(), &json!({"metadata": {"name": name}}))
 }
 fn temperature(value: &str) -> Value {
-    model(json!({"temperature": value}))
+    model(&json!({"temperature": value}))
 }
-fn storage(change: Value) -> Value {
+fn storage(change: &Value) -> Value {
     with(scripted(), &json!({"spec": {"storage": change}}))
 }
-fn pod(change: Value) -> Value {
+fn pod(change: &Value) -> Value {
     with(scripted(), &json!({"spec": {"pod": change}}))
 }
 
@@ -162,7 +162,7 @@ fn models() -> Vec<Row> {
         row(
             "spec.model.baseURL is required with api OpenAIChat",
             vec![openai()],
-            vec![model(json!({"baseURL": null}))],
+            vec![model(&json!({"baseURL": null}))],
         ),
         row(
             "spec.model.baseURL has no meaning with api Scripted",
@@ -181,31 +181,31 @@ fn models() -> Vec<Row> {
             "spec.model.scripted is for api Scripted only",
             vec![openai()],
             vec![model(
-                json!({"scripted": {"configMapKeyRef": {"name": "a", "key": "b"}}}),
+                &json!({"scripted": {"configMapKeyRef": {"name": "a", "key": "b"}}}),
             )],
         ),
         row(
             "spec.model.apiKeySecretRef is for api OpenAIChat only",
-            vec![model(json!({"apiKeySecretRef": key}))],
+            vec![model(&json!({"apiKeySecretRef": key}))],
             vec![with(scripted(), &json!({"spec": {"model": {"apiKeySecretRef": key}}}))],
         ),
         row(
             "spec.model.maxOutputTokens (default 4096) must be less than",
             vec![
-                model(json!({"maxOutputTokens": 255, "contextTokens": 256})),
-                model(json!({"contextTokens": 4097})),
+                model(&json!({"maxOutputTokens": 255, "contextTokens": 256})),
+                model(&json!({"contextTokens": 4097})),
             ],
             vec![
-                model(json!({"maxOutputTokens": 256, "contextTokens": 256})),
-                model(json!({"contextTokens": 4096})),
+                model(&json!({"maxOutputTokens": 256, "contextTokens": 256})),
+                model(&json!({"contextTokens": 4096})),
             ],
         ),
         row(
             "spec.model.streamIdleTimeoutSeconds (default 60) must not exceed",
-            vec![model(json!({"timeoutSeconds": 60}))],
+            vec![model(&json!({"timeoutSeconds": 60}))],
             vec![
-                model(json!({"timeoutSeconds": 59})),
-                model(json!({"streamIdleTimeoutSeconds": 301})),
+                model(&json!({"timeoutSeconds": 59})),
+                model(&json!({"streamIdleTimeoutSeconds": 301})),
             ],
         ),
         row(
@@ -291,54 +291,54 @@ fn storages() -> Vec<Row> {
         row(
             "spec.storage.size must be a quantity from 16Mi to 16Ti",
             vec![
-                storage(json!({"size": "16Mi"})),
-                storage(json!({"size": "1.5Gi"})),
-                storage(json!({"size": "16Ti"})),
+                storage(&json!({"size": "16Mi"})),
+                storage(&json!({"size": "1.5Gi"})),
+                storage(&json!({"size": "16Ti"})),
             ],
             vec![
-                storage(json!({"size": "16777215"})),
-                storage(json!({"size": "15Mi"})),
-                storage(json!({"size": "17Ti"})),
-                storage(json!({"size": "-1Gi"})),
-                storage(json!({"size": "big"})),
+                storage(&json!({"size": "16777215"})),
+                storage(&json!({"size": "15Mi"})),
+                storage(&json!({"size": "17Ti"})),
+                storage(&json!({"size": "-1Gi"})),
+                storage(&json!({"size": "big"})),
             ],
         ),
         change(
             "spec.storage.size is immutable",
-            storage(json!({"size": "2Gi"})),
-            vec![storage(json!({"size": "2Gi", "retentionPolicy": "Delete"}))],
-            vec![storage(json!({"size": "3Gi"})), scripted()],
+            storage(&json!({"size": "2Gi"})),
+            vec![storage(&json!({"size": "2Gi", "retentionPolicy": "Delete"}))],
+            vec![storage(&json!({"size": "3Gi"})), scripted()],
         ),
         change(
             "spec.storage.storageClassName is immutable",
-            storage(json!({"storageClassName": "fast"})),
-            vec![storage(json!({"storageClassName": "fast"}))],
-            vec![storage(json!({"storageClassName": "slow"})), scripted()],
+            storage(&json!({"storageClassName": "fast"})),
+            vec![storage(&json!({"storageClassName": "fast"}))],
+            vec![storage(&json!({"storageClassName": "slow"})), scripted()],
         ),
         change(
             "spec.storage.accessMode is immutable",
             scripted(),
-            vec![storage(json!({"accessMode": "ReadWriteOnce"}))],
-            vec![storage(json!({"accessMode": "ReadWriteOncePod"}))],
+            vec![storage(&json!({"accessMode": "ReadWriteOnce"}))],
+            vec![storage(&json!({"accessMode": "ReadWriteOncePod"}))],
         ),
         change(
             "spec.storage.ephemeral is immutable",
             scripted(),
-            vec![storage(json!({"ephemeral": false}))],
-            vec![storage(json!({"ephemeral": true}))],
+            vec![storage(&json!({"ephemeral": false}))],
+            vec![storage(&json!({"ephemeral": true}))],
         ),
         change(
             "spec.storage.retentionPolicy is immutable",
-            storage(json!({"retentionPolicy": "Retain"})),
-            vec![storage(json!({"retentionPolicy": "Retain"}))],
-            vec![storage(json!({"retentionPolicy": "Delete"})), scripted()],
+            storage(&json!({"retentionPolicy": "Retain"})),
+            vec![storage(&json!({"retentionPolicy": "Retain"}))],
+            vec![storage(&json!({"retentionPolicy": "Delete"})), scripted()],
         ),
     ]
 }
 
 fn pods() -> Vec<Row> {
-    let label = |key: &str| pod(json!({"labels": {key: "v"}}));
-    let annotation = |key: &str| pod(json!({"annotations": {key: "v"}}));
+    let label = |key: &str| pod(&json!({"labels": {key: "v"}}));
+    let annotation = |key: &str| pod(&json!({"annotations": {key: "v"}}));
     vec![
         row(
             "spec.pod.labels must not set keys under agentloop.dev/",

@@ -138,15 +138,12 @@ async fn a_real_api_server_judges_every_sample_as_the_local_rules_do() {
     server.done().await;
 }
 
-#[tokio::test]
-async fn a_real_api_server_names_misspelt_fields_and_numbers_out_of_bounds() {
-    let Some(kubeconfig) = clusters::control_plane() else {
-        return;
-    };
-    let server = Server::new(&kubeconfig, "bounds").await;
+/// Objects that no rule but the schema itself refuses, and what the server says to them.
+#[allow(clippy::too_many_lines)] // A table.
+fn refusals() -> Vec<(Value, &'static str)> {
     let spec = |change: Value| with(scripted(), &json!({"spec": change}));
     let model = |change: Value| with(openai(), &json!({"spec": {"model": change}}));
-    let refusals = [
+    vec![
         (
             spec(json!({"guardrails": {"maxCallPerTurn": 3}})),
             "unknown field \"spec.guardrails.maxCallPerTurn\"",
@@ -228,17 +225,26 @@ async fn a_real_api_server_names_misspelt_fields_and_numbers_out_of_bounds() {
             spec(json!({"storage": {"accessMode": "ReadWriteMany"}})),
             "spec.storage.accessMode: Unsupported value",
         ),
-    ];
-    for (object, says) in refusals {
+    ]
+}
+
+#[tokio::test]
+async fn a_real_api_server_names_misspelt_fields_and_numbers_out_of_bounds() {
+    let Some(kubeconfig) = clusters::control_plane() else {
+        return;
+    };
+    let server = Server::new(&kubeconfig, "bounds").await;
+    for (object, says) in refusals() {
         server.refused(object, says).await;
     }
-    let largest = spec(json!({
+    let largest = json!({"spec": {
         "instructions": "é".repeat(32_768),
         "guardrails": {"maxCallsPerTurn": 1000, "maxConsecutiveTurns": 10_000},
         "continuous": {"maxSleepSeconds": 2_592_000},
         "loop": {"maxDelayMilliseconds": 3_600_000, "maxConsecutiveErrors": 1000},
         "pod": {"resources": {"limits": {"memory": "1Gi", "cpu": 2}}},
-    }));
+    }});
+    let largest = with(scripted(), &largest);
     assert!(
         server.create(&largest).await.is_ok(),
         "{:?}",

@@ -133,7 +133,10 @@ fn the_columns_fit_a_terminal_and_read_fields_that_exist() {
     assert_eq!(names(0), ["READY", "STATE", "MODEL", "TURNS", "TOKENS", "AGE"]);
     assert_eq!(names(1), ["REASON", "RESUMES", "POD"]);
     let mut paths = std::collections::BTreeSet::new();
-    Schema::of_agents().walk(&mut |path, _| paths.insert(format!(".{path}")) || true);
+    Schema::of_agents().walk(&mut |path, _| {
+        paths.insert(format!(".{path}"));
+        true
+    });
     for column in columns {
         let path = column["jsonPath"]
             .as_str()
