@@ -6,8 +6,7 @@ cd "$ROOT"
 "$ROOT/hack/packages.sh" build image
 
 say "Building the static binary"
-# An explicit target keeps the flag away from build scripts and proc macros, which cannot be static.
-RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --release --target "$TARGET"
+build_release build
 binary=$CARGO_TARGET_DIR/$TARGET/release/agentloop
 
 rm -rf "$IMAGE_DIR"

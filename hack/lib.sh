@@ -14,3 +14,11 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 # as_root_or_say WHAT: ends with plain words where root is missing.
 as_root_or_say() { [ "$(id -u)" = 0 ] || die "$1 needs root: run it as root (sudo -E make ...)"; }
+
+# build_release build|bench [CARGO_ARGUMENT...]: static, optimised, as it ships.
+build_release() {
+  local profile=(--release)
+  [ "$1" = build ] || profile=()   # `cargo bench` takes the release profile by itself
+  # An explicit target keeps the flag away from build scripts and proc macros, which cannot be static.
+  RUSTFLAGS="-C target-feature=+crt-static" cargo "$1" --locked "${profile[@]}" --target "$TARGET" "${@:2}"
+}

@@ -20,17 +20,20 @@ if ! command -v go >/dev/null; then
 fi
 export CGO_ENABLED=0
 exec 9>"$BIN/.lock"
-flock 9   # two builds at once would do everything twice
 
 # build NAME MODULE_DIR PACKAGE LDFLAGS
 build() {
   local name=$1 dir=$HERE/$2 package=$3 flags=$4 key
   key=$(find "$dir" -type f | sort | xargs cat | cat - <(echo "$package $flags $go") | sha256sum)
-  [ -x "$BIN/$name" ] && [ "$(cat "$BIN/.$name.key" 2>/dev/null)" = "$key" ] && return 0
+  is_built() { [ -x "$BIN/$name" ] && [ "$(cat "$BIN/.$name.key" 2>/dev/null)" = "$key" ]; }
+  is_built && return 0
+  flock 9   # two builds at once would do everything twice
+  is_built && { flock -u 9; return 0; }
   say "Building $name (once; cached in $BIN)"
   (cd "$dir" && go build -trimpath -ldflags "$flags" -o "$BIN/.$name.new" "$package")
   mv "$BIN/.$name.new" "$BIN/$name"
   echo "$key" >"$BIN/.$name.key"
+  flock -u 9
 }
 
 go=$(go env GOVERSION GOARCH | tr '\n' ' ')
