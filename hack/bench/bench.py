@@ -195,6 +195,7 @@ class Bench:
                 self.until_quiet()
             self.step(f"b_burst_{number}", self.burst, number)
         if "c" not in skip:
+            self.until_quiet(quiet=self.profile.get("settle_seconds", 5), cap=300)
             self.step("c_idle", self.idle)
         if "d" not in skip:
             self.step("d_restart", self.restart)
