@@ -25,7 +25,8 @@ fn loops_go_on_while_the_api_server_is_away_and_status_catches_up() {
     let pod = agent.until_pod(None, 60);
     agent.until_condition("Ready", "True", "LoopRunning", 60);
 
-    let away = Stopped::start(&directory().join("pid/apiserver"));
+    let pid = std::fs::read_to_string(directory().join("pid/apiserver")).expect("the API server has a pid file");
+    let away = host::Frozen::start(pid.trim().parse().expect("a pid"));
     let start = now();
     server.until(
         "a call after half a minute without the API server",
@@ -211,24 +212,4 @@ fn longest_gap(moments: &[f64]) -> f64 {
 fn directory() -> PathBuf {
     let kubeconfig = clusters::node().expect("there is a cluster");
     kubeconfig.parent().expect("a file is in a folder").into()
-}
-
-/// A process that stands still; goes on with the end of the value.
-struct Stopped {
-    pid: u32,
-}
-
-impl Stopped {
-    fn start(pid_file: &std::path::Path) -> Self {
-        let text = std::fs::read_to_string(pid_file).expect("the API server has a pid file");
-        let pid = text.trim().parse().expect("a pid");
-        host::signal(pid, "STOP");
-        Self { pid }
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        host::signal(self.pid, "CONT");
-    }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::support::kubectl::Kubectl;
 
 /// The process of a role (`worker`, `gateway`, `controller`) in the pod with this uid.
-pub fn process(pod_uid: &str, role: &str) -> Option<u32> {
+fn process(pod_uid: &str, role: &str) -> Option<u32> {
     let processes = std::fs::read_dir("/proc").expect("/proc can be read");
     processes.flatten().find_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
@@ -37,11 +37,15 @@ pub fn signal(pid: u32, signal: &str) {
     );
 }
 
+/// The process of a role in a pod that runs.
+pub fn pid(pod: &Value, role: &str) -> u32 {
+    let uid = pod["metadata"]["uid"].as_str().expect("a pod has a uid");
+    process(uid, role).unwrap_or_else(|| panic!("no {role} runs in pod {uid}"))
+}
+
 /// SIGKILL to the process of a role in a pod.
 pub fn kill(pod: &Value, role: &str) {
-    let uid = pod["metadata"]["uid"].as_str().expect("a pod has a uid");
-    let pid = process(uid, role).unwrap_or_else(|| panic!("no {role} runs in pod {uid}"));
-    signal(pid, "KILL");
+    signal(pid(pod, role), "KILL");
 }
 
 /// Resident memory of a process in KiB.
@@ -57,6 +61,25 @@ pub fn resident_kib(pid: u32) -> u64 {
         .expect("a number")
 }
 
+/// A process that stands still; goes on with the end of the value.
+pub struct Frozen {
+    pid: u32,
+}
+
+impl Frozen {
+    pub fn start(pid: u32) -> Self {
+        signal(pid, "STOP");
+        Self { pid }
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // It may have been killed meanwhile, by a liveness probe for one.
+        let _ = Command::new("kill").args(["-CONT", &self.pid.to_string()]).status();
+    }
+}
+
 /// A pod without one TCP port of the outside world; ends with its value.
 pub struct CutOff {
     pid: u32,
@@ -66,9 +89,8 @@ pub struct CutOff {
 impl CutOff {
     /// Drops all packets between the pod and that port, inside the pod's own network namespace.
     pub fn start(pod: &Value, port: u16) -> Self {
-        let uid = pod["metadata"]["uid"].as_str().expect("a pod has a uid");
         let cut = Self {
-            pid: process(uid, "gateway").expect("the gateway runs"),
+            pid: pid(pod, "gateway"),
             port,
         };
         cut.rules("-I");

@@ -1,6 +1,6 @@
 //! Upgrade, failover and uninstall of the release touch no running loop.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -57,25 +57,19 @@ fn an_upgrade_of_the_controller_restarts_no_loop() {
 }
 
 #[test]
-fn when_the_leader_dies_the_other_replica_leads_within_half_a_minute() {
+fn when_the_leader_freezes_the_other_replica_leads_within_half_a_minute() {
     let Some(cluster) = alone() else { return };
     let namespace = Namespace::new(&cluster.system, "failover");
     let agent = turning(&namespace);
     let pod = agent.until_pod(None, 60);
     agent.until_turns(3, 60);
+    let deployment = format!("deployment/{RELEASE}");
+    cluster.system.wait(&deployment, "condition=Available", 60);
     let leader = cluster::leader(&cluster.system);
     let watch = cluster.system.watch("pods", &["-l", LEADER]);
-    cluster.system.ok(&[
-        "wait",
-        "deployment",
-        "-l",
-        "app.kubernetes.io/instance=agentloop",
-        "--for=condition=Available",
-        "--timeout=60s",
-    ]);
-    let killed = Instant::now();
-    host::kill(&leader, "controller");
-    let deadline = killed + std::time::Duration::from_secs(30);
+    let frozen = host::Frozen::start(host::pid(&leader, "controller"));
+    let start = Instant::now();
+    let deadline = start + Duration::from_secs(30);
     loop {
         let event = watch.next(deadline).expect("another replica leads within 30 s");
         if event.kind != "DELETED" && event.object["metadata"]["uid"] != leader["metadata"]["uid"] {
@@ -83,9 +77,17 @@ fn when_the_leader_dies_the_other_replica_leads_within_half_a_minute() {
         }
     }
     figure(
-        "leader_killed_to_new_leader",
-        format!("{:.1}", killed.elapsed().as_secs_f64()),
+        "leader_frozen_to_new_leader",
+        format!("{:.1}", start.elapsed().as_secs_f64()),
         "s",
+    );
+    agent.until_turns(turns(&agent) + 10, 60);
+    // The old leader wakes up and believes to lead: it must find out before it does harm.
+    drop(frozen);
+    let new = cluster::leader(&cluster.system);
+    assert_ne!(
+        new["metadata"]["uid"], leader["metadata"]["uid"],
+        "the woken leader leads again"
     );
     agent.until_turns(turns(&agent) + 10, 60);
     assert_eq!(
@@ -94,6 +96,7 @@ fn when_the_leader_dies_the_other_replica_leads_within_half_a_minute() {
         "a failover restarted a loop"
     );
     agent.until_condition("Ready", "True", "LoopRunning", 60);
+    cluster.system.wait(&deployment, "condition=Available", 120);
 }
 
 #[test]

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::agents::{Agent, script, scripted};
-use super::cluster::{self, Namespace, alone, figure};
+use super::agents::{Agent, condition, manifest, script, scripted};
+use super::cluster::{self, AGENTS, Namespace, alone, figure};
 use super::host;
-use crate::support::kubectl::Kubectl;
+use crate::support::{http, kubectl::Kubectl};
 
 /// Writes to the API server so far, by `resource/subresource verb`.
 type Writes = BTreeMap<String, u64>;
@@ -27,8 +27,8 @@ fn writes(kubectl: &Kubectl) -> Writes {
         let (resource, subresource, verb) = (label("resource"), label("subresource"), label("verb"));
         let is_write = ["POST", "PUT", "PATCH", "APPLY", "DELETE"].contains(&verb.as_str());
         let may_be_ours = match resource.as_str() {
-            "agents" | "configmaps" | "serviceaccounts" | "networkpolicies" | "secrets" | "events" => true,
-            "pods" => subresource.is_empty(),
+            "agents" | "events" => true,
+            "configmaps" | "networkpolicies" | "pods" | "secrets" | "serviceaccounts" => subresource.is_empty(),
             // Kubernetes' own controllers bind claims and volumes with PUT.
             "persistentvolumeclaims" => subresource.is_empty() && verb != "PUT",
             _ => false,
@@ -73,41 +73,7 @@ fn an_agent_costs_few_writes_and_a_sleeping_fleet_none() {
     // The first Agent brings what a namespace has once: service account, CA bundle.
     Agent::apply(&namespace, "first", &scripted("plan"), &json!({})).until_state("Sleeping", 90);
 
-    let (before, events) = (writes(kubectl), our_events(kubectl));
-    let created = Instant::now();
-    let watch = kubectl.watch("pods", &["--watch-only"]);
-    let agent = Agent::apply(&namespace, "measured", &scripted("plan"), &json!({}));
-    let deadline = Instant::now() + Duration::from_secs(30);
-    watch.next(deadline).expect("a pod is created");
-    figure(
-        "apply_started_to_pod_object",
-        format!("{:.0}", created.elapsed().as_secs_f64() * 1000.0),
-        "ms",
-    );
-    agent.until_condition("Ready", "True", "LoopRunning", 60);
-    figure(
-        "apply_started_to_running",
-        format!("{:.1}", created.elapsed().as_secs_f64()),
-        "s",
-    );
-    let running = ours(&difference(&before, &writes(kubectl)), our_events(kubectl) - events);
-    agent.until_state("Sleeping", 60);
-    let asleep = ours(&difference(&before, &writes(kubectl)), our_events(kubectl) - events);
-    figure(
-        "api_writes_per_agent_to_running",
-        total(&running),
-        &format!("writes {running:?}"),
-    );
-    figure(
-        "api_writes_per_agent_to_first_sleep",
-        total(&asleep),
-        &format!("writes {asleep:?}"),
-    );
-    assert!(
-        total(&running) - running["events"] <= 4,
-        "pod, claim, two status: {running:?}"
-    );
-
+    one_agent(kubectl);
     let fleet: Vec<_> = (0..18)
         .map(|n| Agent::apply(&namespace, &format!("fleet-{n}"), &scripted("plan"), &json!({})))
         .collect();
@@ -116,6 +82,62 @@ fn an_agent_costs_few_writes_and_a_sleeping_fleet_none() {
     }
     memory(kubectl, &cluster.system);
     rest(kubectl);
+}
+
+/// Creates one Agent and counts what it costs until it runs, and until it sleeps.
+fn one_agent(kubectl: &Kubectl) {
+    let before = (writes(kubectl), our_events(kubectl));
+    let pods = kubectl.watch("pods", &["--watch-only"]);
+    let statuses = kubectl.watch(AGENTS, &["--field-selector", "metadata.name=measured"]);
+    let proxy = kubectl.proxy();
+    let path = format!("/apis/agentloop.dev/v1alpha1/namespaces/{}/agents", kubectl.namespace());
+    let body = manifest("measured", &scripted("plan"), &json!({}));
+    let created = Instant::now();
+    let (status, answer) = http::request(proxy.address(), "POST", &path, "application/json", &body);
+    assert_eq!(status, 201, "{answer}");
+    pods.next(created + Duration::from_secs(30)).expect("a pod is created");
+    figure(
+        "created_to_pod_object_seen",
+        format!("{:.0}", created.elapsed().as_secs_f64() * 1000.0),
+        "ms",
+    );
+
+    let mut patches = 0;
+    for (state, name) in [("Running", "running"), ("Sleeping", "first_sleep")] {
+        loop {
+            let event = statuses
+                .next(created + Duration::from_secs(90))
+                .unwrap_or_else(|| panic!("never {state}"));
+            patches += u64::from(event.kind == "MODIFIED");
+            let is_ready = condition(&event.object, "Ready").is_some_and(|ready| ready["status"] == "True");
+            if is_ready && event.object["status"]["loop"]["state"] == state {
+                break;
+            }
+        }
+        figure(
+            &format!("created_to_{name}_in_status"),
+            format!("{:.1}", created.elapsed().as_secs_f64()),
+            "s",
+        );
+        let mut cost = difference(&before.0, &writes(kubectl));
+        // Of Agents only the status of this one counts, and of Events those of the controller.
+        cost.retain(|key, _| !key.starts_with("agents") && !key.starts_with("events"));
+        cost.insert("its status".into(), patches);
+        figure(
+            &format!("api_writes_per_agent_to_{name}"),
+            total(&cost),
+            &format!("writes {cost:?}"),
+        );
+        figure(
+            &format!("events_per_agent_to_{name}"),
+            our_events(kubectl) - before.1,
+            "Events",
+        );
+        assert!(
+            name != "running" || total(&cost) <= 4,
+            "pod, claim, two status: {cost:?}"
+        );
+    }
 }
 
 /// Nothing is written while nothing changes. The first half minute lets the last reports of the fleet settle.
@@ -144,25 +166,12 @@ fn rest(kubectl: &Kubectl) {
 /// Resident memory of each role.
 fn memory(kubectl: &Kubectl, system: &Kubectl) {
     let pods = kubectl.list("pods", "agentloop.dev/agent=measured");
-    let uid = |pod: &serde_json::Value| pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
     for role in ["worker", "gateway"] {
-        let pid = host::process(&uid(&pods[0]), role).expect("it runs");
+        let pid = host::pid(&pods[0], role);
         figure(&format!("rss_{role}_asleep"), host::resident_kib(pid), "KiB");
     }
-    let pid = host::process(&uid(&cluster::leader(system)), "controller").expect("it runs");
+    let pid = host::pid(&cluster::leader(system), "controller");
     figure("rss_controller_with_20_agents", host::resident_kib(pid), "KiB");
-}
-
-/// The counts of what the controller wrote, events told apart; the user's own `apply` left out.
-fn ours(all: &Writes, events: u64) -> Writes {
-    let mut ours: Writes = all
-        .iter()
-        .filter(|(key, _)| !key.starts_with("events"))
-        .map(|(key, n)| (key.clone(), *n))
-        .collect();
-    ours.remove("agents/ POST");
-    ours.insert("events".into(), events);
-    ours
 }
 
 fn total(writes: &Writes) -> u64 {
