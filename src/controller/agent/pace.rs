@@ -5,6 +5,7 @@
 //! 15 s after the last write.
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::pod_state::PodReason;
 use crate::api::AgentStatus;
@@ -66,6 +67,20 @@ impl Pace {
     }
 }
 
+/// Of a start people wait for the end. No news of its own: that the pod is up while its loop is not, that the model
+/// has answered, and that no node takes the pod, which each pod says until its new volume claim is bound.
+fn is_step_of_a_start(condition: &Condition) -> bool {
+    let pod = [
+        ConditionType::PodReady,
+        ConditionType::Ready,
+        ConditionType::Reconciling,
+    ];
+    let calm = [PodReason::Starting, PodReason::Running, PodReason::Unschedulable];
+    condition.type_ == ConditionType::ModelAvailable.as_ref()
+        || pod.iter().any(|type_| type_.as_ref() == condition.type_)
+            && calm.iter().any(|reason| reason.as_ref() == condition.reason)
+}
+
 /// The part of a status that people wait for.
 fn urgent(status: &AgentStatus) -> AgentStatus {
     let mut status = status.clone();
@@ -81,10 +96,10 @@ fn urgent(status: &AgentStatus) -> AgentStatus {
         .as_ref()
         .is_some_and(|status| status.state == LoopState::Starting)
     {
-        // Of a start people wait for the end: that the pod is up while its loop is not is no news of its own.
-        let calm = [PodReason::Starting.as_ref(), PodReason::Running.as_ref()];
-        status.conditions.retain(|condition| {
-            condition.type_ != ConditionType::PodReady.as_ref() || !calm.contains(&&*condition.reason)
+        status.conditions.retain(|condition| !is_step_of_a_start(condition));
+        let waiting = PodReason::Unschedulable.as_ref();
+        status.summary.iter_mut().for_each(|summary| {
+            summary.reason.take_if(|reason| reason == waiting);
         });
     }
     if let Some(status) = &mut status.r#loop {
@@ -109,6 +124,7 @@ fn urgent(status: &AgentStatus) -> AgentStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::condition;
     use crate::api::status::{PauseReason, Usage};
 
     fn at(second: i64) -> Timestamp {
@@ -177,5 +193,33 @@ mod tests {
             Due::Now,
             "a reason does not wait"
         );
+    }
+
+    #[test]
+    fn the_steps_of_a_start_wait_and_its_end_and_its_troubles_do_not() {
+        let mut pace = Pace::new(at(0));
+        pace.wrote(at(0));
+        let starting = |reason: PodReason| {
+            let set = |type_| condition::condition(type_, false, reason.as_ref(), "", None, at(0));
+            AgentStatus {
+                conditions: [
+                    ConditionType::PodReady,
+                    ConditionType::Ready,
+                    ConditionType::Reconciling,
+                ]
+                .map(set)
+                .into(),
+                summary: Some(Summary {
+                    reason: (reason == PodReason::Unschedulable).then(|| reason.as_ref().into()),
+                    ..Summary::default()
+                }),
+                ..status(LoopState::Starting, 0, Vec::new())
+            }
+        };
+        let old = starting(PodReason::Starting);
+        let claim_unbound = starting(PodReason::Unschedulable);
+        assert_eq!(pace.due(&old, &claim_unbound, at(1)), Due::At(at(15)));
+        assert_eq!(pace.due(&old, &starting(PodReason::ImagePullFailed), at(1)), Due::Now);
+        assert_eq!(pace.due(&claim_unbound, &running(1), at(1)), Due::Now);
     }
 }
