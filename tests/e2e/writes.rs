@@ -88,7 +88,10 @@ fn an_agent_costs_few_writes_and_a_sleeping_fleet_none() {
 fn one_agent(kubectl: &Kubectl) {
     let before = (writes(kubectl), our_events(kubectl));
     let pods = kubectl.watch("pods", &["--watch-only"]);
-    let statuses = kubectl.watch(AGENTS, &["--field-selector", "metadata.name=measured"]);
+    let statuses = kubectl.watch(AGENTS, &[]);
+    statuses
+        .next(Instant::now() + Duration::from_secs(30))
+        .expect("the first Agent: the watch stands");
     let proxy = kubectl.proxy();
     let path = format!("/apis/agentloop.dev/v1alpha1/namespaces/{}/agents", kubectl.namespace());
     let body = manifest("measured", &scripted("plan"), &json!({}));
@@ -108,6 +111,9 @@ fn one_agent(kubectl: &Kubectl) {
             let event = statuses
                 .next(created + Duration::from_secs(90))
                 .unwrap_or_else(|| panic!("never {state}"));
+            if event.object["metadata"]["name"] != "measured" {
+                continue;
+            }
             patches += u64::from(event.kind == "MODIFIED");
             let is_ready = condition(&event.object, "Ready").is_some_and(|ready| ready["status"] == "True");
             if is_ready && event.object["status"]["loop"]["state"] == state {
