@@ -67,7 +67,7 @@ node_up() {
 }
 node_tests() {
   tests "Tests on the node" env AGENTLOOP_REQUIRE_CLUSTERS=1 AGENTLOOP_E2E_KUBECONFIG=$NODE_RUN/admin.kubeconfig \
-    AGENTLOOP_E2E_IMAGE="$IMAGE" cargo test --locked --test it -- "$filter" --show-output --test-threads=4
+    AGENTLOOP_E2E_IMAGE="$IMAGE" cargo test --locked --test it -- "$filter" --show-output --test-threads=8
 }
 soak() {
   local end=$((SECONDS + ${MINUTES:-60} * 60)) round=0
