@@ -47,9 +47,16 @@ stop_containers() {
   done
   sleep 0.3
   unmount
-  for file in $namespaces; do ip netns delete "${file#netns/}" 2>/dev/null; done
+  for file in $namespaces; do delete_namespace "/run/$file"; done
   for file in $containers; do rm -f /var/lib/cni/results/*-"$file"-*; done
   [ "$cgroups" = 0 ] || remove_cgroups
+}
+
+# Where /run/netns was mounted over itself meanwhile, `ip netns delete` cannot see the mount beneath.
+delete_namespace() {
+  ip netns delete "${1##*/}" 2>/dev/null && return
+  umount -l "$1" 2>/dev/null
+  rm -f "$1" 2>/dev/null
 }
 
 # Deepest first; three passes, since mounts hide each other.
