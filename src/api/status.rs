@@ -244,6 +244,18 @@ pub struct ModelUsage {
     pub reasoning_tokens: i64,
 }
 
+/// Sums by kind; the model's name stays.
+impl std::ops::AddAssign<&Self> for ModelUsage {
+    fn add_assign(&mut self, more: &Self) {
+        self.calls += more.calls;
+        self.unknown_calls += more.unknown_calls;
+        self.input_tokens += more.input_tokens;
+        self.output_tokens += more.output_tokens;
+        self.cache_read_tokens += more.cache_read_tokens;
+        self.reasoning_tokens += more.reasoning_tokens;
+    }
+}
+
 /// Texts for columns.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]

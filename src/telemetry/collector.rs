@@ -201,21 +201,12 @@ fn by_model(usage: &Usage, spec_model: &str) -> Vec<ModelUsage> {
     };
     if rest.calls > 0 {
         match models.iter_mut().find(|used| used.model == OTHER_MODELS) {
-            Some(named) => add(named, &rest),
+            // A model that is really called so: one series, not two with the same labels.
+            Some(named) => *named += &rest,
             None => models.push(rest),
         }
     }
     models
-}
-
-/// Adds the rest to a model that is really called `other`: one series, not two with the same labels.
-fn add(to: &mut ModelUsage, rest: &ModelUsage) {
-    to.calls += rest.calls;
-    to.unknown_calls += rest.unknown_calls;
-    to.input_tokens += rest.input_tokens;
-    to.output_tokens += rest.output_tokens;
-    to.cache_read_tokens += rest.cache_read_tokens;
-    to.reasoning_tokens += rest.reasoning_tokens;
 }
 
 /// Prometheus has only floating-point numbers; they are exact up to 2^53.

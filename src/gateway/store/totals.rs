@@ -47,11 +47,11 @@ impl Totals {
             cache_read_tokens: known.cache_read_tokens,
             reasoning_tokens: known.reasoning_tokens,
         };
-        add(&mut self.all, &all);
+        self.all += &all;
         write(change, &self.all)?;
         for model in known.by_model.iter().filter(|model| model.model != ALL) {
             let total = self.of(&model.model);
-            add(total, model);
+            *total += model;
             write(change, total)?;
         }
         set_meta(change, BASE, "1")?;
@@ -76,10 +76,10 @@ impl Totals {
                 one.reasoning_tokens = tokens.reasoning;
             }
         }
-        add(&mut self.all, &one);
+        self.all += &one;
         write(change, &self.all)?;
         let total = self.of(model);
-        add(total, &one);
+        *total += &one;
         write(change, total)
     }
 
@@ -114,15 +114,6 @@ impl Totals {
             });
         &mut self.models[place]
     }
-}
-
-fn add(total: &mut ModelUsage, more: &ModelUsage) {
-    total.calls += more.calls;
-    total.unknown_calls += more.unknown_calls;
-    total.input_tokens += more.input_tokens;
-    total.output_tokens += more.output_tokens;
-    total.cache_read_tokens += more.cache_read_tokens;
-    total.reasoning_tokens += more.reasoning_tokens;
 }
 
 fn write(change: &Transaction<'_>, total: &ModelUsage) -> rusqlite::Result<()> {
