@@ -3,8 +3,8 @@
 //! One static binary, several roles. Rooms, from the inside out; dependencies point inwards only:
 //!
 //! - [`api`]: the custom resources. Imports nothing of ours.
-//! - [`engine`], [`scripted`]: pure rules. Import `api`.
-//! - [`link`]: where controller, gateway and worker meet. Imports `api`.
+//! - [`engine`], [`ledger`], [`scripted`]: pure rules. Import `api`.
+//! - [`link`]: where controller, gateway and worker meet. Imports `api` and `ledger`.
 //! - [`telemetry`]: logs, metrics, probes. Imports `api`.
 //! - [`controller`], [`gateway`], [`worker`]: the three roles. Never import each other.
 //! - [`cli`]: wires a role to the world.
@@ -14,6 +14,7 @@ pub mod cli;
 pub mod controller;
 pub mod engine;
 pub mod gateway;
+pub mod ledger;
 pub mod link;
 pub mod scripted;
 pub mod telemetry;

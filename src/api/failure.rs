@@ -45,9 +45,54 @@ pub enum FailureKind {
     Interrupted,
     /// The gateway's own record could not be written, so it made no call.
     RecordFailed,
+    /// An AgentBudget has no room for the call; none was made. Goes on at `resumesAt`, or when room is added.
+    BudgetExhausted,
+    /// `guardrails.tokensPerHour` has no room for the call; none was made.
+    TokensPerHour,
+    /// `guardrails.total.tokens` has no room for the call; none was made. Only a raised limit helps.
+    TotalTokens,
+    /// `guardrails.total.costUSD` has no room for the call; none was made. Only a raised limit helps.
+    TotalCost,
+    /// The call's worst case is more than a whole limit: it can never be made. A person must act.
+    CallExceedsLimit,
+    /// A budget is spent and a person has been asked for more; none was made.
+    BudgetAsk,
+    /// What limits this Agent is not known, or cannot be used: a budget is missing or required, a price is unknown.
+    BudgetUnavailable,
+    /// The server billed more than a call can cost by the stated bound. No more calls until `agentloop.dev/resume`.
+    BoundViolated,
+    /// Seen from outside the loop repeats itself or burns far above its budget's pace, and the Agent asked to be paused.
+    LoopDetected,
 }
 
 impl FailureKind {
+    /// Whether no call was made because of a limit on what the Agent may spend.
+    #[must_use]
+    pub fn is_of_a_budget(self) -> bool {
+        match self {
+            Self::BudgetExhausted
+            | Self::TokensPerHour
+            | Self::TotalTokens
+            | Self::TotalCost
+            | Self::CallExceedsLimit
+            | Self::BudgetAsk
+            | Self::BudgetUnavailable
+            | Self::BoundViolated
+            | Self::LoopDetected => true,
+            Self::Unreachable
+            | Self::Timeout
+            | Self::RateLimited
+            | Self::QuotaExceeded
+            | Self::AuthenticationFailed
+            | Self::BadResponse
+            | Self::Cancelled
+            | Self::LinkLost
+            | Self::Fenced
+            | Self::Interrupted
+            | Self::RecordFailed => false,
+        }
+    }
+
     /// Whether another attempt at the same call may help.
     #[must_use]
     pub fn is_retryable(self) -> bool {
@@ -70,4 +115,7 @@ pub struct Failure {
     /// How long the server asked to wait, in milliseconds; clamped to 15 minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_milliseconds: Option<u64>,
+    /// Of a spent budget: when there is room for the call by itself. Absent: never, or not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumes_at: Option<jiff::Timestamp>,
 }

@@ -4,16 +4,20 @@
 //! Holds no behaviour beyond what a type needs to be valid, does no I/O, and imports no other room.
 
 pub mod agent;
+pub mod amount;
 mod bounds;
+pub mod budget;
 pub mod condition;
 pub mod crd;
 pub mod failure;
 mod model;
 mod pod;
+pub mod price;
 pub mod reference;
 pub mod status;
 
 pub use agent::{Agent, AgentSpec};
+pub use budget::{AgentBudget, AgentBudgetSpec};
 pub use status::AgentStatus;
 
 /// The API group of every resource here.

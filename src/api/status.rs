@@ -107,6 +107,25 @@ pub enum PauseReason {
     CrashLoop,
     /// No contact with the controller for 60 s; cleared when the link is back.
     LinkLost,
+    /// An AgentBudget has no room for the next call; cleared when it has: its window, a top-up, a raised limit.
+    BudgetExhausted,
+    /// `guardrails.tokensPerHour` has no room for the next call; cleared when it has.
+    TokensPerHour,
+    /// `guardrails.total.tokens` has no room for the next call; cleared when the limit is raised.
+    TotalTokens,
+    /// `guardrails.total.costUSD` has no room for the next call; cleared when the limit is raised.
+    TotalCost,
+    /// The next call can cost more than a whole limit; cleared when the limit is raised.
+    CallExceedsLimit,
+    /// A spent budget has asked a person for more; cleared by the answer, or when the window has room.
+    BudgetAsk,
+    /// What limits the Agent is not known or cannot be used; cleared when it can.
+    BudgetUnavailable,
+    /// The server billed more than the stated bound of a call; cleared by the request `agentloop.dev/resume`.
+    BoundViolated,
+    /// Seen from outside the loop repeats itself or burns far above its budget's pace; cleared by
+    /// `agentloop.dev/resume`.
+    LoopDetected,
 }
 
 /// How a loop ended for good.

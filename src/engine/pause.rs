@@ -53,7 +53,16 @@ impl Engine {
             PauseReason::MaxConsecutiveTurns
             | PauseReason::ProviderRateLimit
             | PauseReason::LinkLost
-            | PauseReason::SuspendedBySpec => {}
+            | PauseReason::SuspendedBySpec
+            | PauseReason::BudgetExhausted
+            | PauseReason::TokensPerHour
+            | PauseReason::TotalTokens
+            | PauseReason::TotalCost
+            | PauseReason::CallExceedsLimit
+            | PauseReason::BudgetAsk
+            | PauseReason::BudgetUnavailable
+            | PauseReason::BoundViolated
+            | PauseReason::LoopDetected => {}
         }
         for guardrail in guardrails::ALL {
             guardrail.cleared(reason, &mut self.state.counters);
@@ -147,7 +156,18 @@ impl Engine {
             PauseReason::MaxConsecutiveTurns => self.settings.max_sleep,
             PauseReason::ProviderRateLimit => retry::LONGEST_RETRY_AFTER,
             PauseReason::LinkLost => retry::LINK_PROBE,
-            PauseReason::ConsecutiveErrors | PauseReason::CrashLoop | PauseReason::SuspendedBySpec => LONGEST_COOLDOWN,
+            PauseReason::ConsecutiveErrors
+            | PauseReason::CrashLoop
+            | PauseReason::SuspendedBySpec
+            | PauseReason::BudgetExhausted
+            | PauseReason::TokensPerHour
+            | PauseReason::TotalTokens
+            | PauseReason::TotalCost
+            | PauseReason::CallExceedsLimit
+            | PauseReason::BudgetAsk
+            | PauseReason::BudgetUnavailable
+            | PauseReason::BoundViolated
+            | PauseReason::LoopDetected => LONGEST_COOLDOWN,
         }
     }
 }

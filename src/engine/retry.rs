@@ -37,7 +37,16 @@ pub fn next(failure: &Failure, call: CallId, failures: u32, now: Timestamp) -> N
         | FailureKind::AuthenticationFailed
         | FailureKind::BadResponse
         | FailureKind::RecordFailed
-        | FailureKind::Fenced => Next::GiveUp,
+        | FailureKind::Fenced
+        | FailureKind::BudgetExhausted
+        | FailureKind::TokensPerHour
+        | FailureKind::TotalTokens
+        | FailureKind::TotalCost
+        | FailureKind::CallExceedsLimit
+        | FailureKind::BudgetAsk
+        | FailureKind::BudgetUnavailable
+        | FailureKind::BoundViolated
+        | FailureKind::LoopDetected => Next::GiveUp,
         FailureKind::Unreachable
         | FailureKind::Timeout
         | FailureKind::RateLimited

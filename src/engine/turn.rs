@@ -343,5 +343,6 @@ fn failure(message: String) -> Failure {
         kind: FailureKind::BadResponse,
         message,
         retry_after_milliseconds: None,
+        resumes_at: None,
     }
 }

@@ -234,12 +234,21 @@ fn speaks_of_the_model(kind: FailureKind) -> bool {
         | FailureKind::RateLimited
         | FailureKind::QuotaExceeded
         | FailureKind::AuthenticationFailed
-        | FailureKind::BadResponse => true,
+        | FailureKind::BadResponse
+        | FailureKind::BoundViolated => true,
         FailureKind::Cancelled
         | FailureKind::LinkLost
         | FailureKind::Fenced
         | FailureKind::Interrupted
-        | FailureKind::RecordFailed => false,
+        | FailureKind::RecordFailed
+        | FailureKind::BudgetExhausted
+        | FailureKind::TokensPerHour
+        | FailureKind::TotalTokens
+        | FailureKind::TotalCost
+        | FailureKind::CallExceedsLimit
+        | FailureKind::BudgetAsk
+        | FailureKind::BudgetUnavailable
+        | FailureKind::LoopDetected => false,
     }
 }
 

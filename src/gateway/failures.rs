@@ -27,6 +27,7 @@ pub fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
         kind,
         message: message.into(),
         retry_after_milliseconds: None,
+        resumes_at: None,
     }
 }
 
@@ -68,6 +69,7 @@ pub fn of_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Time
         kind,
         message: format!("the model server answered {}: {advice}", words(status)),
         retry_after_milliseconds: retry_after(headers, now),
+        resumes_at: None,
     }
 }
 

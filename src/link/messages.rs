@@ -2,15 +2,19 @@
 //!
 //! Routes, all under the controller's link Service, all with `Authorization: Bearer <projected token>`:
 //! `POST /v1/attach` [`Attach`] → [`Attached`]; `POST /v1/report` [`Report`] → 204;
+//! `POST /v1/lease` [`LeaseRequest`] → [`LeaseAnswer`];
 //! `GET /v1/directives?epoch=N` → server-sent events: `directives` with [`Directives`] (at once, then on each change)
 //! and an empty `heartbeat` every 10 s. Errors carry a [`Refusal`].
 
 use serde::{Deserialize, Serialize};
 
 use crate::api::{
-    failure::FailureKind,
+    amount::{Amount, LimitAmounts},
+    failure::{Failure, FailureKind},
+    price::Price,
     status::{HandledRequests, LastError, LoopState, Outcome, PauseReason, Usage, Wake},
 };
+use crate::ledger::account::{Ask, Refused, Statement};
 
 /// Version of this protocol.
 pub const PROTOCOL: u32 = 1;
@@ -65,6 +69,124 @@ pub struct Directives {
     /// Value of the annotation `agentloop.dev/resume`: end a cool-down, once per value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<String>,
+    /// What limits the calls. `None`: not decided yet, so no call is made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<BudgetTerms>,
+}
+
+/// What limits an Agent's calls. A call needs room in every account, and counts in all of them.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct BudgetTerms {
+    /// The accounts that apply; none: nothing limits the calls.
+    pub accounts: Vec<AccountTerms>,
+    /// What `spec.model` costs; `None`: not known, so no cost is counted and no limit of cost can be kept.
+    pub price: Option<Price>,
+    /// An answer is clipped to what is left, but not below so many tokens.
+    pub min_output_tokens: u32,
+    /// Why no call may be made at all: `BudgetUnavailable`, `LoopDetected`.
+    pub blocked: Option<Failure>,
+    /// The call in flight is cut too: a budget with `onExhausted: Stop` is spent.
+    pub cut: bool,
+}
+
+/// One account that applies to an Agent.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct AccountTerms {
+    /// Its id: the uid of a budget, or `<uid of the Agent>/tokensPerHour`, `<uid of the Agent>/total`.
+    pub account: String,
+    /// Whose limit it is, for messages.
+    pub limit: LimitName,
+    /// Limits of the window at hand, top-ups included.
+    pub limits: LimitAmounts,
+    /// Limits of this Agent alone.
+    #[serde(default)]
+    pub per_agent: LimitAmounts,
+    /// Gateways give back at once what no call in flight needs, and ask for single calls.
+    #[serde(default)]
+    pub recall: bool,
+    /// Spent, and a person is needed: `BudgetAsk` (a gate is open) or `BudgetExhausted` (`onExhausted: Stop`). No call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<Failure>,
+    /// Changes whenever a refused call may have become possible: a raised limit, a top-up, a returned lease. Who waits
+    /// for room tries again then.
+    pub revision: i64,
+}
+
+/// Whose limit an account is.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub enum LimitName {
+    /// An AgentBudget, as `name` or, from another namespace, `namespace/name`.
+    Budget(String),
+    /// `guardrails.tokensPerHour`.
+    TokensPerHour,
+    /// `guardrails.total`.
+    Total,
+}
+
+/// A gateway says what became of its leases, and asks for more. Totals: repeats do no harm.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LeaseRequest {
+    /// Epoch of the pod.
+    pub epoch: i64,
+    /// Name of the gateway's record: made once with it, 32 hexadecimal digits.
+    pub record: String,
+    /// Every account that it holds leases of or asks for.
+    pub accounts: Vec<AccountRequest>,
+}
+
+/// What a gateway says and asks of one account.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AccountRequest {
+    /// Which.
+    pub account: String,
+    /// Of every lease that it knows.
+    pub statements: Vec<Statement>,
+    /// What it needs for its next call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ask: Option<Ask>,
+}
+
+/// The leader's answer, given once all that it grants is written.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LeaseAnswer {
+    /// One for each account of the request.
+    pub accounts: Vec<AccountAnswer>,
+}
+
+/// The leader's word about one account.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AccountAnswer {
+    /// Which.
+    pub account: String,
+    /// Number of the record that it speaks from; a gateway that has heard of a newer one ignores the rest.
+    pub epoch: i64,
+    /// Every lease of this gateway's record, whether it asked for it or not.
+    pub leases: Vec<LeaseGrant>,
+    /// Leases of the request that the leader knows nothing of (any more): all about them is accounted for.
+    pub forgotten: Vec<i64>,
+    /// Why it gets no more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<Refused>,
+}
+
+/// What is granted of one lease.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaseGrant {
+    /// Its number.
+    pub lease: i64,
+    /// Total granted.
+    pub granted: Amount,
+    /// Milliseconds, from when the request was sent, for which it may be used for new calls. `None`: not limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub valid_milliseconds: Option<u64>,
 }
 
 /// What a gateway says of its pod: on every change, and every [`REPORT_SECONDS`].

@@ -358,5 +358,6 @@ fn broken() -> Failure {
         kind: FailureKind::BadResponse,
         message: "the worker failed while it read the answer; this is a bug in agentloop".into(),
         retry_after_milliseconds: None,
+        resumes_at: None,
     }
 }

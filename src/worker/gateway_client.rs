@@ -297,6 +297,7 @@ fn failure_of(json: &[u8]) -> Failure {
         message: "the gateway said that the call failed, but not how: worker and gateway are of different versions"
             .into(),
         retry_after_milliseconds: None,
+        resumes_at: None,
     })
 }
 
@@ -308,6 +309,7 @@ fn unexpected(status: StatusCode) -> Failure {
             status.as_u16()
         ),
         retry_after_milliseconds: None,
+        resumes_at: None,
     }
 }
 

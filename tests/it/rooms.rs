@@ -9,17 +9,19 @@ use std::path::{Path, PathBuf};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("api", &[]),
     ("engine", &["api"]),
+    ("ledger", &["api"]),
     ("scripted", &["api"]),
-    ("link", &["api"]),
+    ("link", &["api", "ledger"]),
     ("telemetry", &["api"]),
     ("worker", &["api", "engine", "link", "telemetry"]),
-    ("gateway", &["api", "engine", "link", "scripted", "telemetry"]),
-    ("controller", &["api", "link", "scripted", "telemetry"]),
+    ("gateway", &["api", "engine", "ledger", "link", "scripted", "telemetry"]),
+    ("controller", &["api", "ledger", "link", "scripted", "telemetry"]),
     (
         "cli",
         &[
             "api",
             "engine",
+            "ledger",
             "scripted",
             "link",
             "telemetry",

@@ -316,13 +316,22 @@ fn says_of_model(kind: FailureKind) -> bool {
         | FailureKind::Timeout
         | FailureKind::QuotaExceeded
         | FailureKind::AuthenticationFailed
-        | FailureKind::BadResponse => true,
+        | FailureKind::BadResponse
+        | FailureKind::BoundViolated => true,
         FailureKind::RateLimited
         | FailureKind::Cancelled
         | FailureKind::LinkLost
         | FailureKind::Fenced
         | FailureKind::Interrupted
-        | FailureKind::RecordFailed => false,
+        | FailureKind::RecordFailed
+        | FailureKind::BudgetExhausted
+        | FailureKind::TokensPerHour
+        | FailureKind::TotalTokens
+        | FailureKind::TotalCost
+        | FailureKind::CallExceedsLimit
+        | FailureKind::BudgetAsk
+        | FailureKind::BudgetUnavailable
+        | FailureKind::LoopDetected => false,
     }
 }
 

@@ -125,5 +125,6 @@ pub(super) fn directives(agent: &Agent, status: &AgentStatus) -> Directives {
         suspend: agent.spec.suspend,
         wake: open.wake,
         resume: open.resume,
+        budget: None,
     }
 }

@@ -58,6 +58,7 @@ fn failure(kind: FailureKind) -> Failure {
         kind,
         message: "what to do".into(),
         retry_after_milliseconds: None,
+        resumes_at: None,
     }
 }
 
@@ -200,7 +201,17 @@ impl Driver {
                 }
                 PauseReason::LinkLost => matches!(input, Input::LinkBack | Input::Started { .. }),
                 PauseReason::SuspendedBySpec => matches!(input, Input::Started { .. }),
-                PauseReason::MaxConsecutiveTurns | PauseReason::ProviderRateLimit => false,
+                PauseReason::MaxConsecutiveTurns
+                | PauseReason::ProviderRateLimit
+                | PauseReason::BudgetExhausted
+                | PauseReason::TokensPerHour
+                | PauseReason::TotalTokens
+                | PauseReason::TotalCost
+                | PauseReason::CallExceedsLimit
+                | PauseReason::BudgetAsk
+                | PauseReason::BudgetUnavailable
+                | PauseReason::BoundViolated
+                | PauseReason::LoopDetected => false,
             };
             assert!(by_time || by_input, "{:?} cleared by {input:?}", held.reason);
         }

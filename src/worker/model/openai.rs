@@ -141,6 +141,7 @@ pub(crate) fn bad(message: &str) -> Failure {
         kind: FailureKind::BadResponse,
         message: format!("{message}: check that model.baseURL is an OpenAI chat-completions server"),
         retry_after_milliseconds: None,
+        resumes_at: None,
     }
 }
 

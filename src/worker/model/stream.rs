@@ -52,6 +52,7 @@ impl Aggregate {
                 kind: FailureKind::Unreachable,
                 message: "the stream ended in the middle of the answer".into(),
                 retry_after_milliseconds: None,
+                resumes_at: None,
             });
         }
         let calls = self.calls.into_values().collect();

@@ -14,6 +14,7 @@ fn failure(kind: FailureKind) -> Reply {
         kind,
         message: "what to do".into(),
         retry_after_milliseconds: None,
+        resumes_at: None,
     })
 }
 

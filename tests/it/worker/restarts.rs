@@ -172,6 +172,7 @@ fn reply(call: CallId) -> Input {
                     kind: FailureKind::Unreachable,
                     message: "gone".into(),
                     retry_after_milliseconds: Some(2_000),
+                    resumes_at: None,
                 },
             };
         }

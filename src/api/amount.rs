@@ -1,0 +1,217 @@
+//! Amounts of what budgets limit: tokens, input, output, calls and money, each exact in 64 bits.
+//!
+//! Nothing here saturates: sums that do not fit are `None`, and who asked must refuse.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter, IntoEnumIterator};
+
+/// What can be limited.
+#[derive(
+    Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, AsRefStr, EnumIter, strum::Display,
+)]
+#[serde(rename_all = "camelCase")]
+#[strum(serialize_all = "camelCase")]
+pub enum Kind {
+    /// Uncached input, cache writes and output together (C37).
+    Tokens,
+    /// All input, cache reads and writes included.
+    InputTokens,
+    /// All output, reasoning included.
+    OutputTokens,
+    /// Requests sent, each attempt for itself.
+    Calls,
+    /// Money, in millionths of a US dollar.
+    #[serde(rename = "costMicroUSD")]
+    #[strum(serialize = "costMicroUSD")]
+    Cost,
+}
+
+/// An amount of each kind, never negative. Kinds that are zero are left out of JSON.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Amount {
+    /// Uncached input, cache writes and output together.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "is_zero")]
+    pub tokens: i64,
+    /// All input tokens, cache reads and writes included.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "is_zero")]
+    pub input_tokens: i64,
+    /// All output tokens, reasoning included.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "is_zero")]
+    pub output_tokens: i64,
+    /// Requests sent.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "is_zero")]
+    pub calls: i64,
+    /// Money, in millionths of a US dollar.
+    #[schemars(range(min = 0))]
+    #[serde(rename = "costMicroUSD", skip_serializing_if = "is_zero")]
+    pub cost: i64,
+}
+
+/// Limits by kind; a kind that is absent is not limited. Zero blocks everything.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LimitAmounts {
+    /// Uncached input, cache writes and output together.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<i64>,
+    /// All input tokens, cache reads and writes included.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_tokens: Option<i64>,
+    /// All output tokens, reasoning included.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<i64>,
+    /// Requests sent.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calls: Option<i64>,
+    /// Money, in millionths of a US dollar.
+    #[schemars(range(min = 0))]
+    #[serde(rename = "costMicroUSD", skip_serializing_if = "Option::is_none")]
+    pub cost: Option<i64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_zero(value: &i64) -> bool {
+    *value == 0
+}
+
+impl Amount {
+    /// Nothing.
+    pub const ZERO: Self = Self {
+        tokens: 0,
+        input_tokens: 0,
+        output_tokens: 0,
+        calls: 0,
+        cost: 0,
+    };
+
+    /// The amount of one kind.
+    #[must_use]
+    pub fn get(&self, kind: Kind) -> i64 {
+        match kind {
+            Kind::Tokens => self.tokens,
+            Kind::InputTokens => self.input_tokens,
+            Kind::OutputTokens => self.output_tokens,
+            Kind::Calls => self.calls,
+            Kind::Cost => self.cost,
+        }
+    }
+
+    /// Each kind from a function.
+    #[must_use]
+    pub fn each(mut of: impl FnMut(Kind) -> i64) -> Self {
+        Self {
+            tokens: of(Kind::Tokens),
+            input_tokens: of(Kind::InputTokens),
+            output_tokens: of(Kind::OutputTokens),
+            calls: of(Kind::Calls),
+            cost: of(Kind::Cost),
+        }
+    }
+
+    /// The sum; `None` when a kind does not fit into 64 bits.
+    #[must_use]
+    pub fn checked_add(&self, more: &Self) -> Option<Self> {
+        Some(Self {
+            tokens: self.tokens.checked_add(more.tokens)?,
+            input_tokens: self.input_tokens.checked_add(more.input_tokens)?,
+            output_tokens: self.output_tokens.checked_add(more.output_tokens)?,
+            calls: self.calls.checked_add(more.calls)?,
+            cost: self.cost.checked_add(more.cost)?,
+        })
+    }
+
+    /// What is left of each kind after `less`; zero where `less` is more.
+    #[must_use]
+    pub fn without(&self, less: &Self) -> Self {
+        Self::each(|kind| (self.get(kind).max(less.get(kind))) - less.get(kind))
+    }
+
+    /// The greater of each kind.
+    #[must_use]
+    pub fn max(&self, other: &Self) -> Self {
+        Self::each(|kind| self.get(kind).max(other.get(kind)))
+    }
+
+    /// The smaller of each kind.
+    #[must_use]
+    pub fn min(&self, other: &Self) -> Self {
+        Self::each(|kind| self.get(kind).min(other.get(kind)))
+    }
+
+    /// Whether every kind is zero.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        *self == Self::ZERO
+    }
+
+    /// Whether `other` is at most this in every kind.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        Kind::iter().all(|kind| other.get(kind) <= self.get(kind))
+    }
+
+    /// The kinds that `limits` limits; zero for the others.
+    #[must_use]
+    pub fn limited_by(&self, limits: &LimitAmounts) -> Self {
+        Self::each(|kind| limits.get(kind).map_or(0, |_| self.get(kind)))
+    }
+}
+
+impl LimitAmounts {
+    /// The limit of one kind.
+    #[must_use]
+    pub fn get(&self, kind: Kind) -> Option<i64> {
+        match kind {
+            Kind::Tokens => self.tokens,
+            Kind::InputTokens => self.input_tokens,
+            Kind::OutputTokens => self.output_tokens,
+            Kind::Calls => self.calls,
+            Kind::Cost => self.cost,
+        }
+    }
+
+    /// The kinds that are limited.
+    pub fn kinds(&self) -> impl Iterator<Item = Kind> {
+        let limits = *self;
+        Kind::iter().filter(move |kind| limits.get(*kind).is_some())
+    }
+
+    /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// These limits with `more` of each limited kind; `None` when a sum does not fit.
+    #[must_use]
+    pub fn checked_add(&self, more: &Amount) -> Option<Self> {
+        let add = |kind| match self.get(kind) {
+            Some(limit) => limit.checked_add(more.get(kind)).map(Some),
+            None => Some(None),
+        };
+        Some(Self {
+            tokens: add(Kind::Tokens)?,
+            input_tokens: add(Kind::InputTokens)?,
+            output_tokens: add(Kind::OutputTokens)?,
+            calls: add(Kind::Calls)?,
+            cost: add(Kind::Cost)?,
+        })
+    }
+
+    /// The first kind of which `amount` has more than the limit.
+    #[must_use]
+    pub fn exceeded_by(&self, amount: &Amount) -> Option<Kind> {
+        self.kinds()
+            .find(|kind| self.get(*kind).is_some_and(|limit| amount.get(*kind) > limit))
+    }
+}

@@ -1,0 +1,1 @@
+//! What tokens cost, in whole millionths of a US dollar.

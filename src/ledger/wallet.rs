@@ -1,0 +1,341 @@
+//! What a gateway holds: leases of every account that its Agent draws on, and reservations of the calls in flight.
+//!
+//! Order, for whoever drives this: a change of `spent`, `returned` or of the open reservations is on the gateway's
+//! disk ([`Wallet::rows`], and the reservation with its call) **before** it is acted on or said. `granted` need not
+//! be: the leader says it again. So work on a clone, commit, then put the clone in its place.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::account::{Ask, Granted, LeaseId, Statement};
+use crate::api::amount::{Amount, Kind, LimitAmounts};
+
+/// Identity of an account: the uid of a budget, or of an Agent with the name of its own limit.
+pub type AccountId = String;
+
+/// What a gateway knows of one account.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Purse {
+    /// Of the newest record that the leader spoke from; what an older one says is a deposed leader's word.
+    epoch: i64,
+    leases: BTreeMap<LeaseId, Held>,
+}
+
+/// One lease as its gateway knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Held {
+    granted: Amount,
+    spent: Amount,
+    returned: Amount,
+    open: Amount,
+    /// Calls open on it.
+    calls: u32,
+    /// Use for new calls ends at this moment of the boot-time clock, in milliseconds. `None`: not by time.
+    until: Option<u64>,
+    /// Nothing more is spent from it; kept until the leader knows its last numbers.
+    closed: bool,
+}
+
+impl Held {
+    fn available(&self) -> Amount {
+        [self.spent, self.returned, self.open]
+            .iter()
+            .try_fold(Amount::ZERO, |sum, part| sum.checked_add(part))
+            .map_or(Amount::ZERO, |gone| self.granted.without(&gone))
+    }
+
+    fn usable(&self, now: u64) -> bool {
+        !self.closed && self.until.is_none_or(|until| now < until)
+    }
+}
+
+/// One lease on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Its account.
+    pub account: AccountId,
+    /// Its number.
+    pub lease: LeaseId,
+    /// Settled.
+    pub spent: Amount,
+    /// Given back.
+    pub returned: Amount,
+    /// Never used again.
+    pub closed: bool,
+}
+
+/// What one call holds until it is settled: the same amount of every lease.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reservation {
+    /// How much.
+    pub amount: Amount,
+    /// Of which leases, by account.
+    pub leases: Vec<(AccountId, LeaseId)>,
+}
+
+/// An account that applies, and the kinds that it limits, per Agent or in all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draw<'a> {
+    /// Which.
+    pub account: &'a str,
+    /// Its limits; only the kinds matter here.
+    pub limits: LimitAmounts,
+}
+
+/// Everything that a gateway holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Wallet {
+    purses: BTreeMap<AccountId, Purse>,
+}
+
+impl Wallet {
+    /// From disk. Nothing can be spent until the leader has said what is granted.
+    #[must_use]
+    pub fn restore(epochs: impl IntoIterator<Item = (AccountId, i64)>, rows: impl IntoIterator<Item = Row>) -> Self {
+        let mut wallet = Self::default();
+        for (account, epoch) in epochs {
+            wallet.purses.entry(account).or_default().epoch = epoch;
+        }
+        for row in rows {
+            let held = Held {
+                spent: row.spent,
+                returned: row.returned,
+                closed: row.closed,
+                ..Held::default()
+            };
+            wallet
+                .purses
+                .entry(row.account)
+                .or_default()
+                .leases
+                .insert(row.lease, held);
+        }
+        wallet
+    }
+
+    /// As it is on disk.
+    pub fn rows(&self) -> impl Iterator<Item = Row> {
+        self.purses.iter().flat_map(|(account, purse)| {
+            purse.leases.iter().map(|(lease, held)| Row {
+                account: account.clone(),
+                lease: *lease,
+                spent: held.spent,
+                returned: held.returned,
+                closed: held.closed,
+            })
+        })
+    }
+
+    /// Reserves `amount` in every account; all of them or none. The accounts that have too little, when some have.
+    pub fn reserve(
+        &mut self,
+        draws: &[Draw<'_>],
+        amount: &Amount,
+        now: u64,
+    ) -> Result<Reservation, BTreeSet<AccountId>> {
+        let mut leases = Vec::new();
+        let mut short = BTreeSet::new();
+        for draw in draws {
+            let needed = amount.limited_by(&draw.limits);
+            let found = self
+                .purses
+                .get(draw.account)
+                .into_iter()
+                .flat_map(|purse| purse.leases.iter().rev())
+                .find(|(_, held)| held.usable(now) && held.available().covers(&needed));
+            match found {
+                Some((lease, _)) => leases.push((draw.account.to_owned(), *lease)),
+                None => {
+                    short.insert(draw.account.to_owned());
+                }
+            }
+        }
+        if !short.is_empty() {
+            return Err(short);
+        }
+        for (account, lease) in &leases {
+            if let Some(held) = self.held_mut(account, *lease) {
+                held.open = held.open.checked_add(amount).ok_or_else(BTreeSet::new)?;
+                held.calls = held.calls.saturating_add(1);
+            }
+        }
+        Ok(Reservation {
+            amount: *amount,
+            leases,
+        })
+    }
+
+    /// A call of a gateway that ended is open again, as its record says.
+    pub fn reopen(&mut self, reservation: &Reservation) {
+        for (account, lease) in &reservation.leases {
+            let held = self
+                .purses
+                .entry(account.clone())
+                .or_default()
+                .leases
+                .entry(*lease)
+                .or_default();
+            held.open = held.open.checked_add(&reservation.amount).unwrap_or(held.open);
+            held.calls = held.calls.saturating_add(1);
+        }
+    }
+
+    /// The call is over: `bill` of its reservation counts as spent, the rest may be spent again. A bill above the
+    /// reservation is charged as it is.
+    pub fn settle(&mut self, reservation: &Reservation, bill: &Amount) {
+        for (account, lease) in &reservation.leases {
+            if let Some(held) = self.held_mut(account, *lease) {
+                held.open = held.open.without(&reservation.amount);
+                held.calls = held.calls.saturating_sub(1);
+                // Bills are bounded far below 64 bits; what does not fit is no bill.
+                held.spent = held.spent.checked_add(bill).unwrap_or(held.spent);
+            }
+        }
+    }
+
+    /// Gives back what no open call needs: of one account, or of all. Whether anything changed.
+    pub fn give_back(&mut self, account: Option<&str>) -> bool {
+        let mut changed = false;
+        for (_, purse) in self
+            .purses
+            .iter_mut()
+            .filter(|(id, _)| account.is_none_or(|account| account == id.as_str()))
+        {
+            for held in purse.leases.values_mut().filter(|held| !held.closed) {
+                let rest = held.available();
+                if let Some(returned) = held.returned.checked_add(&rest).filter(|_| !rest.is_zero()) {
+                    held.returned = returned;
+                    changed = true;
+                }
+            }
+        }
+        changed
+    }
+
+    /// Closes leases that are of no more use: of accounts that do not apply any more, or of a window that is over.
+    /// Only where nothing is open. Whether anything changed.
+    pub fn close_idle(&mut self, draws: &[Draw<'_>], now: u64) -> bool {
+        let mut changed = false;
+        for (account, purse) in &mut self.purses {
+            let applies = draws.iter().any(|draw| draw.account == account);
+            for held in purse.leases.values_mut() {
+                if held.calls == 0 && !held.closed && (!applies || !held.usable(now)) {
+                    (held.closed, changed) = (true, true);
+                }
+            }
+        }
+        changed
+    }
+
+    /// Closes every lease with nothing open: the loop sleeps, or the pod ends. Whether anything changed.
+    pub fn close_all(&mut self) -> bool {
+        self.close_idle(&[], 0)
+    }
+
+    /// What to say of every lease.
+    pub fn statements(&self) -> impl Iterator<Item = (&str, Statement)> {
+        self.purses.iter().flat_map(|(account, purse)| {
+            purse.leases.iter().map(|(lease, held)| {
+                let statement = Statement {
+                    lease: *lease,
+                    spent: held.spent,
+                    returned: held.returned,
+                    closed: held.closed,
+                };
+                (account.as_str(), statement)
+            })
+        })
+    }
+
+    /// What to ask of an account for one more call.
+    #[must_use]
+    pub fn ask(&self, account: &str, least: Amount, full: Amount, now: u64) -> Ask {
+        let current = self
+            .purses
+            .get(account)
+            .and_then(|purse| purse.leases.iter().rev().find(|(_, held)| held.usable(now)));
+        Ask {
+            lease: current.map(|(id, _)| *id),
+            open: current.map_or(Amount::ZERO, |(_, held)| held.open),
+            least,
+            full,
+        }
+    }
+
+    /// The leader's word about one account, from its record `epoch`: what is granted, and leases that it knows nothing
+    /// of (any more), because all about them is accounted for. `ends` gives each lease's end on the boot-time clock.
+    /// Whether what is on disk must change **before** anything is spent. `false` also for a deposed leader's word.
+    pub fn hear(
+        &mut self,
+        account: &str,
+        epoch: i64,
+        granted: &[(Granted, Option<u64>)],
+        forgotten: &[LeaseId],
+    ) -> bool {
+        let purse = self.purses.entry(account.to_owned()).or_default();
+        if epoch < purse.epoch {
+            return false;
+        }
+        let mut changed = epoch > purse.epoch;
+        purse.epoch = epoch;
+        for (grant, until) in granted {
+            let held = purse.leases.entry(grant.lease).or_insert_with(|| {
+                changed = true;
+                Held::default()
+            });
+            held.granted = held.granted.max(&grant.granted);
+            held.until = *until;
+        }
+        for lease in forgotten {
+            match purse.leases.get_mut(lease) {
+                // What is in flight was counted as spent with it; its settlement will be said to nobody.
+                Some(held) if held.calls > 0 => held.closed = true,
+                Some(_) => {
+                    purse.leases.remove(lease);
+                }
+                None => continue,
+            }
+            changed = true;
+        }
+        changed
+    }
+
+    /// The newest record heard of, by account.
+    pub fn epochs(&self) -> impl Iterator<Item = (&str, i64)> {
+        self.purses
+            .iter()
+            .map(|(account, purse)| (account.as_str(), purse.epoch))
+    }
+
+    /// What could be reserved of an account now.
+    #[must_use]
+    pub fn available(&self, account: &str, now: u64) -> Amount {
+        self.purses
+            .get(account)
+            .and_then(|purse| purse.leases.values().rev().find(|held| held.usable(now)))
+            .map_or(Amount::ZERO, Held::available)
+    }
+
+    /// Whether any lease holds more than its open calls need.
+    #[must_use]
+    pub fn holds_unused(&self) -> bool {
+        self.purses
+            .values()
+            .flat_map(|purse| purse.leases.values())
+            .any(|held| !held.closed && !held.available().is_zero())
+    }
+
+    /// The kind of which an account has too little for `amount`.
+    #[must_use]
+    pub fn lacking(&self, draw: &Draw<'_>, amount: &Amount, now: u64) -> Option<Kind> {
+        let available = self.available(draw.account, now);
+        draw.limits
+            .kinds()
+            .find(|kind| amount.get(*kind) > available.get(*kind))
+    }
+
+    fn held_mut(&mut self, account: &str, lease: LeaseId) -> Option<&mut Held> {
+        self.purses.get_mut(account)?.leases.get_mut(&lease)
+    }
+}
