@@ -16,3 +16,14 @@ pub struct Bill {
     /// Output spent on reasoning.
     pub reasoning: i64,
 }
+
+impl Bill {
+    /// All input, cached or not. `None`: it does not fit into 64 bits.
+    #[must_use]
+    pub fn all_input(&self) -> Option<i64> {
+        self.input
+            .checked_add(self.cache_read)?
+            .checked_add(self.cache_write)?
+            .checked_add(self.cache_write_1h)
+    }
+}

@@ -22,6 +22,7 @@
 
 pub mod account;
 pub mod bound;
+pub mod limits;
 pub mod price;
 pub mod wallet;
 pub mod window;

@@ -1,1 +1,491 @@
 //! What tokens cost, in whole millionths of a US dollar.
+//!
+//! Prices are exact: a call's cost is summed in quarters of a millionth per million tokens, in 128 bits, and rounded up
+//! once. What does not fit into 64 bits is `None`, never a smaller number.
+
+use std::fmt;
+
+use super::bound::Bill;
+use crate::api::price::{LongContext, Price};
+
+/// Rates are kept in quarters of a micro-USD per million tokens: a cache write costs 1.25 times the input by default.
+const QUARTERS: i128 = 4;
+/// A sum of rates times tokens is so many times the cost in micro-USD.
+const SCALE: i128 = QUARTERS * 1_000_000;
+
+/// Money that cannot be used. Says which field, as a path from where reading began; empty for a bare text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MoneyError {
+    /// Which field.
+    pub field: String,
+    /// What is wrong with it.
+    pub problem: MoneyProblem,
+}
+
+/// What is wrong with an amount of money.
+#[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MoneyProblem {
+    /// Something else than digits, a point, digits.
+    #[error("must be US dollars as a decimal number in quotes, such as \"3.00\"")]
+    NotDecimal,
+    /// Below a millionth of a dollar.
+    #[error("must have at most six decimals")]
+    TooFine,
+    /// More than 64 bits hold.
+    #[error("is too large; the largest amount is 9223372036854.775807")]
+    TooLarge,
+}
+
+impl fmt::Display for MoneyError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.field.is_empty() {
+            write!(out, "{} ", self.field)?;
+        }
+        self.problem.fmt(out)
+    }
+}
+
+impl std::error::Error for MoneyError {}
+
+impl MoneyError {
+    /// The same, with the field seen from further out: `price` makes `inputPerMillion` into `price.inputPerMillion`.
+    #[must_use]
+    pub fn within(self, outer: &str) -> Self {
+        let field = match self.field.as_str() {
+            "" => outer.to_owned(),
+            inner => format!("{outer}.{inner}"),
+        };
+        Self { field, ..self }
+    }
+}
+
+/// US dollars as people write them, in millionths: digits, and at most six decimals after a point.
+pub fn micro_usd(text: &str) -> Result<i64, MoneyError> {
+    micro(text).map_err(|problem| MoneyError {
+        field: String::new(),
+        problem,
+    })
+}
+
+fn micro(text: &str) -> Result<i64, MoneyProblem> {
+    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    if !digits(whole) || !digits(decimals) {
+        return Err(MoneyProblem::NotDecimal);
+    }
+    if decimals.len() > 6 {
+        return Err(MoneyProblem::TooFine);
+    }
+    format!("{whole}{decimals:0<6}")
+        .parse()
+        .map_err(|_| MoneyProblem::TooLarge)
+}
+
+/// What each kind of token costs, in quarters of a micro-USD per million.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tier {
+    input: i128,
+    output: i128,
+    cache_read: i128,
+    cache_write: i128,
+    cache_write_1h: i128,
+}
+
+impl Tier {
+    fn dearest_input(&self) -> i128 {
+        self.input
+            .max(self.cache_read)
+            .max(self.cache_write)
+            .max(self.cache_write_1h)
+    }
+
+    /// Cost of a call in micro-USD, times [`SCALE`].
+    fn scaled(&self, bill: &Bill) -> Option<i128> {
+        [
+            (bill.input, self.input),
+            (bill.cache_read, self.cache_read),
+            (bill.cache_write, self.cache_write),
+            (bill.cache_write_1h, self.cache_write_1h),
+            (bill.output, self.output),
+        ]
+        .into_iter()
+        .try_fold(0_i128, |sum, (tokens, rate)| {
+            sum.checked_add(count(tokens)?.checked_mul(rate)?)
+        })
+    }
+}
+
+/// Prices of one model, ready to count with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rates {
+    base: Tier,
+    /// For all tokens of a call whose whole input is more than so many tokens.
+    long: Option<(i64, Tier)>,
+}
+
+impl Rates {
+    /// The rates of a price. An error names the field, such as `longContext.outputPerMillion`.
+    pub fn read(price: &Price) -> Result<Self, MoneyError> {
+        let base = read_tier([
+            Some(&price.input_per_million),
+            Some(&price.output_per_million),
+            price.cache_read_per_million.as_ref(),
+            price.cache_write_per_million.as_ref(),
+            price.cache_write_1h_per_million.as_ref(),
+        ])?;
+        let long = price.long_context.as_ref().map(read_long).transpose()?;
+        Ok(Self { base, long })
+    }
+
+    /// What a call costs, rounded up to a whole micro-USD. `None`: it does not fit, or is no bill at all.
+    #[must_use]
+    pub fn cost(&self, bill: &Bill) -> Option<i64> {
+        let tier = match &self.long {
+            Some((above, tier)) if bill.all_input()? > *above => tier,
+            _ => &self.base,
+        };
+        rounded_up(tier.scaled(bill)?)
+    }
+
+    /// The most that a call can cost whose input and output are at most so long, in whatever kinds they are billed.
+    /// `None`: it does not fit.
+    #[must_use]
+    pub fn worst(&self, input: i64, output: i64) -> Option<i64> {
+        let output = count(output)?;
+        self.dearest(input)?
+            .map(|(input, tier)| {
+                let scaled = input.checked_add(output.checked_mul(tier.output)?)?;
+                rounded_up(scaled)
+            })
+            .try_fold(0, |most, cost| Some(most.max(cost?)))
+    }
+
+    /// The longest output with which [`Rates::worst`] is at most `cost`. `None`: the input alone costs more.
+    #[must_use]
+    pub fn output_within(&self, cost: i64, input: i64) -> Option<i64> {
+        let cost = count(cost)?.checked_mul(SCALE)?;
+        self.dearest(input)?.try_fold(i64::MAX, |least, (input, tier)| {
+            let left = cost.checked_sub(input).filter(|left| *left >= 0)?;
+            // Output that is free is not bounded by money.
+            let output = left.checked_div(tier.output).unwrap_or(i128::MAX);
+            Some(least.min(i64::try_from(output).unwrap_or(i64::MAX)))
+        })
+    }
+
+    /// The tiers that a call with at most so much input can fall into, with the most that its input costs there, scaled.
+    fn dearest(&self, input: i64) -> Option<impl Iterator<Item = (i128, Tier)> + use<>> {
+        let below = self.long.map_or(input, |(above, _)| input.min(above));
+        let in_tier = |input: i64, tier: Tier| Some((count(input)?.checked_mul(tier.dearest_input())?, tier));
+        let base = in_tier(below, self.base)?;
+        let long = match self.long {
+            Some((above, tier)) if input > above => Some(in_tier(input, tier)?),
+            _ => None,
+        };
+        Some(std::iter::once(base).chain(long))
+    }
+}
+
+/// A count of tokens; a negative one is none.
+fn count(tokens: i64) -> Option<i128> {
+    (tokens >= 0).then_some(i128::from(tokens))
+}
+
+fn rounded_up(scaled: i128) -> Option<i64> {
+    i64::try_from(scaled.checked_add(SCALE - 1)?.div_euclid(SCALE)).ok()
+}
+
+const FIELDS: [&str; 5] = [
+    "inputPerMillion",
+    "outputPerMillion",
+    "cacheReadPerMillion",
+    "cacheWritePerMillion",
+    "cacheWrite1hPerMillion",
+];
+
+fn read_tier(texts: [Option<&String>; 5]) -> Result<Tier, MoneyError> {
+    let mut rates = [None; 5];
+    for ((rate, text), field) in rates.iter_mut().zip(texts).zip(FIELDS) {
+        let read = text.map(|text| micro_usd(text)).transpose();
+        *rate = read
+            .map_err(|error| error.within(field))?
+            .map(|micro| i128::from(micro) * QUARTERS);
+    }
+    let [input, output, cache_read, cache_write, cache_write_1h] = rates;
+    let (input, output) = (input.unwrap_or_default(), output.unwrap_or_default());
+    Ok(Tier {
+        input,
+        output,
+        cache_read: cache_read.unwrap_or(input),
+        // Exact: the rates are whole quarters times four.
+        cache_write: cache_write.unwrap_or(input / 4 * 5),
+        cache_write_1h: cache_write_1h.unwrap_or(input * 2),
+    })
+}
+
+fn read_long(long: &LongContext) -> Result<(i64, Tier), MoneyError> {
+    let tier = read_tier([
+        Some(&long.input_per_million),
+        Some(&long.output_per_million),
+        long.cache_read_per_million.as_ref(),
+        long.cache_write_per_million.as_ref(),
+        long.cache_write_1h_per_million.as_ref(),
+    ]);
+    let tier = tier.map_err(|error| error.within("longContext"))?;
+    Ok((long.above_input_tokens, tier))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn price(input: &str, output: &str) -> Price {
+        Price {
+            input_per_million: input.into(),
+            output_per_million: output.into(),
+            ..Price::default()
+        }
+    }
+
+    fn rates(price: &Price) -> Rates {
+        Rates::read(price).unwrap()
+    }
+
+    fn with_long_context() -> Price {
+        Price {
+            cache_read_per_million: Some("0.30".into()),
+            long_context: Some(LongContext {
+                above_input_tokens: 200_000,
+                input_per_million: "6.00".into(),
+                output_per_million: "22.50".into(),
+                cache_read_per_million: Some("0.60".into()),
+                ..LongContext::default()
+            }),
+            ..price("3.00", "15.00")
+        }
+    }
+
+    #[rstest]
+    #[case("0", 0)]
+    #[case("0.000001", 1)]
+    #[case("3", 3_000_000)]
+    #[case("3.00", 3_000_000)]
+    #[case("25.5", 25_500_000)]
+    #[case("007.10", 7_100_000)]
+    #[case("9223372036854.775807", i64::MAX)]
+    fn dollars_become_whole_millionths(#[case] text: &str, #[case] micro: i64) {
+        assert_eq!(micro_usd(text), Ok(micro));
+    }
+
+    #[rstest]
+    #[case("", MoneyProblem::NotDecimal)]
+    #[case(".", MoneyProblem::NotDecimal)]
+    #[case(".5", MoneyProblem::NotDecimal)]
+    #[case("5.", MoneyProblem::NotDecimal)]
+    #[case("-1", MoneyProblem::NotDecimal)]
+    #[case("+1", MoneyProblem::NotDecimal)]
+    #[case("1e3", MoneyProblem::NotDecimal)]
+    #[case(" 1", MoneyProblem::NotDecimal)]
+    #[case("1,5", MoneyProblem::NotDecimal)]
+    #[case("1.2.3", MoneyProblem::NotDecimal)]
+    #[case("$1", MoneyProblem::NotDecimal)]
+    #[case("١", MoneyProblem::NotDecimal)]
+    #[case("0.0000001", MoneyProblem::TooFine)]
+    #[case("1.0000000", MoneyProblem::TooFine)]
+    #[case("9223372036854.775808", MoneyProblem::TooLarge)]
+    #[case("99999999999999999999", MoneyProblem::TooLarge)]
+    fn what_is_no_amount_of_dollars_is_refused(#[case] text: &str, #[case] problem: MoneyProblem) {
+        assert_eq!(micro_usd(text).map_err(|error| error.problem), Err(problem));
+    }
+
+    #[test]
+    fn a_bad_price_names_its_field() {
+        let named = |price: &Price| Rates::read(price).map_err(|error| error.field);
+        assert_eq!(named(&price("x", "1")), Err("inputPerMillion".into()));
+        assert_eq!(named(&price("1", "")), Err("outputPerMillion".into()));
+        let bad = Price {
+            cache_write_1h_per_million: Some("1.0000000".into()),
+            ..price("1", "1")
+        };
+        assert_eq!(named(&bad), Err("cacheWrite1hPerMillion".into()));
+        let mut bad = with_long_context();
+        bad.long_context.as_mut().unwrap().cache_write_per_million = Some("-1".into());
+        let error = Rates::read(&bad).unwrap_err().within("spec.model.price");
+        assert_eq!(
+            error.to_string(),
+            "spec.model.price.longContext.cacheWritePerMillion must be US dollars as a decimal number in quotes, \
+             such as \"3.00\""
+        );
+    }
+
+    #[rstest]
+    #[case(Bill { input: 1_000_000, ..Bill::default() }, 3_000_000)]
+    #[case(Bill { output: 1_000_000, reasoning: 400_000, ..Bill::default() }, 15_000_000)]
+    #[case(Bill { cache_read: 1_000_000, ..Bill::default() }, 3_000_000)]
+    #[case(Bill { cache_write: 1_000_000, ..Bill::default() }, 3_750_000)]
+    #[case(Bill { cache_write_1h: 1_000_000, ..Bill::default() }, 6_000_000)]
+    #[case(Bill { input: 10, cache_read: 20, cache_write: 4, cache_write_1h: 5, output: 7, reasoning: 7 }, 240)]
+    #[case(Bill::default(), 0)]
+    fn absent_prices_of_the_cache_follow_the_input(#[case] bill: Bill, #[case] cost: i64) {
+        assert_eq!(rates(&price("3.00", "15.00")).cost(&bill), Some(cost));
+    }
+
+    #[test]
+    fn given_prices_of_the_cache_count() {
+        let given = Price {
+            cache_read_per_million: Some("0.30".into()),
+            cache_write_per_million: Some("3.10".into()),
+            cache_write_1h_per_million: Some("0".into()),
+            ..price("3.00", "15.00")
+        };
+        let bill = Bill {
+            cache_read: 1_000_000,
+            cache_write: 1_000_000,
+            cache_write_1h: 1_000_000,
+            ..Bill::default()
+        };
+        assert_eq!(rates(&given).cost(&bill), Some(300_000 + 3_100_000));
+    }
+
+    #[test]
+    fn a_call_is_rounded_up_once() {
+        let cheap = rates(&price("0.000001", "0.000001"));
+        let tokens = |input, output| Bill {
+            input,
+            output,
+            ..Bill::default()
+        };
+        assert_eq!(cheap.cost(&tokens(1, 0)), Some(1));
+        // Two parts below a millionth are one millionth together.
+        assert_eq!(cheap.cost(&tokens(500_000, 500_000)), Some(1));
+        assert_eq!(cheap.cost(&tokens(500_000, 500_001)), Some(2));
+        // 1.25 times one millionth per million is kept exactly: 800,000 tokens are one millionth, one more is two.
+        let written = |cache_write| Bill {
+            cache_write,
+            ..Bill::default()
+        };
+        assert_eq!(cheap.cost(&written(800_000)), Some(1));
+        assert_eq!(cheap.cost(&written(800_001)), Some(2));
+    }
+
+    #[test]
+    fn zero_is_a_price() {
+        let free = rates(&price("0", "0.00"));
+        let bill = Bill {
+            input: i64::MAX,
+            output: i64::MAX,
+            ..Bill::default()
+        };
+        assert_eq!(free.cost(&bill), Some(0));
+        assert_eq!(free.worst(i64::MAX, i64::MAX), Some(0));
+        assert_eq!(free.output_within(0, i64::MAX), Some(i64::MAX));
+    }
+
+    #[test]
+    fn a_long_input_is_one_that_is_longer_than_the_threshold_cached_input_included() {
+        let rates = rates(&with_long_context());
+        let at = |input, cache_read| Bill {
+            input,
+            cache_read,
+            output: 1_000_000,
+            ..Bill::default()
+        };
+        assert_eq!(rates.cost(&at(100_000, 100_000)), Some(300_000 + 30_000 + 15_000_000));
+        // One more token, and all tokens of the call cost more.
+        assert_eq!(rates.cost(&at(100_000, 100_001)), Some(600_000 + 60_001 + 22_500_000));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_no_cost() {
+        let dear = rates(&price("9223372036854.775807", "9223372036854.775807"));
+        let tokens = |input| Bill {
+            input,
+            ..Bill::default()
+        };
+        assert_eq!(dear.cost(&tokens(1_000_000)), Some(i64::MAX));
+        assert_eq!(dear.cost(&tokens(1_000_001)), None);
+        assert_eq!(dear.cost(&tokens(i64::MAX)), None);
+        assert_eq!(dear.cost(&tokens(-1)), None);
+        assert_eq!(
+            dear.worst(1_000_000, 0),
+            None,
+            "an hour's cache write costs twice as much"
+        );
+        assert_eq!(dear.worst(-1, 0), None);
+        assert_eq!(dear.output_within(-1, 0), None);
+    }
+
+    #[test]
+    fn the_worst_case_looks_below_the_threshold_too() {
+        // Cheaper above the threshold: the dearest call is then the longest one below it.
+        let odd = Price {
+            long_context: Some(LongContext {
+                above_input_tokens: 1_000,
+                input_per_million: "1".into(),
+                output_per_million: "1".into(),
+                ..LongContext::default()
+            }),
+            ..price("10", "10")
+        };
+        assert_eq!(rates(&odd).worst(1_001, 0), Some(20 * 1_000));
+        assert_eq!(rates(&odd).worst(100_000, 0), Some(2 * 100_000));
+    }
+
+    prop_compose! {
+        fn any_price()(
+            base in (0..=9_000_000_i64, 0..=9_000_000_i64),
+            cache in proptest::array::uniform3(proptest::option::of(0..=9_000_000_i64)),
+            long in proptest::option::of((1..5_000_i64, 0..=9_000_000_i64, 0..=9_000_000_i64)),
+        ) -> Price {
+            let text = |micro: i64| format!("{}.{:06}", micro / 1_000_000, micro % 1_000_000);
+            Price {
+                cache_read_per_million: cache[0].map(text),
+                cache_write_per_million: cache[1].map(text),
+                cache_write_1h_per_million: cache[2].map(text),
+                long_context: long.map(|(above_input_tokens, input, output)| LongContext {
+                    above_input_tokens,
+                    input_per_million: text(input),
+                    output_per_million: text(output),
+                    ..LongContext::default()
+                }),
+                ..price(&text(base.0), &text(base.1))
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_call_costs_more_than_its_worst_case(
+            price in any_price(),
+            kinds in proptest::array::uniform4(0..3_000_i64),
+            output in 0..3_000_i64,
+            spare in (0..2_000_i64, 0..2_000_i64),
+        ) {
+            let rates = rates(&price);
+            let [input, cache_read, cache_write, cache_write_1h] = kinds;
+            let bill = Bill { input, cache_read, cache_write, cache_write_1h, output, reasoning: 0 };
+            let all = bill.all_input().unwrap();
+            prop_assert!(rates.cost(&bill) <= rates.worst(all + spare.0, output + spare.1));
+        }
+
+        #[test]
+        fn the_output_that_money_allows_is_the_longest(
+            price in any_price(),
+            cost in 0..100_000_i64,
+            input in 0..10_000_i64,
+        ) {
+            let rates = rates(&price);
+            match rates.output_within(cost, input) {
+                Some(output) => {
+                    prop_assert!(rates.worst(input, output.min(1 << 40)).unwrap() <= cost);
+                    if let Some(more) = output.checked_add(1) {
+                        prop_assert!(rates.worst(input, more).unwrap() > cost);
+                    }
+                }
+                None => prop_assert!(rates.worst(input, 0).unwrap() > cost),
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Limits as people write them, as amounts to count with.
+
+use super::price::{MoneyError, micro_usd};
+use crate::api::amount::{Amount, Kind, LimitAmounts};
+use crate::api::budget::Limits;
+
+/// The limits of a spec; a kind that is absent is not limited. The error's field is `costUSD`.
+pub fn limit_amounts(limits: &Limits) -> Result<LimitAmounts, MoneyError> {
+    let cost = limits.cost_usd.as_deref().map(micro_usd).transpose();
+    Ok(LimitAmounts {
+        tokens: limits.tokens,
+        input_tokens: limits.input_tokens,
+        output_tokens: limits.output_tokens,
+        calls: limits.calls,
+        cost: cost.map_err(|error| error.within("costUSD"))?,
+    })
+}
+
+/// An addition to limits, such as a top-up; a kind that is absent adds nothing. The error's field is `costUSD`.
+pub fn added_amount(limits: &Limits) -> Result<Amount, MoneyError> {
+    let read = limit_amounts(limits)?;
+    Ok(Amount::each(|kind: Kind| read.get(kind).unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absent_kinds_are_not_limited_and_add_nothing() {
+        let written = Limits {
+            tokens: Some(5),
+            calls: Some(0),
+            cost_usd: Some("25.5".into()),
+            ..Limits::default()
+        };
+        let limits = LimitAmounts {
+            tokens: Some(5),
+            calls: Some(0),
+            cost: Some(25_500_000),
+            ..LimitAmounts::default()
+        };
+        assert_eq!(limit_amounts(&written), Ok(limits));
+        let added = Amount {
+            tokens: 5,
+            cost: 25_500_000,
+            ..Amount::ZERO
+        };
+        assert_eq!(added_amount(&written), Ok(added));
+        assert_eq!(limit_amounts(&Limits::default()), Ok(LimitAmounts::default()));
+    }
+
+    #[test]
+    fn a_bad_cost_names_its_field() {
+        let written = Limits {
+            cost_usd: Some("much".into()),
+            ..Limits::default()
+        };
+        for error in [
+            limit_amounts(&written).unwrap_err(),
+            added_amount(&written).unwrap_err(),
+        ] {
+            let message = error.within("spec.limits").to_string();
+            assert!(
+                message.starts_with("spec.limits.costUSD must be US dollars"),
+                "{message}"
+            );
+        }
+    }
+}
