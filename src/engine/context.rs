@@ -1,5 +1,7 @@
 //! Keeps the prompt within the context window: whole oldest turns leave, and no call is parted from its result.
 
+use std::sync::Arc;
+
 use super::message::{Message, Tool};
 use super::settings::Settings;
 
@@ -19,17 +21,17 @@ pub struct TooLarge {
 ///
 /// When something must leave, a quarter of the room is freed at once: a prompt that lost its head every turn would
 /// never be read from the server's cache.
-pub fn surplus(transcript: &[Message], fixed: u64, settings: &Settings) -> Result<usize, TooLarge> {
+pub fn surplus(transcript: &[Arc<Message>], fixed: u64, settings: &Settings) -> Result<usize, TooLarge> {
     let room = u64::from(settings.context_tokens)
         .saturating_sub(settings.max_output_tokens.into())
         .saturating_sub(fixed);
-    let mut needed: u64 = transcript.iter().map(tokens).sum();
+    let mut needed: u64 = transcript.iter().map(|message| tokens(message)).sum();
     if needed <= room {
         return Ok(0);
     }
     let starts: Vec<usize> = (0..transcript.len()).filter(|&i| begins_turn(&transcript[i])).collect();
     let newest = starts.last().copied().unwrap_or(0);
-    let newest_needs: u64 = transcript[newest..].iter().map(tokens).sum();
+    let newest_needs: u64 = transcript[newest..].iter().map(|message| tokens(message)).sum();
     if newest_needs > room {
         return Err(TooLarge {
             needed: newest_needs,
@@ -39,7 +41,10 @@ pub fn surplus(transcript: &[Message], fixed: u64, settings: &Settings) -> Resul
     let goal = (room - room / 4).max(newest_needs);
     let mut gone = 0;
     for &start in starts.iter().skip_while(|&&start| start == 0) {
-        needed -= transcript[gone..start].iter().map(tokens).sum::<u64>();
+        needed -= transcript[gone..start]
+            .iter()
+            .map(|message| tokens(message))
+            .sum::<u64>();
         gone = start;
         if needed <= goal {
             break;

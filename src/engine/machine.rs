@@ -1,6 +1,8 @@
 //! The engine: one loop's state, and the one function that changes it. Here: who hears which input, the lifecycle, and
 //! what the loop does next. The rules of turns, pauses and sleeps are in files of their own.
 
+use std::sync::Arc;
+
 use jiff::{SignedDuration, Timestamp};
 
 pub use super::snapshot::Snapshot;
@@ -16,7 +18,7 @@ use crate::api::status::PauseReason;
 pub struct Engine {
     pub(super) settings: Settings,
     pub(super) instructions: String,
-    pub(super) transcript: Vec<Message>,
+    pub(super) transcript: Vec<Arc<Message>>,
     pub(super) state: Snapshot,
     /// This process has handed the open call to the driver and waits for its outcome.
     pub(super) in_flight: bool,
@@ -30,16 +32,20 @@ impl Engine {
     /// A loop that has never run.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
-        Self::restore(settings, Snapshot::default(), Vec::new())
+        Self::restore(settings, Snapshot::default(), Vec::<Message>::new())
     }
 
     /// A loop as its journal left it; feed [`Input::Started`] next.
     #[must_use]
-    pub fn restore(settings: Settings, snapshot: Snapshot, transcript: Vec<Message>) -> Self {
+    pub fn restore(
+        settings: Settings,
+        snapshot: Snapshot,
+        transcript: impl IntoIterator<Item = impl Into<Arc<Message>>>,
+    ) -> Self {
         Self {
             settings,
             instructions: String::new(),
-            transcript,
+            transcript: transcript.into_iter().map(Into::into).collect(),
             state: snapshot,
             in_flight: false,
             timer: None,

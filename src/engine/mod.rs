@@ -27,6 +27,8 @@ mod view;
 mod wake;
 mod yield_tool;
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -148,8 +150,8 @@ pub enum Effect {
     CallModel {
         /// Its id.
         call: CallId,
-        /// The whole prompt, the system message first.
-        messages: Vec<Message>,
+        /// The whole prompt, the system message first; shared with the engine, since it may be large.
+        messages: Vec<Arc<Message>>,
         /// Tools offered.
         tools: Vec<Tool>,
     },
@@ -184,7 +186,7 @@ pub struct Record {
     /// A short note without any text of a prompt or an answer: `Running -> Sleeping`, a failure kind.
     pub note: String,
     /// Messages that join the transcript.
-    pub messages: Vec<Message>,
+    pub messages: Vec<Arc<Message>>,
     /// How many of the newest messages leave the live transcript, before `messages` join it: those of a turn that
     /// failed (they stay in the journal's history).
     pub retract: usize,

@@ -1,5 +1,7 @@
 //! Collects the effects of one input, journal lines first.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 
 use super::{CallId, Effect, Record, RecordKind, message::Message};
@@ -27,7 +29,7 @@ pub fn line(kind: RecordKind, turn: i64, note: impl Into<String>) -> Record {
 }
 
 /// A journal line about a call.
-pub fn call_line(kind: RecordKind, call: CallId, note: impl Into<String>, messages: Vec<Message>) -> Record {
+pub fn call_line(kind: RecordKind, call: CallId, note: impl Into<String>, messages: Vec<Arc<Message>>) -> Record {
     Record {
         call: Some(call),
         messages,

@@ -1,5 +1,7 @@
 //! One turn: its first message, its calls one after the other, what their answers mean, and its end.
 
+use std::sync::Arc;
+
 use super::guardrails::{self, Guardrail};
 use super::machine::Engine;
 use super::message::{Answer, Finish, Message, ToolCall};
@@ -16,9 +18,9 @@ impl Engine {
     pub(super) fn begin_turn(&mut self, out: &mut Outbox) {
         let number = self.state.turns_begun.saturating_add(1);
         let briefing = std::mem::take(&mut self.state.briefing);
-        let message = Message::User {
+        let message = Arc::new(Message::User {
             text: prompt::observe(number, out.now, &briefing),
-        };
+        });
         self.state.turns_begun = number;
         self.state.next_turn = None;
         self.state.turn = Some(Turn {
@@ -57,9 +59,9 @@ impl Engine {
 
     /// Hands the open attempt to the driver; after a restart once more, under the same id.
     pub(super) fn issue(&mut self, call: CallId, out: &mut Outbox) {
-        let system = Message::System {
+        let system = Arc::new(Message::System {
             text: prompt::system(&self.instructions),
-        };
+        });
         self.in_flight = true;
         out.push(Effect::CallModel {
             call,
@@ -197,7 +199,7 @@ impl Engine {
         }
     }
 
-    fn append(&mut self, messages: &[Message]) {
+    fn append(&mut self, messages: &[Arc<Message>]) {
         self.transcript.extend_from_slice(messages);
         if let Some(turn) = &mut self.state.turn {
             turn.messages = turn.messages.saturating_add(messages.len());
@@ -317,7 +319,7 @@ fn last_pace(results: &mut [ToolResult]) -> Option<Pace> {
 }
 
 /// The answer and its tool results, as they join the transcript.
-fn messages_of(answer: &Answer, silent: bool, results: Vec<ToolResult>) -> Vec<Message> {
+fn messages_of(answer: &Answer, silent: bool, results: Vec<ToolResult>) -> Vec<Arc<Message>> {
     let assistant = Message::Assistant {
         // Servers refuse an assistant message with nothing in it.
         text: if silent {
@@ -335,7 +337,7 @@ fn messages_of(answer: &Answer, silent: bool, results: Vec<ToolResult>) -> Vec<M
             id: call.id.clone(),
             text: result.text,
         });
-    std::iter::once(assistant).chain(results).collect()
+    std::iter::once(assistant).chain(results).map(Arc::new).collect()
 }
 
 fn failure(message: String) -> Failure {

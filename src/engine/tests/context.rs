@@ -20,7 +20,7 @@ fn whole_oldest_turns_leave_and_the_model_is_told() {
         driver.pass(seconds(1));
         let now = driver.notes(RecordKind::Trimmed).len();
         if now == trimmed && trimmed > 0 && driver.transcript.len() > 1 {
-            assert!(matches!(driver.transcript[0], Message::User { .. }));
+            assert!(matches!(*driver.transcript[0], Message::User { .. }));
         }
         trimmed = now;
     }
@@ -29,11 +29,10 @@ fn whole_oldest_turns_leave_and_the_model_is_told() {
         trimmed < 20,
         "the head of the prompt must not change every turn: {trimmed}"
     );
-    let told = driver
-        .journal
-        .iter()
-        .flat_map(|record| &record.messages)
-        .filter(|message| matches!(message, Message::User { text } if text.contains("old turns left the context")));
+    let told =
+        driver.journal.iter().flat_map(|record| &record.messages).filter(
+            |message| matches!(&***message, Message::User { text } if text.contains("old turns left the context")),
+        );
     assert!(told.count() > 2);
     assert_eq!(driver.engine.view().consecutive_errors, 0);
 }

@@ -8,6 +8,8 @@ mod random;
 mod sleeping;
 mod tools;
 
+use std::sync::Arc;
+
 use jiff::{SignedDuration, Timestamp};
 
 use super::machine::{Engine, Snapshot, View};
@@ -70,11 +72,11 @@ struct Driver {
     now: Timestamp,
     epoch: i64,
     journal: Vec<Record>,
-    transcript: Vec<Message>,
+    transcript: Vec<Arc<Message>>,
     saved: Snapshot,
     in_flight: Option<CallId>,
     issued: Vec<CallId>,
-    prompt: Vec<Message>,
+    prompt: Vec<Arc<Message>>,
     timer: Option<Timestamp>,
     acknowledged: Vec<CallId>,
     cancelled: Vec<CallId>,
@@ -172,7 +174,7 @@ impl Driver {
         self.journal.push(record.clone());
     }
 
-    fn call_model(&mut self, call: CallId, messages: &[Message]) {
+    fn call_model(&mut self, call: CallId, messages: &[Arc<Message>]) {
         assert_eq!(self.in_flight, None, "one call at a time");
         match self.issued.last() {
             Some(last) if *last == call => assert!(self.restarted, "{call} was sent twice by one process"),
@@ -276,14 +278,14 @@ impl Driver {
 
     /// The newest message of the prompt last sent.
     fn observed(&self) -> &str {
-        match self.prompt.last() {
+        match self.prompt.last().map(|message| &**message) {
             Some(Message::User { text }) => text,
             other => panic!("no observe message: {other:?}"),
         }
     }
 
     fn result(&self) -> &str {
-        match self.transcript.last() {
+        match self.transcript.last().map(|message| &**message) {
             Some(Message::Tool { text, .. }) => text,
             other => panic!("no tool result: {other:?}"),
         }
@@ -297,12 +299,12 @@ impl Driver {
 
 /// A prompt that servers take: the system message first, turns begun by a user message, each tool call followed by
 /// its result and each result preceded by its call.
-fn check_prompt(messages: &[Message]) {
-    assert!(matches!(messages[0], Message::System { .. }));
-    assert!(matches!(messages[1], Message::User { .. }), "{:?}", messages[1]);
+fn check_prompt(messages: &[Arc<Message>]) {
+    assert!(matches!(*messages[0], Message::System { .. }));
+    assert!(matches!(*messages[1], Message::User { .. }), "{:?}", messages[1]);
     let mut open: Vec<&str> = Vec::new();
     for message in &messages[1..] {
-        match message {
+        match &**message {
             Message::System { .. } => panic!("a second system message"),
             Message::Tool { id, .. } => assert_eq!(open.remove(0), id),
             Message::User { .. } => assert!(open.is_empty(), "no result for {open:?}"),

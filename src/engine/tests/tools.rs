@@ -97,7 +97,7 @@ fn the_last_valid_yield_counts_and_every_call_gets_its_result_in_order() {
     let ids: Vec<&str> = driver
         .transcript
         .iter()
-        .filter_map(|message| match message {
+        .filter_map(|message| match &**message {
             Message::Tool { id, .. } => Some(id.as_str()),
             Message::System { .. } | Message::User { .. } | Message::Assistant { .. } => None,
         })
@@ -113,7 +113,7 @@ fn what_changes_is_only_in_the_newest_message() {
     let first = driver.prompt.clone();
     driver.turn();
     assert_eq!(driver.prompt[..first.len()], first);
-    let Message::System { text } = &first[0] else {
+    let Message::System { text } = &*first[0] else {
         panic!("no system message")
     };
     assert!(text.starts_with("Watch the stars.\n\n"));

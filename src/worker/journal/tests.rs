@@ -27,7 +27,7 @@ fn record(kind: RecordKind, turn: i64, messages: Vec<Message>) -> Record {
             attempt: 1,
         }),
         note: "note".into(),
-        messages,
+        messages: messages.into_iter().map(Into::into).collect(),
         retract: 0,
         forget: 0,
     }

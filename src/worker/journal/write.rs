@@ -63,7 +63,7 @@ fn messages(transaction: &Transaction<'_>, record: &Record) -> Result<(), WriteE
     for message in &record.messages {
         transaction
             .prepare_cached("INSERT INTO messages (turn, live, json) VALUES (?1, 1, ?2)")?
-            .execute(params![record.turn, serde_json::to_string(message)?])?;
+            .execute(params![record.turn, serde_json::to_string(&**message)?])?;
     }
     retire(transaction, record.forget, "ASC")?;
     Ok(())

@@ -1,5 +1,6 @@
 //! OpenAI chat completions: the request, and the answer that comes in one piece.
 
+use std::borrow::Borrow;
 use std::collections::HashSet;
 
 use serde::Deserialize;
@@ -14,10 +15,13 @@ pub(super) const MAX_TOOL_CALLS: usize = 128;
 
 /// The body of a request. Output limits are the gateway's to write.
 #[must_use]
-pub fn request(model: &Model, messages: &[Message], tools: &[Tool]) -> Value {
+pub fn request(model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool]) -> Value {
     let mut body = Map::new();
     body.insert("model".into(), model.name.clone().into());
-    body.insert("messages".into(), messages.iter().map(message).collect());
+    body.insert(
+        "messages".into(),
+        messages.iter().map(|shared| message(shared.borrow())).collect(),
+    );
     if !tools.is_empty() {
         body.insert("tools".into(), tools.iter().map(tool).collect());
     }
@@ -249,7 +253,7 @@ mod tests {
 
     #[test]
     fn an_empty_list_of_tools_is_left_out_because_servers_refuse_it() {
-        assert!(request(&model(), &[], &[]).get("tools").is_none());
+        assert!(request(&model(), &[] as &[Message], &[]).get("tools").is_none());
     }
 
     #[test]
