@@ -1,6 +1,7 @@
 //! `agentloop controller`.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -13,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::controller::agent::Settings;
 use crate::controller::leader::LeaseTimes;
+use crate::controller::policy::{AgentPrices, MIN_OUTPUT_TOKENS, Policy, PriceTable};
 use crate::controller::process::{self, Election, Options};
 
 /// Threads of the async runtime.
@@ -70,6 +72,24 @@ pub(super) struct Args {
     /// How often the Lease is renewed.
     #[arg(long, env = "AGENTLOOP_LEASE_RENEW_SECONDS", default_value_t = 5)]
     lease_renew_seconds: u32,
+    /// JSON file with the price of each model: {"<model>": {"inputPerMillion": "3.00", "outputPerMillion": "15.00"}}.
+    #[arg(long, env = "AGENTLOOP_PRICES_FILE")]
+    prices_file: Option<PathBuf>,
+    /// Make no call for an Agent that no AgentBudget selects and that names none.
+    #[arg(
+        long, env = "AGENTLOOP_REQUIRE_BUDGET", action = ArgAction::Set, default_value_t = false,
+        num_args = 0..=1, default_missing_value = "true"
+    )]
+    require_budget: bool,
+    /// Whether an Agent's own price counts where the file has none: Allow or Deny.
+    #[arg(long, env = "AGENTLOOP_AGENT_PRICES", default_value_t = AgentPrices::Allow)]
+    agent_prices: AgentPrices,
+    /// An answer is clipped to what is left of a limit, but not below so many tokens.
+    #[arg(
+        long, env = "AGENTLOOP_MIN_OUTPUT_TOKENS", default_value_t = MIN_OUTPUT_TOKENS,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
+    min_output_tokens: u32,
 }
 
 impl Args {
@@ -123,6 +143,12 @@ impl Args {
         if !link_hosts.contains(&host) {
             link_hosts.push(host);
         }
+        let policy = Policy {
+            prices: self.prices_file.as_deref().map(prices).transpose()?.unwrap_or_default(),
+            require_budget: self.require_budget,
+            agent_prices: self.agent_prices,
+            min_output_tokens: self.min_output_tokens,
+        };
         let mut watch_namespaces = self.watch_namespaces;
         watch_namespaces.retain(|namespace| !namespace.trim().is_empty());
         Ok(Options {
@@ -135,6 +161,7 @@ impl Args {
                 gateway_resources: self.gateway_resources,
                 worker_resources: self.worker_resources,
                 workers: self.workers,
+                policy,
             },
             metrics_address: self.metrics_address,
             link_address: self.link_address,
@@ -156,6 +183,18 @@ fn link_host(url: &str) -> anyhow::Result<String> {
     );
     let host = uri.host().with_context(|| format!("--link-url {url} names no host"))?;
     Ok(host.trim_matches(['[', ']']).into())
+}
+
+/// The price table in a file.
+fn prices(file: &Path) -> anyhow::Result<PriceTable> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("--prices-file {} cannot be read", file.display()))?;
+    serde_json::from_str(&text).with_context(|| {
+        format!(
+            r#"--prices-file {} is no table of prices such as {{"a-model":{{"inputPerMillion":"3.00","outputPerMillion":"15.00"}}}}"#,
+            file.display()
+        )
+    })
 }
 
 fn resources(json: &str) -> Result<ResourceRequirements, String> {
@@ -236,6 +275,36 @@ mod tests {
     }
 
     #[test]
+    fn the_policy_is_read_from_flags_and_the_price_table_from_its_file() {
+        let defaults = options(&["--pod-name=a"]).unwrap().settings.policy;
+        assert_eq!(defaults, Policy::default());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(
+            file.path(),
+            r#"{"m:1": {"inputPerMillion": "3.00", "outputPerMillion": "15.00"}}"#,
+        )
+        .unwrap();
+        let flag = format!("--prices-file={}", file.path().display());
+        let flags = [
+            "--pod-name=a",
+            &flag,
+            "--require-budget",
+            "--agent-prices=Deny",
+            "--min-output-tokens=9",
+        ];
+        let policy = options(&flags).unwrap().settings.policy;
+        assert_eq!(policy.prices["m:1"].output_per_million, "15.00");
+        assert!(policy.require_budget && policy.agent_prices == AgentPrices::Deny);
+        assert_eq!(policy.min_output_tokens, 9);
+        std::fs::write(file.path(), r#"{"m": {"inputPerMillion": "3.00"}}"#).unwrap();
+        let error = format!("{:#}", options(&["--pod-name=a", &flag]).unwrap_err());
+        assert!(
+            error.contains("--prices-file") && error.contains("outputPerMillion"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn bad_values_are_refused_in_words() {
         for (flag, word) in [
             ("--gateway-resources=cpu=1", "not resources as JSON"),
@@ -243,6 +312,9 @@ mod tests {
             ("--link-url=http://x:1", "https://"),
             ("--link-url=x y", "is not an address"),
             ("--lease-duration-seconds=8", "is not safe"),
+            ("--prices-file=/absent", "/absent cannot be read"),
+            ("--agent-prices=Maybe", "--agent-prices"),
+            ("--min-output-tokens=0", "0 is not in 1..=1000000"),
         ] {
             let error = format!("{:#}", options(&["--pod-name=a", flag]).unwrap_err());
             assert!(error.contains(word), "{flag}: {error}");

@@ -9,6 +9,7 @@ pub mod identity;
 pub mod leader;
 mod leading;
 pub mod loops;
+pub mod policy;
 pub mod process;
 pub mod report;
 pub mod serve;

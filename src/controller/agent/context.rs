@@ -10,6 +10,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::Agent;
 use crate::controller::loops::AgentKey;
+use crate::controller::policy::Policy;
 
 /// Where the time comes from.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
@@ -33,6 +34,8 @@ pub struct Settings {
     pub worker_resources: ResourceRequirements,
     /// Agents reconciled at the same time.
     pub workers: u16,
+    /// What the platform decides for every Agent.
+    pub policy: Policy,
 }
 
 /// How one reconcile ended.

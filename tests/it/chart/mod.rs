@@ -53,6 +53,10 @@ const EVERYTHING: &[&str] = &[
     "topologySpreadConstraints[0].topologyKey=rack",
     "topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule",
     "priorityClassName=system-cluster-critical",
+    "prices.a-model.inputPerMillion=3.00",
+    "prices.a-model.outputPerMillion=15.00",
+    "policy.requireBudget=true",
+    "dashboards.enabled=true",
 ];
 
 #[test]
@@ -162,8 +166,11 @@ fn every_pod_of_the_chart_keeps_the_restricted_profile() {
         for pod in pods {
             assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
             assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
-            for host in ["hostNetwork", "hostPID", "hostIPC", "volumes"] {
+            for host in ["hostNetwork", "hostPID", "hostIPC"] {
                 assert!(pod[host].is_null(), "{host}");
+            }
+            for volume in pod["volumes"].as_array().into_iter().flatten() {
+                assert!(volume["configMap"].is_object(), "{volume}");
             }
             for container in containers(pod) {
                 let context = &container["securityContext"];

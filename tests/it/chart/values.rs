@@ -54,6 +54,17 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         &["agents.worker.resources.limits.memory=772Mi"],
         "772Mi",
     ),
+    (
+        "prices",
+        &[
+            "prices.a-model.inputPerMillion=3.00",
+            "prices.a-model.outputPerMillion=15.00",
+        ],
+        r#"{"a-model":{"inputPerMillion":"3.00","outputPerMillion":"15.00"}}"#,
+    ),
+    ("policy.requireBudget", &["policy.requireBudget=true"], "value: 'true'"),
+    ("policy.agentPrices", &["policy.agentPrices=Deny"], "value: Deny"),
+    ("policy.minOutputTokens", &["policy.minOutputTokens=77"], "value: '77'"),
     ("crds.enabled", &["crds.enabled=false"], ""),
     ("crds.keep", &["crds.keep=false"], ""),
     (
@@ -112,6 +123,26 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         ],
         "scrapeTimeout: 7s",
     ),
+    (
+        "dashboards.enabled",
+        &["dashboards.enabled=true"],
+        "grafana_dashboard: '1'",
+    ),
+    (
+        "dashboards.labels",
+        &["dashboards.enabled=true", "dashboards.labels.a=mark"],
+        "a: mark",
+    ),
+    (
+        "dashboards.annotations",
+        &["dashboards.enabled=true", "dashboards.annotations.grafana_folder=mark"],
+        "grafana_folder: mark",
+    ),
+    (
+        "dashboards.namespace",
+        &["dashboards.enabled=true", "dashboards.namespace=monitoring"],
+        "namespace: monitoring",
+    ),
     ("commonLabels", &["commonLabels.a=mark"], "a: mark"),
     ("podLabels", &["podLabels.a=mark"], "a: mark"),
     ("podAnnotations", &["podAnnotations.a=mark"], "a: mark"),
@@ -135,7 +166,12 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
 ];
 
 /// Values that are one thing, although they have parts.
-const WHOLE: &[&str] = &["resources", "agents.gateway.resources", "agents.worker.resources"];
+const WHOLE: &[&str] = &[
+    "resources",
+    "agents.gateway.resources",
+    "agents.worker.resources",
+    "dashboards.labels",
+];
 
 fn values_text() -> String {
     std::fs::read_to_string(repository("charts/agentloop/values.yaml")).unwrap()
@@ -259,6 +295,12 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ("metrics.serviceMonitor.honorLabels=true", "honorLabels"),
         ("resources.limit.memory=1Gi", "limit"),
         ("tolerations[0].keys=a", "keys"),
+        ("policy.requireBudgets=true", "requireBudgets"),
+        ("policy.agentPrices=Maybe", "/policy/agentPrices"),
+        ("policy.minOutputTokens=0", "/policy/minOutputTokens"),
+        ("prices.m.input=1", "input"),
+        ("prices.m.inputPerMillion=cheap", "/prices/m/inputPerMillion"),
+        ("dashboards.namespace=Team_A", "/dashboards/namespace"),
         ("replicas=0", "/replicas"),
         ("replicas=two", "/replicas"),
         ("workers=257", "/workers"),
