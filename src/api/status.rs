@@ -5,6 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
+use super::budget::LedgerRecord;
+
 /// Observed state of an Agent. Written by the controller only.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
@@ -41,6 +43,21 @@ pub struct AgentStatus {
     /// The values of request annotations that were handled, so that each is handled once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_handled_requests: Option<HandledRequests>,
+    /// What a new leader needs to keep the Agent's own limits. Not for people; compare-and-set only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ledger: Option<AgentLedger>,
+}
+
+/// The accounts of an Agent's own limits.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AgentLedger {
+    /// Of `guardrails.tokensPerHour`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_hour: Option<LedgerRecord>,
+    /// Of `guardrails.total`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total: Option<LedgerRecord>,
 }
 
 /// The public states of a loop.

@@ -86,7 +86,8 @@ pub struct Ask {
     pub lease: Option<LeaseId>,
     /// Reservations open on that lease.
     pub open: Amount,
-    /// The least with which the call is worth making.
+    /// The least with which the call is worth making. Nothing: the gateway asks ahead, and no call waits for it; the
+    /// answer comes at once and the grant with a later one.
     pub least: Amount,
     /// What the call is to have.
     pub full: Amount,
@@ -282,7 +283,10 @@ impl Account {
             return false;
         };
         // Sums that do not fit are no statement of a gateway of ours.
-        if lease.who.record != who.record || statement.spent.checked_add(&statement.returned).is_none() {
+        if lease.who.record != who.record
+            || lease.who.agent != who.agent
+            || statement.spent.checked_add(&statement.returned).is_none()
+        {
             return false;
         }
         let news = statement.spent.without(&lease.spent);
@@ -303,20 +307,12 @@ impl Account {
         self.advance(now);
         let current = self.current(&who.record);
         let lease = current.and_then(|id| self.leases.get(&id));
-        let base = lease.map_or(Amount::ZERO, Lease::base);
         // A kind that was not limited before has been granted nothing, whatever was spent of it.
-        let held = lease.map_or(Amount::ZERO, |lease| lease.granted.max(&base));
-        let open = if current == ask.lease { ask.open } else { Amount::ZERO };
-        let limited = self.both_limits();
-        let missing = |call: &Amount| {
-            [open, *call]
-                .iter()
-                .try_fold(base, |sum, part| sum.checked_add(part))
-                .unwrap_or(TOO_MUCH)
-                .without(&held)
-                .limited_by(&limited)
-        };
-        let (least, full) = (missing(&ask.least), missing(&ask.full));
+        let held = lease.map_or(Amount::ZERO, |lease| lease.granted.max(&lease.base()));
+        let (least, full) = (
+            self.missing(&who.record, ask, &ask.least),
+            self.missing(&who.record, ask, &ask.full),
+        );
         if full.is_zero() {
             self.waiting.retain(|waiter| waiter.record != who.record);
             return Ok(());
@@ -335,6 +331,28 @@ impl Account {
             self.grant(who, current, held, &grant);
         }
         Ok(())
+    }
+
+    /// What the lease of a gateway lacks for a call.
+    fn missing(&self, record: &str, ask: &Ask, call: &Amount) -> Amount {
+        let current = self.current(record);
+        let lease = current.and_then(|id| self.leases.get(&id));
+        let base = lease.map_or(Amount::ZERO, Lease::base);
+        let held = lease.map_or(Amount::ZERO, |lease| lease.granted.max(&base));
+        let open = if current == ask.lease { ask.open } else { Amount::ZERO };
+        [open, *call]
+            .iter()
+            .try_fold(base, |sum, part| sum.checked_add(part))
+            .unwrap_or(TOO_MUCH)
+            .without(&held)
+            .limited_by(&self.both_limits())
+    }
+
+    /// Whether an ask that was refused would get its least now.
+    #[must_use]
+    pub fn has_room(&self, who: &Who, ask: &Ask) -> bool {
+        let missing = self.missing(&who.record, ask, &ask.least);
+        lacking(&self.room_for(who), &missing).is_none()
     }
 
     fn grant(&mut self, who: &Who, current: Option<LeaseId>, held: Amount, grant: &Amount) {
@@ -378,6 +396,26 @@ impl Account {
             },
         })
         .collect()
+    }
+
+    /// Whether the answer to an ask that was not refused must wait: more is planned for it than is written, and what is
+    /// written is not enough. Who asks ahead (`least` is nothing) never waits.
+    #[must_use]
+    pub fn must_wait(&self, record: &str, ask: &Ask) -> bool {
+        let current = self.current(record);
+        let Some(lease) = current.and_then(|id| self.leases.get(&id)) else {
+            return false;
+        };
+        if ask.least.is_zero() || lease.durable.covers(&lease.granted) {
+            return false;
+        }
+        let open = if current == ask.lease { ask.open } else { Amount::ZERO };
+        let needed = [open, ask.full]
+            .iter()
+            .try_fold(lease.base(), |sum, part| sum.checked_add(part))
+            .unwrap_or(TOO_MUCH)
+            .limited_by(&self.both_limits());
+        !lease.durable.covers(&needed)
     }
 
     /// The gateway is dead for certain: all that it held counts as spent. What was lost.

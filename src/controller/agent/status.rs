@@ -94,6 +94,8 @@ pub(super) fn compute(facts: &Facts<'_>) -> AgentStatus {
             .and_then(|report| report.last_error.clone())
             .or_else(|| old.last_error.clone()),
         last_handled_requests: requests::remember(facts.agent, old.last_handled_requests.as_ref(), handled, restarted),
+        // Written by the ledger alone: what does not differ is not in the patch.
+        ledger: old.ledger.clone(),
     }
 }
 

@@ -1,0 +1,803 @@
+//! All accounts of a leader, in memory: what gateways say and ask, what must be written, what they are answered.
+//!
+//! Pure: no clock, no I/O. Accounts are grouped into documents, the objects whose status carries their records. The
+//! order that the promise rests on: [`Book::request`], then [`Book::compose`] and the write over exactly the epochs
+//! before, [`Book::written`], and only then [`Book::answer`] to whoever [`Book::must_wait`] said must wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::api::amount::{Amount, Kind, LimitAmounts};
+use crate::api::budget::LedgerRecord;
+use crate::ledger::account::{Account, AgentName, Ask, Refused, Terms, Who};
+use crate::ledger::wallet::AccountId;
+use crate::link::messages::{AccountAnswer, LeaseAnswer, LeaseGrant, LeaseRequest};
+
+/// Time between two writes of a document for which nobody waits.
+pub const STEP: SignedDuration = SignedDuration::from_secs(15);
+/// The epoch of a word about an account that is gone for ever: no later word contradicts it.
+const LAST_WORD: i64 = i64::MAX;
+
+/// What kind of object carries records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DocumentKind {
+    /// An AgentBudget: `status.ledger`.
+    Budget,
+    /// An Agent, of its own limits: `status.ledger.tokensPerHour` and `status.ledger.total`.
+    Agent,
+}
+
+/// One object with records.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DocumentId {
+    /// Its kind.
+    pub kind: DocumentKind,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid: made again it is another document.
+    pub uid: String,
+}
+
+/// Which account of a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// The only one of an AgentBudget.
+    Budget,
+    /// `guardrails.tokensPerHour`.
+    TokensPerHour,
+    /// `guardrails.total`.
+    Total,
+}
+
+impl DocumentId {
+    /// The id of one of its accounts.
+    #[must_use]
+    pub fn account(&self, part: Part) -> AccountId {
+        match part {
+            Part::Budget => self.uid.clone(),
+            Part::TokensPerHour => format!("{}/tokensPerHour", self.uid),
+            Part::Total => format!("{}/total", self.uid),
+        }
+    }
+}
+
+/// An Agent whose last ask was refused, and has no room yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    /// Its gateway.
+    pub who: Who,
+    /// What it asked for.
+    pub ask: Ask,
+    /// Why it got nothing.
+    pub refused: Refused,
+    /// When, by the ledger's time.
+    pub at: Timestamp,
+}
+
+/// One account and who waits for room in it.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    account: Account,
+    blocked: BTreeMap<AgentName, Blocked>,
+    revision: i64,
+}
+
+impl Entry {
+    /// The account: used, reserved, limits, shares.
+    #[must_use]
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// Agents that were refused and have no room yet.
+    #[must_use]
+    pub fn blocked(&self) -> &BTreeMap<AgentName, Blocked> {
+        &self.blocked
+    }
+
+    /// Changes whenever a refused call may have become possible.
+    #[must_use]
+    pub fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    /// Limits less settled and reserved, zero where that is more.
+    #[must_use]
+    pub fn remaining(&self) -> LimitAmounts {
+        let (limits, used, reserved) = (self.account.limits(), self.account.used(), self.account.reserved());
+        let left = |kind| {
+            let taken = used.get(kind).saturating_add(reserved.get(kind));
+            limits.get(kind).map(|limit| (limit - taken.min(limit)).max(0))
+        };
+        LimitAmounts {
+            tokens: left(Kind::Tokens),
+            input_tokens: left(Kind::InputTokens),
+            output_tokens: left(Kind::OutputTokens),
+            calls: left(Kind::Calls),
+            cost: left(Kind::Cost),
+        }
+    }
+
+    /// The refusal that shows that the account as a whole is spent: not of one Agent's part, not of a call that can
+    /// never fit, not while others hold enough unspent. Of several the one that has room last.
+    #[must_use]
+    pub fn exhausted(&self) -> Option<(&AgentName, &Blocked)> {
+        let whole = |refused: &Refused| !refused.per_agent && !refused.never && !refused.contended;
+        let spent = self.blocked.iter().filter(|(_, blocked)| whole(&blocked.refused));
+        spent.max_by_key(|(_, blocked)| {
+            let resets = blocked.refused.resets_at;
+            (resets.is_none(), resets, blocked.at)
+        })
+    }
+
+    /// Lets go who has room by now, or knows better when.
+    fn look_again(&mut self) {
+        let (before, account) = (self.blocked.len(), &self.account);
+        self.blocked.retain(|agent, blocked| {
+            blocked.refused.resets_at = account.resets_at(agent, &blocked.ask.least);
+            !account.has_room(&blocked.who, &blocked.ask)
+        });
+        if self.blocked.len() < before {
+            self.revision += 1;
+        }
+    }
+}
+
+/// One object with records, and its accounts.
+#[derive(Clone, Debug)]
+pub struct Document {
+    accounts: BTreeMap<Part, Entry>,
+    /// Of the last write, or of the load: a new leader is in no hurry.
+    wrote: Timestamp,
+    urgent: bool,
+    writing: bool,
+}
+
+impl Document {
+    /// Its accounts.
+    #[must_use]
+    pub fn accounts(&self) -> &BTreeMap<Part, Entry> {
+        &self.accounts
+    }
+
+    /// One of its accounts.
+    #[must_use]
+    pub fn part(&self, part: Part) -> Option<&Entry> {
+        self.accounts.get(&part)
+    }
+
+    /// When it was last written, or loaded.
+    #[must_use]
+    pub fn wrote(&self) -> Timestamp {
+        self.wrote
+    }
+
+    fn is_changed(&self) -> bool {
+        self.accounts.values().any(|entry| entry.account.is_changed())
+    }
+}
+
+/// One record, over exactly the one before.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Write {
+    /// Which account.
+    pub part: Part,
+    /// Epoch of the record that must be there; 0: none is.
+    pub over: i64,
+    /// What takes its place.
+    pub record: LedgerRecord,
+}
+
+/// What became of a request, until it is answered.
+#[derive(Clone, Debug, Default)]
+pub struct Heard {
+    refused: BTreeMap<AccountId, Refused>,
+    forgotten: BTreeMap<AccountId, Vec<i64>>,
+}
+
+/// All accounts.
+#[derive(Clone, Debug, Default)]
+pub struct Book {
+    documents: BTreeMap<DocumentId, Document>,
+    index: BTreeMap<AccountId, (DocumentId, Part)>,
+    /// Accounts of budgets that were deleted: all about them is accounted for.
+    gone: BTreeSet<AccountId>,
+    /// Accounts of which gateways must hear: limits, recall or revision are others than before.
+    changed: BTreeSet<AccountId>,
+}
+
+impl Book {
+    /// Takes an account over. One that is here already keeps what it knows, and gets new terms.
+    pub fn load(
+        &mut self,
+        document: &DocumentId,
+        part: Part,
+        terms: Terms,
+        record: Option<&LedgerRecord>,
+        now: Timestamp,
+    ) {
+        let account = document.account(part);
+        if self.index.contains_key(&account) {
+            self.set_terms(&account, terms, now);
+            return;
+        }
+        let empty = LedgerRecord::default();
+        let restored = Account::restore(terms, record.unwrap_or(&empty), now);
+        let entry = Entry {
+            account: restored,
+            blocked: BTreeMap::new(),
+            revision: 0,
+        };
+        let home = self.documents.entry(document.clone()).or_insert_with(|| Document {
+            accounts: BTreeMap::new(),
+            wrote: now,
+            urgent: false,
+            writing: false,
+        });
+        home.accounts.insert(part, entry);
+        self.index.insert(account.clone(), (document.clone(), part));
+        self.changed.insert(account);
+    }
+
+    /// Other limits, or another window.
+    pub fn set_terms(&mut self, account: &str, terms: Terms, now: Timestamp) {
+        self.with(account, now, |entry| entry.account.set_terms(terms, now));
+    }
+
+    /// Adds to the limits of the window at hand, once per id. `false`: it was counted before, or does not fit.
+    pub fn top_up(&mut self, account: &str, id: &str, amount: Amount, now: Timestamp) -> bool {
+        let counted = self.with(account, now, |entry| entry.account.top_up(id, amount, now));
+        let counted = counted == Some(true);
+        if counted {
+            self.hurry(account);
+        }
+        counted
+    }
+
+    /// The object is gone, and with it all that it limited.
+    pub fn remove(&mut self, document: &DocumentId) {
+        let Some(removed) = self.documents.remove(document) else {
+            return;
+        };
+        for part in removed.accounts.into_keys() {
+            let account = document.account(part);
+            self.index.remove(&account);
+            self.changed.insert(account.clone());
+            if document.kind == DocumentKind::Budget {
+                self.gone.insert(account);
+            }
+        }
+    }
+
+    /// A gateway says what became of its leases, and asks for more of the accounts that apply to its Agent.
+    pub fn request(
+        &mut self,
+        who: &Who,
+        applies: impl Fn(&str) -> bool,
+        request: &LeaseRequest,
+        now: Timestamp,
+    ) -> Heard {
+        let mut heard = Heard::default();
+        // First everything that is said: what one lease gives back may be what is asked for.
+        for part in &request.accounts {
+            let known = self.with(&part.account, now, |entry| {
+                let unknown = part
+                    .statements
+                    .iter()
+                    .filter(|statement| !entry.account.hear(who, statement, now));
+                unknown.map(|statement| statement.lease).collect::<Vec<_>>()
+            });
+            let forgotten = known.or_else(|| {
+                let gone = self.gone.contains(&part.account);
+                gone.then(|| part.statements.iter().map(|statement| statement.lease).collect())
+            });
+            heard
+                .forgotten
+                .insert(part.account.clone(), forgotten.unwrap_or_default());
+        }
+        for part in request.accounts.iter().filter(|part| applies(&part.account)) {
+            let Some(ask) = &part.ask else { continue };
+            let refused = self.with(&part.account, now, |entry| {
+                let refused = entry.account.ask(who, ask, now).err();
+                match &refused {
+                    Some(refused) => {
+                        let blocked = Blocked {
+                            who: who.clone(),
+                            ask: ask.clone(),
+                            refused: refused.clone(),
+                            at: entry.account.time(),
+                        };
+                        entry.blocked.insert(who.agent.clone(), blocked);
+                    }
+                    None => {
+                        entry.blocked.remove(&who.agent);
+                    }
+                }
+                (refused, entry.account.must_wait(&who.record, ask))
+            });
+            let Some((refused, waits)) = refused else { continue };
+            if let Some(refused) = refused {
+                heard.refused.insert(part.account.clone(), refused);
+            } else if waits {
+                self.hurry(&part.account);
+            }
+        }
+        heard
+    }
+
+    /// The documents that must be written before this request is answered. None: it may be answered now.
+    #[must_use]
+    pub fn must_wait(&self, who: &Who, request: &LeaseRequest, heard: &Heard) -> BTreeSet<DocumentId> {
+        let asked = request
+            .accounts
+            .iter()
+            .filter(|part| !heard.refused.contains_key(&part.account));
+        asked
+            .filter_map(|part| {
+                let (document, entry) = self.entry(&part.account)?;
+                let waits = entry.account.must_wait(&who.record, part.ask.as_ref()?);
+                waits.then(|| document.clone())
+            })
+            .collect()
+    }
+
+    /// What a gateway is told: of what is written, and no more.
+    #[must_use]
+    pub fn answer(&self, who: &Who, request: &LeaseRequest, heard: &Heard) -> LeaseAnswer {
+        let accounts = request.accounts.iter().map(|part| {
+            let account = part.account.clone();
+            let forgotten = heard.forgotten.get(&account).cloned().unwrap_or_default();
+            let refused = heard.refused.get(&account).cloned();
+            let Some((_, entry)) = self.entry(&account) else {
+                let epoch = if self.gone.contains(&account) { LAST_WORD } else { 0 };
+                return AccountAnswer {
+                    account,
+                    epoch,
+                    forgotten,
+                    ..AccountAnswer::default()
+                };
+            };
+            let time = entry.account.time();
+            let leases = entry.account.leases_of(&who.record);
+            AccountAnswer {
+                account,
+                epoch: entry.account.epoch(),
+                leases: leases
+                    .into_iter()
+                    .map(|lease| LeaseGrant {
+                        lease: lease.lease,
+                        granted: lease.granted,
+                        valid_milliseconds: lease.ends.map(|end| milliseconds(time, end)),
+                    })
+                    .collect(),
+                forgotten,
+                refused,
+            }
+        });
+        LeaseAnswer {
+            accounts: accounts.collect(),
+        }
+    }
+
+    /// Documents to write now: somebody waits, or the last change is to be kept and the last write long enough ago.
+    #[must_use]
+    pub fn due(&self, now: Timestamp) -> Vec<DocumentId> {
+        let due = self
+            .documents
+            .iter()
+            .filter(|(_, document)| !document.writing && is_due(document, now));
+        due.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The records to write, and nothing else is written to this document until [`Book::written`] or
+    /// [`Book::not_written`].
+    pub fn compose(&mut self, document: &DocumentId, now: Timestamp) -> Vec<Write> {
+        let Some(home) = self.documents.get_mut(document) else {
+            return Vec::new();
+        };
+        (home.writing, home.urgent) = (true, false);
+        let write = |(part, entry): (&Part, &mut Entry)| {
+            entry.account.advance(now);
+            Write {
+                part: *part,
+                over: entry.account.epoch(),
+                record: entry.account.record(),
+            }
+        };
+        home.accounts.iter_mut().map(write).collect()
+    }
+
+    /// The records are written: what they grant may be said.
+    pub fn written(&mut self, document: &DocumentId, writes: &[Write], now: Timestamp) {
+        let Some(home) = self.documents.get_mut(document) else {
+            return;
+        };
+        for write in writes {
+            if let Some(entry) = home.accounts.get_mut(&write.part) {
+                entry.account.written(&write.record);
+            }
+        }
+        (home.writing, home.wrote) = (false, now);
+        home.urgent &= home.is_changed();
+    }
+
+    /// It is certain that the records are not and will not be written.
+    pub fn not_written(&mut self, document: &DocumentId) {
+        if let Some(home) = self.documents.get_mut(document) {
+            (home.writing, home.urgent) = (false, true);
+        }
+    }
+
+    /// The gateways of these records are dead for certain: what they hold counts as spent. What was lost.
+    pub fn bury(&mut self, account: &str, record: &str, now: Timestamp) -> Amount {
+        let lost = self.with(account, now, |entry| entry.account.bury(record, now));
+        lost.unwrap_or_default()
+    }
+
+    /// This Agent draws on this account no more: it waits for nothing there.
+    pub fn withdraw(&mut self, account: &str, agent: &AgentName, now: Timestamp) {
+        self.with(account, now, |entry| entry.blocked.remove(agent).is_some());
+    }
+
+    /// Time goes on: for accounts that somebody waits for, or that want something back.
+    pub fn tick(&mut self, now: Timestamp) {
+        let restless = |entry: &Entry| !entry.blocked.is_empty() || entry.account.recalls();
+        let accounts: Vec<AccountId> = self
+            .index
+            .iter()
+            .filter(|(_, (document, part))| {
+                let home = self.documents.get(document);
+                home.and_then(|home| home.accounts.get(part)).is_some_and(restless)
+            })
+            .map(|(account, _)| account.clone())
+            .collect();
+        for account in accounts {
+            self.with(&account, now, |_| ());
+        }
+    }
+
+    /// Accounts of which gateways must hear since the last call of this.
+    pub fn take_changed(&mut self) -> BTreeSet<AccountId> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// An account and the document that it is in.
+    #[must_use]
+    pub fn entry(&self, account: &str) -> Option<(&DocumentId, &Entry)> {
+        let (document, part) = self.index.get(account)?;
+        Some((document, self.documents.get(document)?.accounts.get(part)?))
+    }
+
+    /// A document.
+    #[must_use]
+    pub fn document(&self, id: &DocumentId) -> Option<&Document> {
+        self.documents.get(id)
+    }
+
+    /// All documents.
+    #[must_use]
+    pub fn documents(&self) -> &BTreeMap<DocumentId, Document> {
+        &self.documents
+    }
+
+    /// A person or a call waits for the next write.
+    fn hurry(&mut self, account: &str) {
+        if let Some((document, _)) = self.index.get(account)
+            && let Some(home) = self.documents.get_mut(document)
+        {
+            home.urgent = true;
+        }
+    }
+
+    /// Changes an account, and notes whether gateways must hear of it.
+    fn with<T>(&mut self, account: &str, now: Timestamp, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+        let (document, part) = self.index.get(account)?;
+        let entry = self.documents.get_mut(document)?.accounts.get_mut(part)?;
+        let said = |entry: &Entry| {
+            (
+                entry.account.limits(),
+                entry.account.per_agent(),
+                entry.account.recalls(),
+            )
+        };
+        let before = (said(entry), entry.revision);
+        entry.account.advance(now);
+        let result = change(entry);
+        entry.look_again();
+        if before != (said(entry), entry.revision) {
+            self.changed.insert(account.to_owned());
+        }
+        Some(result)
+    }
+}
+
+fn is_due(document: &Document, now: Timestamp) -> bool {
+    document.is_changed() && (document.urgent || now.duration_since(document.wrote) >= STEP)
+}
+
+fn milliseconds(from: Timestamp, to: Timestamp) -> u64 {
+    u64::try_from(to.duration_since(from).as_millis()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::account::Statement;
+    use crate::ledger::window::WindowRule;
+    use crate::link::messages::AccountRequest;
+
+    const START: Timestamp = Timestamp::constant(1_800_000_000, 0);
+
+    fn at(seconds: i64) -> Timestamp {
+        START + SignedDuration::from_secs(seconds)
+    }
+
+    fn tokens(tokens: i64) -> Amount {
+        Amount { tokens, ..Amount::ZERO }
+    }
+
+    fn terms(limit: i64) -> Terms {
+        Terms {
+            limits: LimitAmounts {
+                tokens: Some(limit),
+                ..LimitAmounts::default()
+            },
+            per_agent: LimitAmounts::default(),
+            window: WindowRule::Rolling(SignedDuration::from_hours(1)),
+        }
+    }
+
+    fn budget(uid: &str) -> DocumentId {
+        DocumentId {
+            kind: DocumentKind::Budget,
+            namespace: "ns".into(),
+            name: "team".into(),
+            uid: uid.into(),
+        }
+    }
+
+    fn who(agent: &str) -> Who {
+        Who {
+            record: format!("record-of-{agent}"),
+            agent: AgentName {
+                namespace: "ns".into(),
+                name: agent.into(),
+            },
+            pod_uid: format!("pod-of-{agent}"),
+            epoch: 1,
+        }
+    }
+
+    fn asking(account: &str, least: i64, statements: Vec<Statement>) -> LeaseRequest {
+        let ask = Ask {
+            lease: statements.first().map(|statement| statement.lease),
+            open: Amount::ZERO,
+            least: tokens(least),
+            full: tokens(least.max(100)),
+        };
+        LeaseRequest {
+            accounts: vec![AccountRequest {
+                account: account.into(),
+                statements,
+                ask: Some(ask),
+            }],
+            ..LeaseRequest::default()
+        }
+    }
+
+    fn saying(account: &str, lease: i64, spent: i64, returned: i64) -> LeaseRequest {
+        LeaseRequest {
+            accounts: vec![AccountRequest {
+                account: account.into(),
+                statements: vec![Statement {
+                    lease,
+                    spent: tokens(spent),
+                    returned: tokens(returned),
+                    closed: true,
+                }],
+                ask: None,
+            }],
+            ..LeaseRequest::default()
+        }
+    }
+
+    fn book(limit: i64) -> Book {
+        let mut book = Book::default();
+        book.load(&budget("b"), Part::Budget, terms(limit), None, START);
+        book.take_changed();
+        book
+    }
+
+    fn write(book: &mut Book, seconds: i64) -> Vec<Write> {
+        let writes = book.compose(&budget("b"), at(seconds));
+        book.written(&budget("b"), &writes, at(seconds));
+        writes
+    }
+
+    #[test]
+    fn a_grant_is_told_only_once_it_is_written() {
+        let mut book = book(1000);
+        let (who, request) = (who("a"), asking("b", 100, vec![]));
+        let heard = book.request(&who, |_| true, &request, at(1));
+        assert_eq!(book.must_wait(&who, &request, &heard), BTreeSet::from([budget("b")]));
+        let granted = |book: &Book| book.answer(&who, &request, &heard).accounts[0].clone();
+        assert_eq!(granted(&book).leases[0].granted, Amount::ZERO);
+        assert_eq!(book.due(at(1)), [budget("b")], "somebody waits");
+        let writes = book.compose(&budget("b"), at(1));
+        assert_eq!(book.due(at(1)), [], "one write at a time");
+        assert_eq!((writes[0].over, writes[0].record.epoch), (0, 1));
+        book.written(&budget("b"), &writes, at(1));
+        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        let told = granted(&book);
+        assert!(told.leases[0].granted.covers(&tokens(100)), "{told:?}");
+        assert_eq!((told.epoch, told.leases[0].valid_milliseconds), (1, None));
+        assert_eq!(book.due(at(1000)), [], "nothing changed since");
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_written_every_fifteen_seconds_and_at_rest_nothing_is() {
+        let mut book = book(1000);
+        book.request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        book.request(&who("a"), |_| true, &saying("b", 1, 50, 0), at(2));
+        assert_eq!(book.due(at(15)), []);
+        assert_eq!(book.due(at(16)), [budget("b")]);
+        write(&mut book, 16);
+        assert_eq!(book.due(at(10_000)), []);
+    }
+
+    #[test]
+    fn who_asks_ahead_does_not_wait_and_makes_no_write_of_its_own() {
+        let mut book = book(1000);
+        let (who, request) = (who("a"), asking("b", 0, vec![]));
+        let heard = book.request(&who, |_| true, &request, at(1));
+        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        assert_eq!((book.due(at(14)).len(), book.due(at(15)).len()), (0, 1));
+        write(&mut book, 15);
+        let lease = &book.answer(&who, &request, &heard).accounts[0].leases[0];
+        assert!(lease.granted.covers(&tokens(100)));
+    }
+
+    #[test]
+    fn a_write_that_certainly_failed_is_made_again_at_once() {
+        let mut book = book(1000);
+        book.request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        book.compose(&budget("b"), at(1));
+        book.not_written(&budget("b"));
+        assert_eq!(book.due(at(1)), [budget("b")]);
+        assert_eq!(book.compose(&budget("b"), at(1))[0].over, 0);
+    }
+
+    #[test]
+    fn what_is_given_back_calls_who_was_refused() {
+        let mut book = book(150);
+        let (a, b) = (who("a"), who("b"));
+        book.request(&a, |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        let request = asking("b", 100, vec![]);
+        let heard = book.request(&b, |_| true, &request, at(2));
+        let refused = book.answer(&b, &request, &heard).accounts[0].refused.clone().unwrap();
+        assert!(refused.contended);
+        let entry = |book: &Book| book.entry("b").unwrap().1.clone();
+        assert!(
+            entry(&book).account().recalls(),
+            "a is to give back what it does not need"
+        );
+        assert_eq!(
+            entry(&book).exhausted(),
+            None,
+            "it is not spent as long as others hold enough"
+        );
+        let before = entry(&book).revision();
+        book.take_changed();
+        book.request(&a, |_| true, &saying("b", 1, 10, 140), at(3));
+        assert_eq!(entry(&book).revision(), before + 1);
+        assert_eq!(book.take_changed(), BTreeSet::from(["b".to_owned()]));
+        assert!(entry(&book).blocked().is_empty());
+        book.request(&a, |_| true, &saying("b", 1, 10, 140), at(4));
+        assert_eq!(entry(&book).revision(), before + 1, "said again it is no news");
+    }
+
+    #[test]
+    fn a_spent_account_says_who_was_refused_and_when_it_has_room() {
+        let mut book = book(100);
+        book.request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        book.request(&who("a"), |_| true, &saying("b", 1, 100, 0), at(2));
+        book.request(&who("b"), |_| true, &asking("b", 10, vec![]), at(3));
+        let entry = book.entry("b").unwrap().1.clone();
+        let (agent, blocked) = entry.exhausted().unwrap();
+        assert_eq!((agent.name.as_str(), blocked.refused.kind), ("b", Kind::Tokens));
+        let resets = blocked.refused.resets_at.unwrap();
+        assert!(resets > at(3600) && resets <= at(3600 + 62), "{resets}");
+        book.tick(resets - SignedDuration::from_nanos(1));
+        assert!(book.entry("b").unwrap().1.exhausted().is_some());
+        book.tick(resets);
+        assert_eq!(book.entry("b").unwrap().1.exhausted(), None);
+    }
+
+    #[test]
+    fn accounts_that_apply_no_more_hear_but_grant_nothing() {
+        let mut book = book(1000);
+        let who = who("a");
+        book.request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        let mut request = saying("b", 1, 40, 60);
+        request.accounts[0].ask = asking("b", 100, vec![]).accounts[0].ask.clone();
+        let heard = book.request(&who, |_| false, &request, at(2));
+        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        let account = book.entry("b").unwrap().1.account().clone();
+        assert_eq!((account.used(), account.reserved()), (tokens(40), Amount::ZERO));
+    }
+
+    #[test]
+    fn another_agents_gateway_cannot_speak_for_a_lease() {
+        let mut book = book(1000);
+        book.request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        let thief = Who {
+            record: "record-of-a".into(),
+            ..who("thief")
+        };
+        book.request(&thief, |_| true, &saying("b", 1, 0, 1000), at(2));
+        let account = book.entry("b").unwrap().1.account().clone();
+        assert!(account.reserved().covers(&tokens(100)));
+    }
+
+    #[test]
+    fn a_deleted_budget_has_the_last_word_and_an_unknown_account_none() {
+        let mut book = book(1000);
+        let who = who("a");
+        book.request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        book.remove(&budget("b"));
+        assert_eq!(book.take_changed(), BTreeSet::from(["b".to_owned()]));
+        for (account, word, forgotten) in [("b", LAST_WORD, vec![1]), ("never heard of", 0, vec![])] {
+            let request = saying(account, 1, 40, 0);
+            let heard = book.request(&who, |_| false, &request, at(2));
+            let answer = book.answer(&who, &request, &heard).accounts[0].clone();
+            assert_eq!((answer.epoch, answer.forgotten), (word, forgotten), "{account}");
+        }
+        book.load(&budget("b2"), Part::Budget, terms(1000), None, at(3));
+        assert_eq!(book.entry("b2").unwrap().1.account().used(), Amount::ZERO);
+    }
+
+    #[test]
+    fn the_next_leader_counts_every_holder_until_its_gateway_speaks() {
+        let mut old = book(1000);
+        let who = who("a");
+        old.request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        let record = write(&mut old, 1).remove(0).record;
+        let held = old.entry("b").unwrap().1.account().reserved();
+        let mut new = Book::default();
+        new.load(&budget("b"), Part::Budget, terms(1000), Some(&record), at(5));
+        assert_eq!(new.due(at(1000)), [], "a take-over writes nothing");
+        let entry = |book: &Book| book.entry("b").unwrap().1.clone();
+        assert_eq!(entry(&new).account().reserved(), held);
+        assert_eq!(entry(&new).remaining().tokens, Some(1000 - held.tokens));
+        new.request(&who, |_| true, &saying("b", 1, 30, 0), at(6));
+        assert_eq!(
+            (entry(&new).account().used(), entry(&new).account().reserved()),
+            (tokens(30), Amount::ZERO)
+        );
+        assert_eq!(new.compose(&budget("b"), at(6))[0].over, 1);
+    }
+
+    #[test]
+    fn an_agents_two_accounts_are_one_document() {
+        let agent = DocumentId {
+            kind: DocumentKind::Agent,
+            ..budget("agent")
+        };
+        let mut book = Book::default();
+        book.load(&agent, Part::TokensPerHour, terms(1000), None, START);
+        book.load(&agent, Part::Total, terms(1000), None, START);
+        book.request(&who("a"), |_| true, &asking("agent/total", 100, vec![]), at(1));
+        assert_eq!(book.due(at(1)), std::slice::from_ref(&agent));
+        let parts: Vec<Part> = book.compose(&agent, at(1)).iter().map(|write| write.part).collect();
+        assert_eq!(parts, [Part::TokensPerHour, Part::Total]);
+    }
+}
