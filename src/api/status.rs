@@ -228,9 +228,12 @@ pub struct Usage {
     /// Model calls sent, each attempt for itself.
     #[schemars(range(min = 0))]
     pub calls: i64,
-    /// Calls of which the server never said what they used; their tokens are in no other field.
+    /// Calls of which the server never said what they used; their tokens and their cost are in no other field.
     #[schemars(range(min = 0))]
     pub unknown_calls: i64,
+    /// Of these, calls that count in the budgets with all that was reserved for them: more than they can have used.
+    #[schemars(range(min = 0))]
+    pub estimated_calls: i64,
     /// Input tokens that were neither read from nor written to a cache.
     #[schemars(range(min = 0))]
     pub input_tokens: i64,
@@ -240,9 +243,16 @@ pub struct Usage {
     /// Input tokens read from the server's cache.
     #[schemars(range(min = 0))]
     pub cache_read_tokens: i64,
+    /// Input tokens written to the server's cache.
+    #[schemars(range(min = 0))]
+    pub cache_write_tokens: i64,
     /// Output tokens spent on reasoning; a part of `outputTokens`.
     #[schemars(range(min = 0))]
     pub reasoning_tokens: i64,
+    /// Cost in millionths of a US dollar, of each call by the prices known when it was made; 0 without prices.
+    #[serde(rename = "costMicroUSD")]
+    #[schemars(range(min = 0))]
+    pub cost: i64,
     /// Turns completed.
     #[schemars(range(min = 0))]
     pub turns: i64,
@@ -266,6 +276,9 @@ pub struct ModelUsage {
     /// Calls of unknown use.
     #[schemars(range(min = 0))]
     pub unknown_calls: i64,
+    /// Of these, calls that count in the budgets as reserved.
+    #[schemars(range(min = 0))]
+    pub estimated_calls: i64,
     /// Uncached input tokens.
     #[schemars(range(min = 0))]
     pub input_tokens: i64,
@@ -275,9 +288,16 @@ pub struct ModelUsage {
     /// Cached input tokens.
     #[schemars(range(min = 0))]
     pub cache_read_tokens: i64,
+    /// Input tokens written to a cache.
+    #[schemars(range(min = 0))]
+    pub cache_write_tokens: i64,
     /// Reasoning tokens, a part of the output.
     #[schemars(range(min = 0))]
     pub reasoning_tokens: i64,
+    /// Cost in millionths of a US dollar.
+    #[serde(rename = "costMicroUSD")]
+    #[schemars(range(min = 0))]
+    pub cost: i64,
 }
 
 /// Sums by kind; the model's name stays.
@@ -285,10 +305,13 @@ impl std::ops::AddAssign<&Self> for ModelUsage {
     fn add_assign(&mut self, more: &Self) {
         self.calls += more.calls;
         self.unknown_calls += more.unknown_calls;
+        self.estimated_calls += more.estimated_calls;
         self.input_tokens += more.input_tokens;
         self.output_tokens += more.output_tokens;
         self.cache_read_tokens += more.cache_read_tokens;
+        self.cache_write_tokens += more.cache_write_tokens;
         self.reasoning_tokens += more.reasoning_tokens;
+        self.cost += more.cost;
     }
 }
 

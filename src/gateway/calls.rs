@@ -91,7 +91,7 @@ impl Calls {
         }
         let request = self
             .upstream
-            .prepare(id, body)
+            .prepare(id, body, self.store.scripted_turns())
             .inspect_err(|failure| self.note_end(Some(failure)))?;
         self.store
             .begin(id, Timestamp::now())
@@ -103,11 +103,10 @@ impl Calls {
     }
 
     async fn fly(self: Arc<Self>, id: CallId, request: Prepared, flight: Arc<Flight>) {
-        let taken = self.store.scripted_turns();
         let result = tokio::select! {
             biased;
             why = flight.until_cut() => Err((why, true)),
-            result = self.upstream.run(request, taken, &flight) => result.map_err(|failure| (failure, false)),
+            result = self.upstream.run(request, &flight) => result.map_err(|failure| (failure, false)),
         };
         let was_cut = matches!(&result, Err((_, true)));
         let end = match &result {
@@ -253,16 +252,16 @@ fn speaks_of_the_model(kind: FailureKind) -> bool {
 }
 
 fn log(id: CallId, end: &End, metered: &Metered) {
-    let tokens = match metered {
-        Metered::Billed(tokens, _) => Some(tokens),
+    let bill = match metered {
+        Metered::Billed(bill, _) => Some(bill),
         Metered::NotSent | Metered::Free | Metered::Unknown => None,
     };
     match end {
         End::Answered { body, .. } => tracing::info!(
             call = %id,
             bytes = body.len(),
-            input = tokens.map(|tokens| tokens.input + tokens.cache_read),
-            output = tokens.map(|tokens| tokens.output),
+            input = bill.map(|bill| bill.input + bill.cache_read + bill.cache_write + bill.cache_write_1h),
+            output = bill.map(|bill| bill.output),
             "call answered"
         ),
         End::Failed(failure) => {

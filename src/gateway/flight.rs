@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::store::Metered;
-use super::usage::Tokens;
+use super::usage;
 use crate::api::failure::Failure;
 
 /// A call in flight.
@@ -125,8 +125,8 @@ impl Flight {
             (Sent::No, _) => Metered::NotSent,
             (Sent::Refused, _) => Metered::Free,
             (Sent::Yes, None) => Metered::Unknown,
-            (Sent::Yes, Some(usage)) => match Tokens::read(usage) {
-                Some(tokens) => Metered::Billed(tokens, usage.to_string()),
+            (Sent::Yes, Some(usage)) => match usage::of_chat(usage) {
+                Some(bill) => Metered::Billed(bill, usage.to_string()),
                 None => Metered::Unknown,
             },
         }

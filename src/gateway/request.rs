@@ -28,6 +28,8 @@ const REFUSED: [&str; 9] = [
     "background",
     "store",
 ];
+/// Fields of which nothing comes before the model.
+const UNSEEN: [&str; 5] = ["model", "stream", "stream_options", OUTPUT_LIMITS[0], OUTPUT_LIMITS[1]];
 const OUTPUT_LIMITS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
 
 /// How requests are to be changed.
@@ -61,6 +63,66 @@ pub enum RequestError {
 /// A JSON object whose values stay as they were written.
 struct RawObject(Vec<(String, Box<RawValue>)>);
 
+/// A piece of what a request puts before the model, as its bytes on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptPart<'a> {
+    /// The bytes.
+    pub bytes: &'a [u8],
+    /// Whether it is one message of the conversation, and not a tool or a setting.
+    pub is_message: bool,
+}
+
+/// A request that may be sent. Only its output limit can still change.
+pub struct Checked {
+    fields: RawObject,
+    output_limit: &'static str,
+    max_output_tokens: u32,
+}
+
+impl Checked {
+    /// Everything in it that the server may show the model: each message, each tool, each other field for itself.
+    pub fn parts(&self) -> Vec<PromptPart<'_>> {
+        let mut parts = Vec::new();
+        for (name, value) in &self.fields.0 {
+            let is_message = name == "messages";
+            if UNSEEN.contains(&name.as_str()) {
+                continue;
+            }
+            match serde_json::from_str::<Vec<&RawValue>>(value.get()) {
+                Ok(items) if is_message || name == "tools" => parts.extend(items.into_iter().map(|item| PromptPart {
+                    bytes: item.get().as_bytes(),
+                    is_message,
+                })),
+                _ => parts.push(PromptPart {
+                    bytes: value.get().as_bytes(),
+                    is_message: false,
+                }),
+            }
+        }
+        parts
+    }
+
+    /// Most output tokens that the server may bill.
+    pub fn max_output(&self) -> u32 {
+        self.max_output_tokens
+    }
+
+    /// Lowers the output limit; it never rises.
+    pub fn limit_output(&mut self, tokens: u32) {
+        let tokens = tokens.min(self.max_output_tokens);
+        let place = self.fields.0.iter_mut().find(|(name, _)| name == self.output_limit);
+        if let (Some((_, value)), Ok(limit)) = (place, to_raw_value(&tokens)) {
+            *value = limit;
+            self.max_output_tokens = tokens;
+        }
+    }
+
+    /// As it goes to the server.
+    pub fn body(&self) -> Result<Vec<u8>, RequestError> {
+        serde_json::to_vec(&self.fields).map_err(|_| RequestError::NotAnObject)
+    }
+}
+
 impl Rules {
     /// The name of the output limit at this host: OpenAI's own new models know only the new one, others the old.
     pub fn output_limit_for(host: Option<&str>) -> &'static str {
@@ -71,8 +133,8 @@ impl Rules {
         }
     }
 
-    /// The request as it goes to the server.
-    pub fn apply(&self, body: &[u8]) -> Result<Vec<u8>, RequestError> {
+    /// The request as it may go to the server.
+    pub fn apply(&self, body: &[u8]) -> Result<Checked, RequestError> {
         let RawObject(mut fields) = serde_json::from_slice(body).map_err(|_| RequestError::NotAnObject)?;
         if let Some(refused) = REFUSED
             .iter()
@@ -87,7 +149,11 @@ impl Rules {
         if get::<bool>(&fields, "stream")?.unwrap_or(false) {
             include_usage(&mut fields)?;
         }
-        serde_json::to_vec(&RawObject(fields)).map_err(|_| RequestError::NotAnObject)
+        Ok(Checked {
+            fields: RawObject(fields),
+            output_limit: self.output_limit,
+            max_output_tokens: self.max_output_tokens,
+        })
     }
 
     fn limit_output(&self, fields: &mut Vec<(String, Box<RawValue>)>) -> Result<(), RequestError> {
@@ -165,15 +231,49 @@ mod tests {
 
     use super::*;
 
-    fn apply(body: &str) -> Result<String, RequestError> {
+    fn checked(body: &str) -> Result<Checked, RequestError> {
         let rules = Rules {
             model: "m".into(),
             max_output_tokens: 77,
             output_limit: Rules::output_limit_for(None),
         };
-        rules
-            .apply(body.as_bytes())
-            .map(|bytes| String::from_utf8(bytes).unwrap())
+        rules.apply(body.as_bytes())
+    }
+
+    fn apply(body: &str) -> Result<String, RequestError> {
+        checked(body).map(|checked| String::from_utf8(checked.body().unwrap()).unwrap())
+    }
+
+    #[test]
+    fn the_output_limit_can_be_lowered_late_and_never_raised() {
+        let mut checked = checked(r#"{"model":"m","messages":[],"z":1}"#).unwrap();
+        assert_eq!(checked.max_output(), 77);
+        for (asked, set) in [(78, 77), (30, 30), (50, 30)] {
+            checked.limit_output(asked);
+            assert_eq!(checked.max_output(), set);
+            let body = format!(r#"{{"model":"m","messages":[],"z":1,"max_tokens":{set}}}"#);
+            assert_eq!(String::from_utf8(checked.body().unwrap()).unwrap(), body);
+        }
+    }
+
+    #[test]
+    fn each_message_each_tool_and_each_other_field_is_a_part_of_the_prompt() {
+        let checked = checked(
+            r#"{"model":"m","stream":true,"messages":[{"role":"user"}, {"a": 1}],"tools":[{"t":1},{"u":2}],"response_format":{"x":[1]}}"#,
+        )
+        .unwrap();
+        let parts = checked.parts();
+        let parts = parts
+            .iter()
+            .map(|part| (std::str::from_utf8(part.bytes).unwrap(), part.is_message));
+        let expected = [
+            (r#"{"role":"user"}"#, true),
+            (r#"{"a": 1}"#, true),
+            (r#"{"t":1}"#, false),
+            (r#"{"u":2}"#, false),
+            (r#"{"x":[1]}"#, false),
+        ];
+        assert_eq!(parts.collect::<Vec<_>>(), expected);
     }
 
     #[rstest]

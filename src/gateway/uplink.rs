@@ -166,6 +166,7 @@ impl Uplink {
             loop_,
             usage,
             model: self.calls.subscribe().borrow().1.clone(),
+            ..Report::default()
         }
     }
 }

@@ -2,37 +2,25 @@
 
 use serde_json::Value;
 
+use crate::ledger::bound::Bill;
+
 /// More than this in one call is absurd, and would endanger exact sums.
 const MAX_TOKENS: i64 = 1_000_000_000;
 
-/// What one call used. The kinds are disjoint; reasoning is a part of the output.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tokens {
-    /// Input that came from no cache.
-    pub input: i64,
-    /// Output, reasoning included.
-    pub output: i64,
-    /// Input read from the server's cache.
-    pub cache_read: i64,
-    /// Output spent on reasoning.
-    pub reasoning: i64,
-}
-
-impl Tokens {
-    /// Reads the `usage` of a chat completion. `prompt_tokens` includes cached ones, `completion_tokens` reasoning.
-    /// `None` when a count is missing, negative, no whole number, or contradicts another.
-    pub fn read(usage: &Value) -> Option<Self> {
-        let prompt = count(usage.get("prompt_tokens")?)?;
-        let output = count(usage.get("completion_tokens")?)?;
-        let cache_read = detail(usage, "prompt_tokens_details", "cached_tokens")?;
-        let reasoning = detail(usage, "completion_tokens_details", "reasoning_tokens")?;
-        (cache_read <= prompt && reasoning <= output).then(|| Self {
-            input: prompt - cache_read,
-            output,
-            cache_read,
-            reasoning,
-        })
-    }
+/// Reads the `usage` of a chat completion. `prompt_tokens` includes cached ones, `completion_tokens` reasoning.
+/// `None` when a count is missing, negative, no whole number, or contradicts another.
+pub fn of_chat(usage: &Value) -> Option<Bill> {
+    let prompt = count(usage.get("prompt_tokens")?)?;
+    let output = count(usage.get("completion_tokens")?)?;
+    let cache_read = detail(usage, "prompt_tokens_details", "cached_tokens")?;
+    let reasoning = detail(usage, "completion_tokens_details", "reasoning_tokens")?;
+    (cache_read <= prompt && reasoning <= output).then(|| Bill {
+        input: prompt - cache_read,
+        output,
+        cache_read,
+        reasoning,
+        ..Bill::default()
+    })
 }
 
 fn count(value: &Value) -> Option<i64> {
@@ -60,13 +48,14 @@ mod tests {
             "prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120,
             "prompt_tokens_details": {"cached_tokens": 90}, "completion_tokens_details": {"reasoning_tokens": 15},
         });
-        let expected = Tokens {
+        let expected = Bill {
             input: 10,
             output: 20,
             cache_read: 90,
             reasoning: 15,
+            ..Bill::default()
         };
-        assert_eq!(Tokens::read(&usage), Some(expected));
+        assert_eq!(of_chat(&usage), Some(expected));
     }
 
     #[rstest]
@@ -75,11 +64,11 @@ mod tests {
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": null}}))]
     fn details_may_be_missing(#[case] usage: Value) {
         assert_eq!(
-            Tokens::read(&usage),
-            Some(Tokens {
+            of_chat(&usage),
+            Some(Bill {
                 input: 3,
                 output: 4,
-                ..Tokens::default()
+                ..Bill::default()
             })
         );
     }
@@ -97,6 +86,6 @@ mod tests {
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": -1}}))]
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": 5}}))]
     fn what_cannot_be_believed_is_unknown(#[case] usage: Value) {
-        assert_eq!(Tokens::read(&usage), None);
+        assert_eq!(of_chat(&usage), None);
     }
 }

@@ -99,6 +99,8 @@ pub struct Ask {
 pub struct Refused {
     /// What there is not enough of.
     pub kind: Kind,
+    /// How much of it there is for this gateway, beyond what it holds.
+    pub left: i64,
     /// Whether it is the Agent's own part (`perAgent`) that is spent.
     pub per_agent: bool,
     /// The call can never fit: it needs more than the whole limit.
@@ -673,6 +675,7 @@ impl Account {
 
     fn refuse(&mut self, who: &Who, ask: &Ask, kind: Kind, missing: Amount) -> Refused {
         let least = ask.least;
+        let room = self.room_for(who);
         let never = |limits: &LimitAmounts| limits.exceeded_by(&least.limited_by(limits));
         let own = self.terms.per_agent;
         if let Some((kind, per_agent)) = never(&self.limits())
@@ -682,6 +685,7 @@ impl Account {
             self.waiting.retain(|waiter| waiter.record != who.record);
             return Refused {
                 kind,
+                left: room.get(kind).unwrap_or(0),
                 per_agent,
                 never: true,
                 resets_at: None,
@@ -708,8 +712,10 @@ impl Account {
         } else {
             self.waiting.retain(|waiter| waiter.record != who.record);
         }
+        let kind = own_lacks.unwrap_or(kind);
         Refused {
-            kind: own_lacks.unwrap_or(kind),
+            kind,
+            left: room.get(kind).unwrap_or(0),
             per_agent: own_lacks.is_some(),
             never: false,
             resets_at: self.resets_at(&who.agent, &ask.least),

@@ -1,4 +1,4 @@
-//! The pod's side of the link: one request each for attach and report, one long answer for directives.
+//! The pod's side of the link: one request each for attach, report and lease, one long answer for directives.
 //!
 //! Reads its token anew for each request, since the kubelet rotates it, and the CA bundle whenever it has changed.
 //! Never retries: when and how often is the caller's matter.
@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sse_stream::SseStream;
 
-use super::messages::{Attach, Attached, Directives, HEARTBEAT_SECONDS, Refusal, Report};
+use super::messages::{Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, Refusal, Report};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,6 +80,12 @@ impl LinkClient {
     /// Says how the pod is.
     pub async fn report(&self, report: &Report) -> Result<(), LinkError> {
         self.post("/v1/report", report).await.map(drop)
+    }
+
+    /// Says what became of leases, and asks for more.
+    pub async fn lease(&self, request: &LeaseRequest) -> Result<LeaseAnswer, LinkError> {
+        let response = self.post("/v1/lease", request).await?;
+        read_json(response).await
     }
 
     /// Listens to what the pod is to do. The stream ends when the connection does.

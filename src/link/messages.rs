@@ -202,6 +202,33 @@ pub struct Report {
     pub usage: Usage,
     /// How the last model call ended; absent before the first.
     pub model: Option<ModelReport>,
+    /// What the limits did so far.
+    pub budget: BudgetReport,
+    /// What the last requests looked like from outside the loop; absent before the first answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pulse: Option<Pulse>,
+}
+
+/// What limits did to the calls of one gateway: totals of its record.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct BudgetReport {
+    /// Calls that were not made because of a limit, each refusal for itself.
+    pub refused_calls: i64,
+    /// Questions to the leader for more.
+    pub lease_requests: i64,
+}
+
+/// What requests look like to one who does not trust the worker.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Pulse {
+    /// How many of the last 20 answered requests had, byte for byte, the messages of the most frequent one.
+    pub identical: u32,
+    /// The beginning of that one's hash: 16 hexadecimal digits.
+    pub hash: String,
+    /// Tokens charged in the last 300 s: uncached input, cache writes and output.
+    pub tokens: i64,
 }
 
 /// How the last model call ended.

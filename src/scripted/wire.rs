@@ -100,7 +100,7 @@ impl Completion<'_> {
     }
 
     fn usage(&self) -> Value {
-        let usage = self.answer.usage.unwrap_or_else(|| self.counted());
+        let usage = used(self.answer, self.messages);
         let prompt = usage.input_tokens + usage.cache_read_tokens;
         json!({
             "prompt_tokens": prompt,
@@ -110,20 +110,23 @@ impl Completion<'_> {
             "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         })
     }
+}
 
-    fn counted(&self) -> TurnUsage {
-        let call_bytes = self
-            .answer
+/// What an answer to a request with these messages says it used.
+#[must_use]
+pub fn used(answer: &Answer, messages: &Value) -> TurnUsage {
+    answer.usage.unwrap_or_else(|| {
+        let call_bytes = answer
             .tool_calls
             .iter()
             .map(|call| call.name.len() + Value::from(call.arguments.clone()).to_string().len());
-        let output = self.answer.text.as_ref().map_or(0, String::len) + call_bytes.sum::<usize>();
+        let output = answer.text.as_ref().map_or(0, String::len) + call_bytes.sum::<usize>();
         TurnUsage {
-            input_tokens: tokens(self.messages.to_string().len()),
+            input_tokens: tokens(messages.to_string().len()),
             output_tokens: tokens(output),
             ..TurnUsage::default()
         }
-    }
+    })
 }
 
 fn tokens(bytes: usize) -> u64 {

@@ -169,6 +169,7 @@ fn usage_series(families: &mut Families, used: &ModelUsage, [namespace, name]: [
     for (kind, tokens) in [
         ("input", used.input_tokens),
         ("cache_read", used.cache_read_tokens),
+        ("cache_write", used.cache_write_tokens),
         ("output", used.output_tokens),
     ] {
         families.put(&registry::AGENT_TOKENS, &[namespace, name, model, kind], number(tokens));
@@ -177,6 +178,8 @@ fn usage_series(families: &mut Families, used: &ModelUsage, [namespace, name]: [
     families.put(&registry::AGENT_REASONING_TOKENS, &id, number(used.reasoning_tokens));
     families.put(&registry::AGENT_CALLS, &id, number(used.calls));
     families.put(&registry::AGENT_UNKNOWN_CALLS, &id, number(used.unknown_calls));
+    families.put(&registry::AGENT_ESTIMATED_CALLS, &id, number(used.estimated_calls));
+    families.put(&registry::AGENT_COST, &id, number(used.cost) / 1e6);
 }
 
 /// Usage by model, so that the sum is exactly the total: with zeros for the model of the spec before its first call,
@@ -194,10 +197,13 @@ fn by_model(usage: &Usage, spec_model: &str) -> Vec<ModelUsage> {
         model: OTHER_MODELS.into(),
         calls: usage.calls - sum(|used| used.calls),
         unknown_calls: usage.unknown_calls - sum(|used| used.unknown_calls),
+        estimated_calls: usage.estimated_calls - sum(|used| used.estimated_calls),
         input_tokens: usage.input_tokens - sum(|used| used.input_tokens),
         output_tokens: usage.output_tokens - sum(|used| used.output_tokens),
         cache_read_tokens: usage.cache_read_tokens - sum(|used| used.cache_read_tokens),
+        cache_write_tokens: usage.cache_write_tokens - sum(|used| used.cache_write_tokens),
         reasoning_tokens: usage.reasoning_tokens - sum(|used| used.reasoning_tokens),
+        cost: usage.cost - sum(|used| used.cost),
     };
     if rest.calls > 0 {
         match models.iter_mut().find(|used| used.model == OTHER_MODELS) {

@@ -83,8 +83,12 @@ macro_rules! metrics {
 metrics! {
     AGENT_CALLS = Agents Counter "agentloop_agent_calls_total" ["namespace", "agent", "model"]
         "Model calls sent, each attempt for itself, as persisted in the status.";
+    AGENT_COST = Agents Counter "agentloop_agent_cost_usd_total" ["namespace", "agent", "model"]
+        "Cost in US dollars, of each call by the prices known when it was made, as persisted in the status; 0 without prices.";
     AGENT_CREATED = Agents Gauge "agentloop_agent_created_timestamp_seconds" ["namespace", "agent"]
         "When the Agent was created, in Unix time.";
+    AGENT_ESTIMATED_CALLS = Agents Counter "agentloop_agent_estimated_calls_total" ["namespace", "agent", "model"]
+        "Calls of unknown use that count in the budgets with all that was reserved for them.";
     AGENT_INFO = Agents Gauge "agentloop_agent_info" ["namespace", "agent", "api", "model"]
         "Always 1; the labels say what the spec asks for.";
     AGENT_LOOP_PAUSED_REASON = Agents Gauge "agentloop_agent_loop_paused_reason" ["namespace", "agent", "reason"]
@@ -102,7 +106,7 @@ metrics! {
     AGENT_OBSERVED_GENERATION = Agents Gauge "agentloop_agent_status_observed_generation" ["namespace", "agent"]
         "Generation of the spec that the status speaks of; 0 until there is one.";
     AGENT_TOKENS = Agents Counter "agentloop_agent_tokens_total" ["namespace", "agent", "model", "type"]
-        "Tokens as the provider billed them and as persisted in the status; types input, cache_read and output are disjoint.";
+        "Tokens as the provider billed them and as persisted in the status; types input, cache_read, cache_write and output are disjoint.";
     AGENT_TURNS = Agents Counter "agentloop_agent_turns_total" ["namespace", "agent"]
         "Turns completed, as persisted in the status.";
     AGENT_UNKNOWN_CALLS = Agents Counter "agentloop_agent_unknown_calls_total" ["namespace", "agent", "model"]

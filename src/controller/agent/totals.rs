@@ -41,10 +41,13 @@ pub(super) fn merge(old: Usage, new: Usage) -> Usage {
     Usage {
         calls: old.calls.max(new.calls),
         unknown_calls: old.unknown_calls.max(new.unknown_calls),
+        estimated_calls: old.estimated_calls.max(new.estimated_calls),
         input_tokens: old.input_tokens.max(new.input_tokens),
         output_tokens: old.output_tokens.max(new.output_tokens),
         cache_read_tokens: old.cache_read_tokens.max(new.cache_read_tokens),
+        cache_write_tokens: old.cache_write_tokens.max(new.cache_write_tokens),
         reasoning_tokens: old.reasoning_tokens.max(new.reasoning_tokens),
+        cost: old.cost.max(new.cost),
         turns: old.turns.max(new.turns),
         by_model,
     }
@@ -53,9 +56,12 @@ pub(super) fn merge(old: Usage, new: Usage) -> Usage {
 fn raise(known: &mut ModelUsage, new: &ModelUsage) {
     known.calls = known.calls.max(new.calls);
     known.unknown_calls = known.unknown_calls.max(new.unknown_calls);
+    known.estimated_calls = known.estimated_calls.max(new.estimated_calls);
     known.input_tokens = known.input_tokens.max(new.input_tokens);
     known.output_tokens = known.output_tokens.max(new.output_tokens);
     known.cache_read_tokens = known.cache_read_tokens.max(new.cache_read_tokens);
+    known.cache_write_tokens = known.cache_write_tokens.max(new.cache_write_tokens);
+    known.cost = known.cost.max(new.cost);
     known.reasoning_tokens = known.reasoning_tokens.max(new.reasoning_tokens);
 }
 
@@ -65,6 +71,7 @@ pub(super) fn tokens(usage: &Usage) -> i64 {
         .input_tokens
         .saturating_add(usage.output_tokens)
         .saturating_add(usage.cache_read_tokens)
+        .saturating_add(usage.cache_write_tokens)
 }
 
 /// A number for a column: `950`, `9.6k`, `96k`, `1.8M`. Cut, never rounded up.

@@ -20,10 +20,10 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 
 use self::totals::Totals;
 use super::failures::failure;
-use super::usage::Tokens;
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::Usage;
 use crate::engine::CallId;
+use crate::ledger::bound::Bill;
 
 /// Name of the record's file in its directory.
 pub const FILE_NAME: &str = "calls.db";
@@ -85,7 +85,7 @@ pub enum Metered {
     /// It was sent; nobody said what it used.
     Unknown,
     /// The server said what it used: as read, and as said.
-    Billed(Tokens, String),
+    Billed(Bill, String),
 }
 
 /// The outcome of a call.

@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreError;
 
 /// Version of the tables, kept in `user_version`.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 
 const TABLES: &str = "
 CREATE TABLE calls (
@@ -36,6 +36,26 @@ CREATE TABLE totals (
     reasoning_tokens INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+";
+
+/// What version 2 has beyond version 1: what a call holds of which leases, and the leases themselves. Amounts are JSON.
+const TABLES_2: &str = "
+ALTER TABLE calls ADD COLUMN reservation TEXT;
+ALTER TABLE totals ADD COLUMN estimated_calls INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE totals ADD COLUMN cache_write_tokens INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE totals ADD COLUMN cost INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE leases (
+    account TEXT NOT NULL,
+    lease INTEGER NOT NULL,
+    spent TEXT NOT NULL,
+    returned TEXT NOT NULL,
+    closed INTEGER NOT NULL,
+    PRIMARY KEY (account, lease)
+) WITHOUT ROWID;
+CREATE TABLE accounts (
+    account TEXT PRIMARY KEY,
+    epoch INTEGER NOT NULL      -- of the newest ledger record heard of
+) WITHOUT ROWID;
 ";
 
 /// Opens the file, makes its tables when it is new, and takes it for this process alone.
@@ -88,11 +108,14 @@ fn prepared(path: &Path) -> rusqlite::Result<Connection> {
 fn prepare_tables(db: &mut Connection) -> rusqlite::Result<i64> {
     let change = db.transaction()?;
     let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if found > 1 {
+        return Ok(found);
+    }
     if found == 0 {
         change.execute_batch(TABLES)?;
-        change.pragma_update(None, "user_version", VERSION)?;
-        change.commit()?;
-        return Ok(VERSION);
     }
-    Ok(found)
+    change.execute_batch(TABLES_2)?;
+    change.pragma_update(None, "user_version", VERSION)?;
+    change.commit()?;
+    Ok(VERSION)
 }

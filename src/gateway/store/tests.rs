@@ -17,11 +17,12 @@ fn open(directory: &TempDir) -> Store {
 }
 
 fn answered(call: &str, body: &str) -> Settlement {
-    let tokens = Tokens {
+    let bill = Bill {
         input: 10,
         output: 5,
         cache_read: 2,
         reasoning: 1,
+        ..Bill::default()
     };
     Settlement {
         id: id(call),
@@ -29,7 +30,7 @@ fn answered(call: &str, body: &str) -> Settlement {
             content_type: "application/json".into(),
             body: body.into(),
         },
-        metered: Metered::Billed(tokens, "{}".into()),
+        metered: Metered::Billed(bill, "{}".into()),
         scripted_turn: false,
         at: NOW,
     }
@@ -225,10 +226,10 @@ fn a_record_of_a_newer_version_is_refused() {
     open(&directory)
         .lock()
         .db
-        .pragma_update(None, "user_version", 2)
+        .pragma_update(None, "user_version", 3)
         .unwrap();
     let error = Store::open(directory.path(), "m", NOW).err().unwrap().to_string();
-    assert!(error.contains("is of version 2"), "{error}");
+    assert!(error.contains("is of version 3"), "{error}");
 }
 
 #[test]

@@ -42,10 +42,13 @@ impl Totals {
             model: ALL.into(),
             calls: known.calls,
             unknown_calls: known.unknown_calls,
+            estimated_calls: known.estimated_calls,
             input_tokens: known.input_tokens,
             output_tokens: known.output_tokens,
             cache_read_tokens: known.cache_read_tokens,
+            cache_write_tokens: known.cache_write_tokens,
             reasoning_tokens: known.reasoning_tokens,
+            cost: known.cost,
         };
         self.all += &all;
         write(change, &self.all)?;
@@ -69,11 +72,12 @@ impl Totals {
             Metered::NotSent => return Ok(()),
             Metered::Free => {}
             Metered::Unknown => one.unknown_calls = 1,
-            Metered::Billed(tokens, _) => {
-                one.input_tokens = tokens.input;
-                one.output_tokens = tokens.output;
-                one.cache_read_tokens = tokens.cache_read;
-                one.reasoning_tokens = tokens.reasoning;
+            Metered::Billed(bill, _) => {
+                one.input_tokens = bill.input;
+                one.output_tokens = bill.output;
+                one.cache_read_tokens = bill.cache_read;
+                one.cache_write_tokens = bill.cache_write + bill.cache_write_1h;
+                one.reasoning_tokens = bill.reasoning;
             }
         }
         self.all += &one;
@@ -91,10 +95,13 @@ impl Totals {
         Usage {
             calls: self.all.calls,
             unknown_calls: self.all.unknown_calls,
+            estimated_calls: self.all.estimated_calls,
             input_tokens: self.all.input_tokens,
             output_tokens: self.all.output_tokens,
             cache_read_tokens: self.all.cache_read_tokens,
+            cache_write_tokens: self.all.cache_write_tokens,
             reasoning_tokens: self.all.reasoning_tokens,
+            cost: self.all.cost,
             turns: 0,
             by_model,
         }
@@ -118,7 +125,7 @@ impl Totals {
 
 fn write(change: &Transaction<'_>, total: &ModelUsage) -> rusqlite::Result<()> {
     change.execute(
-        "INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         params![
             total.model,
             total.calls,
@@ -126,7 +133,10 @@ fn write(change: &Transaction<'_>, total: &ModelUsage) -> rusqlite::Result<()> {
             total.input_tokens,
             total.output_tokens,
             total.cache_read_tokens,
-            total.reasoning_tokens
+            total.reasoning_tokens,
+            total.estimated_calls,
+            total.cache_write_tokens,
+            total.cost
         ],
     )?;
     Ok(())
@@ -141,5 +151,8 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<ModelUsage> {
         output_tokens: row.get("output_tokens")?,
         cache_read_tokens: row.get("cache_read_tokens")?,
         reasoning_tokens: row.get("reasoning_tokens")?,
+        estimated_calls: row.get("estimated_calls")?,
+        cache_write_tokens: row.get("cache_write_tokens")?,
+        cost: row.get("cost")?,
     })
 }

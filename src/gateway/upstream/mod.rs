@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use jiff::Timestamp;
-use serde_json::Value;
 
 use super::failures::failure;
 use super::flight::Flight;
-use super::request::RequestError;
+use super::request::{PromptPart, RequestError};
 use crate::api::agent::{Model, ModelApi};
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::CallId;
+use crate::ledger::bound::Bill;
 use crate::scripted::Script;
 
 /// Content type of a whole answer.
@@ -41,12 +41,41 @@ pub enum Prepared {
     /// To a server.
     OpenAi(openai::Request),
     /// To the script.
-    Scripted {
-        /// `messages` of the request.
-        messages: Value,
-        /// Whether the answer is to be streamed.
-        stream: bool,
-    },
+    Scripted(scripted::Request),
+}
+
+impl Prepared {
+    /// Everything that the server may show the model, in its order, as the bytes on the wire.
+    pub fn parts(&self) -> Vec<PromptPart<'_>> {
+        match self {
+            Self::OpenAi(request) => request.checked.parts(),
+            Self::Scripted(request) => request.parts(),
+        }
+    }
+
+    /// Exactly what it will be billed, where that is known beforehand.
+    pub fn exact_bill(&self) -> Option<Bill> {
+        match self {
+            Self::OpenAi(_) => None,
+            Self::Scripted(request) => Some(request.bill()),
+        }
+    }
+
+    /// Most output tokens that the server may bill.
+    pub fn max_output(&self) -> u32 {
+        match self {
+            Self::OpenAi(request) => request.checked.max_output(),
+            Self::Scripted(request) => u32::try_from(request.bill().output).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Lowers the output limit; it never rises. The script says what it says.
+    pub fn limit_output(&mut self, tokens: u32) {
+        match self {
+            Self::OpenAi(request) => request.checked.limit_output(tokens),
+            Self::Scripted(_) => {}
+        }
+    }
 }
 
 /// The end of an answer, not yet passed on: the record comes first.
@@ -83,27 +112,27 @@ impl Upstream {
         }
     }
 
-    /// Checks and changes a request. Nothing is sent.
-    pub fn prepare(&self, id: CallId, body: &[u8]) -> Result<Prepared, Failure> {
+    /// Checks and changes a request. Nothing is sent. `taken`: turns of the script taken so far.
+    pub fn prepare(&self, id: CallId, body: &[u8], taken: u64) -> Result<Prepared, Failure> {
         match &self.source {
             Source::OpenAi(server) => server.prepare(id, body).map(Prepared::OpenAi),
-            Source::Scripted(_) => scripted::prepare(body),
+            Source::Scripted(script) => scripted::prepare(script, taken, body).map(Prepared::Scripted),
             Source::Broken(failure) => Err(failure.clone()),
         }
     }
 
-    /// Sends it, passes the answer on as it comes, and gives its end. `taken`: turns of the script taken so far.
-    pub async fn run(&self, request: Prepared, taken: u64, flight: &Flight) -> Result<Complete, Failure> {
-        tokio::time::timeout(self.timeout, self.exchange(request, taken, flight))
+    /// Sends it, passes the answer on as it comes, and gives its end.
+    pub async fn run(&self, request: Prepared, flight: &Flight) -> Result<Complete, Failure> {
+        tokio::time::timeout(self.timeout, self.exchange(request, flight))
             .await
             .unwrap_or_else(|_| Err(timed_out(self.timeout)))
     }
 
-    async fn exchange(&self, request: Prepared, taken: u64, flight: &Flight) -> Result<Complete, Failure> {
+    async fn exchange(&self, request: Prepared, flight: &Flight) -> Result<Complete, Failure> {
         match (&self.source, request) {
             (Source::OpenAi(server), Prepared::OpenAi(request)) => server.run(request, flight).await,
-            (Source::Scripted(script), Prepared::Scripted { messages, stream }) => {
-                scripted::run(script, taken, &messages, stream, flight, Timestamp::now()).await
+            (Source::Scripted(script), Prepared::Scripted(request)) => {
+                scripted::run(script, &request, flight, Timestamp::now()).await
             }
             (Source::Broken(failure), _) => Err(failure.clone()),
             (Source::OpenAi(_) | Source::Scripted(_), _) => Err(refused(&RequestError::NotAnObject)),

@@ -17,7 +17,7 @@ use crate::engine::CallId;
 use crate::gateway::answer::{StreamReader, Trouble, read_body};
 use crate::gateway::failures::{failure, of_status};
 use crate::gateway::flight::{Flight, Sent};
-use crate::gateway::request::Rules;
+use crate::gateway::request::{Checked, Rules};
 
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ pub struct OpenAi {
 /// A request that may be sent.
 pub struct Request {
     headers: HeaderMap,
-    body: Vec<u8>,
+    pub(super) checked: Checked,
 }
 
 impl OpenAi {
@@ -70,7 +70,7 @@ impl OpenAi {
     }
 
     pub(super) fn prepare(&self, id: CallId, body: &[u8]) -> Result<Request, Failure> {
-        let body = self.rules.apply(body).map_err(|error| refused(&error))?;
+        let checked = self.rules.apply(body).map_err(|error| refused(&error))?;
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
         if let Ok(key) = HeaderValue::try_from(format!("{}-{id}", self.agent_uid)) {
@@ -79,7 +79,7 @@ impl OpenAi {
         if let Some(authorization) = self.authorization()? {
             headers.insert(AUTHORIZATION, authorization);
         }
-        Ok(Request { headers, body })
+        Ok(Request { headers, checked })
     }
 
     fn authorization(&self) -> Result<Option<HeaderValue>, Failure> {
@@ -101,12 +101,13 @@ impl OpenAi {
     }
 
     pub(super) async fn run(&self, request: Request, flight: &Flight) -> Result<Complete, Failure> {
+        let body = request.checked.body().map_err(|error| refused(&error))?;
         flight.note_sent(Sent::Yes);
         let sending = self
             .client
             .post(self.url.clone())
             .headers(request.headers)
-            .body(request.body)
+            .body(body)
             .send();
         let response = sending.await.map_err(|error| {
             if error.is_connect() {

@@ -8,14 +8,16 @@ use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
-use super::{Complete, EVENT_STREAM, JSON, Prepared, refused};
+use super::{Complete, EVENT_STREAM, JSON, refused};
 use crate::api::failure::{Failure, FailureKind};
 use crate::gateway::answer::{StreamReader, read_body};
 use crate::gateway::failures::{failure, of_status};
 use crate::gateway::flight::{Flight, Sent};
-use crate::gateway::request::RequestError;
-use crate::scripted::wire::Completion;
+use crate::gateway::request::{PromptPart, RequestError};
+use crate::ledger::bound::Bill;
+use crate::scripted::wire::{self, Completion};
 use crate::scripted::{Fail, Reply, Script};
 
 /// Reads the script's file.
@@ -25,28 +27,75 @@ pub(super) fn read(path: &Path) -> Result<Script, String> {
     Script::parse(&text).map_err(|error| format!("spec.model.scripted: {error}"))
 }
 
-pub(super) fn prepare(body: &[u8]) -> Result<Prepared, Failure> {
+/// A request to the script.
+pub struct Request {
+    messages: Value,
+    /// The same, as the worker wrote them.
+    raw: Vec<Box<RawValue>>,
+    stream: bool,
+    /// Turns of the script taken before this one.
+    taken: u64,
+    bill: Bill,
+}
+
+impl Request {
+    pub(super) fn parts(&self) -> Vec<PromptPart<'_>> {
+        let bytes = self.raw.iter().map(|message| message.get().as_bytes());
+        bytes
+            .map(|bytes| PromptPart {
+                bytes,
+                is_message: true,
+            })
+            .collect()
+    }
+
+    /// What the answer will claim: the script says it.
+    pub(super) fn bill(&self) -> Bill {
+        self.bill
+    }
+}
+
+pub(super) fn prepare(script: &Script, taken: u64, body: &[u8]) -> Result<Request, Failure> {
     #[derive(Deserialize)]
-    struct Request {
-        messages: Value,
+    struct Wire {
+        messages: Vec<Box<RawValue>>,
         #[serde(default)]
         stream: bool,
     }
-    let request: Request = serde_json::from_slice(body).map_err(|_| refused(&RequestError::NotAnObject))?;
-    Ok(Prepared::Scripted {
-        messages: request.messages,
-        stream: request.stream,
+    let unreadable = |_| refused(&RequestError::NotAnObject);
+    let Wire { messages: raw, stream } = serde_json::from_slice(body).map_err(unreadable)?;
+    let values = raw.iter().map(|message| serde_json::from_str::<Value>(message.get()));
+    let messages: Value = values.collect::<Result<_, _>>().map_err(unreadable)?;
+    let bill = match script.turn(taken).map(|turn| &turn.reply) {
+        Some(Reply::Answer(answer)) => {
+            let used = wire::used(answer, &messages);
+            let count = |tokens| i64::try_from(tokens).unwrap_or(i64::MAX);
+            Bill {
+                input: count(used.input_tokens),
+                cache_read: count(used.cache_read_tokens),
+                output: count(used.output_tokens),
+                reasoning: count(used.reasoning_tokens),
+                ..Bill::default()
+            }
+        }
+        Some(Reply::Fail(_)) | None => Bill::default(),
+    };
+    Ok(Request {
+        messages,
+        raw,
+        stream,
+        taken,
+        bill,
     })
 }
 
 pub(super) async fn run(
     script: &Script,
-    taken: u64,
-    messages: &Value,
-    stream: bool,
+    request: &Request,
     flight: &Flight,
     now: Timestamp,
 ) -> Result<Complete, Failure> {
+    let taken = request.taken;
     flight.note_sent(Sent::Yes);
     let Some(turn) = script.turn(taken) else {
         flight.note_sent(Sent::Refused);
@@ -67,10 +116,10 @@ pub(super) async fn run(
         answer,
         taken,
         created: now.as_second(),
-        messages,
+        messages: &request.messages,
     };
     let unreadable = |_| failure(FailureKind::BadResponse, "the script's answer cannot be read");
-    if !stream {
+    if !request.stream {
         let body = completion.body();
         flight.note_usage(read_body(body.as_bytes()).map_err(unreadable)?.as_ref());
         return Ok(Complete {
