@@ -65,6 +65,7 @@ fn busy(name: &str) -> Value {
     let used = json!({
         "model": "small", "calls": 12, "unknownCalls": 1, "inputTokens": 100, "outputTokens": 50,
         "cacheReadTokens": 20, "reasoningTokens": 7,
+        "cacheWriteTokens": 30, "estimatedCalls": 1, "costMicroUSD": 2_500_000,
     });
     let mut usage = used.clone();
     usage["turns"] = json!(11);
