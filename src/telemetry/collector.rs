@@ -3,14 +3,13 @@
 //! Nothing is kept here: a deleted Agent leaves no series behind, and the counters are exactly the totals that its
 //! status holds.
 
-use std::collections::HashMap;
-
 use kube::ResourceExt;
 use prometheus::core::{Collector, Desc};
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric as Sample, MetricFamily, MetricType};
+use prometheus::proto::MetricFamily;
 use strum::IntoEnumIterator;
 
-use super::registry::{self, Kind, Metric, Source};
+use super::families::{Families, bit, number};
+use super::registry::{self, Metric, Source};
 use crate::api::Agent;
 use crate::api::agent::ModelApi;
 use crate::api::condition::ConditionType;
@@ -47,44 +46,7 @@ impl Collector for AgentCollector {
     fn collect(&self) -> Vec<MetricFamily> {
         let mut families = Families::default();
         (self.for_each)(&mut |agent| agent_series(&mut families, agent));
-        families.0.into_values().collect()
-    }
-}
-
-/// The families of one scrape, by name.
-#[derive(Default)]
-struct Families(HashMap<&'static str, MetricFamily>);
-
-impl Families {
-    fn put(&mut self, metric: &Metric, labels: &[&str], value: f64) {
-        let family = self.0.entry(metric.name).or_insert_with(|| {
-            let mut family = MetricFamily::default();
-            family.set_name(metric.name.into());
-            family.set_help(metric.help.into());
-            family.set_field_type(match metric.kind {
-                Kind::Counter => MetricType::COUNTER,
-                Kind::Gauge => MetricType::GAUGE,
-                Kind::Histogram => MetricType::HISTOGRAM,
-            });
-            family
-        });
-        let pairs = metric.labels.iter().zip(labels).map(|(name, value)| {
-            let mut pair = LabelPair::default();
-            pair.set_name((*name).into());
-            pair.set_value((*value).into());
-            pair
-        });
-        let mut sample = Sample::from_label(pairs.collect());
-        if metric.kind == Kind::Counter {
-            let mut counter = Counter::default();
-            counter.set_value(value);
-            sample.set_counter(counter);
-        } else {
-            let mut gauge = Gauge::default();
-            gauge.set_value(value);
-            sample.set_gauge(gauge);
-        }
-        family.mut_metric().push(sample);
+        families.into_all()
     }
 }
 
@@ -213,16 +175,6 @@ fn by_model(usage: &Usage, spec_model: &str) -> Vec<ModelUsage> {
         }
     }
     models
-}
-
-/// Prometheus has only floating-point numbers; they are exact up to 2^53.
-#[allow(clippy::cast_precision_loss)]
-fn number(value: i64) -> f64 {
-    value as f64
-}
-
-fn bit(value: bool) -> f64 {
-    if value { 1.0 } else { 0.0 }
 }
 
 #[cfg(test)]

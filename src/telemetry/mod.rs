@@ -2,7 +2,9 @@
 //!
 //! Owns names and formats of what the processes say about themselves. Knows no rule of loops.
 
+pub mod budgets;
 pub mod collector;
+mod families;
 pub mod http;
 pub mod log;
 pub mod metrics;

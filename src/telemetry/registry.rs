@@ -14,7 +14,7 @@ use strum::IntoStaticStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Kind {
-    /// Only goes up (a restart may begin at 0 again, but for `Source::Agents`).
+    /// Only goes up (a restart may begin at 0 again, but for `Source::Agents` and `Source::Budgets`).
     Counter,
     /// Goes up and down.
     Gauge,
@@ -27,6 +27,8 @@ pub enum Kind {
 pub enum Source {
     /// The Agents in the leader's cache, read when scraped. Only the leader has it.
     Agents,
+    /// The AgentBudgets in the leader's cache, read when scraped. Only the leader has it.
+    Budgets,
     /// The controller itself. Every replica has it.
     Controller,
     /// The operating system. Every replica has it.
@@ -112,6 +114,29 @@ metrics! {
     AGENT_UNKNOWN_CALLS = Agents Counter "agentloop_agent_unknown_calls_total" ["namespace", "agent", "model"]
         "Model calls of which the server never said what they used; their tokens are in no other metric.";
 
+    BUDGET_AGENTS = Budgets Gauge "agentloop_budget_agents" ["namespace", "budget"]
+        "Agents that draw on the AgentBudget.";
+    BUDGET_BURN = Budgets Gauge "agentloop_budget_burn_per_hour" ["namespace", "budget", "kind"]
+        "What was settled in the last ten minutes (less when this replica has led for less), as an amount per hour.";
+    BUDGET_EXHAUSTION = Budgets Gauge "agentloop_budget_exhaustion_seconds" ["namespace", "budget", "kind"]
+        "When what remains is spent at the burn of the last ten minutes; absent while nothing burns.";
+    BUDGET_LEASES = Budgets Counter "agentloop_budget_leases_total" ["namespace", "budget"]
+        "Leases granted to gateways since the AgentBudget was created, as persisted in its status.";
+    BUDGET_WRITES = Budgets Counter "agentloop_budget_ledger_writes_total" ["namespace", "budget"]
+        "Writes of the ledger to the status of the AgentBudget since it was created.";
+    BUDGET_LIMIT = Budgets Gauge "agentloop_budget_limit" ["namespace", "budget", "kind"]
+        "Limit of the window at hand, top-ups included; kinds tokens, input_tokens, output_tokens, calls, cost_usd.";
+    BUDGET_REMAINING = Budgets Gauge "agentloop_budget_remaining" ["namespace", "budget", "kind"]
+        "Limit less used and reserved.";
+    BUDGET_RESERVED = Budgets Gauge "agentloop_budget_reserved" ["namespace", "budget", "kind"]
+        "Held by gateways for calls that they make or may make.";
+    BUDGET_CONDITION = Budgets Gauge "agentloop_budget_status_condition" ["namespace", "budget", "condition", "status"]
+        "1 for the status of each condition in the status, 0 for the other two.";
+    BUDGET_USED = Budgets Gauge "agentloop_budget_used" ["namespace", "budget", "kind"]
+        "Settled in the window at hand; only of the kinds that are limited.";
+    BUDGET_RESETS = Budgets Gauge "agentloop_budget_window_reset_timestamp_seconds" ["namespace", "budget"]
+        "When there is room again or the window ends, in Unix time; absent where that is not known.";
+
     BUILD_INFO = Controller Gauge "agentloop_build_info" ["version", "revision"]
         "Always 1; the labels say which build this is.";
     LINK_ATTACHES = Controller Counter "agentloop_link_attaches_total" []
@@ -166,6 +191,11 @@ pub fn reference() -> String {
             "Agents",
             "One set of series an Agent, read from the leader's cache when scraped: gone with the Agent, and the counters \
              are the totals persisted in its status, so that they never step back.",
+        ),
+        (
+            Source::Budgets,
+            "Budgets",
+            "One set of series an AgentBudget, read from the leader's cache when scraped: gone with the AgentBudget.",
         ),
         (Source::Controller, "Controller", "Of each replica."),
         (Source::Process, "Process", "Of each replica."),

@@ -5,13 +5,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use agentloop::api::budget::AgentBudget;
 use agentloop::controller::agent::{AgentsView, ErrorKind, Finished, Observer};
 use agentloop::controller::leader::LEASE_NAME;
 use agentloop::controller::report::ReconcileReport;
 use agentloop::controller::serve::show_codes;
+use agentloop::telemetry::budgets::BudgetCollector;
 use agentloop::telemetry::http::{Readiness, router};
 use agentloop::telemetry::metrics::Metrics;
 use agentloop::telemetry::registry::{self, Kind, Source};
@@ -23,10 +26,14 @@ use serde_json::{Value, json};
 use tower::{Layer, Service, ServiceExt};
 
 use crate::support::agents::{agent, view};
+use agentloop::api::status::PauseReason;
+use strum::IntoEnumIterator;
 
-/// A controller in full swing: a reconcile of each kind, a request, these Agents.
+/// A controller in full swing: a reconcile of each kind, a request, a budget, these Agents.
 async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
     let metrics = Arc::new(Metrics::new().unwrap());
+    let budgets = BudgetCollector::new(|visit| visit(&spent())).unwrap();
+    metrics.register(budgets).unwrap();
     show_codes(&metrics);
     metrics.leader.with_label_values(&[LEASE_NAME]).set(1);
     let readiness = Readiness::waiting("the caches to fill");
@@ -52,6 +59,37 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
     let mut counted = CountRequests::new(metrics.requests.clone(), "api:443".into()).layer(silence);
     assert!(counted.call(Request::new(())).await.is_err());
     (metrics, readiness)
+}
+
+/// An AgentBudget whose status has everything.
+fn spent() -> AgentBudget {
+    static SCRAPES: AtomicI64 = AtomicI64::new(1);
+    // Each scrape finds a later record, in which more is settled.
+    let epoch = SCRAPES.fetch_add(1, Ordering::Relaxed);
+    let condition = |kind: &str, status: &str| {
+        json!({
+            "type": kind, "status": status, "reason": "Because", "message": "secret words",
+            "lastTransitionTime": "2026-01-02T03:04:05Z",
+        })
+    };
+    let buckets = json!([{"start": "2026-01-02T03:00:00Z", "amount": {"tokens": 100 * epoch}}]);
+    let budget = json!({
+        "apiVersion": "agentloop.dev/v1alpha1",
+        "kind": "AgentBudget",
+        "metadata": {"namespace": "team-a", "name": "all", "uid": "uid-of-all"},
+        "spec": {"limits": {"tokens": 1000, "costUSD": "2.50"}, "window": {"rolling": {"seconds": 3600}}},
+        "status": {
+            "conditions": [condition("Ready", "True"), condition("NearLimit", "False"), condition("example.com/F", "True")],
+            "window": {"resetsAt": "2026-01-02T04:00:00Z"},
+            "limits": {"tokens": 1000, "costMicroUSD": 2_500_000},
+            "used": {"tokens": 100, "costMicroUSD": 250_000, "calls": 7},
+            "reserved": {"tokens": 300, "costMicroUSD": 1_000_000},
+            "remaining": {"tokens": 600, "costMicroUSD": 1_250_000},
+            "agents": 3,
+            "ledger": {"epoch": epoch, "watermark": "2026-01-02T03:04:05Z", "nextLease": 12, "buckets": buckets},
+        },
+    });
+    serde_json::from_value(budget).unwrap()
 }
 
 /// An Agent whose status has everything.
@@ -146,14 +184,18 @@ fn names_types_and_help_follow_the_rules_of_prometheus() {
                 "{name}: {label}"
             );
         }
-        let about_an_agent = metric.labels.starts_with(&["namespace", "agent"]);
-        assert_eq!(about_an_agent, metric.source == Source::Agents, "{name}");
+        for (object, source) in [("agent", Source::Agents), ("budget", Source::Budgets)] {
+            let about_one = metric.labels.starts_with(&["namespace", object]);
+            assert_eq!(about_one, metric.source == source, "{name}");
+        }
     }
 }
 
 #[tokio::test]
 async fn a_scrape_holds_every_metric_of_the_registry_and_nothing_else() {
     let (metrics, _) = controller(view(&[busy("x")])).await;
+    // The burn of budgets needs a past.
+    metrics.text().unwrap();
     let scraped = families(&metrics.text().unwrap());
     let want: BTreeMap<_, _> = registry::ALL
         .iter()
@@ -183,6 +225,19 @@ async fn series_of_an_agent_say_what_its_spec_and_status_say() {
         .map(Into::into)
         .collect();
     insta::assert_snapshot!("series_of_an_agent", got.join("\n"));
+}
+
+#[tokio::test]
+async fn series_of_a_budget_say_what_its_status_says_of_the_kinds_that_are_limited() {
+    let (metrics, _) = controller(view(&[])).await;
+    let text = metrics.text().unwrap();
+    assert!(!text.contains("secret words"), "no free text in metrics");
+    let changing = ["_burn_per_hour", "_exhaustion_seconds", "_ledger_writes_total"];
+    let got: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("agentloop_budget_") && !changing.iter().any(|name| line.contains(name)))
+        .collect();
+    insta::assert_snapshot!("series_of_a_budget", got.join("\n"));
 }
 
 #[tokio::test]
@@ -235,11 +290,15 @@ async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
         started.elapsed()
     );
     let count = text.lines().filter(|line| line.starts_with("agentloop_agent_")).count();
-    // info, created, suspended, two generations, turns; six states; six reasons; three known conditions with three
+    // info, created, suspended, two generations, turns; six states; the reasons; three known conditions with three
     // series each; of one model three types of tokens, reasoning, calls and unknown calls.
-    let each = 6 + 6 + 6 + 3 * 3 + 6;
+    let each = 6 + 6 + PauseReason::iter().count() + 3 * 3 + 6;
     assert_eq!(count, 1000 * each);
-    let own = text.lines().filter(|line| !line.starts_with('#')).count() - count;
+    let of_the_budget = text
+        .lines()
+        .filter(|line| line.starts_with("agentloop_budget_"))
+        .count();
+    let own = text.lines().filter(|line| !line.starts_with('#')).count() - count - of_the_budget;
     assert!(
         own < 60,
         "{own} series of the controller itself, however many Agents there are"

@@ -1,0 +1,61 @@
+//! Families of metrics that are made anew at each scrape, from what the caches hold.
+
+use std::collections::HashMap;
+
+use prometheus::proto::{Counter, Gauge, LabelPair, Metric as Sample, MetricFamily, MetricType};
+
+use super::registry::{Kind, Metric};
+
+/// The families of one scrape, by name.
+#[derive(Default)]
+pub(super) struct Families(HashMap<&'static str, MetricFamily>);
+
+impl Families {
+    /// Adds one sample of a metric.
+    pub(super) fn put(&mut self, metric: &Metric, labels: &[&str], value: f64) {
+        let family = self.0.entry(metric.name).or_insert_with(|| {
+            let mut family = MetricFamily::default();
+            family.set_name(metric.name.into());
+            family.set_help(metric.help.into());
+            family.set_field_type(match metric.kind {
+                Kind::Counter => MetricType::COUNTER,
+                Kind::Gauge => MetricType::GAUGE,
+                Kind::Histogram => MetricType::HISTOGRAM,
+            });
+            family
+        });
+        let pairs = metric.labels.iter().zip(labels).map(|(name, value)| {
+            let mut pair = LabelPair::default();
+            pair.set_name((*name).into());
+            pair.set_value((*value).into());
+            pair
+        });
+        let mut sample = Sample::from_label(pairs.collect());
+        if metric.kind == Kind::Counter {
+            let mut counter = Counter::default();
+            counter.set_value(value);
+            sample.set_counter(counter);
+        } else {
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            sample.set_gauge(gauge);
+        }
+        family.mut_metric().push(sample);
+    }
+
+    /// All of them.
+    pub(super) fn into_all(self) -> Vec<MetricFamily> {
+        self.0.into_values().collect()
+    }
+}
+
+/// Prometheus has only floating-point numbers; they are exact up to 2^53.
+#[allow(clippy::cast_precision_loss)]
+pub(super) fn number(value: i64) -> f64 {
+    value as f64
+}
+
+/// 1 for true.
+pub(super) fn bit(value: bool) -> f64 {
+    if value { 1.0 } else { 0.0 }
+}
