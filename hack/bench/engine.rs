@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use agentloop::engine::budget::Budget;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{Answer, Finish, ToolCall};
 use agentloop::engine::settings::Settings;
@@ -43,6 +44,7 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         Input::Started {
             epoch: 1,
             known_turn: 0,
+            budget: Budget::default(),
         },
     );
     let mut times = Vec::new();

@@ -8,6 +8,9 @@ use super::settings::Settings;
 /// Tokens that a message costs beside its text.
 const PER_MESSAGE: u64 = 8;
 
+/// Bytes that count as a token: a little few for most texts and tokenizers.
+const BYTES_PER_TOKEN: u64 = 4;
+
 /// The prompt cannot fit, whatever leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge {
@@ -19,23 +22,36 @@ pub struct TooLarge {
 
 /// How many of the oldest messages must leave so that the transcript fits beside `fixed` tokens; 0 when it fits.
 ///
+/// The newest turn may fill the window. With older ones a prompt takes at most 80 % of it, and at most 40 % of `limit`,
+/// the smallest limit that a whole call must fit into: a history that fills a limit would leave no second call to its
+/// window (C39).
+///
 /// When something must leave, a quarter of the room is freed at once: a prompt that lost its head every turn would
 /// never be read from the server's cache.
-pub fn surplus(transcript: &[Arc<Message>], fixed: u64, settings: &Settings) -> Result<usize, TooLarge> {
-    let room = u64::from(settings.context_tokens)
-        .saturating_sub(settings.max_output_tokens.into())
-        .saturating_sub(fixed);
+pub fn surplus(
+    transcript: &[Arc<Message>],
+    fixed: u64,
+    settings: &Settings,
+    limit: Option<u64>,
+) -> Result<usize, TooLarge> {
     let mut needed: u64 = transcript.iter().map(|message| tokens(message)).sum();
-    if needed <= room {
-        return Ok(0);
-    }
     let starts: Vec<usize> = (0..transcript.len()).filter(|&i| begins_turn(&transcript[i])).collect();
     let newest = starts.last().copied().unwrap_or(0);
     let newest_needs: u64 = transcript[newest..].iter().map(|message| tokens(message)).sum();
-    if newest_needs > room {
+    let window = u64::from(settings.context_tokens);
+    let most = window.saturating_sub(settings.max_output_tokens.into());
+    // A limit that no call fits into would only cost the history: zero is how people block an Agent.
+    let limit = limit.filter(|limit| fixed.saturating_add(newest_needs) <= *limit);
+    let share = (window / 5 * 4).min(limit.map_or(u64::MAX, |limit| limit / 5 * 2));
+    let room = most.min(share).saturating_sub(fixed);
+    if needed <= room {
+        return Ok(0);
+    }
+    let most = most.saturating_sub(fixed);
+    if newest_needs > most {
         return Err(TooLarge {
             needed: newest_needs,
-            room,
+            room: most,
         });
     }
     let goal = (room - room / 4).max(newest_needs);
@@ -51,6 +67,31 @@ pub fn surplus(transcript: &[Arc<Message>], fixed: u64, settings: &Settings) -> 
         }
     }
     Ok(gone)
+}
+
+/// How many of the oldest messages to drop from a prompt that was refused as larger than a whole `limit`: about half,
+/// in whole turns. 0 when that cannot help.
+///
+/// What a call costs at most is counted by bytes where the server has not billed the same text before, so a history
+/// within its share of the limit can be too much all the same, for instance after a restart.
+pub fn half(transcript: &[Arc<Message>], fixed: u64, limit: u64) -> usize {
+    let bytes = |messages: &[Arc<Message>]| {
+        messages
+            .iter()
+            .map(|message| tokens(message) * BYTES_PER_TOKEN)
+            .sum::<u64>()
+    };
+    let starts: Vec<usize> = (1..transcript.len()).filter(|&i| begins_turn(&transcript[i])).collect();
+    let Some(&newest) = starts.last() else {
+        return 0;
+    };
+    let all = bytes(transcript);
+    let is_why = all > limit / 4 && bytes(&transcript[newest..]).saturating_add(fixed * BYTES_PER_TOKEN) <= limit;
+    if !is_why {
+        return 0;
+    }
+    let halves = |&&start: &&usize| bytes(&transcript[..start]) >= all / 2;
+    starts.iter().find(halves).copied().unwrap_or(newest)
 }
 
 /// Estimated tokens of what every prompt carries: the system message and the tools.
@@ -81,7 +122,7 @@ fn tokens(message: &Message) -> u64 {
         }
 }
 
-/// Four bytes a token, rounded up: a little high for most texts and tokenizers.
+/// Rounded up.
 fn text_tokens(text: &str) -> u64 {
-    u64::try_from(text.len().div_ceil(4)).unwrap_or(u64::MAX)
+    u64::try_from(text.len()).unwrap_or(u64::MAX).div_ceil(BYTES_PER_TOKEN)
 }

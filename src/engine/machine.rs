@@ -8,8 +8,9 @@ use jiff::{SignedDuration, Timestamp};
 pub use super::snapshot::Snapshot;
 pub use super::view::{Held, View};
 
+use super::budget::{Budget, LET_THROUGH, PROBE, Probe};
 use super::outbox::{Outbox, line};
-use super::snapshot::{Lifecycle, Step};
+use super::snapshot::{Hold, Lifecycle, Step};
 use super::{CallId, Effect, Input, RecordKind, StopCause, clock, message::Message, settings::Settings};
 use crate::api::status::PauseReason;
 
@@ -87,13 +88,18 @@ impl Engine {
             return;
         }
         match input {
-            Input::Started { epoch, known_turn } => self.start(epoch, known_turn, out),
+            Input::Started {
+                epoch,
+                known_turn,
+                budget,
+            } => self.start(epoch, known_turn, budget, out),
             Input::Answered { call, answer } => self.answered(call, &answer, out),
             Input::Failed { call, failure } => self.failed(call, failure, out),
             Input::Timer => self.timer = None,
             Input::Event { name } => self.event(&name, out),
             Input::WakeRequested { token } => self.wake_requested(token, out),
             Input::ResumeRequested { token } => self.resume_requested(token, out),
+            Input::BudgetChanged { budget } => self.budget_changed(budget, out),
             Input::LinkLost => self.link_lost(),
             Input::LinkBack => self.link_back(),
             Input::Stop { cause } => self.stop(cause, live, out),
@@ -102,7 +108,7 @@ impl Engine {
         }
     }
 
-    fn start(&mut self, epoch: i64, known_turn: i64, out: &mut Outbox) {
+    fn start(&mut self, epoch: i64, known_turn: i64, budget: Budget, out: &mut Outbox) {
         if epoch < self.state.epoch {
             self.fence(out);
             return;
@@ -112,6 +118,7 @@ impl Engine {
         self.state.turns_begun = self.state.turns_begun.max(known_turn);
         self.in_flight = false;
         self.timer = None;
+        self.budget_changed(budget, out);
         out.record(line(RecordKind::Started, self.turn_number(), format!("epoch {epoch}")));
         if same_pod && self.state.lifecycle == Lifecycle::Stopped && self.state.outcome.is_some() {
             out.stopped();
@@ -209,18 +216,17 @@ impl Engine {
 
     /// When the loop acts next, if nothing holds it.
     fn due(&self) -> Option<Timestamp> {
-        let free = self.state.lifecycle == Lifecycle::Active
-            && self.state.reasons.is_empty()
-            && self.state.sleep.is_none()
-            && !self.in_flight;
+        let free = self.state.lifecycle == Lifecycle::Active && self.state.sleep.is_none() && !self.in_flight;
         if !free {
             return None;
         }
-        match self.state.turn.as_ref().map(|turn| turn.step) {
-            None => self.state.next_turn,
-            Some(Step::Due(at)) => Some(at),
-            Some(Step::Open) => Some(Timestamp::MIN),
-        }
+        let free_from = self.free_from()?;
+        let due = match self.state.turn.as_ref().map(|turn| turn.step) {
+            None => self.state.next_turn?,
+            Some(Step::Due(at)) => at,
+            Some(Step::Open) => Timestamp::MIN,
+        };
+        Some(due.max(free_from))
     }
 
     /// The earliest moment at which something changes by itself.
@@ -228,7 +234,7 @@ impl Engine {
         if self.fenced || self.state.lifecycle != Lifecycle::Active {
             return None;
         }
-        let holds = self.state.reasons.values().filter_map(|hold| hold.until);
+        let holds = self.state.reasons.values().filter_map(Hold::ends);
         let sleep = self.state.sleep.iter().map(|sleep| sleep.until);
         holds.chain(sleep).chain(self.due()).min()
     }
@@ -257,9 +263,13 @@ impl Engine {
         }
         let reasons: Vec<PauseReason> = self.state.reasons.keys().copied().collect();
         for reason in reasons {
-            let latest = clock::after(now, self.longest_hold(reason));
+            let latest = self.longest_hold(reason).map(|longest| clock::after(now, longest));
             if let Some(hold) = self.state.reasons.get_mut(&reason) {
-                hold.until = hold.until.map(|until| until.min(latest));
+                hold.until = hold.until.map(|until| latest.map_or(until, |latest| until.min(latest)));
+                hold.probe = hold.probe.map(|probe| match probe {
+                    Probe::At(moment) => Probe::At(moment.min(clock::after(now, PROBE))),
+                    Probe::Sent(moment) => Probe::Sent(moment.min(clock::after(now, LET_THROUGH))),
+                });
             }
         }
     }

@@ -9,6 +9,7 @@
 //! neither: after [`StopCause::Fenced`] the journal belongs to another pod. A restart restores the engine from the last
 //! snapshot and the live transcript, and feeds [`Input::Started`].
 
+pub mod budget;
 mod clock;
 mod context;
 mod guardrails;
@@ -33,6 +34,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::api::failure::Failure;
+use budget::Budget;
 use message::{Answer, Message, Tool};
 
 /// Identity of one attempt at one model call; unique over the life of an Agent. Shown as `t12c1a1`.
@@ -85,6 +87,8 @@ pub enum Input {
         epoch: i64,
         /// `status.loop.turn`.
         known_turn: i64,
+        /// What limits the calls.
+        budget: Budget,
     },
     /// A model call gave an answer.
     Answered {
@@ -112,10 +116,15 @@ pub enum Input {
         /// Value of the annotation.
         token: String,
     },
-    /// The request `agentloop.dev/resume`, handled once per token: ends a cool-down, and nothing else.
+    /// The request `agentloop.dev/resume`, handled once per token: ends a cool-down, or what a person had to look at.
     ResumeRequested {
         /// Value of the annotation.
         token: String,
+    },
+    /// What limits the calls, whenever it may have changed. A level: repeats do nothing.
+    BudgetChanged {
+        /// All of it.
+        budget: Budget,
     },
     /// No contact with the controller for the whole run lease.
     LinkLost,

@@ -16,7 +16,12 @@ pub const MAX_CRASHES: u32 = 3;
 impl Engine {
     /// The loop may not go on until the reason clears.
     pub(super) fn hold(&mut self, reason: PauseReason, until: Option<Timestamp>, message: String) {
-        self.state.reasons.insert(reason, Hold { until, message });
+        let hold = Hold {
+            until,
+            message,
+            probe: None,
+        };
+        self.state.reasons.insert(reason, hold);
     }
 
     /// A guardrail was reached.
@@ -26,7 +31,7 @@ impl Engine {
 
     /// Clears the reasons whose moment has come.
     pub(super) fn clear_expired(&mut self, now: Timestamp) {
-        let over = |hold: &Hold| hold.until.is_some_and(|until| until <= now);
+        let over = |hold: &Hold| hold.ends().is_some_and(|end| end <= now);
         let expired: Vec<PauseReason> = self
             .state
             .reasons
@@ -39,7 +44,7 @@ impl Engine {
         }
     }
 
-    fn clear(&mut self, reason: PauseReason) {
+    pub(super) fn clear(&mut self, reason: PauseReason) {
         if self.state.reasons.remove(&reason).is_none() {
             return;
         }
@@ -72,7 +77,8 @@ impl Engine {
         }
     }
 
-    /// The request `resume`, once per token: it ends the cool-downs after errors and crashes, and nothing else.
+    /// The request `resume`, once per token: it ends the cool-downs after errors and crashes, and what a person had to
+    /// look at first, and nothing else.
     pub(super) fn resume_requested(&mut self, token: String, out: &mut Outbox) {
         if self.state.handled.resume.as_ref() == Some(&token) {
             return;
@@ -86,6 +92,9 @@ impl Engine {
         if self.state.reasons.contains_key(&PauseReason::CrashLoop) {
             self.clear(PauseReason::CrashLoop);
             self.state.counters.crash_cooldowns = 0;
+        }
+        for reason in [PauseReason::BoundViolated, PauseReason::LoopDetected] {
+            self.clear(reason);
         }
     }
 
@@ -150,15 +159,15 @@ impl Engine {
         self.hold(PauseReason::CrashLoop, Some(clock::after(out.now, wait)), message);
     }
 
-    /// The longest that a reason holds, when it clears by itself.
-    pub(super) fn longest_hold(&self, reason: PauseReason) -> SignedDuration {
+    /// The longest that a reason holds, when it clears by itself and by this machine's clock. Room in a budget comes by
+    /// the leader's.
+    pub(super) fn longest_hold(&self, reason: PauseReason) -> Option<SignedDuration> {
         match reason {
-            PauseReason::MaxConsecutiveTurns => self.settings.max_sleep,
-            PauseReason::ProviderRateLimit => retry::LONGEST_RETRY_AFTER,
-            PauseReason::LinkLost => retry::LINK_PROBE,
-            PauseReason::ConsecutiveErrors
-            | PauseReason::CrashLoop
-            | PauseReason::SuspendedBySpec
+            PauseReason::MaxConsecutiveTurns => Some(self.settings.max_sleep),
+            PauseReason::ProviderRateLimit => Some(retry::LONGEST_RETRY_AFTER),
+            PauseReason::LinkLost => Some(retry::LINK_PROBE),
+            PauseReason::ConsecutiveErrors | PauseReason::CrashLoop => Some(LONGEST_COOLDOWN),
+            PauseReason::SuspendedBySpec
             | PauseReason::BudgetExhausted
             | PauseReason::TokensPerHour
             | PauseReason::TotalTokens
@@ -167,7 +176,7 @@ impl Engine {
             | PauseReason::BudgetAsk
             | PauseReason::BudgetUnavailable
             | PauseReason::BoundViolated
-            | PauseReason::LoopDetected => LONGEST_COOLDOWN,
+            | PauseReason::LoopDetected => None,
         }
     }
 }

@@ -29,7 +29,7 @@ pub enum Next {
     GiveUp,
 }
 
-/// Decides after attempt `call` failed, the `failures`-th of this call that counts (from 1).
+/// Decides, but for refusals of a budget, which are no failures, after attempt `call` failed, the `failures`-th of this call that counts (from 1).
 pub fn next(failure: &Failure, call: CallId, failures: u32, now: Timestamp) -> Next {
     match failure.kind {
         FailureKind::LinkLost => Next::AwaitLink,

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::CallId;
+use super::budget::{Budget, Probe};
 use crate::api::failure::Failure;
 use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason};
 
@@ -35,6 +36,8 @@ pub struct Snapshot {
     /// What the next turn's first message will say.
     pub(super) briefing: Briefing,
     pub(super) handled: HandledRequests,
+    /// What limits the calls, as last heard.
+    pub(super) budget: Budget,
     pub(super) last_error: Option<(Timestamp, Failure)>,
 }
 
@@ -98,6 +101,9 @@ pub struct Turn {
     pub messages: usize,
     /// How often the worker ended in the middle of it.
     pub crashes: u32,
+    /// [`Budget::revision`] when the last attempt was sent.
+    #[serde(default)]
+    pub asked_under: u64,
     /// What its first message said; the next turn says it again when this one fails.
     pub briefing: Briefing,
 }
@@ -140,6 +146,20 @@ pub struct Hold {
     pub until: Option<Timestamp>,
     /// What happened and what to do.
     pub message: String,
+    /// When the held call is tried all the same.
+    #[serde(default)]
+    pub probe: Option<Probe>,
+}
+
+impl Hold {
+    /// When it goes by itself, as far as is known here.
+    pub fn ends(&self) -> Option<Timestamp> {
+        let let_through = match self.probe {
+            Some(Probe::Sent(moment)) => Some(moment),
+            Some(Probe::At(_)) | None => None,
+        };
+        [self.until, let_through].into_iter().flatten().min()
+    }
 }
 
 /// Streaks, and how often each limit was reached in a row (the `n` of its cool-down).

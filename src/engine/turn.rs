@@ -9,7 +9,7 @@ use super::outbox::{Outbox, call_line, line};
 use super::retry::{self, Next};
 use super::snapshot::{Briefing, Lifecycle, Sleep, Step, Turn};
 use super::yield_tool::{self, Pace};
-use super::{CallId, Effect, Record, RecordKind, clock, context, prompt};
+use super::{CallId, Effect, Record, RecordKind, budget, clock, context, prompt};
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::{Outcome, PauseReason};
 
@@ -31,6 +31,7 @@ impl Engine {
             step: Step::Due(out.now),
             messages: 1,
             crashes: 0,
+            asked_under: 0,
             briefing,
         });
         self.transcript.push(message.clone());
@@ -43,10 +44,10 @@ impl Engine {
 
     /// Sends the next attempt at the present call of the turn.
     pub(super) fn send_attempt(&mut self, out: &mut Outbox) {
-        let first = self.state.turn.as_ref().is_some_and(|turn| turn.attempt == 0);
-        if first && !self.make_room(out) {
+        if !self.make_room(out) {
             return;
         }
+        self.probes_sent(out.now);
         let Some(turn) = &mut self.state.turn else {
             return;
         };
@@ -70,18 +71,22 @@ impl Engine {
         });
     }
 
+    /// Estimated tokens of what is in every prompt.
+    pub(super) fn fixed_tokens(&self) -> u64 {
+        context::fixed(&prompt::system(&self.instructions), &[yield_tool::tool()])
+    }
+
     /// Lets oldest turns leave until the prompt fits. False: it cannot fit, and the turn has failed.
     fn make_room(&mut self, out: &mut Outbox) -> bool {
-        let fixed = context::fixed(&prompt::system(&self.instructions), &[yield_tool::tool()]);
-        match context::surplus(&self.transcript, fixed, &self.settings) {
+        match context::surplus(
+            &self.transcript,
+            self.fixed_tokens(),
+            &self.settings,
+            self.state.budget.tokens,
+        ) {
             Ok(0) => true,
             Ok(surplus) => {
-                self.transcript.drain(..surplus);
-                self.note("old turns left the context");
-                out.record(Record {
-                    forget: surplus,
-                    ..line(RecordKind::Trimmed, self.turn_number(), "")
-                });
+                self.forget(surplus, out);
                 true
             }
             Err(too_large) => {
@@ -96,12 +101,23 @@ impl Engine {
         }
     }
 
+    /// The oldest messages leave the transcript, and the model is told.
+    pub(super) fn forget(&mut self, surplus: usize, out: &mut Outbox) {
+        self.transcript.drain(..surplus);
+        self.note("old turns left the context");
+        out.record(Record {
+            forget: surplus,
+            ..line(RecordKind::Trimmed, self.turn_number(), "")
+        });
+    }
+
     /// The call in flight gave an answer. Any other call's answer is late and means nothing any more.
     pub(super) fn answered(&mut self, call: CallId, answer: &Answer, out: &mut Outbox) {
         if self.call_in_flight() != Some(call) {
             return;
         }
         self.in_flight = false;
+        self.was_let_through();
         out.push(Effect::Acknowledge { call });
         let silent = answer.text.as_deref().is_none_or(|text| text.trim().is_empty()) && answer.tool_calls.is_empty();
         if silent && matches!(answer.finish, Finish::Stop | Finish::ToolCalls) {
@@ -144,10 +160,6 @@ impl Engine {
             self.fence(out);
             return;
         }
-        if failure.kind != FailureKind::LinkLost {
-            turn.failures = turn.failures.saturating_add(1);
-        }
-        let next = retry::next(&failure, call, turn.failures, out.now);
         turn.step = Step::Due(out.now);
         out.push(Effect::Acknowledge { call });
         out.record(call_line(
@@ -156,6 +168,32 @@ impl Engine {
             failure.kind.as_ref(),
             Vec::new(),
         ));
+        // The gateway may have cut it before the worker heard why.
+        let failure = match &self.state.budget.stop {
+            Some(message) if failure.kind == FailureKind::Cancelled => budget::stopped(message.clone()),
+            Some(_) | None => failure,
+        };
+        if let Some(reason) = budget::reason_of(failure.kind) {
+            self.refused(reason, failure, out);
+            return;
+        }
+        if matches!(failure.kind, FailureKind::LinkLost | FailureKind::RecordFailed) {
+            self.was_not_asked(out.now);
+        } else {
+            self.was_let_through();
+        }
+        self.failed_in_truth(call, failure, out);
+    }
+
+    /// A call failed that a limit had let through.
+    fn failed_in_truth(&mut self, call: CallId, failure: Failure, out: &mut Outbox) {
+        let Some(turn) = &mut self.state.turn else {
+            return;
+        };
+        if failure.kind != FailureKind::LinkLost {
+            turn.failures = turn.failures.saturating_add(1);
+        }
+        let next = retry::next(&failure, call, turn.failures, out.now);
         self.state.last_error = Some((out.now, failure.clone()));
         match next {
             Next::Retry(wait) => {

@@ -79,6 +79,7 @@ impl Engine {
             Lifecycle::Stopped => LoopState::Stopped,
             Lifecycle::Starting => LoopState::Starting,
             Lifecycle::Stopping => LoopState::Stopping,
+            Lifecycle::Active if self.is_stopped_by_budget() => LoopState::Stopped,
             Lifecycle::Active if !self.state.reasons.is_empty() => LoopState::Paused,
             Lifecycle::Active if self.state.sleep.is_some() => LoopState::Sleeping,
             Lifecycle::Active => LoopState::Running,

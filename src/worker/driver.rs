@@ -138,9 +138,11 @@ impl<'a> Driver<'a> {
             // A loop that is never started begins no turn.
             self.stop(StopCause::Suspend)?;
         } else {
+            let budget = world.heard.borrow().as_ref().map(Heard::budget);
             self.feed(Input::Started {
                 epoch: session.epoch,
                 known_turn: session.known.turn,
+                budget: budget.unwrap_or_default(),
             })?;
             self.listen(&mut world.heard)?;
         }
@@ -228,6 +230,9 @@ impl<'a> Driver<'a> {
             self.feed(Input::LinkBack)?;
         }
         let before = std::mem::replace(&mut self.directives, directives.clone());
+        if before.budget != directives.budget {
+            self.feed(Input::BudgetChanged { budget: heard.budget() })?;
+        }
         if let Some(token) = directives.wake.filter(|token| before.wake.as_ref() != Some(token)) {
             self.feed(Input::WakeRequested { token })?;
         }

@@ -15,10 +15,12 @@ use tokio::time::sleep;
 
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::CallId;
+use crate::engine::budget::Budget;
 use crate::engine::message::Answer;
 use crate::link::messages::LoopReport;
 use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, Session, SocketEvent};
 
+use super::budget;
 use super::contact::{Clocks, Contact};
 use super::model::{Aggregate, openai};
 
@@ -45,6 +47,12 @@ impl Heard {
     #[must_use]
     pub fn suspends(&self) -> bool {
         self.event.directives.suspend
+    }
+
+    /// What limits the calls.
+    #[must_use]
+    pub fn budget(&self) -> Budget {
+        budget::of(&self.event.directives)
     }
 
     /// What it says about contact with the controller.

@@ -2,6 +2,7 @@
 //!
 //! Does what the engine's effects say and feeds the results back. Holds no secret and no network identity.
 
+pub mod budget;
 pub mod contact;
 pub mod driver;
 pub mod gateway_client;

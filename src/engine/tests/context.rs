@@ -79,3 +79,82 @@ fn a_turn_that_grows_too_large_fails_and_leaves_the_old_ones() {
     assert_eq!(driver.notes(RecordKind::Trimmed).len(), 0);
     assert_eq!(driver.transcript.len(), kept);
 }
+
+/// Estimated tokens of the prompt last sent.
+fn size(driver: &Driver) -> usize {
+    let text: usize = driver
+        .prompt
+        .iter()
+        .map(|message| serde_json::to_string(&**message).unwrap().len())
+        .sum();
+    text / 4
+}
+
+/// The largest prompt of many turns.
+fn largest(driver: &mut Driver) -> usize {
+    let mut largest = 0;
+    for _ in 0..60 {
+        driver.answer(says(&"x".repeat(1000)));
+        driver.pass(seconds(1));
+        if let Some(now) = driver.in_flight.map(|_| size(driver)) {
+            largest = largest.max(now);
+        }
+    }
+    largest
+}
+
+fn limit(driver: &mut Driver, tokens: Option<u64>) {
+    let revision = driver.budget.revision + 1;
+    driver.feed(Input::BudgetChanged {
+        budget: Budget {
+            revision,
+            tokens,
+            ..Budget::default()
+        },
+    });
+}
+
+#[test]
+fn a_history_takes_at_most_40_percent_of_the_smallest_limit_and_more_once_that_is_raised() {
+    let mut driver = Driver::started(Settings {
+        max_consecutive_turns: 1000,
+        ..settings()
+    });
+    limit(&mut driver, Some(10_000));
+    let small = largest(&mut driver);
+    assert!((3000..4500).contains(&small), "{small}");
+    limit(&mut driver, Some(20_000));
+    let raised = largest(&mut driver);
+    assert!((6000..9000).contains(&raised), "{raised}");
+    assert_eq!(driver.engine.view().consecutive_errors, 0);
+}
+
+#[test]
+fn a_history_takes_at_most_80_percent_of_the_window() {
+    let mut driver = Driver::started(Settings {
+        max_consecutive_turns: 1000,
+        context_tokens: 10_000,
+        max_output_tokens: 100,
+        ..settings()
+    });
+    let full = largest(&mut driver);
+    assert!((6000..9000).contains(&full), "{full}");
+}
+
+/// Each request begins with the whole request before it, so that a server's cache has all but what is new.
+#[test]
+fn each_prompt_begins_with_the_one_before_it() {
+    let mut driver = Driver::started(settings());
+    for round in 0..30 {
+        let before = driver.prompt.clone();
+        match round % 4 {
+            0 => driver.answer(calls("shell", "{}")),
+            1 => driver.answer(calls("yield", r#"{"sleep": 5}"#)),
+            2 => driver.fail(FailureKind::Unreachable),
+            _ => driver.answer(says("nothing new")),
+        };
+        driver.pass(seconds(10));
+        assert_eq!(driver.prompt[..before.len()], before, "round {round}");
+    }
+    assert!(driver.prompt.len() > 50);
+}

@@ -211,6 +211,7 @@ fn a_new_journal_goes_on_from_the_last_turn_that_the_controller_knows() {
     driver.feed(Input::Started {
         epoch: 7,
         known_turn: 41,
+        budget: Budget::default(),
     });
     assert_eq!(driver.in_flight.unwrap().to_string(), "t42c1a1");
 }

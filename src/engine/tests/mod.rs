@@ -1,5 +1,6 @@
 //! Drives the engine in simulated time as the worker would, and checks on every step what must always hold.
 
+mod budget;
 mod context;
 mod failures;
 mod lifecycle;
@@ -12,7 +13,8 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::machine::{Engine, Snapshot, View};
+use super::budget::{Budget, Probe};
+use super::machine::{Engine, Snapshot};
 use super::message::{Answer, Finish, Message, ToolCall};
 use super::settings::Settings;
 use super::{CallId, Effect, Input, Record, RecordKind, StopCause};
@@ -82,6 +84,7 @@ struct Driver {
     cancelled: Vec<CallId>,
     stopped: bool,
     restarted: bool,
+    budget: Budget,
 }
 
 impl Driver {
@@ -111,6 +114,7 @@ impl Driver {
             cancelled: Vec::new(),
             stopped: false,
             restarted: false,
+            budget: Budget::default(),
         }
     }
 
@@ -120,7 +124,12 @@ impl Driver {
         self.in_flight = None;
         self.timer = None;
         self.stopped = false;
-        self.feed(Input::Started { epoch, known_turn: 0 })
+        let budget = self.budget.clone();
+        self.feed(Input::Started {
+            epoch,
+            known_turn: 0,
+            budget,
+        })
     }
 
     /// The process ends, and another one goes on from the journal.
@@ -133,10 +142,14 @@ impl Driver {
     }
 
     fn feed(&mut self, input: Input) -> Vec<Effect> {
-        let before = self.engine.view();
+        let before = self.engine.clone();
         let heard = input.clone();
+        if let Input::BudgetChanged { budget } = &input {
+            self.budget = budget.clone();
+        }
         let effects = self.engine.handle(self.now, input);
         self.check_reasons(&before, &heard);
+        let before = before.view();
         let mut acted = false;
         for effect in &effects {
             match effect {
@@ -189,11 +202,30 @@ impl Driver {
         self.restarted = false;
     }
 
-    /// Reasons clear by their own rule, and by no other.
-    fn check_reasons(&self, before: &View, input: &Input) {
-        let after = self.engine.view();
-        for held in &before.reasons {
-            if after.reasons.iter().any(|other| other.reason == held.reason) {
+    /// Reasons clear by their own rule, and by no other; held calls are tried by theirs.
+    fn check_reasons(&self, before: &Engine, input: &Input) {
+        let after = &self.engine.state;
+        let by_name = |call: &CallId| before.call_in_flight() == Some(*call);
+        for held in before.view().reasons {
+            let hold = before.state.reasons.get(&held.reason);
+            let probe = hold.and_then(|hold| hold.probe);
+            let sent = matches!(probe, Some(Probe::Sent(_)));
+            if let Some(now) = after.reasons.get(&held.reason) {
+                let new_probe = matches!(now.probe, Some(Probe::At(_))) && !matches!(probe, Some(Probe::At(_)));
+                let asked_again = matches!(
+                    input,
+                    Input::BudgetChanged { .. } | Input::Started { .. } | Input::Failed { .. }
+                );
+                assert!(!new_probe || asked_again, "{:?} is tried for {input:?}", held.reason);
+                continue;
+            }
+            if self
+                .engine
+                .view()
+                .reasons
+                .iter()
+                .any(|other| other.reason == held.reason)
+            {
                 continue;
             }
             let by_time = held.until.is_some_and(|until| until <= self.now);
@@ -203,17 +235,23 @@ impl Driver {
                 }
                 PauseReason::LinkLost => matches!(input, Input::LinkBack | Input::Started { .. }),
                 PauseReason::SuspendedBySpec => matches!(input, Input::Started { .. }),
-                PauseReason::MaxConsecutiveTurns
-                | PauseReason::ProviderRateLimit
-                | PauseReason::BudgetExhausted
+                PauseReason::MaxConsecutiveTurns | PauseReason::ProviderRateLimit => false,
+                // The attempt was let through: it came to an end, or nobody refused it in time.
+                PauseReason::BudgetExhausted
                 | PauseReason::TokensPerHour
                 | PauseReason::TotalTokens
                 | PauseReason::TotalCost
                 | PauseReason::CallExceedsLimit
                 | PauseReason::BudgetAsk
-                | PauseReason::BudgetUnavailable
-                | PauseReason::BoundViolated
-                | PauseReason::LoopDetected => false,
+                | PauseReason::BudgetUnavailable => match input {
+                    Input::Answered { call, .. } | Input::Failed { call, .. } => sent && by_name(call),
+                    // It was cut.
+                    Input::BudgetChanged { budget } => sent && budget.stop.is_some(),
+                    _ => matches!(probe, Some(Probe::Sent(moment)) if moment <= self.now),
+                },
+                PauseReason::BoundViolated | PauseReason::LoopDetected => {
+                    matches!(input, Input::ResumeRequested { .. })
+                }
             };
             assert!(by_time || by_input, "{:?} cleared by {input:?}", held.reason);
         }

@@ -41,9 +41,26 @@ fn failures() -> impl Strategy<Value = Failure> {
     let kinds: Vec<FailureKind> = FailureKind::iter()
         .filter(|kind| *kind != FailureKind::Fenced)
         .collect();
-    (prop::sample::select(kinds), prop::option::of(0..100_000_u64)).prop_map(|(kind, wait)| Failure {
+    let resumes = prop::option::of((0..600_i64).prop_map(|later| {
+        let start: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        start + seconds(later)
+    }));
+    let wait = prop::option::of(0..100_000_u64);
+    (prop::sample::select(kinds), wait, resumes).prop_map(|(kind, wait, resumes_at)| Failure {
         retry_after_milliseconds: wait,
+        resumes_at,
         ..failure(kind)
+    })
+}
+
+fn budgets() -> impl Strategy<Value = Budget> {
+    let tokens = prop_oneof![Just(None), (0..5000_u64).prop_map(Some)];
+    let stop = prop::option::weighted(0.2, Just("raise the limit".to_owned()));
+    (0..4_u64, tokens, any::<bool>(), stop).prop_map(|(revision, tokens, held, stop)| Budget {
+        revision,
+        tokens,
+        held: held || stop.is_some(),
+        stop,
     })
 }
 
@@ -54,6 +71,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => prop_oneof![Just("chat"), Just("other")].prop_map(|name| Input::Event { name: name.into() }),
         1 => token.clone().prop_map(|token| Input::WakeRequested { token: token.into() }),
         1 => token.prop_map(|token| Input::ResumeRequested { token: token.into() }),
+        2 => budgets().prop_map(|budget| Input::BudgetChanged { budget }),
         1 => Just(Input::LinkLost),
         2 => Just(Input::LinkBack),
         1 => prop_oneof![Just(StopCause::Drain), Just(StopCause::Suspend)].prop_map(|cause| Input::Stop { cause }),

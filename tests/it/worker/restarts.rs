@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use agentloop::api::AgentSpec;
 use agentloop::api::failure::{Failure, FailureKind};
+use agentloop::engine::budget::Budget;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{Answer, Message, ToolCall};
 use agentloop::engine::settings::Settings;
@@ -155,6 +156,12 @@ impl<'a> Simulation<'a> {
 const STARTED: Input = Input::Started {
     epoch: 1,
     known_turn: 0,
+    budget: Budget {
+        revision: 0,
+        tokens: None,
+        held: false,
+        stop: None,
+    },
 };
 
 /// What the model says: turns with text, tools, several calls, a sleep, and failed attempts.

@@ -1,0 +1,248 @@
+//! Waiting for room in a budget: what a refused call does to the loop, and when it is tried again.
+//!
+//! A refused call was never made: its turn stays as it is, no error is counted, and the same call is tried again with
+//! its next attempt. That happens when the refusal's own moment has come; when the [`Budget`] changed; and, where
+//! others hold the room and nobody knows for how long, every [`PROBE`]. But for the first, such an attempt is made
+//! while the reason still holds, and the reason goes once the call was let through: a loop that waits among many is
+//! Paused the whole time, and not Running for an instant each time somebody gave something back.
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::machine::Engine;
+use super::outbox::{Outbox, call_line};
+use super::snapshot::{Hold, Step};
+use super::{Effect, RecordKind, clock, context};
+use crate::api::failure::{Failure, FailureKind};
+use crate::api::status::PauseReason;
+
+/// Time between two attempts at a call while others hold the room that it needs.
+pub const PROBE: SignedDuration = SignedDuration::from_secs(15);
+/// Wait before another attempt when the budget changed while the refused one was under way.
+pub const SOON: SignedDuration = SignedDuration::from_secs(1);
+/// An attempt that was not refused for so long was let through: a gateway reserves before it calls, and asks its leader
+/// for at most a few seconds.
+pub const LET_THROUGH: SignedDuration = SignedDuration::from_secs(10);
+
+/// What limits the calls, as far as the loop has to know. A level: hearing it twice does nothing more.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(default)]
+pub struct Budget {
+    /// Another number whenever a refused call may have become possible.
+    pub revision: u64,
+    /// The smallest number of tokens that a whole limit leaves to one call; `None`: not limited.
+    pub tokens: Option<u64>,
+    /// A person must act before any call is made: time alone brings no room.
+    pub held: bool,
+    /// A budget with `onExhausted: Stop` is spent: the loop is Stopped until room was added. What happened, and what to
+    /// do.
+    pub stop: Option<String>,
+}
+
+/// When a held call is tried although its reason holds.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// At this moment.
+    At(Timestamp),
+    /// It was sent; when nobody has refused it by this moment, the reason is gone.
+    Sent(Timestamp),
+}
+
+/// The reason that a refusal of this kind gives the loop; `None`: it is not of a budget.
+pub fn reason_of(kind: FailureKind) -> Option<PauseReason> {
+    match kind {
+        FailureKind::BudgetExhausted => Some(PauseReason::BudgetExhausted),
+        FailureKind::TokensPerHour => Some(PauseReason::TokensPerHour),
+        FailureKind::TotalTokens => Some(PauseReason::TotalTokens),
+        FailureKind::TotalCost => Some(PauseReason::TotalCost),
+        FailureKind::CallExceedsLimit => Some(PauseReason::CallExceedsLimit),
+        FailureKind::BudgetAsk => Some(PauseReason::BudgetAsk),
+        FailureKind::BudgetUnavailable => Some(PauseReason::BudgetUnavailable),
+        FailureKind::BoundViolated => Some(PauseReason::BoundViolated),
+        FailureKind::LoopDetected => Some(PauseReason::LoopDetected),
+        FailureKind::Unreachable
+        | FailureKind::Timeout
+        | FailureKind::RateLimited
+        | FailureKind::QuotaExceeded
+        | FailureKind::AuthenticationFailed
+        | FailureKind::BadResponse
+        | FailureKind::Cancelled
+        | FailureKind::LinkLost
+        | FailureKind::Fenced
+        | FailureKind::Interrupted
+        | FailureKind::RecordFailed => None,
+    }
+}
+
+/// Whether a reason goes when there is room. `BoundViolated` and `LoopDetected` are a person's to clear.
+pub fn waits_for_room(reason: PauseReason) -> bool {
+    match reason {
+        PauseReason::BudgetExhausted
+        | PauseReason::TokensPerHour
+        | PauseReason::TotalTokens
+        | PauseReason::TotalCost
+        | PauseReason::CallExceedsLimit
+        | PauseReason::BudgetAsk
+        | PauseReason::BudgetUnavailable => true,
+        PauseReason::BoundViolated
+        | PauseReason::LoopDetected
+        | PauseReason::SuspendedBySpec
+        | PauseReason::ProviderRateLimit
+        | PauseReason::MaxConsecutiveTurns
+        | PauseReason::ConsecutiveErrors
+        | PauseReason::CrashLoop
+        | PauseReason::LinkLost => false,
+    }
+}
+
+/// Whether a reason of unknown end may be gone any moment: others hold the room, or nobody could be asked for it.
+fn is_worth_probing(reason: PauseReason) -> bool {
+    matches!(
+        reason,
+        PauseReason::BudgetExhausted | PauseReason::TokensPerHour | PauseReason::BudgetUnavailable
+    )
+}
+
+impl Engine {
+    /// The newest word about what limits the calls.
+    pub(super) fn budget_changed(&mut self, budget: Budget, out: &mut Outbox) {
+        if budget == self.state.budget {
+            return;
+        }
+        let before = std::mem::replace(&mut self.state.budget, budget);
+        if before.revision != self.state.budget.revision {
+            self.probe_at(out.now);
+        }
+        if let Some(message) = self.state.budget.stop.clone() {
+            self.cut_by_budget(message, out);
+        }
+    }
+
+    /// The gateway refused a call for a limit on what may be spent.
+    pub(super) fn refused(&mut self, reason: PauseReason, failure: Failure, out: &mut Outbox) {
+        if failure.kind == FailureKind::CallExceedsLimit && self.shorten(out) {
+            return;
+        }
+        // Of several limits, the one that refused last is named.
+        self.state.reasons.retain(|reason, _| !waits_for_room(*reason));
+        let asked_under = self.state.turn.as_ref().map(|turn| turn.asked_under);
+        let probe = if !waits_for_room(reason) {
+            None
+        } else if asked_under != Some(self.state.budget.revision) {
+            // The refusal may speak of the budget as it was.
+            Some(Probe::At(clock::after(out.now, SOON)))
+        } else if failure.resumes_at.is_none() && is_worth_probing(reason) && !self.state.budget.held {
+            Some(Probe::At(clock::after(out.now, PROBE)))
+        } else {
+            None
+        };
+        let hold = Hold {
+            until: failure.resumes_at.filter(|_| waits_for_room(reason)),
+            message: failure.message,
+            probe,
+        };
+        self.state.reasons.insert(reason, hold);
+    }
+
+    /// Tries held calls from this moment on, unless one is under way.
+    fn probe_at(&mut self, moment: Timestamp) {
+        for (reason, hold) in &mut self.state.reasons {
+            if waits_for_room(*reason) && !matches!(hold.probe, Some(Probe::Sent(_))) {
+                hold.probe = Some(Probe::At(moment));
+            }
+        }
+    }
+
+    /// An attempt goes out: reasons that are tried know.
+    pub(super) fn probes_sent(&mut self, now: Timestamp) {
+        for hold in self.state.reasons.values_mut() {
+            if let Some(Probe::At(_)) = hold.probe {
+                hold.probe = Some(Probe::Sent(clock::after(now, LET_THROUGH)));
+            }
+        }
+        if let Some(turn) = &mut self.state.turn {
+            turn.asked_under = self.state.budget.revision;
+        }
+    }
+
+    /// The call in flight came to an end that is no refusal: there was room for it.
+    pub(super) fn was_let_through(&mut self) {
+        let sent = |hold: &Hold| matches!(hold.probe, Some(Probe::Sent(_)));
+        let reasons: Vec<PauseReason> = self
+            .state
+            .reasons
+            .iter()
+            .filter(|(_, hold)| sent(hold))
+            .map(|(reason, _)| *reason)
+            .collect();
+        for reason in reasons {
+            self.clear(reason);
+        }
+    }
+
+    /// The call in flight came to an end before anybody looked for room.
+    pub(super) fn was_not_asked(&mut self, now: Timestamp) {
+        for hold in self.state.reasons.values_mut() {
+            if let Some(Probe::Sent(_)) = hold.probe {
+                hold.probe = Some(Probe::At(now));
+            }
+        }
+    }
+
+    /// From when on the loop may act as far as its reasons go: at any time, not before a probe, or `None`.
+    pub(super) fn free_from(&self) -> Option<Timestamp> {
+        let moment = |hold: &Hold| match hold.probe {
+            Some(Probe::At(moment)) => Some(moment),
+            Some(Probe::Sent(_)) => Some(Timestamp::MIN),
+            None => None,
+        };
+        self.state
+            .reasons
+            .values()
+            .try_fold(Timestamp::MIN, |latest, hold| Some(moment(hold)?.max(latest)))
+    }
+
+    /// Whether a spent budget with `onExhausted: Stop` keeps the loop down.
+    pub(super) fn is_stopped_by_budget(&self) -> bool {
+        self.state.budget.stop.is_some() && self.state.reasons.contains_key(&PauseReason::BudgetExhausted)
+    }
+
+    /// Cuts the call in flight. Its answer is lost and what it cost is not; the same call is made again once there is
+    /// room.
+    fn cut_by_budget(&mut self, message: String, out: &mut Outbox) {
+        let Some(call) = self.call_in_flight() else {
+            return;
+        };
+        out.push(Effect::CancelCall { call });
+        self.in_flight = false;
+        if let Some(turn) = &mut self.state.turn {
+            turn.step = Step::Due(out.now);
+            turn.asked_under = self.state.budget.revision;
+        }
+        let note = FailureKind::BudgetExhausted.as_ref();
+        out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
+        self.refused(PauseReason::BudgetExhausted, stopped(message), out);
+    }
+
+    /// A call that is larger than a whole limit: half of the history leaves, when that can help.
+    fn shorten(&mut self, out: &mut Outbox) -> bool {
+        let Some(limit) = self.state.budget.tokens else {
+            return false;
+        };
+        let surplus = context::half(&self.transcript, self.fixed_tokens(), limit);
+        if surplus > 0 {
+            self.forget(surplus, out);
+        }
+        surplus > 0
+    }
+}
+
+/// The refusal of a budget that stops its loops.
+pub fn stopped(message: String) -> Failure {
+    Failure {
+        kind: FailureKind::BudgetExhausted,
+        message,
+        retry_after_milliseconds: None,
+        resumes_at: None,
+    }
+}

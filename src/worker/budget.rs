@@ -1,0 +1,218 @@
+//! What of an Agent's budgets its loop has to know, read from the directives. Pure.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::api::amount::LimitAmounts;
+use crate::api::failure::FailureKind;
+use crate::engine::budget::Budget;
+use crate::link::messages::{BudgetTerms, Directives};
+
+/// The budget of these directives; none decided yet is one of its own, under which every call is refused.
+#[must_use]
+pub fn of(directives: &Directives) -> Budget {
+    let Some(terms) = &directives.budget else {
+        return Budget::default();
+    };
+    Budget {
+        revision: revision(terms),
+        tokens: tokens(terms),
+        held: terms.blocked.is_some() || terms.accounts.iter().any(|account| account.held.is_some()),
+        stop: terms.cut.then(|| why_stopped(terms)),
+    }
+}
+
+/// A number of everything that can make a refused call possible. Not of `recall`, which others' calls set and unset.
+fn revision(terms: &BudgetTerms) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for account in &terms.accounts {
+        let limits = [account.limits, account.per_agent].map(|limits| kinds(&limits));
+        (&account.account, account.revision, limits).hash(&mut hasher);
+        let held = account.held.as_ref();
+        held.map(|held| (held.kind, &held.message, held.resumes_at))
+            .hash(&mut hasher);
+    }
+    let blocked = terms.blocked.as_ref();
+    blocked
+        .map(|blocked| (blocked.kind, &blocked.message, blocked.resumes_at))
+        .hash(&mut hasher);
+    let price = terms.price.as_ref();
+    price
+        .map(|price| (&price.input_per_million, &price.output_per_million))
+        .hash(&mut hasher);
+    terms.min_output_tokens.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn kinds(limits: &LimitAmounts) -> [Option<i64>; 5] {
+    [
+        limits.tokens,
+        limits.input_tokens,
+        limits.output_tokens,
+        limits.calls,
+        limits.cost,
+    ]
+}
+
+/// The smallest number of tokens that a whole limit leaves to one call. `None` when nothing limits tokens or money, and
+/// also when some limit lets no call through at all: then a shorter call is no way out.
+fn tokens(terms: &BudgetTerms) -> Option<u64> {
+    let mut limits = terms
+        .accounts
+        .iter()
+        .flat_map(|account| [&account.limits, &account.per_agent]);
+    let blocks = |limits: &LimitAmounts| {
+        kinds(limits).contains(&Some(0))
+            || limits
+                .output_tokens
+                .is_some_and(|limit| limit < terms.min_output_tokens.into())
+    };
+    if limits.clone().any(blocks) {
+        return None;
+    }
+    limits
+        .by_ref()
+        .flat_map(|limits| [limits.tokens, limits.input_tokens, bought(limits.cost, terms)])
+        .flatten()
+        .min()
+        .and_then(|least| u64::try_from(least).ok())
+}
+
+/// About how many tokens of input the money buys: a price per million in dollars is one per token in micro-dollars.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "a rough share is all that it is for"
+)]
+fn bought(cost: Option<i64>, terms: &BudgetTerms) -> Option<i64> {
+    let price: f64 = terms.price.as_ref()?.input_per_million.parse().ok()?;
+    (price > 0.0).then_some((cost? as f64 / price) as i64)
+}
+
+/// The word of the budget that stops its loops.
+fn why_stopped(terms: &BudgetTerms) -> String {
+    let said = terms.accounts.iter().filter_map(|account| account.held.as_ref());
+    said.filter(|held| held.kind == FailureKind::BudgetExhausted)
+        .map(|held| held.message.clone())
+        .next()
+        .unwrap_or_else(|| {
+            "an AgentBudget with onExhausted: Stop is spent: raise its spec.limits or add to its spec.topUps".into()
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::failure::Failure;
+    use crate::api::price::Price;
+    use crate::link::messages::{AccountTerms, LimitName};
+
+    fn account(limits: LimitAmounts) -> AccountTerms {
+        AccountTerms {
+            account: "uid".into(),
+            limit: LimitName::Budget("team".into()),
+            limits,
+            per_agent: LimitAmounts::default(),
+            recall: false,
+            held: None,
+            revision: 1,
+        }
+    }
+
+    fn limited(tokens: i64) -> LimitAmounts {
+        LimitAmounts {
+            tokens: Some(tokens),
+            ..LimitAmounts::default()
+        }
+    }
+
+    fn directives(accounts: Vec<AccountTerms>) -> Directives {
+        Directives {
+            budget: Some(BudgetTerms {
+                accounts,
+                min_output_tokens: 256,
+                ..BudgetTerms::default()
+            }),
+            ..Directives::default()
+        }
+    }
+
+    fn spent(kind: FailureKind) -> Failure {
+        Failure {
+            kind,
+            message: "add to it".into(),
+            retry_after_milliseconds: None,
+            resumes_at: None,
+        }
+    }
+
+    #[test]
+    fn whatever_may_make_room_is_another_revision_and_nothing_else_is() {
+        let first = directives(vec![account(limited(10))]);
+        let revision = |change: &dyn Fn(&mut AccountTerms)| {
+            let mut changed = first.clone();
+            change(&mut changed.budget.as_mut().unwrap().accounts[0]);
+            of(&changed).revision
+        };
+        let was = of(&first).revision;
+        assert_ne!(was, of(&Directives::default()).revision);
+        assert_ne!(was, revision(&|account| account.revision = 2));
+        assert_ne!(was, revision(&|account| account.limits = limited(11)));
+        assert_ne!(was, revision(&|account| account.per_agent = limited(10)));
+        assert_ne!(
+            was,
+            revision(&|account| account.held = Some(spent(FailureKind::BudgetAsk)))
+        );
+        assert_eq!(was, revision(&|account| account.recall = true));
+        let mut blocked = first.clone();
+        blocked.budget.as_mut().unwrap().blocked = Some(spent(FailureKind::BudgetUnavailable));
+        assert_ne!(was, of(&blocked).revision);
+        assert_eq!((of(&first).held, of(&blocked).held), (false, true));
+    }
+
+    #[test]
+    fn the_smallest_limit_of_all_counts_money_by_what_it_buys() {
+        let cost = LimitAmounts {
+            cost: Some(6_000),
+            ..LimitAmounts::default()
+        };
+        let mut found = directives(vec![account(limited(9_000)), account(limited(7_000)), account(cost)]);
+        assert_eq!(of(&found).tokens, Some(7_000));
+        let budget = found.budget.as_mut().unwrap();
+        budget.price = Some(Price {
+            input_per_million: "3.00".into(),
+            ..Price::default()
+        });
+        assert_eq!(of(&found).tokens, Some(2_000));
+        found.budget.as_mut().unwrap().accounts[0].per_agent = limited(500);
+        assert_eq!(of(&found).tokens, Some(500));
+        assert_eq!(of(&directives(vec![account(LimitAmounts::default())])).tokens, None);
+    }
+
+    #[test]
+    fn a_limit_that_lets_no_call_through_is_no_reason_to_shorten_any() {
+        let output = LimitAmounts {
+            output_tokens: Some(255),
+            ..LimitAmounts::default()
+        };
+        let calls = LimitAmounts {
+            calls: Some(0),
+            ..LimitAmounts::default()
+        };
+        for blocking in [limited(0), output, calls] {
+            let found = directives(vec![account(limited(9_000)), account(blocking)]);
+            assert_eq!(of(&found).tokens, None);
+        }
+    }
+
+    #[test]
+    fn a_budget_that_stops_its_loops_says_why_in_its_own_words() {
+        let mut found = directives(vec![account(limited(10))]);
+        assert_eq!(of(&found).stop, None);
+        let budget = found.budget.as_mut().unwrap();
+        budget.cut = true;
+        budget.accounts[0].held = Some(spent(FailureKind::BudgetExhausted));
+        assert_eq!(of(&found).stop.as_deref(), Some("add to it"));
+        found.budget.as_mut().unwrap().accounts[0].held = None;
+        assert!(of(&found).stop.unwrap().contains("spec.topUps"));
+    }
+}
