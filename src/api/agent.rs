@@ -58,6 +58,18 @@ use super::status::AgentStatus;
         description = "Tokens used, all kinds together"
     ),
     printcolumn(
+        name = "COST",
+        type_ = "string",
+        json_path = ".status.summary.cost",
+        description = "What its calls cost, where the price is known"
+    ),
+    printcolumn(
+        name = "BUDGET",
+        type_ = "string",
+        json_path = ".status.summary.budget",
+        description = "How much of its tightest limit is used"
+    ),
+    printcolumn(
         name = "AGE",
         type_ = "date",
         json_path = ".metadata.creationTimestamp",
@@ -128,6 +140,11 @@ pub struct AgentSpec {
     /// Limits that the model cannot change.
     #[serde(default)]
     pub guardrails: Guardrails,
+    /// AgentBudgets of this namespace that it draws on, beside those whose selector matches it; at most 16. A call needs
+    /// room in all of them and counts in all of them. One that does not exist means no call.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub budget_refs: Vec<BudgetRef>,
     /// Where the loop keeps its journal. Fixed at creation.
     #[serde(default)]
     pub storage: Storage,
@@ -221,6 +238,68 @@ pub struct Guardrails {
     /// Model calls in one turn, 1 to 1,000; at the cap the turn ends and the model is told so in the next one.
     #[schemars(range(min = 1, max = 1000))]
     pub max_calls_per_turn: u32,
+    /// Tokens (uncached input, cache writes, output) in any 3,600 seconds. A call whose worst case does not fit waits
+    /// until it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000_000_000_i64))]
+    pub tokens_per_hour: Option<i64>,
+    /// Limits for the Agent's whole life; only a higher limit lets it go on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total: Option<Total>,
+    /// What happens when the controller sees from outside that the loop repeats itself or burns far above the pace of
+    /// its limits.
+    pub loop_detection: LoopDetection,
+}
+
+/// Limits for an Agent's whole life; at least one.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "has(self.tokens) || has(self.costUSD)",
+    "message": "spec.guardrails.total limits nothing: set tokens or costUSD, or remove it",
+}, {
+    "rule": "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][0-9]{1,6})?$')",
+    "message": "spec.guardrails.total.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\"",
+}]))]
+pub struct Total {
+    /// Uncached input, cache writes and output together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000_000_000_i64))]
+    pub tokens: Option<i64>,
+    /// Money in US dollars, a decimal string such as "25.00", at most six decimals.
+    #[serde(rename = "costUSD", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 20))]
+    pub cost_usd: Option<String>,
+}
+
+/// Detection of loops from outside: by what the gateway sees, whatever the worker says.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LoopDetection {
+    /// `Warn`: a condition, an Event, a metric. `Enforce`: the loop also pauses until `agentloop.dev/resume`.
+    /// `Disabled`: nothing.
+    pub mode: DetectionMode,
+}
+
+/// What a detected loop leads to.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
+pub enum DetectionMode {
+    /// A condition, an Event and a metric, and the loop pauses until a person resumes it.
+    Enforce,
+    /// A condition, an Event and a metric.
+    #[default]
+    Warn,
+    /// Nothing.
+    Disabled,
+}
+
+/// An AgentBudget in the Agent's own namespace.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct BudgetRef {
+    /// Name of the AgentBudget, in the Agent's own namespace.
+    #[schemars(length(min = 1, max = 63), regex(pattern = DNS_SUBDOMAIN))]
+    pub name: String,
 }
 
 impl Default for Guardrails {
@@ -228,6 +307,9 @@ impl Default for Guardrails {
         Self {
             max_consecutive_turns: 50,
             max_calls_per_turn: 25,
+            tokens_per_hour: None,
+            total: None,
+            loop_detection: LoopDetection::default(),
         }
     }
 }

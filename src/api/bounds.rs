@@ -51,3 +51,23 @@ pub(super) fn resources(schema: &mut Schema) {
         });
     }
 }
+
+/// A selector of labels; operators are spelt as Kubernetes does.
+pub(super) fn label_selector(schema: &mut Schema) {
+    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
+        return;
+    };
+    if let Some(labels) = properties.get_mut("matchLabels") {
+        labels["maxProperties"] = MAX_ENTRIES.into();
+        labels["additionalProperties"] = json!({"type": "string", "maxLength": 63, "pattern": LABEL_VALUE});
+    }
+    if let Some(expressions) = properties.get_mut("matchExpressions") {
+        expressions["maxItems"] = MAX_ENTRIES.into();
+        let fields = &mut expressions["items"]["properties"];
+        fields["key"]["maxLength"] = 317.into();
+        fields["key"]["minLength"] = 1.into();
+        fields["operator"]["enum"] = json!(["In", "NotIn", "Exists", "DoesNotExist"]);
+        fields["values"]["maxItems"] = 64.into();
+        fields["values"]["items"]["maxLength"] = 63.into();
+    }
+}

@@ -6,6 +6,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::amount::{Amount, LimitAmounts};
+use super::bounds::label_selector;
+
+/// At least one kind of a [`Limits`] is set.
+const SOME: &str =
+    "has(self.tokens) || has(self.inputTokens) || has(self.outputTokens) || has(self.calls) || has(self.costUSD)";
+/// Money is a decimal number.
+const COST: &str = "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][0-9]{1,6})?$')";
 
 /// Which Agents draw on it, how much they may draw together in one window, and what happens when it is spent.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -19,23 +26,116 @@ use super::amount::{Amount, LimitAmounts};
     doc = "Limits that the Agents which draw on it cannot overspend, together or alone.",
     namespaced,
     status = "AgentBudgetStatus",
-    derive = "PartialEq"
+    derive = "PartialEq",
+    printcolumn(
+        name = "READY",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status",
+        description = "False or Unknown: this budget needs a person, and its Agents make no calls"
+    ),
+    printcolumn(
+        name = "WINDOW",
+        type_ = "string",
+        json_path = ".status.summary.window",
+        description = "When it begins anew"
+    ),
+    printcolumn(
+        name = "LIMIT",
+        type_ = "string",
+        json_path = ".status.summary.limit",
+        description = "The limit nearest to being spent, top-ups included"
+    ),
+    printcolumn(
+        name = "USED",
+        type_ = "string",
+        json_path = ".status.summary.used",
+        description = "Used of it in this window"
+    ),
+    printcolumn(
+        name = "USED%",
+        type_ = "string",
+        json_path = ".status.summary.usedPercent",
+        description = "The same in percent"
+    ),
+    printcolumn(
+        name = "RESERVED",
+        type_ = "string",
+        json_path = ".status.summary.reserved",
+        description = "Held by gateways for calls"
+    ),
+    printcolumn(
+        name = "RESETS",
+        type_ = "string",
+        json_path = ".status.summary.resets",
+        description = "When there is room again by itself"
+    ),
+    printcolumn(
+        name = "AGENTS",
+        type_ = "integer",
+        json_path = ".status.agents",
+        description = "Agents that draw on it"
+    ),
+    printcolumn(
+        name = "AGE",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp",
+        description = "Time since creation"
+    ),
+    validation = Rule::new("self.metadata.name.size() <= 63").message(
+        "metadata.name of an AgentBudget must be at most 63 characters: it names the budget in messages and metrics"
+    )
+)]
+#[x_kube(
+    validation = Rule::new("!has(self.namespaceSelector) || has(self.selector)").message(
+        "spec.namespaceSelector needs spec.selector: set it to {} for every Agent of these namespaces"
+    ),
+    validation = Rule::new("!has(self.ask) || self.onExhausted == 'Ask'").message(
+        "spec.ask is for onExhausted Ask only: remove it, or set spec.onExhausted to Ask"
+    ),
+    validation = Rule::new(
+        "!has(oldSelf.topUps) || has(self.topUps) && oldSelf.topUps.all(old, self.topUps.exists(new, new == old))"
+    ).message(
+        "spec.topUps is append-only: leave every entry as it was and add another one with an id of its own"
+    )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AgentBudgetSpec {
     /// The Agents that draw on it. `{}` is every Agent; absent: only Agents that name it in `spec.budgetRefs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = label_selector)]
     pub selector: Option<LabelSelector>,
     /// Namespaces whose Agents `selector` looks at, by their labels. Only in the controller's own namespace; anywhere
     /// else the budget is refused and blocks no one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = label_selector)]
     pub namespace_selector: Option<LabelSelector>,
     /// What all Agents together may use in one window; at least one kind. 0 blocks everything.
+    #[x_kube(
+        validation = Rule::new(SOME).message(
+            "spec.limits names no kind: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
+        ),
+        validation = Rule::new(COST).message(
+            "spec.limits.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
+        )
+    )]
     pub limits: Limits,
     /// What any single Agent may use of it in one window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(
+        validation = Rule::new(SOME).message(
+            "spec.perAgent names no kind: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
+        ),
+        validation = Rule::new(COST).message(
+            "spec.perAgent.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
+        )
+    )]
     pub per_agent: Option<Limits>,
     /// The window; exactly one kind.
+    #[x_kube(validation = Rule::new(
+        "(has(self.rolling) ? 1 : 0) + (has(self.calendar) ? 1 : 0) + (has(self.lifetime) ? 1 : 0) == 1"
+    ).message(
+        "spec.window must have exactly one of rolling, calendar and lifetime, such as {calendar: {period: Daily, timeZone: UTC}}"
+    ))]
     pub window: Window,
     /// Percent of any limit at which `NearLimit` becomes True, 1 to 100.
     #[serde(default = "default_warn_at_percent")]
@@ -117,6 +217,9 @@ pub struct Calendar {
     /// The IANA time zone whose midnights count.
     #[serde(default = "utc")]
     #[schemars(length(min = 1, max = 64))]
+    #[x_kube(validation = Rule::new("self.matches('^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$')").message(
+        "spec.window.calendar.timeZone must be a name of the IANA time zone database, such as Europe/Berlin or UTC"
+    ))]
     pub time_zone: String,
 }
 
@@ -153,6 +256,17 @@ pub enum OnExhausted {
 
 /// An addition to the limits.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[x_kube(
+        validation = Rule::new(SOME).message(
+            "spec.topUps[] names no kind: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
+        ),
+        validation = Rule::new(COST).message(
+            "spec.topUps[].costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
+        ),
+    validation = Rule::new("self.id.matches('^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')").message(
+        "spec.topUps[].id must be letters, digits, '-', '_' and '.', beginning and ending with a letter or digit, such as 2026-11-fire"
+    )
+)]
 #[serde(rename_all = "camelCase")]
 pub struct TopUp {
     /// Its name, so that it counts once.
@@ -161,7 +275,7 @@ pub struct TopUp {
     /// How much.
     #[serde(flatten)]
     pub amount: Limits,
-    /// Why.
+    /// Why it was added, for whoever reads it later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub reason: Option<String>,
@@ -172,17 +286,32 @@ pub struct TopUp {
 #[serde(rename_all = "camelCase")]
 pub struct Ask {
     /// What one approval adds, for the window it falls in.
+    #[x_kube(
+        validation = Rule::new(SOME).message(
+            "spec.ask.topUp names no kind: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
+        ),
+        validation = Rule::new(COST).message(
+            "spec.ask.topUp.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
+        )
+    )]
     pub top_up: Limits,
 }
 
 /// Observed state of a budget. Written by the controller only.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("default" = {"conditions": [{
+    "type": "Ready",
+    "status": "Unknown",
+    "reason": "Pending",
+    "message": "The controller has not looked at this AgentBudget yet.",
+    "lastTransitionTime": "1970-01-01T00:00:00Z",
+}]}))]
 pub struct AgentBudgetStatus {
     /// The generation of the spec that this status speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`, `Accepted`, `NearLimit`, `Exhausted`.
+    /// `Ready`, `Accepted`, `NearLimit`, `Exhausted`, and while it is asked for more `ApprovalPending`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -215,6 +344,9 @@ pub struct AgentBudgetStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1))]
     pub gates: Vec<BudgetGate>,
+    /// The last answers to gates that were handled, so that each is handled once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_handled_requests: Option<HandledAnswers>,
     /// What a new leader needs to go on without overspending. Not for people; compare-and-set only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ledger: Option<LedgerRecord>,
@@ -291,6 +423,24 @@ pub struct BudgetGate {
     pub arguments_hash: String,
     /// When it was asked.
     pub opened_at: Time,
+}
+
+/// The last handled value of each annotation that answers a gate.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HandledAnswers {
+    /// Of `agentloop.dev/approve`.
+    #[schemars(length(max = 256))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub approve: Option<String>,
+    /// Who approved, as `agentloop.dev/approved-by` said; the admission policy holds it to the user.
+    #[schemars(length(max = 256))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub approved_by: Option<String>,
+    /// Of `agentloop.dev/deny`.
+    #[schemars(length(max = 256))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deny: Option<String>,
 }
 
 /// One limit's account as a new leader takes it over (DESIGN 4).

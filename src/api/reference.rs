@@ -4,14 +4,17 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 
-/// Fields of Kubernetes' own types: named here, described there.
+/// Fields of Kubernetes' own types, described there, and the controller's own notes: only named here.
 const EMBEDDED: &[&str] = &[
+    "spec.namespaceSelector",
     "spec.pod.affinity",
     "spec.pod.imagePullSecrets",
     "spec.pod.resources",
     "spec.pod.tolerations",
     "spec.pod.topologySpreadConstraints",
+    "spec.selector",
     "status.conditions",
+    "status.ledger",
 ];
 
 const HEAD: &str = "\

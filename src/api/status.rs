@@ -31,6 +31,10 @@ pub struct AgentStatus {
     /// What the loop has used since the Agent was created. Counted by the gateway; never reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// The AgentBudgets that it draws on, as they stood when this status was written.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub budgets: Vec<BudgetShare>,
     /// Texts for the columns of `kubectl get`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<Summary>,
@@ -315,6 +319,25 @@ impl std::ops::AddAssign<&Self> for ModelUsage {
     }
 }
 
+/// What an AgentBudget has left for this Agent.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct BudgetShare {
+    /// Name of the AgentBudget; `namespace/name` where it is in another namespace.
+    #[schemars(length(max = 317))]
+    pub name: String,
+    /// Tokens left, `perAgent` included; absent where they are not limited.
+    #[schemars(range(min = 0))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remaining_tokens: Option<i64>,
+    /// Money left; absent where it is not limited.
+    #[schemars(range(min = 0))]
+    #[serde(rename = "remainingCostMicroUSD", skip_serializing_if = "Option::is_none")]
+    pub remaining_cost_micro_usd: Option<i64>,
+    /// It has no room for the next call.
+    pub exhausted: bool,
+}
+
 /// Texts for columns.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
@@ -322,6 +345,14 @@ pub struct Summary {
     /// All tokens, short: `1.8M`.
     #[schemars(length(max = 64))]
     pub tokens: String,
+    /// What its calls cost: `$7.42`; absent where no price is known.
+    #[schemars(length(max = 64))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<String>,
+    /// How much of its tightest limit is used: `62%`; absent where nothing limits it.
+    #[schemars(length(max = 64))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<String>,
     /// When the loop goes on, as a clock time: `14:05 UTC`.
     #[schemars(length(max = 64))]
     #[serde(skip_serializing_if = "Option::is_none")]

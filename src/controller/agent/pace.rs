@@ -114,10 +114,13 @@ fn urgent(status: &AgentStatus) -> AgentStatus {
         };
     }
     status.summary = status.summary.map(|summary| Summary {
-        tokens: String::new(),
         resumes: summary.resumes.filter(|_| !turning),
         reason: summary.reason,
+        ..Summary::default()
     });
+    for budget in &mut status.budgets {
+        (budget.remaining_tokens, budget.remaining_cost_micro_usd) = (None, None);
+    }
     status
 }
 

@@ -87,6 +87,7 @@ pub(super) fn compute(facts: &Facts<'_>) -> AgentStatus {
         conditions: conditions::compute(facts, &status),
         summary: Some(summary(facts, &status, usage.as_ref())),
         r#loop: Some(status),
+        budgets: old.budgets.clone(),
         usage,
         pod: facts.pod.map(PodState::status),
         last_error: facts
@@ -199,6 +200,8 @@ fn summary(facts: &Facts<'_>, status: &LoopStatus, usage: Option<&Usage>) -> Sum
             .map(|reason| reason.as_ref().to_owned())
     };
     Summary {
+        cost: None,
+        budget: None,
         tokens: totals::short(usage.map_or(0, totals::tokens)),
         resumes: status
             .resumes_at

@@ -1,4 +1,4 @@
-//! Which changes of an Agent ask for a reconcile: its spec, its requests, its deletion. Pure.
+//! Which changes of an Agent ask for a reconcile: its spec, its labels, its requests, its deletion. Pure.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -44,6 +44,8 @@ fn print<K: Resource>(object: &K) -> u64 {
     let mut hasher = DefaultHasher::new();
     meta.generation.hash(&mut hasher);
     meta.deletion_timestamp.is_some().hash(&mut hasher);
+    // Selectors of budgets look at them.
+    meta.labels.hash(&mut hasher);
     for request in [names::WAKE, names::RESUME] {
         object.annotations().get(request).hash(&mut hasher);
     }
@@ -71,6 +73,16 @@ mod tests {
         let mut written = object(1, None);
         written.metadata.resource_version = Some("77".into());
         assert!(!triggers.is_new(&written));
+    }
+
+    #[test]
+    fn another_label_asks_once_since_other_budgets_may_select_it() {
+        let mut triggers = Triggers::default();
+        assert!(triggers.is_new(&object(1, None)));
+        let mut labelled = object(1, None);
+        labelled.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
+        assert!(triggers.is_new(&labelled));
+        assert!(!triggers.is_new(&labelled));
     }
 
     #[test]

@@ -5,13 +5,14 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod budgets;
 mod reader;
 mod samples;
 mod server;
 mod shape;
 mod valid;
 
-use agentloop::api::{Agent, crd, reference};
+use agentloop::api::{Agent, AgentBudget, crd, reference};
 use agentloop::scripted::Script;
 use kube::ResourceExt;
 
@@ -41,8 +42,8 @@ fn the_reference_says_what_the_code_says() {
 
 #[test]
 fn every_rule_takes_its_good_samples_and_refuses_its_bad_ones_in_its_own_words() {
-    let schema = Schema::of_agents();
     for row in samples::rows() {
+        let schema = Schema::of_kind(row.passes[0]["kind"].as_str().unwrap());
         for object in &row.passes {
             let verdict = schema.judge(object, row.before.as_ref());
             assert!(verdict.is_ok(), "{}: {verdict:?} of {object}", row.says);
@@ -57,7 +58,7 @@ fn every_rule_takes_its_good_samples_and_refuses_its_bad_ones_in_its_own_words()
 
 #[test]
 fn every_rule_of_the_schema_has_samples() {
-    let rules = Schema::of_agents().rules();
+    let rules: Vec<String> = Schema::all().iter().flat_map(|schema| schema.rules()).collect();
     let rows = samples::rows();
     for rule in &rules {
         let named = rows.iter().filter(|row| rule.contains(row.says)).count();
@@ -75,12 +76,20 @@ fn every_rule_of_the_schema_has_samples() {
 
 #[test]
 fn every_example_has_only_known_fields_keeps_all_rules_and_a_script_that_can_be_read() {
-    let schema = Schema::of_agents();
     let mut agents = 0;
     for (path, document) in documents("examples") {
         match document["kind"].as_str() {
+            Some("AgentBudget") => {
+                let schema = Schema::of_budgets();
+                assert_eq!(schema.unknown_fields(&document), Vec::<String>::new(), "{path}");
+                serde_json::from_value::<AgentBudget>(document.clone())
+                    .unwrap_or_else(|error| panic!("{path}: {error}"));
+                let verdict = schema.judge(&document, None);
+                assert!(verdict.is_ok(), "{path}: {verdict:?}");
+            }
             Some("Agent") => {
                 agents += 1;
+                let schema = Schema::of_agents();
                 assert_eq!(schema.unknown_fields(&document), Vec::<String>::new(), "{path}");
                 serde_json::from_value::<Agent>(document.clone()).unwrap_or_else(|error| panic!("{path}: {error}"));
                 let verdict = schema.judge(&document, None);

@@ -38,19 +38,41 @@ pub struct Schema {
     rules: CompiledSchema,
 }
 
-static AGENTS: LazyLock<Schema> = LazyLock::new(|| {
-    let all = crd::all();
-    let agents = all.iter().find(|crd| crd.name_any() == "agents.agentloop.dev").unwrap();
-    let crd = serde_json::to_value(agents).unwrap();
-    let root = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone();
-    let rules = compile_schema(&root);
-    Schema { root, rules }
-});
+static AGENTS: LazyLock<Schema> = LazyLock::new(|| Schema::of("agents.agentloop.dev"));
+static BUDGETS: LazyLock<Schema> = LazyLock::new(|| Schema::of("agentbudgets.agentloop.dev"));
 
 impl Schema {
+    fn of(name: &str) -> Self {
+        let all = crd::all();
+        let definition = all.iter().find(|crd| crd.name_any() == name).unwrap();
+        let crd = serde_json::to_value(definition).unwrap();
+        let root = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone();
+        let rules = compile_schema(&root);
+        Self { root, rules }
+    }
+
     /// That of Agents.
     pub fn of_agents() -> &'static Self {
         &AGENTS
+    }
+
+    /// That of AgentBudgets.
+    pub fn of_budgets() -> &'static Self {
+        &BUDGETS
+    }
+
+    /// All of them.
+    pub fn all() -> [&'static Self; 2] {
+        [&AGENTS, &BUDGETS]
+    }
+
+    /// That of an object's kind.
+    pub fn of_kind(kind: &str) -> &'static Self {
+        match kind {
+            "Agent" => &AGENTS,
+            "AgentBudget" => &BUDGETS,
+            other => panic!("{other} is no kind of ours"),
+        }
     }
 
     /// The whole of it.

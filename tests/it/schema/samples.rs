@@ -80,7 +80,7 @@ fn pod(change: &Value) -> Value {
     with(scripted(), &json!({"spec": {"pod": change}}))
 }
 
-fn row(says: &'static str, passes: Vec<Value>, fails: Vec<Value>) -> Row {
+pub fn row(says: &'static str, passes: Vec<Value>, fails: Vec<Value>) -> Row {
     Row {
         says,
         server_says: None,
@@ -90,11 +90,15 @@ fn row(says: &'static str, passes: Vec<Value>, fails: Vec<Value>) -> Row {
     }
 }
 
-fn change(says: &'static str, before: Value, passes: Vec<Value>, fails: Vec<Value>) -> Row {
+pub fn change(says: &'static str, before: Value, passes: Vec<Value>, fails: Vec<Value>) -> Row {
     Row {
         before: Some(before),
         ..row(says, passes, fails)
     }
+}
+
+fn total(change: &Value) -> Value {
+    with(scripted(), &json!({"spec": {"guardrails": {"total": change}}}))
 }
 
 /// All rules.
@@ -103,6 +107,8 @@ pub fn rows() -> Vec<Row> {
     all.extend(models());
     all.extend(storages());
     all.extend(pods());
+    all.extend(totals());
+    all.extend(super::budgets::rows());
     all
 }
 
@@ -150,6 +156,32 @@ fn top() -> Vec<Row> {
             vec![
                 with(scripted(), &json!({"spec": {"loop": {"minDelayMilliseconds": 10_001}}})),
                 with(scripted(), &json!({"spec": {"loop": {"maxDelayMilliseconds": 99}}})),
+            ],
+        ),
+    ]
+}
+
+fn totals() -> Vec<Row> {
+    vec![
+        row(
+            "spec.guardrails.total limits nothing",
+            vec![total(&json!({"tokens": 0})), total(&json!({"costUSD": "1"}))],
+            vec![total(&json!({}))],
+        ),
+        row(
+            "spec.guardrails.total.costUSD must be a decimal number",
+            vec![
+                total(&json!({"costUSD": "0"})),
+                total(&json!({"costUSD": "25.00"})),
+                total(&json!({"costUSD": "999999999.999999"})),
+            ],
+            vec![
+                total(&json!({"costUSD": "25.0000001"})),
+                total(&json!({"costUSD": "1000000000"})),
+                total(&json!({"costUSD": "$25"})),
+                total(&json!({"costUSD": "-1"})),
+                total(&json!({"costUSD": ".5"})),
+                total(&json!({"costUSD": "1e3"})),
             ],
         ),
     ]

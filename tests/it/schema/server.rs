@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use agentloop::api::{Agent, crd};
+use agentloop::api::{Agent, AgentBudget, crd};
 use axum::http::{Method, Request};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -12,6 +12,7 @@ use kube::runtime::{conditions, wait::await_condition};
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::{Value, json};
 
+use super::budgets::spec as budget;
 use super::reader::documents;
 use super::samples::{self, openai, scripted, with};
 use crate::support::clusters;
@@ -46,9 +47,13 @@ impl Server {
         }
     }
 
-    /// Sends an Agent to the door and no further (unless `keep`); what the server says to it.
+    /// Sends an object to the door and no further (unless `keep`); what the server says to it.
     async fn send(&self, method: Method, object: &Value, keep: bool) -> Result<Value, String> {
-        let mut path = format!("/apis/agentloop.dev/v1alpha1/namespaces/{}/agents", self.namespace);
+        let plural = match object["kind"].as_str() {
+            Some("AgentBudget") => "agentbudgets",
+            _ => "agents",
+        };
+        let mut path = format!("/apis/agentloop.dev/v1alpha1/namespaces/{}/{plural}", self.namespace);
         if method == Method::PUT {
             path = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap());
         }
@@ -74,9 +79,14 @@ impl Server {
         let made = self.send(Method::POST, before, true).await?;
         let version = json!({"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}});
         let answer = self.send(Method::PUT, &with(object.clone(), &version), false).await;
-        let agents: Api<Agent> = Api::namespaced(self.client.clone(), &self.namespace);
-        let name = before["metadata"]["name"].as_str().unwrap();
-        agents.delete(name, &DeleteParams::default()).await.unwrap();
+        let (name, delete) = (before["metadata"]["name"].as_str().unwrap(), DeleteParams::default());
+        if before["kind"] == "AgentBudget" {
+            let budgets: Api<AgentBudget> = Api::namespaced(self.client.clone(), &self.namespace);
+            budgets.delete(name, &delete).await.unwrap();
+        } else {
+            let agents: Api<Agent> = Api::namespaced(self.client.clone(), &self.namespace);
+            agents.delete(name, &delete).await.unwrap();
+        }
         answer
     }
 
@@ -222,6 +232,59 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "spec.pod.labels.team: Invalid value",
         ),
         (
+            spec(json!({"guardrails": {"loopDetection": {"mode": "Off"}}})),
+            "spec.guardrails.loopDetection.mode: Unsupported value: \"Off\"",
+        ),
+        (
+            spec(json!({"guardrails": {"total": {"costUSD": 25}}})),
+            "spec.guardrails.total.costUSD: Invalid value: \"integer\"",
+        ),
+        (
+            spec(json!({"budgetRefs": [{"name": "a"}, {"name": "a"}]})),
+            "spec.budgetRefs[1]: Duplicate value",
+        ),
+        (
+            budget(&json!({"topUps": [{"id": "a", "tokens": 1}, {"id": "a", "tokens": 2}]})),
+            "spec.topUps[1]: Duplicate value",
+        ),
+        (
+            budget(&json!({"topUps": [{"tokens": 1}]})),
+            "spec.topUps[0].id: Required value",
+        ),
+        (budget(&json!({"limits": null})), "spec.limits: Required value"),
+        (
+            budget(&json!({"limits": {"tokens": -1}})),
+            "spec.limits.tokens: Invalid value: -1",
+        ),
+        (
+            budget(&json!({"limits": {"token": 1}})),
+            "unknown field \"spec.limits.token\"",
+        ),
+        (
+            budget(&json!({"warnAtPercent": 0})),
+            "spec.warnAtPercent: Invalid value: 0",
+        ),
+        (
+            budget(&json!({"warnAtPercent": 101})),
+            "spec.warnAtPercent: Invalid value: 101",
+        ),
+        (
+            budget(&json!({"window": {"rolling": {"seconds": 0}}})),
+            "spec.window.rolling.seconds: Invalid value: 0",
+        ),
+        (
+            budget(&json!({"window": {"rolling": {"seconds": 31_622_401}}})),
+            "spec.window.rolling.seconds: Invalid value",
+        ),
+        (
+            budget(&json!({"onExhausted": "Explode"})),
+            "spec.onExhausted: Unsupported value: \"Explode\"",
+        ),
+        (
+            budget(&json!({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}})),
+            "spec.selector.matchExpressions[0].operator: Unsupported value: \"Is\"",
+        ),
+        (
             spec(json!({"storage": {"accessMode": "ReadWriteMany"}})),
             "spec.storage.accessMode: Unsupported value",
         ),
@@ -260,7 +323,7 @@ async fn a_real_api_server_takes_every_example_and_says_that_a_new_agent_is_not_
     };
     let server = Server::new(&kubeconfig, "examples").await;
     for (path, document) in documents("examples") {
-        if document["kind"] != "Agent" {
+        if document["kind"] != "Agent" && document["kind"] != "AgentBudget" {
             continue;
         }
         let made = server
@@ -274,9 +337,15 @@ async fn a_real_api_server_takes_every_example_and_says_that_a_new_agent_is_not_
             "{path}"
         );
         // What the server has filled in is what the code believes the defaults are.
-        let sent: Agent = serde_json::from_value(document).unwrap();
-        let stored: Agent = serde_json::from_value(made).unwrap();
-        assert_eq!(sent.spec, stored.spec, "{path}");
+        if document["kind"] == "Agent" {
+            let sent: Agent = serde_json::from_value(document).unwrap();
+            let stored: Agent = serde_json::from_value(made).unwrap();
+            assert_eq!(sent.spec, stored.spec, "{path}");
+        } else {
+            let sent: AgentBudget = serde_json::from_value(document).unwrap();
+            let stored: AgentBudget = serde_json::from_value(made).unwrap();
+            assert_eq!(sent.spec, stored.spec, "{path}");
+        }
     }
     server.done().await;
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use agentloop::api::agent::{
-    AccessMode, Agent, AgentSpec, Continuous, Guardrails, KeyRef, Loop, Mode, Model, ModelApi, PodSettings,
-    RetentionPolicy, Storage, TextSource, UpdateStrategy,
+    AccessMode, Agent, AgentSpec, BudgetRef, Continuous, DetectionMode, Guardrails, KeyRef, Loop, LoopDetection, Mode,
+    Model, ModelApi, PodSettings, RetentionPolicy, Storage, TextSource, Total, UpdateStrategy,
 };
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use proptest::option;
@@ -12,6 +12,20 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::reader::Schema;
+
+fn total() -> impl Strategy<Value = Total> {
+    let cost = "[0-9]{1,9}(\\.[0-9]{1,6})?";
+    prop_oneof![
+        (0_i64..=1_000_000_000_000_000, option::of(cost)).prop_map(|(tokens, cost_usd)| Total {
+            tokens: Some(tokens),
+            cost_usd,
+        }),
+        cost.prop_map(|cost| Total {
+            tokens: None,
+            cost_usd: Some(cost),
+        }),
+    ]
+}
 
 fn key() -> impl Strategy<Value = KeyRef> {
     ("[a-z]{1,20}", "[-._a-zA-Z0-9]{1,20}").prop_map(|(name, key)| KeyRef { name, key })
@@ -136,6 +150,9 @@ prop_compose! {
         delays in 0_u32..=3_600_000,
         (max_consecutive_errors, max_calls_per_turn) in (1_u32..=1000, 1_u32..=1000),
         (max_sleep_seconds, max_consecutive_turns) in (1_u32..=2_592_000, 1_u32..=10_000),
+        (tokens_per_hour, total) in (option::of(0_i64..=1_000_000_000_000_000), option::of(total())),
+        mode in prop_oneof![Just(DetectionMode::Enforce), Just(DetectionMode::Warn), Just(DetectionMode::Disabled)],
+        budgets in prop::collection::btree_set("[a-z]{1,20}", 0..4),
         storage in storage(),
         pod in pod(),
     ) -> AgentSpec {
@@ -151,7 +168,14 @@ prop_compose! {
                 max_consecutive_errors,
             },
             continuous: Continuous { max_sleep_seconds },
-            guardrails: Guardrails { max_consecutive_turns, max_calls_per_turn },
+            guardrails: Guardrails {
+                max_consecutive_turns,
+                max_calls_per_turn,
+                tokens_per_hour,
+                total,
+                loop_detection: LoopDetection { mode },
+            },
+            budget_refs: budgets.into_iter().map(|name| BudgetRef { name }).collect(),
             storage,
             pod,
         }
