@@ -21,18 +21,27 @@ const OTHER_MODELS: &str = "other";
 /// Calls its argument with each Agent of the cache.
 type ForEach = Box<dyn Fn(&mut dyn FnMut(&Agent)) + Send + Sync>;
 
+/// What limits refused so far to the Agent of this namespace and name, as its gateway last said.
+type Refused = Box<dyn Fn(&str, &str) -> Option<i64> + Send + Sync>;
+
 /// Reads the Agents of the cache at each scrape.
 pub struct AgentCollector {
     for_each: ForEach,
+    refused: Refused,
     descriptions: Vec<Desc>,
 }
 
 impl AgentCollector {
-    /// A collector of the Agents that `for_each` visits at the time of a scrape.
-    pub fn new(for_each: impl Fn(&mut dyn FnMut(&Agent)) + Send + Sync + 'static) -> prometheus::Result<Self> {
+    /// A collector of the Agents that `for_each` visits at the time of a scrape; `refused` knows how many calls limits
+    /// refused to one.
+    pub fn new(
+        for_each: impl Fn(&mut dyn FnMut(&Agent)) + Send + Sync + 'static,
+        refused: impl Fn(&str, &str) -> Option<i64> + Send + Sync + 'static,
+    ) -> prometheus::Result<Self> {
         let metrics = registry::ALL.iter().filter(|metric| metric.source == Source::Agents);
         Ok(Self {
             for_each: Box::new(for_each),
+            refused: Box::new(refused),
             descriptions: metrics.map(Metric::desc).collect::<Result<_, _>>()?,
         })
     }
@@ -45,13 +54,13 @@ impl Collector for AgentCollector {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let mut families = Families::default();
-        (self.for_each)(&mut |agent| agent_series(&mut families, agent));
+        (self.for_each)(&mut |agent| agent_series(&mut families, agent, &self.refused));
         families.into_all()
     }
 }
 
 /// All series of one Agent.
-fn agent_series(families: &mut Families, agent: &Agent) {
+fn agent_series(families: &mut Families, agent: &Agent, refused: &Refused) {
     let namespace = agent.namespace().unwrap_or_default();
     let name = agent.name_any();
     let id = [namespace.as_str(), name.as_str()];
@@ -87,6 +96,8 @@ fn agent_series(families: &mut Families, agent: &Agent) {
         .as_ref()
         .and_then(|status| status.usage.as_ref())
         .unwrap_or(&unused);
+    let refused = refused(id[0], id[1]).unwrap_or_default();
+    families.put(&registry::AGENT_REFUSED_CALLS, &id, number(refused));
     families.put(&registry::AGENT_TURNS, &id, number(usage.turns));
     for used in by_model(usage, model) {
         usage_series(families, &used, id);

@@ -101,6 +101,8 @@ metrics! {
         "Generation of the spec.";
     AGENT_REASONING_TOKENS = Agents Counter "agentloop_agent_reasoning_tokens_total" ["namespace", "agent", "model"]
         "Output tokens spent on reasoning, a part of type output in agentloop_agent_tokens_total.";
+    AGENT_REFUSED_CALLS = Agents Counter "agentloop_agent_refused_calls_total" ["namespace", "agent"]
+        "Calls that were not made because of a limit, as the gateway last reported; 0 until it has.";
     AGENT_SUSPENDED = Agents Gauge "agentloop_agent_spec_suspended" ["namespace", "agent"]
         "1 while spec.suspend is true.";
     AGENT_CONDITION = Agents Gauge "agentloop_agent_status_condition" ["namespace", "agent", "condition", "status"]
