@@ -12,7 +12,7 @@ use super::families::{Families, bit, number};
 use super::registry::{self, Metric, Source};
 use crate::api::Agent;
 use crate::api::agent::ModelApi;
-use crate::api::condition::ConditionType;
+use crate::api::condition::{self, ConditionType, LoopSign};
 use crate::api::status::{LoopState, ModelUsage, PauseReason, Usage};
 
 /// Model label of usage that is in no entry of `status.usage.byModel`.
@@ -89,6 +89,7 @@ fn agent_series(families: &mut Families, agent: &Agent, refused: &Refused) {
         number(observed.unwrap_or_default()),
     );
     loop_series(families, agent, id);
+    detection_series(families, agent, id);
     condition_series(families, agent, id);
     let unused = Usage::default();
     let usage = agent
@@ -121,6 +122,16 @@ fn loop_series(families: &mut Families, agent: &Agent, [namespace, name]: [&str;
             &[namespace, name, reason.as_ref()],
             bit(holds),
         );
+    }
+}
+
+fn detection_series(families: &mut Families, agent: &Agent, [namespace, name]: [&str; 2]) {
+    let conditions = agent.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let held = condition::find(conditions, ConditionType::LoopDetected).filter(|held| held.status == "True");
+    for sign in LoopSign::iter() {
+        let seen = held.is_some_and(|held| held.reason == sign.as_ref());
+        let labels = [namespace, name, sign.as_ref()];
+        families.put(&registry::AGENT_LOOP_DETECTED, &labels, bit(seen));
     }
 }
 
