@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use agentloop::api::amount::{Amount, LimitAmounts};
-use agentloop::ledger::account::{AgentName, Who};
+use agentloop::ledger::account::{AgentName, Granted, Who};
 use agentloop::ledger::wallet::{AccountId, Draw, Reservation, Row, Wallet};
 
 use super::leader::Answer;
@@ -167,23 +167,32 @@ impl Gateway {
     }
 
     /// The leader's word. `false`: the process crashed meanwhile.
-    pub fn hear(&mut self, account: usize, answer: &Answer, mutation: Mutation, crash: Crash) -> bool {
-        let granted: Vec<_> = answer
-            .leases
-            .iter()
-            .map(|(granted, valid)| {
-                let until = valid.map(|valid| u64::try_from(answer.sent + valid).unwrap_or_default());
-                (granted.clone(), until)
-            })
-            .collect();
+    pub fn hear(&mut self, answer: &Answer, mutation: Mutation, crash: Crash) -> bool {
         let mut wallet = self.wallet.clone();
-        let id = account_id(account);
-        let known = wallet.epochs().find(|(known, _)| *known == id).map_or(0, |(_, epoch)| epoch);
-        let epoch = match mutation {
-            Mutation::BelieveOlderEpoch => answer.epoch.max(known),
-            _ => answer.epoch,
-        };
-        if wallet.hear(id, epoch, &granted, &answer.forgotten) {
+        let mut changed = false;
+        for word in &answer.body.accounts {
+            let granted: Vec<_> = word
+                .leases
+                .iter()
+                .map(|lease| {
+                    let sent = u64::try_from(answer.sent).unwrap();
+                    let granted = Granted {
+                        lease: lease.lease,
+                        granted: lease.granted,
+                        ends: None,
+                    };
+                    (granted, lease.valid_milliseconds.map(|valid| sent + valid))
+                })
+                .collect();
+            let known = wallet.epochs().find(|(known, _)| *known == word.account);
+            let known = known.map_or(0, |(_, epoch)| epoch);
+            let epoch = match mutation {
+                Mutation::BelieveOlderEpoch => word.epoch.max(known),
+                _ => word.epoch,
+            };
+            changed |= wallet.hear(&word.account, epoch, &granted, &word.forgotten);
+        }
+        if changed {
             return self.commit(wallet, None, crash);
         }
         self.wallet = wallet;

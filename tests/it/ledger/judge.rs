@@ -258,7 +258,9 @@ impl Judge {
         for last in &items {
             let end = last.entry.reserved;
             let regime = sheet.regimes.iter().rev().find(|regime| regime.from <= end);
-            let Some(regime) = regime.or(sheet.regimes.first()) else { continue };
+            let Some(regime) = regime.or(sheet.regimes.first()) else {
+                continue;
+            };
             let name = regime.rule.start(at(end));
             let mut sum = 0;
             let mut since = NOT_YET;

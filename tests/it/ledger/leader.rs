@@ -1,175 +1,179 @@
-//! The glue around an [`Account`], in the order that the promise rests on, without clock and network:
+//! A leader without clock and network: the controller's own [`Book`], driven in the order that the promise rests on.
 //!
-//! 1. **plan**: [`Book::request`] hears and asks. What it grants is in memory only, and nobody is told.
-//! 2. **write**: [`Book::plan`] gives the record that is to be written over exactly the epoch before; one at a time.
-//! 3. **written**: [`Book::written`], once the API server has said so. Only now the grants of that record count as
-//!    said: the answers that waited for it speak of what is written and no more.
-//! 4. **answer**: an [`Answer`]. A request that was granted nothing new is answered at once, from what is written.
+//! 1. **plan**: [`Leader::request`] hears and asks. What it grants is in memory only, and nobody is told.
+//! 2. **write**: [`Leader::compose`] gives a record that is to be written over exactly the epoch before; one at a time.
+//! 3. **written**: [`Leader::written`], once the API server has said so.
+//! 4. **answer**: whoever waited for that record gets an [`Answer`], which speaks of what is written and no more. A
+//!    request that was granted nothing new is answered at once.
 //!
-//! A conflict is the end: another leader wrote. Whoever leads next reads the record and knows nothing else.
+//! A conflict, or no word of a write, is the end. Whoever leads next reads the records and knows nothing else.
 
+use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
-use agentloop::ledger::account::{Account, Ask, Granted, LeaseId, Refused, Statement, Terms, Who};
+use agentloop::controller::budget::book::{Book, DocumentId, DocumentKind, Heard, Part, Write};
+use agentloop::ledger::account::{Account, Terms, Who};
+use agentloop::link::messages::{LeaseAnswer, LeaseRequest};
 use jiff::Timestamp;
 
+use super::gateway::account_id;
 use super::mutation::Mutation;
 
-/// A gateway's request about one account.
+/// A gateway's request.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Who asks.
     pub who: Who,
     /// Where the answer goes.
     pub gateway: usize,
-    /// What became of each lease.
-    pub statements: Vec<Statement>,
-    /// What it needs.
-    pub ask: Option<Ask>,
+    /// What it says and wants.
+    pub body: LeaseRequest,
     /// When it was sent, by the gateway's boot-time clock; comes back with the answer, as with an HTTP request.
     pub sent: i64,
 }
 
-/// The leader's word to one gateway about one account.
+/// The leader's word to one gateway.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// To whom.
     pub gateway: usize,
     /// To which record of it.
     pub record: String,
-    /// From which record it speaks.
-    pub epoch: i64,
-    /// All leases, each with the milliseconds for which it may be used.
-    pub leases: Vec<(Granted, Option<i64>)>,
-    /// Leases that the leader knows nothing of (any more).
-    pub forgotten: Vec<LeaseId>,
+    /// What it says.
+    pub body: LeaseAnswer,
     /// When the request was sent.
     pub sent: i64,
-    /// Why it gets no more.
-    pub refused: Option<Refused>,
 }
 
+/// One leader.
 #[derive(Clone, Debug)]
-struct Parked {
-    request: Request,
-    forgotten: Vec<LeaseId>,
+pub struct Leader {
+    book: Book,
+    documents: Vec<DocumentId>,
+    /// Records under way to the API server.
+    writes: Vec<Option<Vec<Write>>>,
+    waiting: Vec<(Request, Heard)>,
+    mutation: Mutation,
 }
 
-/// One account of a leader.
-#[derive(Clone, Debug)]
-pub struct Book {
-    /// The account.
-    pub account: Account,
-    /// The record that is under way to the API server.
-    in_flight: Option<LedgerRecord>,
-    /// Requests that wait for what they planned to be written: for the record under way, and for the next one.
-    waiting: Vec<Parked>,
-    next: Vec<Parked>,
-}
-
-impl Book {
+impl Leader {
     /// A leader takes over what the last one wrote.
-    pub fn take_over(terms: Terms, record: Option<&LedgerRecord>, now: Timestamp) -> Self {
-        Self {
-            account: Account::restore(terms, record.unwrap_or(&LedgerRecord::default()), now),
-            in_flight: None,
-            waiting: Vec::new(),
-            next: Vec::new(),
+    pub fn take_over<'a>(
+        accounts: impl Iterator<Item = (Terms, Option<&'a LedgerRecord>)>,
+        now: Timestamp,
+        mutation: Mutation,
+    ) -> Self {
+        let mut book = Book::default();
+        let mut documents = Vec::new();
+        for (account, (terms, record)) in accounts.enumerate() {
+            let document = DocumentId {
+                kind: DocumentKind::Budget,
+                namespace: "n".into(),
+                name: "b".into(),
+                uid: account_id(account).into(),
+            };
+            book.load(&document, Part::Budget, terms, record, now);
+            documents.push(document);
         }
+        Self {
+            writes: vec![None; documents.len()],
+            waiting: Vec::new(),
+            book,
+            documents,
+            mutation,
+        }
+    }
+
+    /// An account.
+    pub fn account(&self, account: usize) -> &Account {
+        self.book.entry(account_id(account)).unwrap().1.account()
+    }
+
+    /// Its limits.
+    pub fn limits(&self, account: usize) -> LimitAmounts {
+        self.account(account).limits()
+    }
+
+    /// The spec of an object changed.
+    pub fn set_terms(&mut self, account: usize, terms: &Terms, top_ups: &[(String, Amount)], now: Timestamp) {
+        self.book.set_terms(account_id(account), terms.clone(), now);
+        for (id, amount) in top_ups.iter().filter(|(_, amount)| !amount.is_zero()) {
+            self.book.top_up(account_id(account), id, *amount, now);
+        }
+    }
+
+    /// This gateway is dead for certain.
+    pub fn bury(&mut self, account: usize, record: &str, now: Timestamp) {
+        self.book.bury(account_id(account), record, now);
+    }
+
+    /// Time goes on.
+    pub fn tick(&mut self, now: Timestamp) {
+        self.book.tick(now);
     }
 
     /// Plans. The answer comes at once when it needs no write.
-    pub fn request(&mut self, request: &Request, now: Timestamp, mutation: Mutation) -> Option<Answer> {
-        let mut forgotten = Vec::new();
-        for statement in &request.statements {
-            let known = self.account.hear(&request.who, statement, now);
-            // Known, but closed: whoever breaks the rule forgets it before that is written.
-            if !known || (statement.closed && mutation == Mutation::ForgetClosedEarly) {
-                forgotten.push(statement.lease);
-            }
+    pub fn request(&mut self, request: &Request, now: Timestamp) -> Option<Answer> {
+        let heard = self.book.request(&request.who, |_| true, &request.body, now);
+        if self.book.must_wait(&request.who, &request.body, &heard).is_empty() {
+            return Some(self.answer(request, &heard));
         }
-        let before = self.account.is_urgent();
-        let asked = request.ask.as_ref().map(|ask| self.account.ask(&request.who, ask, now));
-        let refused = asked.and_then(Result::err);
-        if refused.is_none() && request.ask.is_some() && (before || self.account.is_urgent()) {
-            self.next.push(Parked {
-                request: request.clone(),
-                forgotten,
-            });
-            return None;
-        }
-        Some(self.answer(request, forgotten, refused, now))
+        self.waiting.push((request.clone(), heard));
+        None
     }
 
-    /// What is to be written now over [`Account::epoch`]. `None`: nothing changed, or a write is under way.
-    pub fn plan(&mut self, now: Timestamp) -> Option<LedgerRecord> {
-        if self.in_flight.is_some() || !self.account.is_changed() {
+    /// What is to be written now: of all that changed, or only where somebody waits or it is time.
+    pub fn compose(&mut self, account: usize, only_due: bool, now: Timestamp) -> Option<LedgerRecord> {
+        let document = &self.documents[account];
+        let wanted = if only_due {
+            self.book.due(now).contains(document)
+        } else {
+            self.account(account).is_changed()
+        };
+        if !wanted || self.writes[account].is_some() {
             return None;
         }
-        self.account.advance(now);
-        let record = self.account.record();
-        self.in_flight = Some(record.clone());
-        self.waiting.append(&mut self.next);
+        let writes = self.book.compose(document, now);
+        let record = writes[0].record.clone();
+        self.writes[account] = Some(writes);
         Some(record)
     }
 
-    /// The record under way.
-    pub fn in_flight(&self) -> Option<&LedgerRecord> {
-        self.in_flight.as_ref()
-    }
-
-    /// No word of the write: another is tried, over the same epoch. One of them at most can be written.
-    pub fn give_up_waiting(&mut self) {
-        self.in_flight = None;
+    /// Whether a record is under way.
+    pub fn is_writing(&self, account: usize) -> bool {
+        self.writes[account].is_some()
     }
 
     /// The API server has the record under way. The answers that may be given now.
-    pub fn written(&mut self, now: Timestamp) -> Vec<Answer> {
-        let Some(record) = self.in_flight.take() else {
+    pub fn written(&mut self, account: usize, now: Timestamp) -> Vec<Answer> {
+        let Some(writes) = self.writes[account].take() else {
             return Vec::new();
         };
-        self.account.written(&record);
-        self.answer_all(now)
-    }
-
-    /// Tells what is planned before it is written. Wrong; the simulation must notice.
-    pub fn tell_early(&mut self, mutation: Mutation, record: &LedgerRecord, now: Timestamp) -> Vec<Answer> {
-        assert_eq!(mutation, Mutation::TellBeforeWrite);
-        let mut imagined = self.clone();
-        imagined.account.written(record);
-        self.waiting.clear();
-        imagined.answer_all(now)
-    }
-
-    fn answer_all(&mut self, now: Timestamp) -> Vec<Answer> {
+        self.book.written(&self.documents[account], &writes, now);
         let waiting = std::mem::take(&mut self.waiting);
-        let answer = |parked: Parked| self.answer(&parked.request, parked.forgotten, None, now);
-        waiting.into_iter().map(answer).collect()
+        let (wait, ready): (Vec<_>, Vec<_>) = waiting
+            .into_iter()
+            .partition(|(request, heard)| !self.book.must_wait(&request.who, &request.body, heard).is_empty());
+        self.waiting = wait;
+        ready
+            .iter()
+            .map(|(request, heard)| self.answer(request, heard))
+            .collect()
     }
 
-    /// What is written of a gateway's leases.
-    fn answer(
-        &self,
-        request: &Request,
-        forgotten: Vec<LeaseId>,
-        refused: Option<Refused>,
-        now: Timestamp,
-    ) -> Answer {
-        let time = self.account.time().max(now);
-        let valid = |granted: Granted| {
-            let left = granted
-                .ends
-                .map(|end| (end.as_millisecond() - time.as_millisecond()).max(0));
-            (granted, left)
-        };
-        let leases = self.account.leases_of(&request.who.record);
+    fn answer(&self, request: &Request, heard: &Heard) -> Answer {
+        let mut body = self.book.answer(&request.who, &request.body, heard);
+        if self.mutation == Mutation::ForgetClosedEarly {
+            // Closed, but that is not written.
+            for (asked, answered) in request.body.accounts.iter().zip(&mut body.accounts) {
+                let closed = asked.statements.iter().filter(|statement| statement.closed);
+                answered.forgotten.extend(closed.map(|statement| statement.lease));
+            }
+        }
         Answer {
             gateway: request.gateway,
             record: request.who.record.clone(),
-            epoch: self.account.epoch(),
-            leases: leases.into_iter().map(valid).collect(),
-            forgotten,
+            body,
             sent: request.sent,
-            refused,
         }
     }
 }

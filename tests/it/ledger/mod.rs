@@ -17,7 +17,7 @@ use std::io::Write;
 
 use mutation::Mutation;
 
-const SCHEDULES: u64 = 100_000;
+const SCHEDULES: u64 = 20_000;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
@@ -72,7 +72,9 @@ fn every_broken_rule_is_noticed() {
         for seed in 0..number("AGENTLOOP_SIM_SCHEDULES").unwrap_or(2000) {
             let outcome = std::panic::catch_unwind(|| world::run(seed, mutation, false));
             if let Ok(Err(what)) = outcome {
-                if found.is_empty() { println!("{mutation:?} {seed} {what}"); }
+                if found.is_empty() {
+                    println!("{mutation:?} {seed} {what}");
+                }
                 found.push(what[0..8].to_owned());
             } else if outcome.is_err() {
                 found.push("PANIC".into());
@@ -80,8 +82,14 @@ fn every_broken_rule_is_noticed() {
         }
         found.sort();
         let n = found.len();
-        let mut u = found.clone(); u.dedup();
-        println!("{mutation:?} {n} {:?}", u.iter().map(|x| (x.clone(), found.iter().filter(|y| *y==x).count())).collect::<Vec<_>>());
+        let mut u = found.clone();
+        u.dedup();
+        println!(
+            "{mutation:?} {n} {:?}",
+            u.iter()
+                .map(|x| (x.clone(), found.iter().filter(|y| *y == x).count()))
+                .collect::<Vec<_>>()
+        );
     }
 }
 
@@ -97,7 +105,11 @@ fn triage() {
             Ok(outcome) => outcome,
             Err(what) => Err(format!("panicked {:?}", what.downcast_ref::<String>())),
         };
-        if let Ok(o) = &outcome { st += o.steps; ca += o.calls; af += o.afterwards; }
+        if let Ok(o) = &outcome {
+            st += o.steps;
+            ca += o.calls;
+            af += o.afterwards;
+        }
         if let Err(what) = outcome {
             let kind: String = what.chars().filter(|c| !c.is_ascii_digit()).take(40).collect();
             let entry = kinds.entry(kind).or_insert((0, seed, what));

