@@ -20,9 +20,9 @@ use crate::api::status::PauseReason;
 pub const PROBE: SignedDuration = SignedDuration::from_secs(15);
 /// Wait before another attempt when the budget changed while the refused one was under way.
 pub const SOON: SignedDuration = SignedDuration::from_secs(1);
-/// An attempt that was not refused for so long was let through: a gateway reserves before it calls, and asks its leader
-/// for at most a few seconds.
-pub const LET_THROUGH: SignedDuration = SignedDuration::from_secs(10);
+/// An attempt that was not refused for so long was let through: a gateway reserves before it calls, and waits ten seconds
+/// for room at most.
+pub const LET_THROUGH: SignedDuration = SignedDuration::from_secs(15);
 
 /// What limits the calls, as far as the loop has to know. A level: hearing it twice does nothing more.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]

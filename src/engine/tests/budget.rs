@@ -417,3 +417,76 @@ fn a_limit_that_no_call_fits_into_costs_no_history() {
         assert_eq!(driver.transcript, before);
     }
 }
+
+/// A gateway that bounds a call as ours does: by the bill before it and one token per byte of what is new.
+struct Meter {
+    limit: usize,
+    prompt: Vec<Arc<Message>>,
+    bill: usize,
+    refused: usize,
+}
+
+impl Meter {
+    fn bytes(messages: &[Arc<Message>]) -> usize {
+        let bytes = messages
+            .iter()
+            .map(|message| serde_json::to_string(&**message).unwrap().len());
+        bytes.sum()
+    }
+
+    /// Whether the prompt and a short answer fit into a whole limit.
+    fn lets_through(&mut self, prompt: &[Arc<Message>]) -> bool {
+        let known = prompt
+            .iter()
+            .zip(&self.prompt)
+            .take_while(|(new, old)| new == old)
+            .count();
+        let whole = known == self.prompt.len() && known > 0;
+        let new = Self::bytes(&prompt[if whole { known } else { 0 }..]);
+        let bound = if whole { self.bill + new } else { new };
+        if bound + 256 > self.limit {
+            self.refused += 1;
+            return false;
+        }
+        self.prompt = prompt.to_vec();
+        self.bill = Self::bytes(prompt) / 4;
+        true
+    }
+}
+
+#[test]
+fn a_limit_smaller_than_the_window_never_ends_a_loop_whose_turns_fit() {
+    let mut driver = Driver::started(Settings {
+        max_consecutive_turns: 10_000,
+        ..settings()
+    });
+    let mut meter = Meter {
+        limit: 20_000,
+        prompt: Vec::new(),
+        bill: 0,
+        refused: 0,
+    };
+    change(
+        &mut driver,
+        Budget {
+            revision: 1,
+            tokens: Some(20_000),
+            ..Budget::default()
+        },
+    );
+    for turn in 0..500 {
+        while !meter.lets_through(&driver.prompt.clone()) {
+            driver.fail(FailureKind::CallExceedsLimit);
+            assert_eq!(driver.reasons(), [], "turn {turn}");
+        }
+        if turn % 100 == 50 {
+            // The gateway starts anew, and knows no bill.
+            meter.prompt = Vec::new();
+        }
+        driver.answer(says(&"x".repeat(700)));
+        driver.pass(seconds(1));
+    }
+    assert_eq!(driver.engine.view().turns_completed, 500);
+    assert_eq!(driver.engine.view().consecutive_errors, 0);
+    assert!((1..100).contains(&meter.refused), "{}", meter.refused);
+}
