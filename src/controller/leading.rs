@@ -13,6 +13,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::agent::{self, Clock};
+use super::budget::view::Figures;
+use super::budget::{Budgets, Setup};
 use super::certificates::Certificates;
 use super::identity::Identities;
 use super::loops::{AgentKey, Loops};
@@ -51,7 +53,7 @@ impl Leader {
             // First: parts that end because of the stop have not ended by themselves.
             biased;
             () = stop.cancelled() => {}
-            Some(ended) = parts.join_next() => return Err(Error::PartEnded(ended.unwrap_or("a part that panicked"))),
+            Some(ended) = parts.join_next() => return Err(ended.unwrap_or(Error::PartEnded("a part that panicked"))),
         }
         tracing::info!("stopping");
         self.readiness.set(Some("its own end"));
@@ -67,11 +69,12 @@ impl Leader {
         certificates: Certificates,
         clock: &Clock,
         stop: &CancellationToken,
-    ) -> Result<JoinSet<&'static str>, Error> {
+    ) -> Result<JoinSet<Error>, Error> {
         let (loops, changed) = Loops::new();
         let (loops, agents) = (Arc::new(loops), Arc::default());
         let bundle = certificates.bundle();
-        let link = self.link(&loops, &agents, clock);
+        let budgets = self.budgets(&loops, clock);
+        let link = self.link(&loops, &agents, &budgets, clock);
         let listener = listen(self.options.link_address)?;
         let (tls, ends) = (certificates.tls(), stop.clone());
 
@@ -80,31 +83,53 @@ impl Leader {
             if let Err(error) = server::serve(listener, tls, link, Limits::default(), ends).await {
                 tracing::error!(%error, "the link cannot be served");
             }
-            "the link"
+            Error::PartEnded("the link")
         });
-        let reconciler = self.reconciler(loops, changed, bundle, agents, clock, stop);
+        let reconciler = self.reconciler(loops, changed, bundle, agents, &budgets, clock, stop);
         parts.spawn(async move {
             Box::pin(agent::run(reconciler)).await;
-            "the reconciler"
+            Error::PartEnded("the reconciler")
+        });
+        let ends = stop.clone();
+        parts.spawn(async move {
+            match budgets.run(ends).await {
+                Ok(()) => Error::PartEnded("the ledger"),
+                Err(conflict) => Error::Deposed(conflict),
+            }
         });
         let ends = stop.clone();
         parts.spawn(async move {
             certificates.maintain(ends).await;
-            "the care of certificates"
+            Error::PartEnded("the care of certificates")
         });
         Ok(parts)
+    }
+
+    fn budgets(&self, loops: &Arc<Loops>, clock: &Clock) -> Arc<Budgets> {
+        let settings = &self.options.settings;
+        Arc::new(Budgets::new(Setup {
+            client: self.client.clone(),
+            policy: settings.policy.clone(),
+            namespace: settings.controller_namespace.clone(),
+            watch_namespaces: settings.watch_namespaces.clone(),
+            loops: loops.clone(),
+            face: Arc::new(Figures),
+            wall: clock(),
+        }))
     }
 
     fn link(
         &self,
         loops: &Arc<Loops>,
         agents: &Arc<OnceLock<agent::AgentsView>>,
+        budgets: &Arc<Budgets>,
         clock: &Clock,
     ) -> Arc<ControllerLink> {
         Arc::new(ControllerLink {
             identities: Identities::new(self.client.clone()),
             loops: loops.clone(),
             agents: agents.clone(),
+            budgets: budgets.clone(),
             metrics: self.metrics.clone(),
             clock: clock.clone(),
         })
@@ -116,19 +141,19 @@ impl Leader {
         changed: mpsc::UnboundedReceiver<AgentKey>,
         ca_bundle: watch::Receiver<String>,
         agents: Arc<OnceLock<agent::AgentsView>>,
+        budgets: &Arc<Budgets>,
         clock: &Clock,
         stop: &CancellationToken,
     ) -> agent::Parts {
         let settings = self.options.settings.clone();
         let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
-        let report = ReconcileReport::new(metrics, agents, loops.clone(), readiness, settings.workers);
-        let observer = Arc::new(report);
         agent::Parts {
             client: self.client.clone(),
             loops,
+            budgets: budgets.clone(),
             changed,
             ca_bundle,
-            observer,
+            observer: Arc::new(ReconcileReport::new(metrics, agents, readiness, settings.workers)),
             clock: clock.clone(),
             instance: self.options.pod_name.clone().unwrap_or_else(|| "agentloop".into()),
             shutdown: stop.clone(),

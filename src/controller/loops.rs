@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
-use crate::link::messages::{Directives, Known, Refusal, RefusalCode, Report};
+use crate::link::messages::{BudgetTerms, Directives, Known, Refusal, RefusalCode, Report};
 
 /// An Agent, by namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,9 +47,16 @@ struct Entry {
     contact: Option<Timestamp>,
 }
 
+#[derive(Default)]
+struct Table {
+    entries: HashMap<AgentKey, Entry>,
+    /// What limits each Agent's calls, whether its pod is there or not.
+    limits: HashMap<AgentKey, BudgetTerms>,
+}
+
 /// The table of live loops.
 pub struct Loops {
-    entries: Mutex<HashMap<AgentKey, Entry>>,
+    table: Mutex<Table>,
     changed: mpsc::UnboundedSender<AgentKey>,
 }
 
@@ -60,7 +67,7 @@ impl Loops {
         let (changed, stream) = mpsc::unbounded_channel();
         (
             Self {
-                entries: Mutex::default(),
+                table: Mutex::default(),
                 changed,
             },
             stream,
@@ -70,8 +77,12 @@ impl Loops {
     /// Says which pod is the Agent's, what is known of it, and what it is to do. Idempotent; another pod than before
     /// starts a new entry, and the old pod is refused from then on.
     pub fn expect(&self, agent: &AgentKey, pod: LivePod, known: Known, directives: Directives) {
-        let mut entries = self.lock();
-        match entries.get_mut(agent) {
+        let mut table = self.lock();
+        let directives = Directives {
+            budget: table.limits.get(agent).cloned(),
+            ..directives
+        };
+        match table.entries.get_mut(agent) {
             Some(entry) if entry.pod == pod => {
                 entry.known = known;
                 entry.directives.send_if_modified(|old| {
@@ -88,37 +99,60 @@ impl Loops {
                     heard: None,
                     contact: None,
                 };
-                entries.insert(agent.clone(), entry);
+                table.entries.insert(agent.clone(), entry);
             }
         }
     }
 
+    /// Says what limits an Agent's calls, at once. `None`: that is not decided, and no call is made.
+    pub fn limit(&self, agent: &AgentKey, limits: Option<BudgetTerms>) {
+        let mut table = self.lock();
+        if let Some(entry) = table.entries.get(agent) {
+            entry.directives.send_if_modified(|directives| {
+                let new = directives.budget != limits;
+                directives.budget.clone_from(&limits);
+                new
+            });
+        }
+        match limits {
+            Some(limits) => table.limits.insert(agent.clone(), limits),
+            None => table.limits.remove(agent),
+        };
+    }
+
+    /// Asks for a reconcile of an Agent.
+    pub fn wake(&self, agent: &AgentKey) {
+        // The receiver is gone only while the process ends.
+        let _ = self.changed.send(agent.clone());
+    }
+
+    /// A pod speaks about its leases.
+    pub fn enter(&self, agent: &AgentKey, pod: &LivePod, now: Timestamp) -> Result<(), Refusal> {
+        let mut table = self.lock();
+        speaker(&mut table.entries, agent, pod)?.contact = Some(now);
+        Ok(())
+    }
+
     /// The Agent has no pod: nobody may speak for it.
     pub fn forget(&self, agent: &AgentKey) {
-        self.lock().remove(agent);
+        self.lock().entries.remove(agent);
     }
 
     /// What the pod with this uid last said; `None` when another pod spoke, or nobody yet.
     #[must_use]
     pub fn heard(&self, agent: &AgentKey, pod_uid: &str) -> Option<Heard> {
         self.lock()
+            .entries
             .get(agent)
             .filter(|entry| entry.pod.uid == pod_uid)
             .and_then(|entry| entry.heard.clone())
-    }
-
-    /// How many calls limits refused to the Agent, as its gateway last said.
-    #[must_use]
-    pub fn refused_calls(&self, agent: &AgentKey) -> Option<i64> {
-        let entries = self.lock();
-        let heard = entries.get(agent)?.heard.as_ref()?;
-        Some(heard.report.budget.refused_calls)
     }
 
     /// When the pod with this uid last had contact of any kind.
     #[must_use]
     pub fn last_contact(&self, agent: &AgentKey, pod_uid: &str) -> Option<Timestamp> {
         self.lock()
+            .entries
             .get(agent)
             .filter(|entry| entry.pod.uid == pod_uid)
             .and_then(|entry| entry.contact)
@@ -131,16 +165,16 @@ impl Loops {
         pod: &LivePod,
         now: Timestamp,
     ) -> Result<(Known, watch::Receiver<Directives>), Refusal> {
-        let mut entries = self.lock();
-        let entry = speaker(&mut entries, agent, pod)?;
+        let mut table = self.lock();
+        let entry = speaker(&mut table.entries, agent, pod)?;
         entry.contact = Some(now);
         Ok((entry.known.clone(), entry.directives.subscribe()))
     }
 
     /// A pod reports. The reconciler is woken when what it says is new.
     pub fn report(&self, agent: &AgentKey, pod: &LivePod, report: Report, now: Timestamp) -> Result<(), Refusal> {
-        let mut entries = self.lock();
-        let entry = speaker(&mut entries, agent, pod)?;
+        let mut table = self.lock();
+        let entry = speaker(&mut table.entries, agent, pod)?;
         entry.contact = Some(now);
         let news = entry.heard.as_ref().is_none_or(|heard| heard.report != report);
         entry.heard = Some(Heard { report, at: now });
@@ -151,8 +185,8 @@ impl Loops {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<AgentKey, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::agent::Settings;
+use super::budget::persist::Conflict;
 use super::leader::{Candidate, LEASE_NAME, Leadership, LeaseTimes, Renewals, label};
 use super::leading::Leader;
 use super::serve::show_codes;
@@ -79,6 +80,9 @@ pub enum Error {
     /// Somebody else may lead by now.
     #[error("the lead is lost: {0}; this process ends, so that it does nothing beside another leader")]
     LeadLost(&'static str),
+    /// Another leader has written a budget's record.
+    #[error("{0}; this process ends, so that it grants nothing beside it")]
+    Deposed(#[from] Conflict),
     /// A part of the leader ended by itself.
     #[error("{0} ended unexpectedly")]
     PartEnded(&'static str),

@@ -8,9 +8,14 @@ use strum::IntoEnumIterator;
 use tokio::sync::watch;
 
 use super::agent::{AgentsView, Clock};
+use super::budget::Budgets;
+use super::budget::facts::ledger_name;
 use super::identity::Identities;
 use super::loops::{AgentKey, LivePod, Loops};
-use crate::link::messages::{Attach, Attached, Directives, Known, Refusal, RefusalCode, Report};
+use crate::ledger::account::Who;
+use crate::link::messages::{
+    Attach, Attached, Directives, Known, LeaseAnswer, LeaseRequest, Refusal, RefusalCode, Report,
+};
 use crate::link::server::{Link, PodIdentity};
 use crate::telemetry::metrics::Metrics;
 
@@ -22,6 +27,8 @@ pub struct ControllerLink {
     pub loops: Arc<Loops>,
     /// The Agents, once the caches are filled; until then every pod is told to try again.
     pub agents: Arc<OnceLock<AgentsView>>,
+    /// The ledger.
+    pub budgets: Arc<Budgets>,
     /// Counts what is answered.
     pub metrics: Arc<Metrics>,
     /// The time.
@@ -86,6 +93,18 @@ impl Link for ControllerLink {
         self.loops.report(&agent, &speaker, report, (self.clock)())?;
         self.metrics.link_reports.inc();
         Ok(())
+    }
+
+    async fn lease(&self, pod: &PodIdentity, request: LeaseRequest) -> Result<LeaseAnswer, Refusal> {
+        let agent = self.agent_of(pod)?;
+        self.loops.enter(&agent, &live(pod, request.epoch), (self.clock)())?;
+        let who = Who {
+            record: request.record.clone(),
+            agent: ledger_name(&agent),
+            pod_uid: pod.uid.clone(),
+            epoch: request.epoch,
+        };
+        self.budgets.lease(&who, &request).await
     }
 
     fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, Refusal> {

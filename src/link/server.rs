@@ -24,10 +24,14 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 
-use super::messages::{Attach, Attached, Directives, HEARTBEAT_SECONDS, PROTOCOL, Refusal, RefusalCode, Report};
+use super::messages::{
+    Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, PROTOCOL, Refusal, RefusalCode, Report,
+};
 
 /// Largest body of a request.
 pub const MAX_BODY_BYTES: usize = 256 * 1024;
+/// Length of the name of a gateway's record.
+const RECORD_DIGITS: usize = 32;
 /// How long open requests may go on after the server was told to stop.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
@@ -50,6 +54,12 @@ pub trait Link: Send + Sync + 'static {
     fn attach(&self, pod: &PodIdentity, attach: &Attach) -> Result<Attached, Refusal>;
     /// A pod reports.
     fn report(&self, pod: &PodIdentity, report: Report) -> Result<(), Refusal>;
+    /// A gateway says what became of its leases, and asks for more; answered once what it is granted is written.
+    fn lease(
+        &self,
+        pod: &PodIdentity,
+        request: LeaseRequest,
+    ) -> impl Future<Output = Result<LeaseAnswer, Refusal>> + Send;
     /// What a pod is to do, now and later. The sender goes away when the pod may no longer speak.
     fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, Refusal>;
     /// A request was refused.
@@ -99,6 +109,7 @@ pub fn router<L: Link>(link: Arc<L>, limits: Limits, stop: CancellationToken) ->
     Router::new()
         .route("/v1/attach", post(attach::<L>))
         .route("/v1/report", post(report::<L>))
+        .route("/v1/lease", post(lease::<L>))
         .route("/v1/directives", get(directives::<L>))
         .with_state(server)
 }
@@ -166,6 +177,22 @@ async fn report<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, re
     };
     match answer.await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}
+
+async fn lease<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &headers).await?;
+        let request: LeaseRequest = read(request, server.limits.read_timeout).await?;
+        let digits = request.record.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if request.record.len() != RECORD_DIGITS || !digits {
+            return Err(malformed(format!("record must be {RECORD_DIGITS} hexadecimal digits")));
+        }
+        server.link.lease(&pod, request).await
+    };
+    match answer.await {
+        Ok(answer) => Json(answer).into_response(),
         Err(refusal) => refuse(&*server.link, &refusal),
     }
 }

@@ -83,9 +83,7 @@ fn columns(agent: &Agent<'_>) {
     let mut lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     assert_eq!(
         lines.next().expect("a header"),
-        [
-            "NAME", "READY", "STATE", "MODEL", "TURNS", "TOKENS", "COST", "BUDGET", "AGE"
-        ]
+        ["NAME", "READY", "STATE", "MODEL", "TURNS", "TOKENS", "AGE"]
     );
     let row = lines.next().expect("a row");
     assert_eq!(

@@ -33,7 +33,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::agents::{agent, view};
+use crate::support::agents::{agent, idle_ledger, view};
 
 /// A token that the API server takes for the pod of Agent `x` in namespace `a`, uid `u2`.
 const TOKEN: &str = "agentloop.dev/link a agentloop-agent x u2";
@@ -146,6 +146,7 @@ impl Rig {
             identities: Identities::new(api_server(reviews.clone())),
             loops: loops.clone(),
             agents,
+            budgets: idle_ledger(api_server(reviews.clone()), &loops),
             metrics: metrics.clone(),
             clock: Arc::new(Timestamp::now),
         };

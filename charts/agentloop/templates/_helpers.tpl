@@ -48,7 +48,8 @@ subjects:
   verbs: [list, watch]
 - apiGroups: [agentloop.dev]
   resources: [agents/status]
-  verbs: [patch]
+  verbs: [get, patch]
+{{ include "agentloop.budgetRules" . }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
@@ -66,11 +67,24 @@ subjects:
   verbs: [create, patch]
 {{- end }}
 
+{{/* What the controller does where budgets are. */}}
+{{- define "agentloop.budgetRules" -}}
+- apiGroups: [agentloop.dev]
+  resources: [agentbudgets]
+  verbs: [list, watch]
+- apiGroups: [agentloop.dev]
+  resources: [agentbudgets/status]
+  verbs: [get, patch]
+{{- end }}
+
 {{/* What the controller does outside namespaces. */}}
 {{- define "agentloop.clusterRules" -}}
 - apiGroups: [""]
   resources: [nodes]
   verbs: [get]
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [list, watch]
 - apiGroups: [authentication.k8s.io]
   resources: [tokenreviews]
   verbs: [create]

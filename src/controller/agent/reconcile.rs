@@ -25,6 +25,7 @@ use super::observe::observe;
 use super::publish::{Outcome, publish, unreadable};
 use super::validate::{References, validate};
 use crate::api::{Agent, AgentStatus};
+use crate::controller::budget::Budgets;
 use crate::controller::loops::{AgentKey, Loops};
 
 /// Longest time a whole reconcile may take.
@@ -37,6 +38,7 @@ pub(super) struct Shared {
     pub(super) client: Client,
     pub(super) settings: Settings,
     pub(super) loops: Arc<Loops>,
+    pub(super) budgets: Arc<Budgets>,
     pub(super) memory: Memory,
     pub(super) namespaces: Namespaces,
     pub(super) events: Sink,

@@ -29,6 +29,7 @@ use super::pod_state::trim;
 use super::reconcile::{Context, Shared, on_error, reconcile};
 use super::silence;
 use crate::api::{AGENT_LABEL, Agent};
+use crate::controller::budget::Budgets;
 use crate::controller::loops::{AgentKey, Loops};
 
 /// Time for reconciles under way when the run ends.
@@ -48,6 +49,8 @@ pub struct Parts {
     pub settings: Settings,
     /// The live loops, shared with the link server.
     pub loops: Arc<Loops>,
+    /// The ledger, which is told of Agents and pods.
+    pub budgets: Arc<Budgets>,
     /// Agents whose pods said something new; the other end of [`Loops::new`].
     pub changed: mpsc::UnboundedReceiver<AgentKey>,
     /// The CA bundle (PEM) that pods must trust; published in every namespace with Agents.
@@ -74,6 +77,7 @@ pub async fn run(parts: Parts) {
         namespaces: Namespaces::new(parts.client.clone(), parts.ca_bundle.clone()),
         client: parts.client,
         loops: parts.loops,
+        budgets: parts.budgets,
         memory: Memory::default(),
         events,
         observer: parts.observer,
@@ -289,6 +293,7 @@ async fn watch_agents(
     while let Some(event) = stream.next().await {
         match event {
             Ok(Event::Apply(agent)) => {
+                ledger_seen(shared, &agent);
                 if seen.is_new(&agent) {
                     let _ = queue.send(reference(&key(&agent)));
                 }
@@ -300,6 +305,10 @@ async fn watch_agents(
             Ok(Event::InitDone) => {
                 let all = store.state();
                 let present: BTreeSet<AgentKey> = all.iter().map(|agent| key(agent.as_ref())).collect();
+                for agent in &all {
+                    ledger_seen(shared, agent);
+                }
+                shared.budgets.agents_listed(namespace, &present);
                 for gone in shared.memory.retain(namespace, &present) {
                     forget(shared, &gone);
                 }
@@ -314,7 +323,15 @@ async fn watch_agents(
     }
 }
 
+/// The ledger must know an Agent before its pod is told anything. One that cannot be read limits as before.
+fn ledger_seen(shared: &Shared, agent: &Guarded) {
+    if let Ok(agent) = &agent.0 {
+        shared.budgets.agent_seen(agent);
+    }
+}
+
 fn forget(shared: &Shared, agent: &AgentKey) {
+    shared.budgets.agent_gone(agent);
     shared.loops.forget(agent);
     shared.memory.forget(agent);
 }
@@ -331,17 +348,36 @@ async fn watch_pods(
         .default_backoff()
         .modify(trim)
         .reflect(writer);
+    let budgets = &shared.budgets;
+    let mut listed = BTreeSet::new();
     let mut stream = std::pin::pin!(stream);
     while let Some(event) = stream.next().await {
         match event {
-            Ok(Event::Apply(pod) | Event::Delete(pod)) => {
+            Ok(event @ (Event::Apply(_) | Event::Delete(_))) => {
+                let (Event::Apply(pod) | Event::Delete(pod)) = &event else {
+                    continue;
+                };
                 // A pod has its Agent's name.
-                let agent = key(&pod);
+                let agent = key(pod);
+                if matches!(event, Event::Apply(_)) {
+                    budgets.pod_seen(&agent, pod);
+                } else {
+                    budgets.pod_gone(&agent);
+                }
                 shared.memory.pod_seen(&agent);
                 let _ = queue.send(reference(&agent));
             }
-            Ok(Event::InitDone) => shared.memory.pods_listed(namespace),
-            Ok(Event::Init | Event::InitApply(_)) => {}
+            Ok(Event::Init) => listed.clear(),
+            Ok(Event::InitApply(pod)) => {
+                let agent = key(&pod);
+                budgets.pod_seen(&agent, &pod);
+                listed.insert(agent);
+            }
+            Ok(Event::InitDone) => {
+                budgets.pods_listed(namespace, &listed);
+                listed.clear();
+                shared.memory.pods_listed(namespace);
+            }
             Err(error) => tracing::warn!(%error, "the watch of pods was interrupted; it is resumed"),
         }
     }

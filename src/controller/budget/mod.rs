@@ -1,5 +1,16 @@
 //! The leader's side of the budgets: who may spend how much, kept in `status` so that the next leader goes on.
 //!
-//! [`book`] is pure: the accounts and what is said of them.
+//! [`book`] and [`scope`] are pure: the accounts, and who draws on which. [`ledger`] holds both under one lock and is
+//! what link and reconciler speak to; [`watch`] feeds it, [`persist`] writes its records, [`bury`] says who is dead.
 
 pub mod book;
+pub mod bury;
+pub mod clock;
+pub mod facts;
+pub mod ledger;
+pub mod persist;
+pub mod scope;
+pub mod view;
+pub mod watch;
+
+pub use ledger::{Budgets, Setup};

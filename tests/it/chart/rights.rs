@@ -28,9 +28,19 @@ const WHERE_AGENTS_ARE: &[(&str, &str)] = &[
     ("serviceaccounts", "create"),
     // When a pod of that name is there already.
     ("pods", "get"),
+    // The ledger: who draws on what, and its records.
+    ("agentloop.dev agentbudgets", "list"),
+    ("agentloop.dev agentbudgets", "watch"),
+    ("agentloop.dev agentbudgets/status", "get"),
+    ("agentloop.dev agentbudgets/status", "patch"),
+    ("agentloop.dev agents/status", "get"),
 ];
-/// What the link does outside namespaces: it asks who holds a token.
-const OUTSIDE: &[(&str, &str)] = &[("authentication.k8s.io tokenreviews", "create")];
+/// What it does outside namespaces: the link asks who holds a token, the ledger what labels namespaces have.
+const OUTSIDE: &[(&str, &str)] = &[
+    ("authentication.k8s.io tokenreviews", "create"),
+    ("namespaces", "list"),
+    ("namespaces", "watch"),
+];
 /// What the process does in its own namespace: election, the leader's label, the link's authority.
 const AT_HOME: &[(&str, &str)] = &[
     ("coordination.k8s.io leases", "create"),
@@ -133,6 +143,12 @@ fn named_namespaces_get_a_role_each_and_the_cluster_role_loses_them() {
     assert_eq!(rights(cluster), outside());
     assert_bound(&objects, "ClusterRole", "agentloop-agentloop-system");
     assert_bound(&objects, "Role", "agentloop-agentloop-system-agents");
+    let home = rights(objects.one("Role", "agentloop"));
+    assert_eq!(
+        home["agentloop.dev agentbudgets"],
+        BTreeSet::from(["list".to_owned(), "watch".to_owned()]),
+        "platform budgets are there"
+    );
     let roles: Vec<_> = objects
         .0
         .iter()

@@ -1,10 +1,30 @@
 //! Agents in a cache, as the controller has them, without an API server.
 #![allow(dead_code)]
 
+use std::sync::Arc;
+
 use agentloop::controller::agent::AgentsView;
+use agentloop::controller::budget::view::Figures;
+use agentloop::controller::budget::{Budgets, Setup};
+use agentloop::controller::loops::Loops;
+use jiff::Timestamp;
+use kube::Client;
 use kube::runtime::reflector;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
+
+/// A ledger that is told of Agents and watches and writes nothing.
+pub fn idle_ledger(client: Client, loops: &Arc<Loops>) -> Arc<Budgets> {
+    Arc::new(Budgets::new(Setup {
+        client,
+        policy: Default::default(),
+        namespace: "agentloop-system".into(),
+        watch_namespaces: Vec::new(),
+        loops: loops.clone(),
+        face: Arc::new(Figures),
+        wall: Timestamp::now(),
+    }))
+}
 
 /// A small valid Agent with this status.
 pub fn agent(namespace: &str, name: &str, status: &Value) -> Value {

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::agents::idle_ledger;
 use super::api_server::ApiServer;
 
 pub const NAMESPACE: &str = "team-a";
@@ -104,6 +105,7 @@ impl Rig {
             client: self.server.client(),
             settings: self.settings.clone(),
             loops: loops.clone(),
+            budgets: idle_ledger(self.server.client(), &loops),
             changed,
             ca_bundle,
             observer: observer.clone(),

@@ -1,0 +1,238 @@
+//! What of Agents and budgets decides who draws on what. Read once per version of an object.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::ResourceExt;
+use kube::core::Selector;
+
+use super::book::{DocumentId, DocumentKind, Part};
+use crate::api::amount::{Amount, LimitAmounts};
+use crate::api::budget::{Bucket, LedgerRecord, Limits};
+use crate::api::price::Price;
+use crate::api::{Agent, AgentBudget};
+use crate::controller::loops::AgentKey;
+use crate::ledger::account::{AgentName, Terms};
+use crate::ledger::limits::{added_amount, limit_amounts};
+use crate::ledger::price::micro_usd;
+use crate::ledger::window::WindowRule;
+
+/// Seconds of `guardrails.tokensPerHour`.
+const HOUR: SignedDuration = SignedDuration::from_secs(3600);
+
+/// What of an Agent matters here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AgentFacts {
+    /// The object, as a document of its own limits.
+    pub document: DocumentId,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Budgets that it names.
+    pub refs: Vec<String>,
+    /// The terms of its own limits, and the records they go on from; or what is wrong with them.
+    pub own: Result<Vec<Own>, String>,
+    /// The model it names.
+    pub model: String,
+    /// The price it gives.
+    pub price: Option<Price>,
+    /// Its storage dies with its pod.
+    pub ephemeral: bool,
+}
+
+/// One of an Agent's own limits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Own {
+    /// Which.
+    pub part: Part,
+    /// Its terms; without limits when only the record is left of it.
+    pub terms: Terms,
+    /// As it was last written.
+    pub record: Option<LedgerRecord>,
+}
+
+impl AgentFacts {
+    /// Of this Agent.
+    #[must_use]
+    pub fn of(agent: &Agent) -> Self {
+        let spec = &agent.spec;
+        Self {
+            document: document(DocumentKind::Agent, agent),
+            labels: agent.labels().clone(),
+            refs: spec
+                .budget_refs
+                .iter()
+                .map(|reference| reference.name.clone())
+                .collect(),
+            own: own(agent),
+            model: spec.model.name.clone(),
+            price: None,
+            ephemeral: spec.storage.ephemeral,
+        }
+    }
+}
+
+fn own(agent: &Agent) -> Result<Vec<Own>, String> {
+    let guardrails = &agent.spec.guardrails;
+    let status = agent.status.as_ref();
+    let ledger = status.and_then(|status| status.ledger.clone()).unwrap_or_default();
+    let hourly = guardrails.tokens_per_hour.map(|tokens| LimitAmounts {
+        tokens: Some(tokens),
+        ..LimitAmounts::default()
+    });
+    let total = guardrails.total.as_ref().map(|total| {
+        let cost = total.cost_usd.as_deref().map(micro_usd).transpose();
+        let cost = cost.map_err(|error| error.within("spec.guardrails.total.costUSD").to_string())?;
+        Ok::<_, String>(LimitAmounts {
+            tokens: total.tokens,
+            cost,
+            ..LimitAmounts::default()
+        })
+    });
+    let total = total.transpose()?;
+    let used = || {
+        let usage = status.and_then(|status| status.usage.as_ref())?;
+        let tokens = usage.input_tokens.checked_add(usage.output_tokens)?;
+        let amount = Amount {
+            tokens,
+            cost: usage.cost,
+            ..Amount::ZERO
+        };
+        // What it used before it was limited counts too: the limit is for its whole life.
+        (!amount.is_zero()).then(|| LedgerRecord {
+            buckets: vec![Bucket {
+                start: jiff::Timestamp::UNIX_EPOCH,
+                amount,
+            }],
+            ..LedgerRecord::default()
+        })
+    };
+    let parts = [
+        (
+            Part::TokensPerHour,
+            WindowRule::Rolling(HOUR),
+            hourly,
+            ledger.tokens_per_hour,
+        ),
+        (
+            Part::Total,
+            WindowRule::Lifetime,
+            total,
+            ledger.total.or_else(|| total.and_then(|_| used())),
+        ),
+    ];
+    let set = parts
+        .into_iter()
+        .filter(|(_, _, limits, record)| limits.is_some() || record.is_some());
+    Ok(set
+        .map(|(part, window, limits, record)| Own {
+            part,
+            terms: Terms {
+                limits: limits.unwrap_or_default(),
+                per_agent: LimitAmounts::default(),
+                window,
+            },
+            record,
+        })
+        .collect())
+}
+
+/// What of a budget matters here.
+#[derive(Clone, Debug)]
+pub struct BudgetFacts {
+    /// The object.
+    pub document: DocumentId,
+    /// As it was last seen.
+    pub object: Arc<AgentBudget>,
+    /// The Agents it selects; `None`: none.
+    pub selector: Option<Selector>,
+    /// The namespaces whose Agents it selects; `None`: its own.
+    pub namespaces: Option<Selector>,
+    /// Its terms, and additions by id; or what is wrong with it.
+    pub terms: Result<(Terms, Vec<(String, Amount)>), String>,
+}
+
+impl BudgetFacts {
+    /// Of this budget. `Err`: a selector cannot be read, so that nobody knows whom it limits.
+    pub fn of(budget: &Arc<AgentBudget>) -> Result<Self, String> {
+        let spec = &budget.spec;
+        Ok(Self {
+            document: document(DocumentKind::Budget, budget.as_ref()),
+            object: budget.clone(),
+            selector: selector("spec.selector", spec.selector.as_ref())?,
+            namespaces: selector("spec.namespaceSelector", spec.namespace_selector.as_ref())?,
+            terms: terms(budget),
+        })
+    }
+
+    /// Whether any of its limits is one of money.
+    #[must_use]
+    pub fn limits_cost(&self) -> bool {
+        let limits = |terms: &Terms| terms.limits.cost.is_some() || terms.per_agent.cost.is_some();
+        self.terms.as_ref().is_ok_and(|(terms, _)| limits(terms))
+    }
+}
+
+fn terms(budget: &AgentBudget) -> Result<(Terms, Vec<(String, Amount)>), String> {
+    let spec = &budget.spec;
+    let read = |field: &str, limits: &Limits| {
+        limit_amounts(limits)
+            .map_err(|error| error.within(field).to_string())
+            .and_then(|limits| {
+                let negative = limits.kinds().find(|kind| limits.get(*kind) < Some(0));
+                negative.map_or(Ok(limits), |kind| Err(format!("{field}.{kind} must not be negative")))
+            })
+    };
+    let terms = Terms {
+        limits: read("spec.limits", &spec.limits)?,
+        per_agent: spec
+            .per_agent
+            .as_ref()
+            .map(|limits| read("spec.perAgent", limits))
+            .transpose()?
+            .unwrap_or_default(),
+        window: WindowRule::read(&spec.window).map_err(|error| error.to_string())?,
+    };
+    let top_ups = spec.top_ups.iter().map(|top_up| {
+        let amount = added_amount(&top_up.amount);
+        let field = format!("spec.topUps[{}]", top_up.id);
+        let amount = amount.map_err(|error| error.within(&field).to_string())?;
+        Ok((top_up.id.clone(), amount))
+    });
+    Ok((terms, top_ups.collect::<Result<_, String>>()?))
+}
+
+fn selector(field: &str, selector: Option<&LabelSelector>) -> Result<Option<Selector>, String> {
+    selector
+        .map(|selector| Selector::try_from(selector.clone()).map_err(|error| format!("{field}: {error}")))
+        .transpose()
+}
+
+/// The object as a document.
+pub fn document(kind: DocumentKind, object: &impl ResourceExt) -> DocumentId {
+    DocumentId {
+        kind,
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+        uid: object.uid().unwrap_or_default(),
+    }
+}
+
+/// An Agent's name in the ledger.
+#[must_use]
+pub fn ledger_name(agent: &AgentKey) -> AgentName {
+    AgentName {
+        namespace: agent.namespace.clone(),
+        name: agent.name.clone(),
+    }
+}
+
+/// The same, back.
+#[must_use]
+pub fn agent_key(agent: &AgentName) -> AgentKey {
+    AgentKey {
+        namespace: agent.namespace.clone(),
+        name: agent.name.clone(),
+    }
+}

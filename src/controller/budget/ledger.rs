@@ -1,0 +1,575 @@
+//! Book and scope under one lock: what link, reconciler and watches say to the ledger, and what gateways are told.
+//!
+//! Whatever changes what a gateway must know is put into its directives before the lock is let go.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use serde_json::{Map, Value};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout_at};
+
+use super::book::{Book, DocumentId, DocumentKind, Part};
+use super::bury::{Hope, PodFact, Witness};
+use super::clock::LeaderClock;
+use super::facts::{AgentFacts, BudgetFacts, agent_key, document, ledger_name};
+use super::persist::Paper;
+use super::scope::{Decision, Scope};
+use super::view::{BudgetView, Face, Held};
+use crate::api::failure::{Failure, FailureKind};
+use crate::api::{Agent, AgentBudget};
+use crate::controller::loops::{AgentKey, Loops};
+use crate::controller::policy::Policy;
+use crate::ledger::account::Who;
+use crate::link::messages::{AccountTerms, BudgetTerms, LeaseAnswer, LeaseRequest, LimitName, Refusal, RefusalCode};
+
+/// How long a request waits for its record to be written.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a ledger is made of.
+pub struct Setup {
+    /// Speaks to the API server.
+    pub client: Client,
+    /// Prices and rules of the platform.
+    pub policy: Policy,
+    /// The controller's own namespace.
+    pub namespace: String,
+    /// Namespaces whose Agents are served; empty: all.
+    pub watch_namespaces: Vec<String>,
+    /// Where gateways get their directives from.
+    pub loops: Arc<Loops>,
+    /// Shows budgets.
+    pub face: Arc<dyn Face>,
+    /// The wall clock at the take-over.
+    pub wall: Timestamp,
+}
+
+/// The ledger of one leader.
+pub struct Budgets {
+    pub(super) client: Client,
+    pub(super) watch_namespaces: Vec<String>,
+    pub(super) namespace: String,
+    pub(super) clock: LeaderClock,
+    pub(super) face: Arc<dyn Face>,
+    /// Something may have to be written.
+    pub(super) kick: Notify,
+    loops: Arc<Loops>,
+    wrote: watch::Sender<u64>,
+    state: Mutex<State>,
+}
+
+/// Everything that is known.
+#[derive(Default)]
+pub struct State {
+    /// The accounts.
+    pub book: Book,
+    /// Who draws on what.
+    pub scope: Scope,
+    pub(super) papers: BTreeMap<DocumentId, Paper>,
+    pub(super) witness: Witness,
+    pub(super) listed: Listed,
+    /// Agents that may make no call for a reason of the controller's.
+    blocks: BTreeMap<AgentKey, Failure>,
+}
+
+/// Which watches have listed all there is.
+#[derive(Debug, Default)]
+pub(super) struct Listed {
+    pub(super) budgets: BTreeSet<Option<String>>,
+    pub(super) agents: BTreeSet<Option<String>>,
+    pub(super) pods: BTreeSet<Option<String>>,
+    pub(super) namespaces: bool,
+}
+
+impl Budgets {
+    /// A ledger that knows nothing yet.
+    #[must_use]
+    pub fn new(setup: Setup) -> Self {
+        let state = State {
+            scope: Scope::new(setup.policy, &setup.namespace),
+            ..State::default()
+        };
+        Self {
+            client: setup.client,
+            watch_namespaces: setup.watch_namespaces,
+            namespace: setup.namespace,
+            clock: LeaderClock::new(setup.wall),
+            face: setup.face,
+            kick: Notify::new(),
+            loops: setup.loops,
+            wrote: watch::Sender::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Looks at everything that is known.
+    pub fn look<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        look(&self.lock())
+    }
+
+    /// The leader's time.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// What limits an Agent.
+    #[must_use]
+    pub fn decision(&self, agent: &AgentKey) -> Option<Decision> {
+        self.lock().scope.decision(agent).cloned()
+    }
+
+    /// What the Agent's gateway is told.
+    #[must_use]
+    pub fn terms(&self, agent: &AgentKey) -> Option<BudgetTerms> {
+        self.terms_in(&self.lock(), agent)
+    }
+
+    /// No call is made for this Agent for a reason of the controller's own, or it is made again.
+    pub fn block(&self, agent: &AgentKey, why: Option<Failure>) {
+        let mut state = self.lock();
+        match why {
+            Some(why) => state.blocks.insert(agent.clone(), why),
+            None => state.blocks.remove(agent),
+        };
+        self.tell(&mut state, [agent.clone()]);
+    }
+
+    /// Changes accounts from outside the link, such as by an approved top-up, and tells gateways.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Book, Timestamp) -> T) -> T {
+        let mut state = self.lock();
+        let result = change(&mut state.book, self.now());
+        self.tell(&mut state, []);
+        result
+    }
+
+    /// An Agent is there, perhaps changed.
+    pub fn agent_seen(&self, agent: &Agent) {
+        let facts = AgentFacts::of(agent);
+        let key = AgentKey {
+            namespace: facts.document.namespace.clone(),
+            name: facts.document.name.clone(),
+        };
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if let Some(old) = state.scope.agent(&key)
+            && old.document != facts.document
+        {
+            let old = old.document.clone();
+            self.drop_agent(state, &key, &old);
+        }
+        let now = self.now();
+        for own in facts.own.iter().flatten() {
+            let (terms, record) = (own.terms.clone(), own.record.as_ref());
+            if !state.papers.contains_key(&facts.document) {
+                let paper = Paper::of_agent(agent.status.as_ref());
+                state.papers.insert(facts.document.clone(), paper);
+            }
+            state.book.load(&facts.document, own.part, terms, record, now);
+        }
+        lift(state, &facts, now);
+        let known = state.scope.agent(&key).is_some();
+        let changed = state.scope.put_agent(&key, facts);
+        self.tell(state, changed.then_some(key.clone()));
+        // One seen for the first time is looked at anyway.
+        if changed && known {
+            self.loops.wake(&key);
+        }
+    }
+
+    /// An Agent is gone.
+    pub fn agent_gone(&self, agent: &AgentKey) {
+        let mut state = self.lock();
+        let document = state.scope.agent(agent).map(|facts| facts.document.clone());
+        if let Some(document) = document {
+            self.drop_agent(&mut state, agent, &document);
+            self.tell(&mut state, []);
+        }
+    }
+
+    fn drop_agent(&self, state: &mut State, agent: &AgentKey, document: &DocumentId) {
+        let accounts = state.scope.decision(agent).map(|decision| decision.accounts.clone());
+        for (account, _) in accounts.unwrap_or_default() {
+            state.book.withdraw(&account, &ledger_name(agent), self.now());
+        }
+        state.book.remove(document);
+        state.papers.remove(document);
+        state.scope.remove_agent(agent);
+        state.blocks.remove(agent);
+        state.witness.speakers.remove(agent);
+        self.loops.limit(agent, None);
+    }
+
+    /// These are all Agents of a scope.
+    pub fn agents_listed(&self, namespace: Option<&str>, present: &BTreeSet<AgentKey>) {
+        let gone: Vec<AgentKey> = self.look(|state| {
+            let known = state.scope.agents(namespace);
+            known.into_iter().filter(|agent| !present.contains(agent)).collect()
+        });
+        for agent in &gone {
+            self.agent_gone(agent);
+        }
+        self.lock().listed.agents.insert(namespace.map(Into::into));
+    }
+
+    /// The pod of an Agent is there, perhaps changed.
+    pub fn pod_seen(&self, agent: &AgentKey, pod: &Pod) {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let fact = PodFact {
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            ended: matches!(phase, Some("Failed" | "Succeeded")),
+        };
+        self.lock().witness.pods.insert(agent.clone(), fact);
+    }
+
+    /// The pod of an Agent is gone.
+    pub fn pod_gone(&self, agent: &AgentKey) {
+        self.lock().witness.pods.remove(agent);
+    }
+
+    /// These are all pods of a scope.
+    pub fn pods_listed(&self, namespace: Option<&str>, present: &BTreeSet<AgentKey>) {
+        let mut state = self.lock();
+        let elsewhere = |agent: &AgentKey| namespace.is_some_and(|namespace| namespace != agent.namespace);
+        state
+            .witness
+            .pods
+            .retain(|agent, _| elsewhere(agent) || present.contains(agent));
+        state.listed.pods.insert(namespace.map(Into::into));
+    }
+
+    /// A budget is there, perhaps changed.
+    pub(super) fn budget_seen(&self, budget: AgentBudget) {
+        let id = document(DocumentKind::Budget, &budget);
+        let budget = Arc::new(budget);
+        let facts = match BudgetFacts::of(&budget) {
+            Ok(facts) => facts,
+            Err(problem) => return self.budget_unreadable(&id, &problem),
+        };
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let now = self.now();
+        let known = state.scope.budget(&id.uid);
+        let edited = known.is_some_and(|known| known.object.metadata.generation != budget.metadata.generation);
+        let paper = state.papers.entry(id.clone());
+        let paper = paper.or_insert_with(|| Paper::of_budget(budget.status.as_ref()));
+        paper.hurry |= edited;
+        if let Ok((terms, top_ups)) = &facts.terms {
+            let record = budget.status.as_ref().and_then(|status| status.ledger.as_ref());
+            state.book.load(&id, Part::Budget, terms.clone(), record, now);
+            for (top_up, amount) in top_ups {
+                state.book.top_up(&id.uid, top_up, *amount, now);
+            }
+        }
+        let changed = state.scope.put_budget(facts);
+        self.tell_changed(state, changed);
+    }
+
+    /// A budget is there and cannot be read.
+    pub(super) fn budget_unreadable(&self, id: &DocumentId, problem: &str) {
+        tracing::error!(
+            namespace = id.namespace,
+            budget = id.name,
+            problem,
+            "an AgentBudget cannot be read"
+        );
+        let mut state = self.lock();
+        let changed = state.scope.put_unreadable(&id.uid, &id.namespace, &id.name, problem);
+        self.tell_changed(&mut state, changed);
+    }
+
+    /// A budget is gone.
+    pub(super) fn budget_gone(&self, id: &DocumentId) {
+        let mut state = self.lock();
+        state.book.remove(id);
+        state.papers.remove(id);
+        let changed = state.scope.remove_budget(&id.uid);
+        self.tell_changed(&mut state, changed);
+    }
+
+    /// These are all budgets of a scope.
+    pub(super) fn budgets_listed(&self, namespace: Option<&str>, present: &BTreeSet<String>) {
+        let gone: Vec<DocumentId> = self.look(|state| {
+            let of = |id: &&DocumentId| namespace.is_none_or(|namespace| id.namespace == namespace);
+            let known = state.scope.budgets().values().map(|facts| &facts.document);
+            known
+                .filter(of)
+                .filter(|id| !present.contains(&id.uid))
+                .cloned()
+                .collect()
+        });
+        for id in &gone {
+            self.budget_gone(id);
+        }
+        self.note_listed(|listed| {
+            listed.budgets.insert(namespace.map(Into::into));
+        });
+    }
+
+    /// Namespaces are these; `None`: they may not be read.
+    pub(super) fn namespaces_listed(&self, all: Option<BTreeMap<String, BTreeMap<String, String>>>) {
+        if let Some(all) = all {
+            let mut state = self.lock();
+            let changed = state.scope.put_namespaces(all);
+            self.tell_changed(&mut state, changed);
+        }
+        self.note_listed(|listed| listed.namespaces = true);
+    }
+
+    /// A namespace has these labels; `None`: it is gone.
+    pub(super) fn namespace_seen(&self, name: &str, labels: Option<BTreeMap<String, String>>) {
+        let mut state = self.lock();
+        let changed = state.scope.put_namespace(name, labels);
+        self.tell_changed(&mut state, changed);
+    }
+
+    /// Once all is listed that decides, every gateway is told.
+    fn note_listed(&self, note: impl FnOnce(&mut Listed)) {
+        let mut state = self.lock();
+        let before = self.decides(&state);
+        note(&mut state.listed);
+        if !before && self.decides(&state) {
+            let all = state.scope.agents(None);
+            self.tell_changed(&mut state, all);
+        }
+    }
+
+    /// Whether it is known who draws on what.
+    fn decides(&self, state: &State) -> bool {
+        state.listed.namespaces && state.listed.budgets.len() >= self.budget_scopes().len()
+    }
+
+    /// Whether it is known which holders are dead.
+    fn knows_the_dead(&self, state: &State) -> bool {
+        let scopes = self.watch_namespaces.len().max(1);
+        self.decides(state) && state.listed.agents.len() >= scopes && state.listed.pods.len() >= scopes
+    }
+
+    /// Namespaces whose budgets are watched; `None`: all.
+    pub(super) fn budget_scopes(&self) -> Vec<Option<String>> {
+        if self.watch_namespaces.is_empty() {
+            return vec![None];
+        }
+        let own = [self.namespace.clone()];
+        let all: BTreeSet<String> = self.watch_namespaces.iter().cloned().chain(own).collect();
+        all.into_iter().map(Some).collect()
+    }
+
+    /// A gateway says what became of its leases and asks for more. Answered once all that it grants is written.
+    pub async fn lease(&self, who: &Who, request: &LeaseRequest) -> Result<LeaseAnswer, Refusal> {
+        let agent = agent_key(&who.agent);
+        let mut wrote = self.wrote.subscribe();
+        let deadline = Instant::now() + PATIENCE;
+        let heard = {
+            let mut guard = self.lock();
+            let state = &mut *guard;
+            if !self.decides(state) || state.scope.decision(&agent).is_none() {
+                return Err(later(
+                    "the controller has not looked at this Agent's budgets yet; try again",
+                ));
+            }
+            let applies = self.drawn_on(state, &agent);
+            let speaker = (who.record.clone(), who.pod_uid.clone());
+            state.witness.speakers.insert(agent.clone(), speaker);
+            let heard = state
+                .book
+                .request(who, |account| applies.contains(account), request, self.now());
+            self.tell(state, []);
+            heard
+        };
+        loop {
+            {
+                let state = self.lock();
+                if state.book.must_wait(who, request, &heard).is_empty() {
+                    return Ok(state.book.answer(who, request, &heard));
+                }
+            }
+            self.kick.notify_one();
+            if timeout_at(deadline, wrote.changed()).await.is_err() {
+                return Err(later("the ledger's record could not be written in time; try again"));
+            }
+        }
+    }
+
+    /// Accounts that the Agent may be granted more of now.
+    fn drawn_on(&self, state: &State, agent: &AgentKey) -> BTreeSet<String> {
+        let Some(decision) = state.scope.decision(agent) else {
+            return BTreeSet::new();
+        };
+        if decision.obstacle.is_some() || state.blocks.contains_key(agent) {
+            return BTreeSet::new();
+        }
+        let accounts = decision.accounts.iter();
+        let free = accounts.filter(|(account, name)| self.held(state, account, name).is_none());
+        free.map(|(account, _)| account.clone()).collect()
+    }
+
+    /// Time goes on: who waits is let go when there is room, and holders that are dead are buried.
+    pub(super) fn tick(&self) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.book.tick(self.now());
+        if self.knows_the_dead(state) {
+            self.bury(state);
+        }
+        self.tell(state, []);
+    }
+
+    fn bury(&self, state: &mut State) {
+        let now = self.now();
+        let mut dead: Vec<(String, Who)> = Vec::new();
+        let mut live = BTreeSet::new();
+        for (id, document) in state.book.documents() {
+            for (part, entry) in document.accounts() {
+                for who in entry.account().holders() {
+                    let agent = agent_key(&who.agent);
+                    let hope = match state.scope.agent(&agent) {
+                        None => Hope::Gone,
+                        Some(facts) if facts.ephemeral => Hope::Ephemeral,
+                        Some(_) => Hope::Volume,
+                    };
+                    if state.witness.is_dead(who, &agent, hope, now) {
+                        dead.push((id.account(*part), who.clone()));
+                    }
+                    live.insert(who.record.clone());
+                }
+            }
+        }
+        state.witness.keep(|record| live.contains(record));
+        for (account, who) in dead {
+            let lost = state.book.bury(&account, &who.record, now);
+            tracing::warn!(
+                account,
+                namespace = who.agent.namespace,
+                agent = who.agent.name,
+                tokens = lost.tokens,
+                cost_micro_usd = lost.cost,
+                "a gateway is gone for good: what it held counts as spent"
+            );
+        }
+    }
+
+    /// Who waits for a record may look again.
+    pub(super) fn note_written(&self) {
+        self.wrote.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    fn tell_changed(&self, state: &mut State, agents: Vec<AgentKey>) {
+        for agent in &agents {
+            self.loops.wake(agent);
+        }
+        self.tell(state, agents);
+    }
+
+    /// Tells the gateways of these Agents, and of all whose accounts changed; and whoever writes records.
+    pub(super) fn tell(&self, state: &mut State, agents: impl IntoIterator<Item = AgentKey>) {
+        let mut agents: BTreeSet<AgentKey> = agents.into_iter().collect();
+        for account in state.book.take_changed() {
+            agents.extend(state.scope.members(&account).cloned());
+        }
+        for agent in agents {
+            self.loops.limit(&agent, self.terms_in(state, &agent));
+        }
+        self.kick.notify_one();
+    }
+
+    fn terms_in(&self, state: &State, agent: &AgentKey) -> Option<BudgetTerms> {
+        if !self.decides(state) {
+            return None;
+        }
+        let decision = state.scope.decision(agent)?;
+        let mut terms = BudgetTerms {
+            price: decision.price.clone(),
+            min_output_tokens: state.scope.policy().min_output_tokens,
+            blocked: state.blocks.get(agent).cloned(),
+            ..BudgetTerms::default()
+        };
+        if let Some(obstacle) = &decision.obstacle {
+            terms.blocked = Some(Failure {
+                kind: FailureKind::BudgetUnavailable,
+                message: obstacle.message.clone(),
+                retry_after_milliseconds: None,
+                resumes_at: None,
+            });
+        }
+        for (account, limit) in &decision.accounts {
+            let (_, entry) = state.book.entry(account)?;
+            let held = self.held(state, account, limit);
+            terms.cut |= held.as_ref().is_some_and(|held| held.cut);
+            terms.accounts.push(AccountTerms {
+                account: account.clone(),
+                limit: limit.clone(),
+                limits: entry.account().limits(),
+                per_agent: entry.account().per_agent(),
+                recall: entry.account().recalls(),
+                held: held.map(|held| held.failure),
+                revision: entry.revision(),
+            });
+        }
+        Some(terms)
+    }
+
+    fn held(&self, state: &State, account: &str, name: &LimitName) -> Option<Held> {
+        let facts = state.scope.budget(account)?;
+        self.face.held(&self.view(state, facts), name)
+    }
+
+    pub(super) fn view<'a>(&self, state: &'a State, facts: &'a BudgetFacts) -> BudgetView<'a> {
+        let account = facts.document.account(Part::Budget);
+        let entry = state.book.entry(&account).map(|(_, entry)| entry);
+        BudgetView {
+            budget: &facts.object,
+            shown: state
+                .papers
+                .get(&facts.document)
+                .map_or_else(|| &*NOTHING, |paper| &paper.shown),
+            entry: match (&facts.terms, entry) {
+                (Err(problem), _) => Err(problem),
+                (Ok(_), Some(entry)) => Ok(entry),
+                (Ok(_), None) => Err("its account is not loaded"),
+            },
+            agents: state.scope.members(&account).count(),
+            now: self.now(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+static NOTHING: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
+
+/// Own limits that are set no more limit nothing; their record stays.
+fn lift(state: &mut State, facts: &AgentFacts, now: Timestamp) {
+    let Ok(own) = &facts.own else { return };
+    for part in [Part::TokensPerHour, Part::Total] {
+        let account = facts.document.account(part);
+        if own.iter().any(|own| own.part == part) {
+            continue;
+        }
+        let Some(terms) = state
+            .book
+            .entry(&account)
+            .map(|(_, entry)| entry.account().terms().clone())
+        else {
+            continue;
+        };
+        let terms = crate::ledger::account::Terms {
+            limits: crate::api::amount::LimitAmounts::default(),
+            ..terms
+        };
+        state.book.set_terms(&account, terms, now);
+    }
+}
+
+fn later(message: &str) -> Refusal {
+    Refusal {
+        code: RefusalCode::NotLeading,
+        message: message.into(),
+    }
+}

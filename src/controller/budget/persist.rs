@@ -1,0 +1,371 @@
+//! Writes records into `status`, each over exactly the one before, and what is shown of a budget with them.
+//!
+//! A JSON patch with tests, never an apply: what another leader wrote ends this process. A write whose outcome is not
+//! known is repeated as it is until it is known, so that no record is ever left in doubt. All who wait for one document
+//! share its next write.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{Request, header};
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::book::{DocumentId, DocumentKind, Part, STEP, Write};
+use super::ledger::{Budgets, State};
+use crate::api::budget::{AgentBudgetStatus, LedgerRecord};
+use crate::api::status::AgentStatus;
+
+/// Longest time one request may take.
+const CALL: Duration = Duration::from_secs(10);
+/// Writes at the same time.
+const WRITERS: usize = 32;
+/// How often the ledger looks at itself though nothing happened.
+const TICK: Duration = Duration::from_secs(1);
+/// Pauses between two attempts at one write.
+const PAUSE: Duration = Duration::from_millis(250);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+
+/// What is known of a document's status.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Paper {
+    /// All but the ledger, as last written.
+    pub(super) shown: Map<String, Value>,
+    /// What is shown is to be written at once: the spec is another.
+    pub(super) hurry: bool,
+    has_status: bool,
+    has_ledger: bool,
+    wrote: Option<Timestamp>,
+    writing: bool,
+}
+
+impl Paper {
+    /// Of a budget's object.
+    pub(super) fn of_budget(status: Option<&AgentBudgetStatus>) -> Self {
+        let value = status.and_then(|status| serde_json::to_value(status).ok());
+        Self::read(value.as_ref())
+    }
+
+    /// Of an Agent's object.
+    pub(super) fn of_agent(status: Option<&AgentStatus>) -> Self {
+        Self {
+            has_status: status.is_some(),
+            has_ledger: status.is_some_and(|status| status.ledger.is_some()),
+            ..Self::default()
+        }
+    }
+
+    fn read(status: Option<&Value>) -> Self {
+        let mut shown = status.and_then(Value::as_object).cloned().unwrap_or_default();
+        let ledger = shown.remove("ledger");
+        Self {
+            has_status: status.is_some_and(Value::is_object),
+            has_ledger: ledger.is_some(),
+            shown,
+            ..Self::default()
+        }
+    }
+}
+
+/// Why a leader must end.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+#[error(
+    "the ledger of {kind} {namespace}/{name} is at record {found} where this leader wrote {expected}: another leader has \
+     written it"
+)]
+pub struct Conflict {
+    kind: &'static str,
+    namespace: String,
+    name: String,
+    expected: i64,
+    found: i64,
+}
+
+/// One write of one document.
+#[derive(Clone, Debug)]
+struct Job {
+    id: DocumentId,
+    writes: Vec<Write>,
+    display: Option<Map<String, Value>>,
+    patch: Value,
+}
+
+/// How a write ended.
+#[derive(Debug)]
+enum Ended {
+    Written,
+    /// The object is gone, or another one of that name is there.
+    Gone,
+    /// Certainly not written; the status is this.
+    Not(Value),
+    Conflict(Conflict),
+}
+
+impl Budgets {
+    /// Writes what is due, until another leader is found to have written.
+    pub(super) async fn write(self: Arc<Self>) -> Conflict {
+        let mut jobs = JoinSet::new();
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            for job in self.begin(WRITERS.saturating_sub(jobs.len())) {
+                let budgets = self.clone();
+                jobs.spawn(async move {
+                    let ended = budgets.carry_out(&job).await;
+                    (job, ended)
+                });
+            }
+            tokio::select! {
+                Some(Ok((job, ended))) = jobs.join_next() => {
+                    if let Some(conflict) = self.end(job, ended) {
+                        return conflict;
+                    }
+                }
+                () = self.kick.notified() => {}
+                _ = tick.tick() => self.tick(),
+            }
+        }
+    }
+
+    /// Composes at most so many writes that are due.
+    fn begin(&self, most: usize) -> Vec<Job> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let now = self.now();
+        let mut due = state.book.due(now);
+        let shows = |paper: &Paper| {
+            !paper.writing && (paper.hurry || paper.wrote.is_none_or(|wrote| now.duration_since(wrote) >= STEP))
+        };
+        let papers = state.papers.iter().filter(|(_, paper)| shows(paper));
+        let show: Vec<DocumentId> = papers
+            .filter(|(id, paper)| !due.contains(id) && self.display(state, id).is_some_and(|new| new != paper.shown))
+            .map(|(id, _)| id.clone())
+            .collect();
+        due.extend(show);
+        due.truncate(most);
+        due.into_iter().filter_map(|id| self.compose(state, id, now)).collect()
+    }
+
+    fn compose(&self, state: &mut State, id: DocumentId, now: Timestamp) -> Option<Job> {
+        let writes = state.book.compose(&id, now);
+        let display = self.display(state, &id);
+        let paper = state.papers.get_mut(&id)?;
+        let patch = patch(&id, paper, &writes, display.as_ref());
+        (paper.writing, paper.hurry) = (true, false);
+        Some(Job {
+            id,
+            writes,
+            display,
+            patch,
+        })
+    }
+
+    fn display(&self, state: &State, id: &DocumentId) -> Option<Map<String, Value>> {
+        if id.kind != DocumentKind::Budget {
+            return None;
+        }
+        let facts = state.scope.budget(&id.uid)?;
+        Some(self.face.status(&self.view(state, facts)))
+    }
+
+    fn end(&self, job: Job, ended: Ended) -> Option<Conflict> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let now = self.now();
+        match ended {
+            Ended::Conflict(conflict) => return Some(conflict),
+            Ended::Gone => {
+                // The watch will say so too; until then nothing more is tried every second.
+                state.book.written(&job.id, &[], now);
+                if let Some(paper) = state.papers.get_mut(&job.id) {
+                    (paper.writing, paper.wrote) = (false, Some(now));
+                }
+            }
+            Ended::Not(status) => {
+                state.book.not_written(&job.id);
+                let read = Paper::read(Some(&status));
+                state.papers.insert(job.id, read);
+            }
+            Ended::Written => {
+                state.book.written(&job.id, &job.writes, now);
+                let before = state.papers.get_mut(&job.id).map(|paper| {
+                    (paper.writing, paper.wrote) = (false, Some(now));
+                    paper.has_status = true;
+                    paper.has_ledger |= !job.writes.is_empty();
+                    match &job.display {
+                        Some(display) => std::mem::replace(&mut paper.shown, display.clone()),
+                        None => Map::new(),
+                    }
+                });
+                let facts = state.scope.budget(&job.id.uid);
+                if let (Some(before), Some(after), Some(facts)) = (before, &job.display, facts)
+                    && before != *after
+                {
+                    self.face.written(&facts.object, &before, after);
+                }
+            }
+        }
+        self.tell(state, []);
+        drop(guard);
+        self.note_written();
+        None
+    }
+
+    /// Repeats one write until its outcome is known.
+    async fn carry_out(&self, job: &Job) -> Ended {
+        let mut pause = PAUSE;
+        loop {
+            let trouble = match self.send("PATCH", &job.id, &job.patch).await {
+                Ok(_) => return Ended::Written,
+                Err(Trouble::Status(404, _)) => return Ended::Gone,
+                Err(Trouble::Status(422, message)) => match self.send("GET", &job.id, &Value::Null).await {
+                    Ok(object) => {
+                        let ended = judge(job, &object);
+                        if !matches!(ended, Ended::Not(_)) {
+                            return ended;
+                        }
+                        tracing::warn!(document = job.id.name, message, "a record was refused; it is made anew");
+                        tokio::time::sleep(pause).await;
+                        return ended;
+                    }
+                    Err(Trouble::Status(404, _)) => return Ended::Gone,
+                    Err(trouble) => trouble,
+                },
+                Err(trouble) => trouble,
+            };
+            tracing::warn!(
+                kind = kind(&job.id),
+                namespace = job.id.namespace,
+                name = job.id.name,
+                %trouble,
+                "a ledger record could not be written; trying again in {:.1} s, no grant until then",
+                pause.as_secs_f64()
+            );
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    async fn send(&self, method: &str, id: &DocumentId, body: &Value) -> Result<Value, Trouble> {
+        let plural = match id.kind {
+            DocumentKind::Budget => "agentbudgets",
+            DocumentKind::Agent => "agents",
+        };
+        let path = format!(
+            "/apis/agentloop.dev/v1alpha1/namespaces/{}/{plural}/{}/status?fieldManager=agentloop-ledger",
+            id.namespace, id.name
+        );
+        let bytes = if body.is_null() {
+            Vec::new()
+        } else {
+            body.to_string().into_bytes()
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::CONTENT_TYPE, "application/json-patch+json")
+            .body(bytes)
+            .map_err(|error| Trouble::Unknown(error.to_string()))?;
+        match timeout(CALL, self.client.request::<Value>(request)).await {
+            Ok(Ok(object)) => Ok(object),
+            Ok(Err(kube::Error::Api(status))) => Err(Trouble::Status(status.code, status.message.clone())),
+            Ok(Err(error)) => Err(Trouble::Unknown(error.to_string())),
+            Err(_) => Err(Trouble::Unknown(format!("no answer within {} s", CALL.as_secs()))),
+        }
+    }
+}
+
+#[derive(thiserror::Error, Debug)]
+enum Trouble {
+    #[error("the API server answers {0}: {1}")]
+    Status(u16, String),
+    #[error("{0}")]
+    Unknown(String),
+}
+
+/// What a refused patch found: ours from an attempt before, another leader's, another object, or neither.
+fn judge(job: &Job, object: &Value) -> Ended {
+    if object["metadata"]["uid"] != json!(job.id.uid) {
+        return Ended::Gone;
+    }
+    let found = |part: Part| {
+        let value = object.pointer(&place(part))?;
+        serde_json::from_value::<LedgerRecord>(value.clone()).ok()
+    };
+    if !job.writes.is_empty()
+        && job
+            .writes
+            .iter()
+            .all(|write| found(write.part).as_ref() == Some(&write.record))
+    {
+        return Ended::Written;
+    }
+    for write in &job.writes {
+        let epoch = found(write.part).map_or(0, |record| record.epoch);
+        if epoch != write.over {
+            return Ended::Conflict(Conflict {
+                kind: kind(&job.id),
+                namespace: job.id.namespace.clone(),
+                name: job.id.name.clone(),
+                expected: write.over,
+                found: epoch,
+            });
+        }
+    }
+    Ended::Not(object["status"].clone())
+}
+
+fn kind(id: &DocumentId) -> &'static str {
+    match id.kind {
+        DocumentKind::Budget => "AgentBudget",
+        DocumentKind::Agent => "Agent",
+    }
+}
+
+fn place(part: Part) -> String {
+    match part {
+        Part::Budget => "/status/ledger".into(),
+        Part::TokensPerHour => "/status/ledger/tokensPerHour".into(),
+        Part::Total => "/status/ledger/total".into(),
+    }
+}
+
+/// The patch: first all tests, then all changes.
+fn patch(id: &DocumentId, paper: &Paper, writes: &[Write], display: Option<&Map<String, Value>>) -> Value {
+    let test = |path: &str, value: Value| json!({"op": "test", "path": path, "value": value});
+    let add = |path: &str, value: Value| json!({"op": "add", "path": path, "value": value});
+    let mut tests = vec![test("/metadata/uid", json!(id.uid))];
+    let mut changes = Vec::new();
+    if !paper.has_status {
+        tests.push(test("/status", Value::Null));
+        changes.push(add("/status", json!({})));
+    }
+    let nested = id.kind == DocumentKind::Agent;
+    if nested && !paper.has_ledger {
+        if paper.has_status {
+            tests.push(test("/status/ledger", Value::Null));
+        }
+        changes.push(add("/status/ledger", json!({})));
+    }
+    for write in writes {
+        let place = place(write.part);
+        if write.over > 0 {
+            tests.push(test(&format!("{place}/epoch"), json!(write.over)));
+        } else if paper.has_status && (!nested || paper.has_ledger) {
+            tests.push(test(&place, Value::Null));
+        }
+        changes.push(add(&place, json!(write.record)));
+    }
+    if let Some(display) = display {
+        let gone = paper.shown.keys().filter(|key| !display.contains_key(*key));
+        changes.extend(gone.map(|key| json!({"op": "remove", "path": format!("/status/{key}")})));
+        let news = display
+            .iter()
+            .filter(|(key, value)| paper.shown.get(*key) != Some(*value));
+        changes.extend(news.map(|(key, value)| add(&format!("/status/{key}"), value.clone())));
+    }
+    tests.append(&mut changes);
+    Value::Array(tests)
+}

@@ -1,0 +1,428 @@
+//! Which accounts apply to which Agent, and why an Agent may make no call at all. An index, kept by what the watches
+//! say; pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::core::{Selector, SelectorExt};
+
+use super::book::Part;
+use super::facts::{AgentFacts, BudgetFacts};
+use crate::api::price::Price;
+use crate::controller::loops::AgentKey;
+use crate::controller::policy::{AgentPrices, Policy};
+use crate::ledger::price::Rates;
+use crate::ledger::wallet::AccountId;
+use crate::link::messages::LimitName;
+
+/// Why an Agent makes no call, whatever its limits leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::IntoStaticStr, strum::EnumIter)]
+pub enum ScopeReason {
+    /// It names a budget that does not exist.
+    BudgetNotFound,
+    /// The platform wants a budget, and none applies.
+    BudgetRequired,
+    /// A limit of money applies, and the model's price is not known.
+    PriceUnknown,
+    /// A budget that applies cannot be read or used.
+    BudgetUnavailable,
+}
+
+/// Why an Agent makes no call, in words that name the field and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// Why.
+    pub reason: ScopeReason,
+    /// In words.
+    pub message: String,
+}
+
+/// What limits one Agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// The accounts that apply.
+    pub accounts: Vec<(AccountId, LimitName)>,
+    /// What its model costs.
+    pub price: Option<Price>,
+    /// Why it makes no call at all.
+    pub obstacle: Option<Obstacle>,
+}
+
+/// A budget of which nobody knows whom it limits.
+#[derive(Clone, Debug)]
+struct Unreadable {
+    namespace: String,
+    name: String,
+    problem: String,
+}
+
+/// Everything that the decision depends on.
+#[derive(Debug, Default)]
+pub struct Scope {
+    policy: Policy,
+    own_namespace: String,
+    agents: BTreeMap<AgentKey, AgentFacts>,
+    budgets: BTreeMap<String, BudgetFacts>,
+    /// Uids of budgets by namespace and name.
+    names: BTreeMap<(String, String), String>,
+    unreadable: BTreeMap<String, Unreadable>,
+    /// Labels of namespaces; `None`: they may not be read.
+    namespaces: Option<BTreeMap<String, BTreeMap<String, String>>>,
+    decisions: BTreeMap<AgentKey, Decision>,
+    members: BTreeMap<AccountId, BTreeSet<AgentKey>>,
+}
+
+impl Scope {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(policy: Policy, own_namespace: &str) -> Self {
+        Self {
+            policy,
+            own_namespace: own_namespace.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Prices and rules of the platform.
+    #[must_use]
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// What limits this Agent.
+    #[must_use]
+    pub fn decision(&self, agent: &AgentKey) -> Option<&Decision> {
+        self.decisions.get(agent)
+    }
+
+    /// An Agent.
+    #[must_use]
+    pub fn agent(&self, agent: &AgentKey) -> Option<&AgentFacts> {
+        self.agents.get(agent)
+    }
+
+    /// All Agents of a namespace, or of all.
+    pub fn agents(&self, namespace: Option<&str>) -> Vec<AgentKey> {
+        let of = |agent: &&AgentKey| namespace.is_none_or(|namespace| agent.namespace == namespace);
+        self.agents.keys().filter(of).cloned().collect()
+    }
+
+    /// A budget.
+    #[must_use]
+    pub fn budget(&self, uid: &str) -> Option<&BudgetFacts> {
+        self.budgets.get(uid)
+    }
+
+    /// All budgets.
+    #[must_use]
+    pub fn budgets(&self) -> &BTreeMap<String, BudgetFacts> {
+        &self.budgets
+    }
+
+    /// The Agents that draw on an account.
+    pub fn members(&self, account: &str) -> impl Iterator<Item = &AgentKey> {
+        self.members.get(account).into_iter().flatten()
+    }
+
+    /// An Agent is there, perhaps changed. Whether what limits it is another now.
+    pub fn put_agent(&mut self, agent: &AgentKey, facts: AgentFacts) -> bool {
+        self.agents.insert(agent.clone(), facts);
+        self.decide_anew(agent)
+    }
+
+    /// An Agent is gone.
+    pub fn remove_agent(&mut self, agent: &AgentKey) -> Option<AgentFacts> {
+        let old = self.decisions.remove(agent).unwrap_or_default();
+        self.leave(agent, &old);
+        self.agents.remove(agent)
+    }
+
+    /// A budget is there, perhaps changed. The Agents that something else limits now.
+    pub fn put_budget(&mut self, facts: BudgetFacts) -> Vec<AgentKey> {
+        let uid = facts.document.uid.clone();
+        if let Some(known) = self.budgets.get_mut(&uid)
+            && known.object.spec == facts.object.spec
+        {
+            // Only its status is another: ours.
+            known.object = facts.object;
+            return Vec::new();
+        }
+        let mut touched = self.touched_by(&uid);
+        let place = (facts.document.namespace.clone(), facts.document.name.clone());
+        self.unreadable.remove(&uid);
+        self.names.insert(place, uid.clone());
+        self.budgets.insert(uid.clone(), facts);
+        touched.extend(self.touched_by(&uid));
+        self.decide_all(&touched)
+    }
+
+    /// A budget is there and cannot be read. One that could be read before limits as it did.
+    pub fn put_unreadable(&mut self, uid: &str, namespace: &str, name: &str, problem: &str) -> Vec<AgentKey> {
+        if self.budgets.contains_key(uid) {
+            return Vec::new();
+        }
+        let unreadable = Unreadable {
+            namespace: namespace.into(),
+            name: name.into(),
+            problem: problem.into(),
+        };
+        self.unreadable.insert(uid.into(), unreadable);
+        let touched = self.touched_by(uid);
+        self.decide_all(&touched)
+    }
+
+    /// A budget is gone.
+    pub fn remove_budget(&mut self, uid: &str) -> Vec<AgentKey> {
+        let touched = self.touched_by(uid);
+        self.unreadable.remove(uid);
+        if let Some(facts) = self.budgets.remove(uid) {
+            let place = (facts.document.namespace, facts.document.name);
+            if self.names.get(&place).is_some_and(|now| now == uid) {
+                self.names.remove(&place);
+            }
+        }
+        self.decide_all(&touched)
+    }
+
+    /// Uids of all budgets, readable or not.
+    #[must_use]
+    pub fn budget_uids(&self) -> BTreeSet<String> {
+        self.budgets.keys().chain(self.unreadable.keys()).cloned().collect()
+    }
+
+    /// A namespace is there, perhaps with other labels; `None`: it is gone.
+    pub fn put_namespace(&mut self, name: &str, labels: Option<BTreeMap<String, String>>) -> Vec<AgentKey> {
+        let all = self.namespaces.get_or_insert_default();
+        let before = all.get(name).cloned();
+        if before == labels {
+            return Vec::new();
+        }
+        match labels {
+            Some(labels) => all.insert(name.into(), labels),
+            None => all.remove(name),
+        };
+        let agents = self.agents(Some(name)).into_iter().collect();
+        self.decide_all(&agents)
+    }
+
+    /// These are all namespaces.
+    pub fn put_namespaces(&mut self, namespaces: BTreeMap<String, BTreeMap<String, String>>) -> Vec<AgentKey> {
+        self.namespaces = Some(namespaces);
+        let agents = self.agents(None).into_iter().collect();
+        self.decide_all(&agents)
+    }
+
+    /// Agents that a budget limits or may limit.
+    fn touched_by(&self, uid: &str) -> BTreeSet<AgentKey> {
+        let of = |namespace: &str, far: bool| {
+            let far = far && namespace == self.own_namespace;
+            self.agents((!far).then_some(namespace)).into_iter().collect()
+        };
+        if let Some(facts) = self.budgets.get(uid) {
+            return of(&facts.document.namespace, facts.namespaces.is_some());
+        }
+        let unreadable = self.unreadable.get(uid);
+        unreadable.map_or_else(BTreeSet::new, |unreadable| of(&unreadable.namespace, true))
+    }
+
+    fn decide_all(&mut self, agents: &BTreeSet<AgentKey>) -> Vec<AgentKey> {
+        let changed = agents.iter().filter(|agent| self.decide_anew(agent));
+        changed.cloned().collect()
+    }
+
+    fn decide_anew(&mut self, agent: &AgentKey) -> bool {
+        let Some(facts) = self.agents.get(agent) else {
+            return false;
+        };
+        let new = self.decide(agent, facts);
+        let old = self.decisions.get(agent).cloned();
+        if old.as_ref() == Some(&new) {
+            return false;
+        }
+        self.leave(agent, &old.unwrap_or_default());
+        for (account, _) in &new.accounts {
+            self.members.entry(account.clone()).or_default().insert(agent.clone());
+        }
+        self.decisions.insert(agent.clone(), new);
+        true
+    }
+
+    fn leave(&mut self, agent: &AgentKey, decision: &Decision) {
+        for (account, _) in &decision.accounts {
+            if let Some(members) = self.members.get_mut(account) {
+                members.remove(agent);
+                if members.is_empty() {
+                    self.members.remove(account);
+                }
+            }
+        }
+    }
+
+    fn decide(&self, agent: &AgentKey, facts: &AgentFacts) -> Decision {
+        let mut decision = Decision {
+            price: self.price(facts),
+            ..Decision::default()
+        };
+        let mut obstacles = Obstacles::default();
+        let mut costly = None;
+        let named = facts.refs.iter().filter_map(|name| {
+            let uid = self.names.get(&(agent.namespace.clone(), name.clone()));
+            if uid.is_none() && !self.unreadable_named(agent, name) {
+                obstacles.add(
+                    ScopeReason::BudgetNotFound,
+                    format!(
+                        "spec.budgetRefs: AgentBudget {name} does not exist in this namespace: create it, or correct the \
+                         name; no call is made until then"
+                    ),
+                );
+            }
+            uid.and_then(|uid| self.budgets.get(uid))
+        });
+        let mut applying: BTreeMap<&str, &BudgetFacts> =
+            named.map(|facts| (facts.document.uid.as_str(), facts)).collect();
+        for budget in self.budgets.values() {
+            match self.selects(budget, agent, facts) {
+                Ok(true) => {
+                    applying.insert(&budget.document.uid, budget);
+                }
+                Ok(false) => {}
+                Err(problem) => obstacles.add(ScopeReason::BudgetUnavailable, problem),
+            }
+        }
+        for budget in applying.values() {
+            let name = self.limit_name(budget, agent);
+            match &budget.terms {
+                Ok(_) => {
+                    let account = budget.document.account(Part::Budget);
+                    decision.accounts.push((account, LimitName::Budget(name.clone())));
+                    if budget.limits_cost() {
+                        costly.get_or_insert(format!("AgentBudget {name}"));
+                    }
+                }
+                Err(problem) => obstacles.add(
+                    ScopeReason::BudgetUnavailable,
+                    format!("AgentBudget {name} cannot be used: {problem}"),
+                ),
+            }
+        }
+        for unreadable in self.unreadable.values().filter(|budget| self.may_limit(budget, agent)) {
+            obstacles.add(
+                ScopeReason::BudgetUnavailable,
+                format!(
+                    "AgentBudget {}/{} cannot be read, so nobody knows whom it limits: {}",
+                    unreadable.namespace, unreadable.name, unreadable.problem
+                ),
+            );
+        }
+        if self.policy.require_budget && decision.accounts.is_empty() {
+            obstacles.add(
+                ScopeReason::BudgetRequired,
+                "the platform wants every Agent to draw on an AgentBudget, and none selects this one: name one in \
+                 spec.budgetRefs, or add the labels that one selects"
+                    .into(),
+            );
+        }
+        match &facts.own {
+            Ok(own) => {
+                for own in own.iter().filter(|own| !own.terms.limits.is_empty()) {
+                    let name = match own.part {
+                        Part::TokensPerHour => LimitName::TokensPerHour,
+                        Part::Total | Part::Budget => LimitName::Total,
+                    };
+                    decision.accounts.push((facts.document.account(own.part), name));
+                    if own.terms.limits.cost.is_some() {
+                        costly.get_or_insert("spec.guardrails.total.costUSD".into());
+                    }
+                }
+            }
+            Err(problem) => obstacles.add(ScopeReason::BudgetUnavailable, problem.clone()),
+        }
+        if let Some(limit) = costly {
+            self.check_price(facts, decision.price.as_ref(), &limit, &mut obstacles);
+        }
+        decision.obstacle = obstacles.first;
+        decision
+    }
+
+    fn check_price(&self, facts: &AgentFacts, price: Option<&Price>, limit: &str, obstacles: &mut Obstacles) {
+        let model = &facts.model;
+        let problem = match price.map(Rates::read) {
+            Some(Ok(_)) => return,
+            Some(Err(error)) => format!("the price of {model} cannot be used: {error}"),
+            None if self.policy.agent_prices == AgentPrices::Allow => format!(
+                "what model {model} costs is not known: set spec.model.price, or prices.{model} in the controller's \
+                 configuration"
+            ),
+            None => format!(
+                "what model {model} costs is not known: add prices.{model} to the controller's configuration; the \
+                 platform ignores spec.model.price"
+            ),
+        };
+        obstacles.add(
+            ScopeReason::PriceUnknown,
+            format!("{problem}. {limit} limits money, so no call is made until then"),
+        );
+    }
+
+    fn price(&self, facts: &AgentFacts) -> Option<Price> {
+        let table = self.policy.prices.get(&facts.model);
+        let own = (self.policy.agent_prices == AgentPrices::Allow).then_some(facts.price.as_ref());
+        table.or(own.flatten()).cloned()
+    }
+
+    fn limit_name(&self, budget: &BudgetFacts, agent: &AgentKey) -> String {
+        let document = &budget.document;
+        if document.namespace == agent.namespace {
+            document.name.clone()
+        } else {
+            format!("{}/{}", document.namespace, document.name)
+        }
+    }
+
+    /// Whether a budget selects an Agent. `Err`: that cannot be known.
+    fn selects(&self, budget: &BudgetFacts, agent: &AgentKey, facts: &AgentFacts) -> Result<bool, String> {
+        let matches = |selector: &Selector| selector.matches(&facts.labels);
+        if !budget.selector.as_ref().is_some_and(matches) {
+            return Ok(false);
+        }
+        let Some(namespaces) = &budget.namespaces else {
+            return Ok(budget.document.namespace == agent.namespace);
+        };
+        if budget.document.namespace != self.own_namespace {
+            // Refused, and says so itself.
+            return Ok(false);
+        }
+        if namespaces.selects_all() {
+            return Ok(true);
+        }
+        let labels = self.namespaces.as_ref().and_then(|all| all.get(&agent.namespace));
+        match labels {
+            Some(labels) => Ok(namespaces.matches(labels)),
+            None => Err(format!(
+                "AgentBudget {}/{} selects namespaces by their labels, and those of {} are not known: let the controller \
+                 list namespaces",
+                budget.document.namespace, budget.document.name, agent.namespace
+            )),
+        }
+    }
+
+    fn unreadable_named(&self, agent: &AgentKey, name: &str) -> bool {
+        let named = |budget: &Unreadable| budget.namespace == agent.namespace && budget.name == name;
+        self.unreadable.values().any(named)
+    }
+
+    fn may_limit(&self, budget: &Unreadable, agent: &AgentKey) -> bool {
+        budget.namespace == agent.namespace || budget.namespace == self.own_namespace
+    }
+}
+
+/// The first obstacle is told; a missing reference before the rest.
+#[derive(Default)]
+struct Obstacles {
+    first: Option<Obstacle>,
+}
+
+impl Obstacles {
+    fn add(&mut self, reason: ScopeReason, message: String) {
+        self.first.get_or_insert(Obstacle { reason, message });
+    }
+}

@@ -1,0 +1,71 @@
+//! What is shown of a budget beside its record, and what holds its calls: the seam between ledger and objects.
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+use super::book::Entry;
+use crate::api::AgentBudget;
+use crate::api::failure::Failure;
+use crate::link::messages::LimitName;
+
+/// A budget as it stands.
+pub struct BudgetView<'a> {
+    /// The object as it was last seen. Its status may lag behind; see `shown`.
+    pub budget: &'a AgentBudget,
+    /// Its status as last written, without `ledger`.
+    pub shown: &'a Map<String, Value>,
+    /// Its account, or what is wrong with the spec.
+    pub entry: Result<&'a Entry, &'a str>,
+    /// Agents that draw on it.
+    pub agents: usize,
+    /// The leader's time.
+    pub now: Timestamp,
+}
+
+/// Why no call that needs this budget may be made, though it is not the account that refuses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// `BudgetAsk` or `BudgetExhausted`.
+    pub failure: Failure,
+    /// Calls in flight are cut too.
+    pub cut: bool,
+}
+
+/// Makes a budget's status, and holds its calls. Called under the ledger's lock: it computes and nothing else.
+pub trait Face: Send + Sync {
+    /// The status, whole, without `ledger`; written with the next record, at least 15 s after the last one.
+    fn status(&self, view: &BudgetView<'_>) -> Map<String, Value>;
+
+    /// What holds its calls. `name`: as the Agent that would be told sees it.
+    fn held(&self, view: &BudgetView<'_>, name: &LimitName) -> Option<Held> {
+        let _ = (view, name);
+        None
+    }
+
+    /// A status was written in place of another.
+    fn written(&self, budget: &AgentBudget, before: &Map<String, Value>, after: &Map<String, Value>) {
+        let _ = (budget, before, after);
+    }
+}
+
+/// The bare figures: window, limits, used, reserved, remaining, who draws on it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Figures;
+
+impl Face for Figures {
+    fn status(&self, view: &BudgetView<'_>) -> Map<String, Value> {
+        let mut status = view.shown.clone();
+        status.insert("agents".into(), view.agents.into());
+        if let Ok(entry) = view.entry {
+            let account = entry.account();
+            let mut set = |key: &str, value: Result<Value, _>| {
+                let _: Result<(), serde_json::Error> = value.map(|value| drop(status.insert(key.into(), value)));
+            };
+            set("limits", serde_json::to_value(account.limits()));
+            set("used", serde_json::to_value(account.used()));
+            set("reserved", serde_json::to_value(account.reserved()));
+            set("remaining", serde_json::to_value(entry.remaining()));
+        }
+        status
+    }
+}
