@@ -9,6 +9,7 @@ mod bounds;
 pub mod budget;
 pub mod condition;
 pub mod crd;
+pub mod extra;
 pub mod failure;
 mod model;
 mod pod;

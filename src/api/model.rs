@@ -1,18 +1,37 @@
 //! The model of an Agent: which wire format, which server, which limits of one call.
 
+use std::collections::BTreeMap;
+
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::agent::{KeyRef, TextSource};
+use super::extra;
+use super::price::Price;
 
 /// The wire format spoken, not the vendor.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelApi {
     /// OpenAI chat completions; any compatible server works (vLLM, Ollama, llama.cpp, …).
     OpenAIChat,
+    /// Anthropic messages; any compatible server works.
+    AnthropicMessages,
     /// The built-in deterministic model: answers come from a script in a ConfigMap. No key, no network.
     Scripted,
+}
+
+/// Name of the output limit in a request of `OpenAIChat`.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputLimitParameter {
+    /// `max_completion_tokens` at api.openai.com, `max_tokens` elsewhere.
+    #[default]
+    Auto,
+    /// `max_tokens`.
+    MaxTokens,
+    /// `max_completion_tokens`.
+    MaxCompletionTokens,
 }
 
 /// The model of an Agent.
@@ -20,6 +39,18 @@ pub enum ModelApi {
 #[x_kube(
     validation = Rule::new("self.api != 'OpenAIChat' || has(self.baseURL)").message(
         "spec.model.baseURL is required with api OpenAIChat: set the server's address, such as https://api.example.com/v1"
+    ),
+    validation = Rule::new("self.api != 'AnthropicMessages' || has(self.baseURL)").message(
+        "spec.model.baseURL is required with api AnthropicMessages: set the server's address, such as https://api.example.com"
+    ),
+    validation = Rule::new("self.api != 'AnthropicMessages' || !has(self.baseURL) || !self.baseURL.matches('/v1/*$')").message(
+        "spec.model.baseURL ends in /v1, which api AnthropicMessages adds by itself: remove it"
+    ),
+    validation = Rule::new("self.api == 'OpenAIChat' || self.outputLimitParameter == 'Auto'").message(
+        "spec.model.outputLimitParameter is for api OpenAIChat only: remove it"
+    ),
+    validation = Rule::new("self.api != 'Scripted' || (!has(self.headers) && !has(self.extraBody))").message(
+        "spec.model.headers and spec.model.extraBody have no meaning with api Scripted: remove them"
     ),
     validation = Rule::new("self.api != 'Scripted' || !has(self.baseURL)").message(
         "spec.model.baseURL has no meaning with api Scripted: remove it"
@@ -30,8 +61,8 @@ pub enum ModelApi {
     validation = Rule::new("self.api == 'Scripted' || !has(self.scripted)").message(
         "spec.model.scripted is for api Scripted only: remove it, or set spec.model.api to Scripted"
     ),
-    validation = Rule::new("self.api == 'OpenAIChat' || !has(self.apiKeySecretRef)").message(
-        "spec.model.apiKeySecretRef is for api OpenAIChat only: remove it"
+    validation = Rule::new("self.api != 'Scripted' || !has(self.apiKeySecretRef)").message(
+        "spec.model.apiKeySecretRef has no meaning with api Scripted: remove it"
     ),
     validation = Rule::new("self.maxOutputTokens < self.contextTokens").message(
         "spec.model.maxOutputTokens (default 4096) must be less than spec.model.contextTokens (default 128000): an answer has to fit the context window"
@@ -43,14 +74,15 @@ pub enum ModelApi {
 #[serde(rename_all = "camelCase")]
 pub struct Model {
     /// The wire format spoken, not the vendor. `OpenAIChat`: OpenAI chat completions, as any compatible server has them
-    /// (vLLM, Ollama, llama.cpp, …). `Scripted`: the built-in deterministic model; answers come from a script in a
-    /// ConfigMap, with no key and no network.
+    /// (vLLM, Ollama, llama.cpp, …). `AnthropicMessages`: Anthropic messages, as any compatible server has them.
+    /// `Scripted`: the built-in deterministic model; answers come from a script in a ConfigMap, with no key and no
+    /// network.
     pub api: ModelApi,
     /// The model's name as the server knows it, at most 256 characters.
     #[schemars(length(min = 1, max = 256), regex(pattern = r"^\S(.*\S)?$"))]
     pub name: String,
-    /// Base address as the vendor's own SDK takes it, with `/v1` for OpenAI: http or https, a host, no user, no query.
-    /// Required for `OpenAIChat`.
+    /// Base address as the vendor's own SDK takes it, with `/v1` for OpenAI, without for Anthropic: http or https, a
+    /// host, no user, no query. Required but for `Scripted`.
     #[serde(default, rename = "baseURL", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 2048))]
     #[x_kube(
@@ -71,13 +103,28 @@ pub struct Model {
         )
     )]
     pub base_url: Option<String>,
-    /// The API key. Absent: no Authorization header is sent, as local servers want it.
+    /// The API key: sent as `Authorization: Bearer` to `OpenAIChat`, as `x-api-key` to `AnthropicMessages`. Absent: no
+    /// such header is sent, as local servers want it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<KeyRef>,
+    /// Headers added to each request; at most 16. Those that carry a key, or that the gateway writes, are refused.
+    /// They are no place for a secret: everybody who may read the Agent reads them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(transform = extra::headers)]
+    pub headers: BTreeMap<String, String>,
+    /// Fields added to the body of each request, such as a server's own switches; at most 64. Fields that the loop
+    /// writes, and those that could raise the bill or change what is metered, are refused.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    #[schemars(transform = extra::extra_body)]
+    pub extra_body: Map<String, Value>,
     /// Most tokens one answer may have, 1 to 1,000,000; written into each request by the gateway.
     #[serde(default = "default_max_output_tokens")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_output_tokens: u32,
+    /// Name of the output limit in a request of `OpenAIChat`. `Auto`: `max_completion_tokens` at api.openai.com,
+    /// `max_tokens` elsewhere. `MaxTokens`, `MaxCompletionTokens`: always that one.
+    #[serde(default)]
+    pub output_limit_parameter: OutputLimitParameter,
     /// The context window in tokens, 256 to 10,000,000. Whole oldest turns leave the prompt before it is full.
     #[serde(default = "default_context_tokens")]
     #[schemars(range(min = 256, max = 10_000_000))]
@@ -100,6 +147,10 @@ pub struct Model {
     #[serde(default = "default_stream_idle_timeout_seconds")]
     #[schemars(range(min = 1, max = 3600))]
     pub stream_idle_timeout_seconds: u32,
+    /// What the model costs. A price in the controller's own table wins; this one counts where that has none and the
+    /// platform allows it. Needed by budgets and limits in US dollars.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price: Option<Price>,
     /// The script of api `Scripted`. Required for it, and only there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scripted: Option<TextSource>,

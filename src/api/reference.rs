@@ -4,8 +4,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 
-/// Fields of Kubernetes' own types, described there, and the controller's own notes: only named here.
+/// Fields of Kubernetes' own types, described there, and the controller's own notes: only named here. So is what
+/// declares only fields that are refused.
 const EMBEDDED: &[&str] = &[
+    "spec.model.extraBody",
     "spec.namespaceSelector",
     "spec.pod.affinity",
     "spec.pod.imagePullSecrets",

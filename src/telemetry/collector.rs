@@ -57,6 +57,7 @@ fn agent_series(families: &mut Families, agent: &Agent) {
     let id = [namespace.as_str(), name.as_str()];
     let api = match agent.spec.model.api {
         ModelApi::OpenAIChat => "OpenAIChat",
+        ModelApi::AnthropicMessages => "AnthropicMessages",
         ModelApi::Scripted => "Scripted",
     };
     let model = agent.spec.model.name.as_str();

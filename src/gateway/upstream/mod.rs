@@ -104,6 +104,7 @@ impl Upstream {
         let broken = |message: String| Source::Broken(failure(FailureKind::BadResponse, message));
         let source = match caller.model.api {
             ModelApi::OpenAIChat => openai::OpenAi::new(caller).map_or_else(broken, Source::OpenAi),
+            ModelApi::AnthropicMessages => broken("api AnthropicMessages comes next".into()),
             ModelApi::Scripted => scripted::read(caller.script_file).map_or_else(broken, Source::Scripted),
         };
         Self {

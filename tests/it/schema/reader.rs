@@ -147,6 +147,7 @@ fn compare(path: &str, schema: &Value, value: &Value, unknown: &mut Vec<String>)
                 let path = join(path, name);
                 match schema["properties"].get(name) {
                     Some(known) => compare(&path, known, field, unknown),
+                    None if schema["x-kubernetes-preserve-unknown-fields"] == true => {}
                     None => unknown.push(path),
                 }
             }

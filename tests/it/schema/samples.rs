@@ -1,5 +1,6 @@
 //! For each rule of the schema: objects that it takes, objects that it refuses, and what it says then.
 
+use agentloop::api::extra::{OWN_FIELDS, REFUSED_FIELDS, RESERVED_HEADERS};
 use serde_json::{Value, json};
 
 /// A rule with its samples.
@@ -37,6 +38,13 @@ pub fn scripted() -> Value {
 pub fn openai() -> Value {
     let mut agent = scripted();
     agent["spec"]["model"] = json!({"api": "OpenAIChat", "name": "m", "baseURL": "https://api.example.com/v1"});
+    agent
+}
+
+/// The smallest Agent with a model of an Anthropic server.
+pub fn anthropic() -> Value {
+    let mut agent = scripted();
+    agent["spec"]["model"] = json!({"api": "AnthropicMessages", "name": "m", "baseURL": "https://api.example.com"});
     agent
 }
 
@@ -190,6 +198,8 @@ fn totals() -> Vec<Row> {
 fn models() -> Vec<Row> {
     let key = json!({"name": "key", "key": "value"});
     let mut rows = base_urls();
+    rows.extend(wire_formats());
+    rows.extend(prices());
     rows.extend([
         row(
             "spec.model.baseURL is required with api OpenAIChat",
@@ -217,8 +227,11 @@ fn models() -> Vec<Row> {
             )],
         ),
         row(
-            "spec.model.apiKeySecretRef is for api OpenAIChat only",
-            vec![model(&json!({"apiKeySecretRef": key}))],
+            "spec.model.apiKeySecretRef has no meaning with api Scripted",
+            vec![
+                model(&json!({"apiKeySecretRef": key})),
+                with(anthropic(), &json!({"spec": {"model": {"apiKeySecretRef": key}}})),
+            ],
             vec![with(scripted(), &json!({"spec": {"model": {"apiKeySecretRef": key}}}))],
         ),
         row(
@@ -261,6 +274,130 @@ fn models() -> Vec<Row> {
             ],
         ),
     ]);
+    rows
+}
+
+fn wire_formats() -> Vec<Row> {
+    let header = |name: &str| model(&json!({"headers": {name: "v"}}));
+    let refuses = |fields: &[(&str, &str)]| -> Vec<Value> {
+        let fields = fields.iter().filter(|(name, _)| *name != "n");
+        let extra = fields.map(|(name, kind)| model(&json!({"extraBody": {*name: value_of(kind)}})));
+        extra.collect()
+    };
+    let extras = || model(&json!({"extraBody": {"rag_enabled": true, "think": {"deep": [1, null]}, "top_k": 40}}));
+    vec![
+        row(
+            "spec.model.baseURL is required with api AnthropicMessages",
+            vec![anthropic()],
+            vec![with(anthropic(), &json!({"spec": {"model": {"baseURL": null}}}))],
+        ),
+        row(
+            "spec.model.baseURL ends in /v1, which api AnthropicMessages adds",
+            vec![anthropic(), openai()],
+            vec![
+                with(
+                    anthropic(),
+                    &json!({"spec": {"model": {"baseURL": "https://api.example.com/v1"}}}),
+                ),
+                with(anthropic(), &json!({"spec": {"model": {"baseURL": "http://host/v1//"}}})),
+            ],
+        ),
+        row(
+            "spec.model.outputLimitParameter is for api OpenAIChat only",
+            vec![
+                model(&json!({"outputLimitParameter": "MaxTokens"})),
+                model(&json!({"outputLimitParameter": "MaxCompletionTokens"})),
+                with(anthropic(), &json!({"spec": {"model": {"outputLimitParameter": "Auto"}}})),
+            ],
+            vec![with(
+                anthropic(),
+                &json!({"spec": {"model": {"outputLimitParameter": "MaxTokens"}}}),
+            )],
+        ),
+        row(
+            "spec.model.headers and spec.model.extraBody have no meaning with api Scripted",
+            vec![
+                scripted(),
+                extras(),
+                with(anthropic(), &json!({"spec": {"model": {"headers": {"X-A": "b"}}}})),
+            ],
+            vec![
+                with(scripted(), &json!({"spec": {"model": {"headers": {"X-A": "b"}}}})),
+                with(scripted(), &json!({"spec": {"model": {"extraBody": {"a": 1}}}})),
+            ],
+        ),
+        row(
+            "spec.model.headers has a name that is no header's",
+            vec![header("X-Session-ID"), header(&"a".repeat(64))],
+            vec![header(&"a".repeat(65)), header("two words"), header("a:b"), header("")],
+        ),
+        row(
+            "spec.model.headers must not set any of",
+            vec![header("X-Authorization"), header("X-No-Session")],
+            RESERVED_HEADERS
+                .iter()
+                .map(|name| header(name))
+                .chain(["Authorization", "X-API-Key", "HOST", "x-agentloop-call"].map(header))
+                .collect(),
+        ),
+        row(
+            "spec.model.extraBody must not set max_completion_tokens",
+            vec![extras()],
+            refuses(&OWN_FIELDS),
+        ),
+        row(
+            "spec.model.extraBody must not set n,",
+            vec![extras()],
+            refuses(&REFUSED_FIELDS),
+        ),
+    ]
+}
+
+fn value_of(kind: &str) -> Value {
+    match kind {
+        "integer" | "number" => json!(1),
+        "string" => json!("x"),
+        "boolean" => json!(false),
+        "array" => json!(["x"]),
+        "object" => json!({"x": 1}),
+        other => panic!("a field of type {other}"),
+    }
+}
+
+fn prices() -> Vec<Row> {
+    let fields = [
+        "inputPerMillion",
+        "outputPerMillion",
+        "cacheReadPerMillion",
+        "cacheWritePerMillion",
+        "cacheWrite1hPerMillion",
+    ];
+    let price = |long: bool, field: &str, text: &str| {
+        let mut price = json!({"inputPerMillion": "3.00", "outputPerMillion": "15.00"});
+        if long {
+            price["longContext"] =
+                json!({"aboveInputTokens": 200_000, "inputPerMillion": "6", "outputPerMillion": "22.5"});
+            price["longContext"][field] = text.into();
+        } else {
+            price[field] = text.into();
+        }
+        model(&json!({"price": price}))
+    };
+    let mut rows = Vec::new();
+    for long in [false, true] {
+        for field in fields {
+            let path = if long { "longContext." } else { "" };
+            let sample = |text: &str| price(long, field, text);
+            rows.push(row(
+                // Rows live as long as the test.
+                format!("spec.model.price.{path}{field} must be US dollars").leak(),
+                ["0", "3.00", "0.000001", "9999999.999999"].map(sample).into(),
+                ["-1", "3,00", "1.", ".5", "0.0000001", "1e3", "$3", "10000000"]
+                    .map(sample)
+                    .into(),
+            ));
+        }
+    }
     rows
 }
 

@@ -5,8 +5,9 @@ use serde_json::Value;
 
 use super::reader::Schema;
 
-/// Kubernetes' own types: described there, checked again when the pod is made.
+/// Kubernetes' own types: described there, checked again when the pod is made; and what is free by design.
 const EMBEDDED: &[&str] = &[
+    "spec.model.extraBody",
     "spec.pod.affinity",
     "spec.pod.tolerations[]",
     "spec.pod.topologySpreadConstraints[]",

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use agentloop::api::agent::{
     AccessMode, Agent, AgentSpec, BudgetRef, Continuous, DetectionMode, Guardrails, KeyRef, Loop, LoopDetection, Mode,
-    Model, ModelApi, PodSettings, RetentionPolicy, Storage, TextSource, Total, UpdateStrategy,
+    Model, ModelApi, OutputLimitParameter, PodSettings, RetentionPolicy, Storage, TextSource, Total, UpdateStrategy,
 };
+use agentloop::api::price::{LongContext, Price};
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use proptest::option;
 use proptest::prelude::*;
@@ -43,7 +44,34 @@ fn server() -> impl Strategy<Value = (ModelApi, Option<String>, Option<KeyRef>, 
             option::of(key())
         )
             .prop_map(|(url, key)| (ModelApi::OpenAIChat, Some(url), key, None)),
+        ("https?://[a-z]{1,9}(/[a-z]{0,9})?", option::of(key()))
+            .prop_map(|(url, key)| (ModelApi::AnthropicMessages, Some(url), key, None)),
     ]
+}
+
+prop_compose! {
+    fn price()(
+        prices in prop::collection::vec("[0-9]{1,7}(\\.[0-9]{1,6})?", 4),
+        rest in option::of("[0-9]{1,7}"),
+        above_input_tokens in 1_i64..=10_000_000,
+        is_long in any::<bool>(),
+    ) -> Price {
+        Price {
+            input_per_million: prices[0].clone(),
+            output_per_million: prices[1].clone(),
+            cache_read_per_million: rest.clone(),
+            cache_write_per_million: rest.clone(),
+            cache_write_1h_per_million: rest.clone(),
+            long_context: is_long.then(|| LongContext {
+                above_input_tokens,
+                input_per_million: prices[2].clone(),
+                output_per_million: prices[3].clone(),
+                cache_read_per_million: rest.clone(),
+                cache_write_per_million: rest.clone(),
+                cache_write_1h_per_million: rest,
+            }),
+        }
+    }
 }
 
 prop_compose! {
@@ -56,8 +84,21 @@ prop_compose! {
         stream in any::<bool>(),
         timeout_seconds in 1_u32..=3600,
         idle_share in 1_u32..=3600,
+        headers in prop::collection::btree_map("x-[a-z]{1,20}", "[!-~]{1,20}", 0..4),
+        extra in prop::collection::btree_map("x_[a-z]{1,20}", any::<Option<bool>>(), 0..4),
+        parameter in any::<bool>(),
+        price in option::of(price()),
     ) -> Model {
+        let is_scripted = api == ModelApi::Scripted;
         Model {
+            output_limit_parameter: if parameter && api == ModelApi::OpenAIChat {
+                OutputLimitParameter::MaxTokens
+            } else {
+                OutputLimitParameter::Auto
+            },
+            headers: if is_scripted { BTreeMap::new() } else { headers },
+            extra_body: extra.into_iter().filter(|_| !is_scripted).map(|(name, value)| (name, json!({"a": value}))).collect(),
+            price,
             api,
             name,
             base_url,

@@ -1,0 +1,154 @@
+//! What `spec.model.headers` and `spec.model.extraBody` may hold, and what they may not: names, and their schema.
+//!
+//! The gateway asks the same lists again, of the whole request: a worker could write what a manifest may not.
+
+use schemars::Schema;
+use serde_json::{Map, Value, json};
+
+/// Most headers.
+const MAX_HEADERS: u64 = 16;
+/// Most fields of the extra body.
+const MAX_FIELDS: u64 = 64;
+
+/// Headers that the gateway writes itself, that carry a key, or that change what an answer costs or how it arrives.
+pub const RESERVED_HEADERS: [&str; 20] = [
+    "accept-encoding",
+    "anthropic-beta",
+    "anthropic-version",
+    "api-key",
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "expect",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-api-key",
+];
+
+/// Fields of a request that other fields of the spec say, or that the loop and the gateway write; with their types.
+pub const OWN_FIELDS: [(&str, &str); 9] = [
+    ("max_completion_tokens", "integer"),
+    ("max_tokens", "integer"),
+    ("messages", "array"),
+    ("model", "string"),
+    ("stream", "boolean"),
+    ("stream_options", "object"),
+    ("system", "string"),
+    ("temperature", "number"),
+    ("tools", "array"),
+];
+
+/// Fields of a request that raise the bill beyond its bound, go round the output limit, or bring the answer by another
+/// way than the one that is metered; of both wire formats and their servers, with their types.
+pub const REFUSED_FIELDS: [(&str, &str); 36] = [
+    ("n", "integer"),
+    ("anthropic_beta", "array"),
+    ("audio", "object"),
+    ("background", "boolean"),
+    ("best_of", "integer"),
+    ("betas", "array"),
+    ("container", "string"),
+    ("context_management", "object"),
+    ("conversation", "string"),
+    ("data_sources", "array"),
+    ("fallback_credit_token", "string"),
+    ("fallbacks", "array"),
+    ("inference_geo", "string"),
+    ("max_new_tokens", "integer"),
+    ("max_output_tokens", "integer"),
+    ("mcp_servers", "array"),
+    ("modalities", "array"),
+    ("models", "array"),
+    ("n_cmpl", "integer"),
+    ("n_predict", "integer"),
+    ("num_predict", "integer"),
+    ("options", "object"),
+    ("plugins", "array"),
+    ("prediction", "object"),
+    ("previous_response_id", "string"),
+    ("prompt", "string"),
+    ("provider", "object"),
+    ("route", "string"),
+    ("search_parameters", "object"),
+    ("service_tier", "string"),
+    ("speed", "string"),
+    ("store", "boolean"),
+    ("tier", "string"),
+    ("use_beam_search", "boolean"),
+    ("web_search", "boolean"),
+    ("web_search_options", "object"),
+];
+
+/// The schema of headers.
+pub(super) fn headers(schema: &mut Schema) {
+    schema.insert("maxProperties".into(), MAX_HEADERS.into());
+    schema.insert(
+        "additionalProperties".into(),
+        json!({"type": "string", "maxLength": 1024, "pattern": r"^[!-~]([ -~]*[!-~])?$"}),
+    );
+    let reserved = RESERVED_HEADERS.join("|");
+    schema.insert(
+        "x-kubernetes-validations".into(),
+        json!([{
+            "rule": "self.all(name, name.matches('^[A-Za-z0-9][-_A-Za-z0-9]{0,63}$'))",
+            "message": "spec.model.headers has a name that is no header's: use at most 64 letters, digits, '-' and '_'",
+        }, {
+            "rule": format!("self.all(name, !name.matches('(?i)^({reserved}|x-agentloop-.*)$'))"),
+            "message": format!("spec.model.headers must not set any of {}: the gateway writes those, or they carry a key or change the bill; name the key in spec.model.apiKeySecretRef", RESERVED_HEADERS.join(", ")),
+        }]),
+    );
+}
+
+/// The schema of extra fields: free, but for the names above. Kubernetes lets a rule see only fields that are declared,
+/// so these are, each with the type it would have.
+pub(super) fn extra_body(schema: &mut Schema) {
+    // A bare `n` is a boolean to older YAML readers, kubectl's among them: this one is left to the gateway.
+    let declared = || OWN_FIELDS.iter().chain(&REFUSED_FIELDS).filter(|(name, _)| *name != "n");
+    let properties: Map<String, Value> = declared()
+        .map(|(name, kind)| ((*name).to_owned(), declaration(kind)))
+        .collect();
+    let absent = |fields: &[(&str, &str)]| {
+        let names = fields.iter().filter(|(name, _)| *name != "n");
+        names
+            .map(|(name, _)| format!("!has(self.{name})"))
+            .collect::<Vec<_>>()
+            .join(" && ")
+    };
+    let named = |fields: &[(&str, &str)]| fields.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let rules = json!([{
+        "rule": absent(&OWN_FIELDS),
+        "message": format!("spec.model.extraBody must not set {}: other fields of the spec say these, or the loop writes them", named(&OWN_FIELDS)),
+    }, {
+        "rule": absent(&REFUSED_FIELDS),
+        "message": format!("spec.model.extraBody must not set {}: they could raise the bill beyond its bound, or change what is metered", named(&REFUSED_FIELDS)),
+    }]);
+    for (key, value) in [
+        ("type", json!("object")),
+        ("x-kubernetes-preserve-unknown-fields", json!(true)),
+        ("maxProperties", json!(MAX_FIELDS)),
+        ("properties", Value::Object(properties)),
+        ("x-kubernetes-validations", rules),
+    ] {
+        schema.insert(key.into(), value);
+    }
+    schema.remove("additionalProperties");
+}
+
+fn declaration(kind: &str) -> Value {
+    let mut field = json!({"type": kind, "description": "Refused."});
+    match kind {
+        "object" => field["x-kubernetes-preserve-unknown-fields"] = true.into(),
+        "array" => field["items"] = json!({"x-kubernetes-preserve-unknown-fields": true}),
+        _ => {}
+    }
+    field
+}
