@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that misbehaves on purpose. `/<label>/v1/chat/completions` shows the fault that
+"""A server of both wire formats that misbehaves on purpose. `/<label>/v1/chat/completions` and `/<label>/v1/messages` show the fault that
 `PUT /_control/<label>` (body: the fault's name) last chose for the label; before that, the fault of the label's own name,
 so that `/401/v1` always refuses. Faults: see FAULTS. Each call leaves a `begin` and an `end` line in the record, as
 record.py does; `usage` is what the client was told, `messages` a short hash of each message that the client sent.
@@ -12,11 +12,12 @@ import time
 import common
 
 USAGE = {"prompt_tokens": 40, "completion_tokens": 8, "total_tokens": 48, "prompt_tokens_details": {"cached_tokens": 10}}
+MESSAGE_USAGE = {"input_tokens": 30, "cache_creation_input_tokens": 6, "cache_read_input_tokens": 10, "output_tokens": 8}
 RETRY_SECONDS = 2
 # Texts of answers and errors say `canary-…`: none of them may show up in a status, an event, a log or a metric.
 
 
-def completion(content, usage=USAGE):
+def completion(content, usage):
     message = {"role": "assistant", "content": content}
     body = {"id": "x", "object": "chat.completion", "model": "faulty", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     return {**body, "usage": usage} if usage else body
@@ -35,9 +36,76 @@ def event(delta, finish=None, usage=None):
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
+class Chat:
+    """OpenAI chat completions."""
+
+    usage = USAGE
+
+    def whole(self, content, usage):
+        return completion(content, usage)
+
+    def error(self, code):
+        return {"error": {"message": f"{code}: canary-provider-text", "type": code, "code": code}}
+
+    def head(self, _usage):
+        return []
+
+    def text(self, piece):
+        return event({"content": piece})
+
+    def sleep(self, arguments):
+        tool_call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "yield", "arguments": arguments}}
+        return [event({"tool_calls": [tool_call]})]
+
+    def end(self, reason, usage):
+        return [event({}, reason), *([event({}, usage=usage)] if usage else []), b"data: [DONE]\n\n"]
+
+
+def message_event(kind, **fields):
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+class Messages:
+    """Anthropic messages."""
+
+    usage = MESSAGE_USAGE
+
+    def whole(self, content, usage):
+        body = {"id": "x", "type": "message", "role": "assistant", "model": "faulty", "stop_reason": "end_turn"}
+        body["content"] = [{"type": "text", "text": content}]
+        return {**body, "usage": usage} if usage else body
+
+    def error(self, code):
+        return {"type": "error", "error": {"type": code, "message": f"{code}: canary-provider-text"}}
+
+    def head(self, usage):
+        message = {"id": "x", "type": "message", "role": "assistant", "model": "faulty", "content": [], "stop_reason": None}
+        if usage:
+            message["usage"] = {**usage, "output_tokens": 1}
+        block = {"type": "text", "text": ""}
+        return [message_event("message_start", message=message), message_event("content_block_start", index=0, content_block=block)]
+
+    def text(self, piece):
+        return message_event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
+
+    def sleep(self, arguments):
+        block = {"type": "tool_use", "id": "toolu_1", "name": "yield", "input": {}}
+        pieces = [arguments[:7], arguments[7:]]
+        deltas = ({"type": "input_json_delta", "partial_json": piece} for piece in pieces)
+        start = message_event("content_block_start", index=1, content_block=block)
+        return [start, *(message_event("content_block_delta", index=1, delta=delta) for delta in deltas)]
+
+    def end(self, reason, usage):
+        counts = {"usage": {"output_tokens": usage["output_tokens"]}} if usage else {}
+        delta = {"stop_reason": {"stop": "end_turn", "tool_calls": "tool_use"}[reason]}
+        stop = message_event("content_block_stop", index=0)
+        return [stop, message_event("message_delta", delta=delta, **counts), message_event("message_stop")]
+
+
 class Faulty(common.Handler):
     record = None
     chosen = {}
+    format = Chat()
 
     def do_PUT(self):
         self.chosen[self.path.removeprefix("/_control/")] = self.request_body().decode()
@@ -45,6 +113,7 @@ class Faulty(common.Handler):
 
     def do_POST(self):
         label = self.path.split("/")[1]
+        self.format = Messages() if self.path.endswith("/messages") else Chat()
         request = json.loads(self.request_body())
         call = {"id": self.record.next_id(), "label": label, "path": self.path, "key": self.headers.get("Idempotency-Key")}
         fault = self.chosen.get(label, label)
@@ -63,46 +132,49 @@ class Faulty(common.Handler):
         self.end["delivered"] = True
 
     def error(self, status, code, headers=()):
-        body = {"error": {"message": f"{code}: canary-provider-text", "type": code, "code": code}}
-        self.finish_with(status, json.dumps(body).encode(), headers)
+        self.finish_with(status, json.dumps(self.format.error(code)).encode(), headers)
 
-    def stream(self, pieces, usage=USAGE, pause=0.0, cut=False):
-        self.end["status"] = 200
-        self.start_chunks(200, [("Content-Type", "text/event-stream")])
+    def stream(self, pieces, usage=True, pause=0.0, cut=False):
+        usage = self.format.usage if usage else None
+        self.begin_stream(usage)
         for piece in pieces:
-            self.chunk(event({"content": piece}))
+            self.chunk(self.format.text(piece))
             if pause:
                 time.sleep(pause)
                 if common.client_gone(self.connection):
                     raise ConnectionResetError
         if cut:
             raise ConnectionResetError
-        self.chunk(event({}, "stop"))
-        self.finish_stream(usage)
+        self.finish_stream("stop", usage)
 
-    def finish_stream(self, usage):
-        if usage:
-            self.chunk(event({}, usage=usage))
+    def begin_stream(self, usage):
+        self.end["status"] = 200
+        self.start_chunks(200, [("Content-Type", "text/event-stream")])
+        for piece in self.format.head(usage):
+            self.chunk(piece)
+
+    def finish_stream(self, reason, usage):
+        *pieces, last = self.format.end(reason, usage)
+        for piece in pieces:
+            self.chunk(piece)
         self.end.update(usage=usage, complete=True)
-        self.chunk(b"data: [DONE]\n\n")
+        self.chunk(last)
         self.end_chunks()
         self.end["delivered"] = True
 
-    def good(self, streamed, usage=USAGE):
+    def good(self, streamed, usage=True):
         if streamed:
             self.stream(["canary-answer-text ", "nothing to do."], usage)
         else:
-            self.finish_with(200, json.dumps(completion("canary-answer-text nothing to do.", usage)).encode())
+            whole = self.format.whole("canary-answer-text nothing to do.", self.format.usage if usage else None)
+            self.finish_with(200, json.dumps(whole).encode())
 
     def sleep(self, _streamed):
         """The model chooses to sleep for an hour."""
-        arguments = json.dumps({"mode": "sleep", "sleep": 3600, "reason": "nothing to do"})
-        tool_call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "yield", "arguments": arguments}}
-        self.end["status"] = 200
-        self.start_chunks(200, [("Content-Type", "text/event-stream")])
-        self.chunk(event({"tool_calls": [tool_call]}))
-        self.chunk(event({}, "tool_calls"))
-        self.finish_stream(USAGE)
+        self.begin_stream(self.format.usage)
+        for piece in self.format.sleep(json.dumps({"mode": "sleep", "sleep": 3600, "reason": "nothing to do"})):
+            self.chunk(piece)
+        self.finish_stream("tool_calls", self.format.usage)
 
     def slow(self, streamed):
         """Two seconds of stream, then good."""
@@ -130,12 +202,13 @@ FAULTS = {
     "endless": Faulty.endless,
     "cut": Faulty.cut_stream,
     "garbage": Faulty.garbage,
-    "no-usage": lambda self, streamed: self.good(streamed, usage=None),
+    "no-usage": lambda self, streamed: self.good(streamed, usage=False),
     "401": lambda self, _: self.error(401, "invalid_api_key"),
     "404": lambda self, _: self.error(404, "model_not_found"),
     "429": lambda self, _: self.error(429, "rate_limit_exceeded", [("Retry-After", str(RETRY_SECONDS))]),
     "429-date": Faulty.retry_after_date,
     "429-quota": lambda self, _: self.error(429, "insufficient_quota"),
+    "402": lambda self, _: self.error(402, "billing_error"),
     "500": lambda self, _: self.error(500, "server_error"),
     "529": lambda self, _: self.error(529, "overloaded_error"),
 }

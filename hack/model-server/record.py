@@ -21,7 +21,8 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length",
 
 
 class UsageReader:
-    """Finds the server's own `usage` in an answer as it passes: in the JSON body, or in the last event that has one."""
+    """Finds the server's own `usage` in an answer as it passes: in the JSON body, or in the last event that has one.
+    A streamed Anthropic message gives its input in the first event and its output, as totals, in later ones."""
 
     def __init__(self, streamed):
         self._streamed = streamed
@@ -42,11 +43,13 @@ class UsageReader:
 
     def _look(self, text):
         try:
-            usage = json.loads(text).get("usage")
+            answer = json.loads(text)
+            usage = answer.get("message", answer).get("usage")
         except (ValueError, AttributeError):
             return
         if usage:
-            self.usage = usage
+            is_piece = answer.get("type") in ("message_start", "message_delta")
+            self.usage = {**(self.usage or {}), **usage} if is_piece else usage
 
 
 def split_label(path):

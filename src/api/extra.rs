@@ -112,7 +112,12 @@ pub(super) fn headers(schema: &mut Schema) {
 /// so these are, each with the type it would have.
 pub(super) fn extra_body(schema: &mut Schema) {
     // A bare `n` is a boolean to older YAML readers, kubectl's among them: this one is left to the gateway.
-    let declared = || OWN_FIELDS.iter().chain(&REFUSED_FIELDS).filter(|(name, _)| *name != "n");
+    let declared = || {
+        OWN_FIELDS
+            .iter()
+            .chain(&REFUSED_FIELDS)
+            .filter(|(name, _)| *name != "n")
+    };
     let properties: Map<String, Value> = declared()
         .map(|(name, kind)| ((*name).to_owned(), declaration(kind)))
         .collect();

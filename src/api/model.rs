@@ -46,6 +46,9 @@ pub enum OutputLimitParameter {
     validation = Rule::new("self.api != 'AnthropicMessages' || !has(self.baseURL) || !self.baseURL.matches('/v1/*$')").message(
         "spec.model.baseURL ends in /v1, which api AnthropicMessages adds by itself: remove it"
     ),
+    validation = Rule::new("self.api != 'AnthropicMessages' || !has(self.temperature) || self.temperature.matches('^(0|1([.]0+)?$)')").message(
+        "spec.model.temperature must be from 0 to 1 with api AnthropicMessages: lower it"
+    ),
     validation = Rule::new("self.api == 'OpenAIChat' || self.outputLimitParameter == 'Auto'").message(
         "spec.model.outputLimitParameter is for api OpenAIChat only: remove it"
     ),

@@ -13,7 +13,8 @@ use crate::api::failure::{Failure, FailureKind};
 /// Longest wait that a server may ask for.
 pub const MAX_RETRY_AFTER_MILLISECONDS: u64 = 15 * 60 * 1000;
 /// Codes and types of errors that are about quota although the status says rate.
-const QUOTA_CODES: [&str; 5] = [
+const QUOTA_CODES: [&str; 6] = [
+    "billing_error",
     "insufficient_quota",
     "billing_hard_limit_reached",
     "billing_not_active",
@@ -44,6 +45,10 @@ pub fn of_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Time
             FailureKind::QuotaExceeded,
             "the quota is used up; raise it at the provider or wait for its reset",
         ),
+        400 if is_out_of_credit(body) => (
+            FailureKind::QuotaExceeded,
+            "the account behind the key needs credit, or its limit raised",
+        ),
         429 => (
             FailureKind::RateLimited,
             "too many requests; the loop waits and tries again",
@@ -54,7 +59,7 @@ pub fn of_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Time
         ),
         404 => (
             FailureKind::BadResponse,
-            "check spec.model.baseURL (with /v1 for OpenAI) and spec.model.name",
+            "check spec.model.baseURL (with /v1 for OpenAI, without for Anthropic) and spec.model.name",
         ),
         300..=399 => (
             FailureKind::BadResponse,
@@ -97,6 +102,20 @@ fn is_quota(body: &[u8]) -> bool {
         let is_one = |value: &serde_json::Value| value.as_str().is_some_and(|text| QUOTA_CODES.contains(&text));
         is_one(&body.error.code) || is_one(&body.error.r#type)
     })
+}
+
+/// Anthropic's API says so with the status and type of a wrong request: only the words tell it.
+fn is_out_of_credit(body: &[u8]) -> bool {
+    const WORDS: [&str; 2] = ["credit balance is too low", "reached your specified API usage limits"];
+    #[derive(Deserialize)]
+    struct Body {
+        error: ErrorBody,
+    }
+    #[derive(Deserialize)]
+    struct ErrorBody {
+        message: String,
+    }
+    serde_json::from_slice::<Body>(body).is_ok_and(|body| WORDS.iter().any(|words| body.error.message.contains(words)))
 }
 
 /// `retry-after-ms`, else `Retry-After` in seconds or as a date; clamped.
@@ -164,6 +183,26 @@ mod tests {
     #[case(r#"{"error": "insufficient_quota"}"#, FailureKind::RateLimited)]
     fn only_code_and_type_tell_quota_from_rate(#[case] body: &str, #[case] expected: FailureKind) {
         assert_eq!(kind(429, body), expected);
+    }
+
+    #[rstest]
+    #[case("Your credit balance is too low to access the API.", FailureKind::QuotaExceeded)]
+    #[case(
+        "You have reached your specified API usage limits. You will regain access on …",
+        FailureKind::QuotaExceeded
+    )]
+    #[case("max_tokens: too large", FailureKind::BadResponse)]
+    fn the_words_of_a_wrong_request_tell_missing_credit(#[case] message: &str, #[case] expected: FailureKind) {
+        let body = serde_json::json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}});
+        assert_eq!(kind(400, &body.to_string()), expected);
+        assert_eq!(
+            kind(429, r#"{"type":"error","error":{"type":"billing_error"}}"#),
+            FailureKind::QuotaExceeded
+        );
+        assert_eq!(
+            kind(429, r#"{"type":"error","error":{"type":"rate_limit_error"}}"#),
+            FailureKind::RateLimited
+        );
     }
 
     #[rstest]

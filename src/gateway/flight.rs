@@ -8,6 +8,7 @@ use axum::body::Bytes;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::dialect::Dialect;
 use super::store::Metered;
 use super::usage;
 use crate::api::failure::Failure;
@@ -22,7 +23,7 @@ pub struct Flight {
 #[derive(Default)]
 struct Progress {
     sent: Sent,
-    usage: Option<Value>,
+    usage: Option<(Dialect, Value)>,
     content_type: Option<String>,
     chunks: Vec<Bytes>,
     end: Option<Result<(), Failure>>,
@@ -90,9 +91,9 @@ impl Flight {
     }
 
     /// Notes what the server says the call used.
-    pub fn note_usage(&self, usage: Option<&Value>) {
-        if usage.is_some() {
-            self.lock().usage = usage.cloned();
+    pub fn note_usage(&self, dialect: Dialect, usage: Option<&Value>) {
+        if let Some(usage) = usage {
+            self.lock().usage = Some((dialect, usage.clone()));
         }
     }
 
@@ -125,7 +126,7 @@ impl Flight {
             (Sent::No, _) => Metered::NotSent,
             (Sent::Refused, _) => Metered::Free,
             (Sent::Yes, None) => Metered::Unknown,
-            (Sent::Yes, Some(usage)) => match usage::of_chat(usage) {
+            (Sent::Yes, Some((dialect, usage))) => match usage::read(*dialect, usage) {
                 Some(bill) => Metered::Billed(bill, usage.to_string()),
                 None => Metered::Unknown,
             },

@@ -6,6 +6,7 @@
 mod answer;
 mod calls;
 mod contact;
+mod dialect;
 mod failures;
 mod flight;
 mod request;

@@ -4,10 +4,12 @@
 //!
 //! | field | becomes |
 //! |---|---|
-//! | `max_tokens`, `max_completion_tokens` | both leave; the one that the server knows is set to `spec.model.maxOutputTokens` |
-//! | `stream_options.include_usage` | `true`, when `stream` is |
+//! | those of `spec.model.extraBody` | what that says; new ones come last |
+//! | `max_tokens`, `max_completion_tokens` | both leave; the one that the server knows is set to `spec.model.maxOutputTokens`, or what is left of it |
+//! | `stream_options.include_usage` | `true`, when `stream` is; of chat completions only |
 //!
-//! Fields that raise the bill beyond the output limit are refused by name, and so is another model than the spec's.
+//! Refused are fields that raise the bill beyond its bound ([`REFUSED_FIELDS`]), another model than the spec's, content
+//! that is not text, since nothing of its cost shows in the request, and tools that the server runs.
 
 use std::fmt;
 
@@ -16,31 +18,35 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 
-/// Fields that would raise the bill, or bring the answer by another way than the one that is metered.
-const REFUSED: [&str; 9] = [
-    "n",
-    "best_of",
-    "service_tier",
-    "web_search_options",
-    "modalities",
-    "audio",
-    "prediction",
-    "background",
-    "store",
-];
+use super::dialect::Dialect;
+use crate::api::agent::Model;
+use crate::api::extra::{OWN_FIELDS, REFUSED_FIELDS};
+
 /// Fields of which nothing comes before the model.
-const UNSEEN: [&str; 5] = ["model", "stream", "stream_options", OUTPUT_LIMITS[0], OUTPUT_LIMITS[1]];
+const UNSEEN: [&str; 6] = [
+    "model",
+    "stream",
+    "stream_options",
+    "cache_control",
+    OUTPUT_LIMITS[0],
+    OUTPUT_LIMITS[1],
+];
 const OUTPUT_LIMITS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
+/// Fields of a message that bring something else than text.
+const NOT_TEXT: [&str; 4] = ["audio", "files", "images", "videos"];
 
 /// How requests are to be changed.
 #[derive(Clone, Debug)]
 pub struct Rules {
+    dialect: Dialect,
     /// `spec.model.name`.
-    pub model: String,
+    model: String,
     /// `spec.model.maxOutputTokens`.
-    pub max_output_tokens: u32,
+    max_output_tokens: u32,
     /// Name of the output limit that the server knows.
-    pub output_limit: &'static str,
+    output_limit: &'static str,
+    /// `spec.model.extraBody`.
+    extra: Vec<(String, Box<RawValue>)>,
 }
 
 /// Why a request is not sent. Names fields, quotes no values.
@@ -55,12 +61,29 @@ pub enum RequestError {
     /// A field that raises the bill.
     #[error("the request's field {0} is refused: it could raise the bill beyond the output limit")]
     Refused(&'static str),
+    /// A field that is not the spec's to say.
+    #[error("the field {0} is refused: the loop or another field of the spec says it")]
+    NotYours(&'static str),
+    /// The name of a field reads like another's to some servers.
+    #[error(
+        "the request has a field whose name is only in letter case or by odd letters another than one that is checked"
+    )]
+    Disguised,
+    /// Content whose cost does not show in the request.
+    #[error(
+        "the request's {0} hold something else than text (an image, a sound, a file): what that costs has no bound"
+    )]
+    NotText(&'static str),
+    /// A tool that the server runs.
+    #[error("the request's tools hold one that the server itself runs: what that costs has no bound")]
+    ServerTool,
     /// A field of the wrong type.
     #[error("the request's field {0} is not of the type it must be")]
     Malformed(&'static str),
 }
 
 /// A JSON object whose values stay as they were written.
+#[derive(Debug)]
 struct RawObject(Vec<(String, Box<RawValue>)>);
 
 /// A piece of what a request puts before the model, as its bytes on the wire.
@@ -124,36 +147,111 @@ impl Checked {
 }
 
 impl Rules {
-    /// The name of the output limit at this host: OpenAI's own new models know only the new one, others the old.
-    pub fn output_limit_for(host: Option<&str>) -> &'static str {
-        if host == Some("api.openai.com") {
-            OUTPUT_LIMITS[1]
-        } else {
-            OUTPUT_LIMITS[0]
+    /// The rules of a model on this host.
+    pub fn new(model: &Model, host: Option<&str>) -> Result<Self, RequestError> {
+        let dialect = Dialect::of(model.api);
+        let mut extra = Vec::new();
+        for (name, value) in &model.extra_body {
+            refuse(name)?;
+            if let Some((own, _)) = OWN_FIELDS.iter().find(|(own, _)| own.eq_ignore_ascii_case(name)) {
+                return Err(RequestError::NotYours(own));
+            }
+            extra.push((
+                name.clone(),
+                to_raw_value(value).map_err(|_| RequestError::NotAnObject)?,
+            ));
         }
+        Ok(Self {
+            dialect,
+            model: model.name.clone(),
+            max_output_tokens: model.max_output_tokens,
+            output_limit: dialect.output_limit(model, host),
+            extra,
+        })
     }
 
     /// The request as it may go to the server.
     pub fn apply(&self, body: &[u8]) -> Result<Checked, RequestError> {
         let RawObject(mut fields) = serde_json::from_slice(body).map_err(|_| RequestError::NotAnObject)?;
-        if let Some(refused) = REFUSED
-            .iter()
-            .find(|name| fields.iter().any(|(field, _)| field == *name))
-        {
-            return Err(RequestError::Refused(refused));
+        for (name, value) in &self.extra {
+            match fields.iter_mut().find(|(field, _)| field == name) {
+                Some((_, old)) => old.clone_from(value),
+                None => fields.push((name.clone(), value.clone())),
+            }
         }
-        if get::<String>(&fields, "model")?.as_ref() != Some(&self.model) {
+        for (name, _) in &fields {
+            refuse(name)?;
+        }
+        let mut fields = RawObject(fields);
+        for (own, _) in &OWN_FIELDS {
+            fields.only(own)?;
+        }
+        if get::<String>(&fields.0, "model")?.as_ref() != Some(&self.model) {
             return Err(RequestError::OtherModel);
         }
-        self.limit_output(&mut fields)?;
-        if get::<bool>(&fields, "stream")?.unwrap_or(false) {
-            include_usage(&mut fields)?;
+        self.check_text(&fields)?;
+        self.limit_output(&mut fields.0)?;
+        if self.dialect == Dialect::Chat && get::<bool>(&fields.0, "stream")?.unwrap_or(false) {
+            include_usage(&mut fields.0)?;
         }
         Ok(Checked {
-            fields: RawObject(fields),
+            fields,
             output_limit: self.output_limit,
             max_output_tokens: self.max_output_tokens,
         })
+    }
+
+    /// Everything that the model is shown is text, and no tool is the server's.
+    fn check_text(&self, fields: &RawObject) -> Result<(), RequestError> {
+        for message in get::<Vec<RawObject>>(&fields.0, "messages")?.unwrap_or_default() {
+            for name in NOT_TEXT {
+                if message.only(name)?.is_some_and(|value| value.get() != "null") {
+                    return Err(RequestError::NotText("messages"));
+                }
+            }
+            if let Some(content) = message.only("content")? {
+                self.check_content(content, "messages", true)?;
+            }
+        }
+        if let (Dialect::Messages, Some(system)) = (self.dialect, fields.only("system")?) {
+            self.check_content(system, "system", false)?;
+        }
+        let own = match self.dialect {
+            Dialect::Chat => "function",
+            Dialect::Messages => "custom",
+        };
+        for tool in get::<Vec<RawObject>>(&fields.0, "tools")?.unwrap_or_default() {
+            let kind = tool
+                .only("type")?
+                .map_or(Ok(None), |kind| read::<Option<String>>(kind, "tools"))?;
+            if kind.is_some_and(|kind| kind != own && kind != "custom") {
+                return Err(RequestError::ServerTool);
+            }
+        }
+        Ok(())
+    }
+
+    /// A string, or a list of parts each of which is text or, in a message, a tool's call or result.
+    fn check_content(&self, content: &RawValue, of: &'static str, in_message: bool) -> Result<(), RequestError> {
+        if content.get().starts_with('"') || content.get() == "null" {
+            return Ok(());
+        }
+        for part in read::<Vec<RawObject>>(content, of)? {
+            let kind = part
+                .only("type")?
+                .map_or(Ok(String::new()), |kind| read::<String>(kind, of))?;
+            match (self.dialect, kind.as_str()) {
+                (_, "text") | (Dialect::Chat, "refusal") => {}
+                (Dialect::Messages, "tool_use" | "thinking" | "redacted_thinking") if in_message => {}
+                (Dialect::Messages, "tool_result") if in_message => {
+                    if let Some(content) = part.only("content")? {
+                        self.check_content(content, of, false)?;
+                    }
+                }
+                _ => return Err(RequestError::NotText(of)),
+            }
+        }
+        Ok(())
     }
 
     fn limit_output(&self, fields: &mut Vec<(String, Box<RawValue>)>) -> Result<(), RequestError> {
@@ -167,6 +265,21 @@ impl Rules {
         fields.insert(place.unwrap_or(fields.len()), (self.output_limit.into(), limit));
         Ok(())
     }
+}
+
+/// Names are compared without regard to case: some servers read them so. For the same reason they are plain letters.
+fn refuse(name: &str) -> Result<(), RequestError> {
+    if !name.is_ascii() {
+        return Err(RequestError::Disguised);
+    }
+    let refused = REFUSED_FIELDS
+        .iter()
+        .find(|(refused, _)| refused.eq_ignore_ascii_case(name));
+    refused.map_or(Ok(()), |(refused, _)| Err(RequestError::Refused(refused)))
+}
+
+fn read<'a, T: Deserialize<'a>>(value: &'a RawValue, of: &'static str) -> Result<T, RequestError> {
+    serde_json::from_str(value.get()).map_err(|_| RequestError::Malformed(of))
 }
 
 fn get<'a, T: Deserialize<'a>>(
@@ -190,6 +303,21 @@ fn include_usage(fields: &mut Vec<(String, Box<RawValue>)>) -> Result<(), Reques
         None => fields.push((NAME.into(), options)),
     }
     Ok(())
+}
+
+impl RawObject {
+    /// The value of a field that no other one can be taken for.
+    fn only(&self, name: &'static str) -> Result<Option<&RawValue>, RequestError> {
+        let mut found = None;
+        for (field, value) in &self.0 {
+            if field == name {
+                found = Some(&**value);
+            } else if !field.is_ascii() || field.eq_ignore_ascii_case(name) {
+                return Err(RequestError::Disguised);
+            }
+        }
+        Ok(found)
+    }
 }
 
 impl<'de> Deserialize<'de> for RawObject {
@@ -231,13 +359,23 @@ mod tests {
 
     use super::*;
 
+    fn rules(fields: &Value) -> Result<Rules, RequestError> {
+        let mut model = serde_json::json!({"api": "OpenAIChat", "name": "m", "maxOutputTokens": 77});
+        for (name, value) in fields.as_object().unwrap() {
+            model[name] = value.clone();
+        }
+        Rules::new(&serde_json::from_value(model).unwrap(), None)
+    }
+
     fn checked(body: &str) -> Result<Checked, RequestError> {
-        let rules = Rules {
-            model: "m".into(),
-            max_output_tokens: 77,
-            output_limit: Rules::output_limit_for(None),
-        };
-        rules.apply(body.as_bytes())
+        rules(&serde_json::json!({}))?.apply(body.as_bytes())
+    }
+
+    /// The same of Anthropic messages.
+    fn message(body: &str) -> Result<String, RequestError> {
+        let rules = rules(&serde_json::json!({"api": "AnthropicMessages"}))?;
+        let checked = rules.apply(body.as_bytes())?;
+        Ok(String::from_utf8(checked.body()?).unwrap())
     }
 
     fn apply(body: &str) -> Result<String, RequestError> {
@@ -324,13 +462,110 @@ mod tests {
         assert_eq!(apply(body).unwrap_err(), expected);
     }
 
+    #[rstest]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}"#,
+        RequestError::NotText("messages")
+    )]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"user","content":[{"type":"input_audio"}]}]}"#,
+        RequestError::NotText("messages")
+    )]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"user","content":[{"text":"no type"}]}]}"#,
+        RequestError::NotText("messages")
+    )]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"user","content":{"type":"text"}}]}"#,
+        RequestError::Malformed("messages")
+    )]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"assistant","audio":{"id":"x"}}]}"#,
+        RequestError::NotText("messages")
+    )]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"user","content":"x","Content":[]}]}"#,
+        RequestError::Disguised
+    )]
+    #[case(r#"{"model":"m","messages":"x"}"#, RequestError::Malformed("messages"))]
+    #[case(r#"{"model":"m","tools":[{"type":"web_search"}]}"#, RequestError::ServerTool)]
+    #[case(r#"{"model":"m","Max_Tokens":9}"#, RequestError::Disguised)]
+    #[case(r#"{"model":"m","max_tokenſ":9}"#, RequestError::Disguised)]
+    #[case(r#"{"model":"m","N":9}"#, RequestError::Refused("n"))]
+    #[case(r#"{"model":"m","n_predict":9}"#, RequestError::Refused("n_predict"))]
+    fn what_has_no_bound_or_hides_is_refused(#[case] body: &str, #[case] expected: RequestError) {
+        assert_eq!(apply(body).unwrap_err(), expected);
+    }
+
     #[test]
-    fn only_openai_itself_gets_the_new_name_of_the_limit() {
-        assert_eq!(Rules::output_limit_for(Some("api.openai.com")), "max_completion_tokens");
-        assert_eq!(
-            Rules::output_limit_for(Some("api.openai.com.example.org")),
-            "max_tokens"
-        );
-        assert_eq!(Rules::output_limit_for(None), "max_tokens");
+    fn text_in_parts_and_tools_of_the_worker_pass() {
+        let body = r#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"x"}]},{"role":"assistant","content":null,"audio":null}],"tools":[{"type":"function","function":{}}],"max_tokens":77}"#;
+        assert_eq!(apply(body).unwrap(), body);
+        let body = r#"{"model":"m","system":[{"type":"text","text":"x"}],"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"b","input":{"type":"image"}},{"type":"thinking","thinking":"x"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":[{"type":"text","text":"x"}]}]},{"role":"user","content":"x"}],"tools":[{"name":"a","input_schema":{}},{"type":"custom","name":"b"}],"stream":true,"max_tokens":77}"#;
+        assert_eq!(message(body).unwrap(), body);
+    }
+
+    #[rstest]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"user","content":[{"type":"image"}]}]}"#,
+        RequestError::NotText("messages")
+    )]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"user","content":[{"type":"document"}]}]}"#,
+        RequestError::NotText("messages")
+    )]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"user","content":[{"type":"container_upload"}]}]}"#,
+        RequestError::NotText("messages")
+    )]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image"}]}]}]}"#,
+        RequestError::NotText("messages")
+    )]
+    #[case(r#"{"model":"m","system":[{"type":"document"}]}"#, RequestError::NotText("system"))]
+    #[case(
+        r#"{"model":"m","tools":[{"type":"web_search_20250305","name":"web_search"}]}"#,
+        RequestError::ServerTool
+    )]
+    #[case(
+        r#"{"model":"m","tools":[{"type":"bash_20250124","name":"bash"}]}"#,
+        RequestError::ServerTool
+    )]
+    #[case(r#"{"model":"m","service_tier":"auto"}"#, RequestError::Refused("service_tier"))]
+    #[case(r#"{"model":"m","mcp_servers":[]}"#, RequestError::Refused("mcp_servers"))]
+    #[case(r#"{"model":"m","inference_geo":"us"}"#, RequestError::Refused("inference_geo"))]
+    #[case(r#"{"model":"m","speed":"fast"}"#, RequestError::Refused("speed"))]
+    #[case(r#"{"model":"m","fallbacks":[]}"#, RequestError::Refused("fallbacks"))]
+    #[case(
+        r#"{"model":"m","context_management":{}}"#,
+        RequestError::Refused("context_management")
+    )]
+    #[case(r#"{"model":"m","container":"x"}"#, RequestError::Refused("container"))]
+    #[case(r#"{"model":"other"}"#, RequestError::OtherModel)]
+    fn what_raises_the_bill_of_a_message_is_refused(#[case] body: &str, #[case] expected: RequestError) {
+        assert_eq!(message(body).unwrap_err(), expected);
+    }
+
+    #[test]
+    fn extra_fields_replace_the_workers_and_are_refused_by_the_same_names() {
+        let rules_with = |extra: Value| rules(&serde_json::json!({"extraBody": extra}));
+        let passed = rules_with(serde_json::json!({"top_p": 0.5, "rag_enabled": true}))
+            .unwrap()
+            .apply(br#"{"model":"m","top_p":1,"z":0.10}"#)
+            .unwrap();
+        let expected = r#"{"model":"m","top_p":0.5,"z":0.10,"rag_enabled":true,"max_tokens":77}"#;
+        assert_eq!(String::from_utf8(passed.body().unwrap()).unwrap(), expected);
+        for (name, _) in REFUSED_FIELDS {
+            assert_eq!(
+                rules_with(serde_json::json!({name: 1})).unwrap_err(),
+                RequestError::Refused(name)
+            );
+        }
+        for (name, _) in OWN_FIELDS {
+            assert_eq!(
+                rules_with(serde_json::json!({name.to_uppercase(): 1})).unwrap_err(),
+                RequestError::NotYours(name)
+            );
+        }
     }
 }

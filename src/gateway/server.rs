@@ -61,7 +61,8 @@ pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
 pub fn router(gateway: Gateway) -> Router {
     Router::new()
         .route("/v1/session", get(session))
-        .route("/v1/chat/completions", post(chat))
+        .route("/v1/chat/completions", post(call))
+        .route("/v1/messages", post(call))
         .route("/v1/calls/{id}/ack", post(acknowledge))
         .route("/v1/calls/{id}/cancel", post(cancel))
         .route("/v1/report", put(report))
@@ -79,7 +80,7 @@ async fn session(State(gateway): State<Gateway>) -> Response {
     }
 }
 
-async fn chat(State(gateway): State<Gateway>, headers: HeaderMap, body: Bytes) -> Response {
+async fn call(State(gateway): State<Gateway>, headers: HeaderMap, body: Bytes) -> Response {
     let id = headers
         .get(CALL_HEADER)
         .and_then(|id| id.to_str().ok())

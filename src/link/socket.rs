@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `GET /v1/session` | [`Session`]; 503 until the gateway is attached |
 //! | `POST /v1/chat/completions` | one model call; header [`CALL_HEADER`] names it |
+//! | `POST /v1/messages` | the same, of api `AnthropicMessages` |
 //! | `POST /v1/calls/{id}/ack` | the journal has the answer: the gateway may forget it |
 //! | `POST /v1/calls/{id}/cancel` | cut the call in flight |
 //! | `PUT /v1/report` | a [`LoopReport`](super::messages::LoopReport), relayed upwards |

@@ -22,7 +22,7 @@ use super::contact::{Clocks, Contact};
 use super::gateway_client::{Errand, GatewayClient, Heard};
 use super::instructions::Instructions;
 use super::journal::{Committed, Journal, JournalError};
-use super::model::openai;
+use super::model::Format;
 use super::outbox::Outbox;
 use super::report;
 
@@ -332,10 +332,12 @@ impl<'a> Driver<'a> {
             // Committed before.
             Effect::Record(_) => {}
             Effect::CallModel { call, messages, tools } => {
-                let body = openai::request(self.model, &messages, &tools);
+                let format = Format::of(self.model.api);
+                let body = format.request(self.model, &messages, &tools);
                 let gateway = self.gateway.clone();
                 self.in_flight = Some(call);
-                self.calls.spawn(async move { (call, gateway.call(call, body).await) });
+                self.calls
+                    .spawn(async move { (call, gateway.call(call, format, body).await) });
             }
             Effect::CancelCall { .. } => self.cut(),
             Effect::Acknowledge { call } => self.outbox.errand(Errand::Acknowledge(call)),

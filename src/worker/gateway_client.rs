@@ -22,7 +22,7 @@ use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, Session, S
 
 use super::budget;
 use super::contact::{Clocks, Contact};
-use super::model::{Aggregate, openai};
+use super::model::Format;
 
 /// First and longest wait before another try at the socket.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -114,10 +114,10 @@ impl GatewayClient {
     }
 
     /// One model call. Repeats the same id until the gateway has said how it ended.
-    pub async fn call(&self, call: CallId, body: serde_json::Value) -> Result<Answer, Failure> {
+    pub async fn call(&self, call: CallId, format: Format, body: serde_json::Value) -> Result<Answer, Failure> {
         let mut retry = Retry::default();
         loop {
-            match self.call_once(call, &body).await {
+            match self.call_once(call, format, &body).await {
                 Ok(answer) => return Ok(answer),
                 Err(Unsaid::Call(failure)) => return Err(failure),
                 Err(Unsaid::Socket(detail)) => {
@@ -127,10 +127,10 @@ impl GatewayClient {
         }
     }
 
-    async fn call_once(&self, call: CallId, body: &serde_json::Value) -> Result<Answer, Unsaid> {
+    async fn call_once(&self, call: CallId, format: Format, body: &serde_json::Value) -> Result<Answer, Unsaid> {
         let response = self
             .http
-            .post(url("/v1/chat/completions"))
+            .post(url(format.route()))
             .header(CALL_HEADER, call.to_string())
             .json(body)
             .send()
@@ -151,10 +151,10 @@ impl GatewayClient {
             .get(reqwest::header::CONTENT_TYPE)
             .is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
         if is_stream {
-            streamed(response).await
+            streamed(response, format).await
         } else {
             let body = response.bytes().await.map_err(Unsaid::socket)?;
-            openai::answer(&body).map_err(Unsaid::Call)
+            format.answer(&body).map_err(Unsaid::Call)
         }
     }
 
@@ -260,15 +260,15 @@ async fn follow(response: Response, heard: &watch::Sender<Option<Heard>>) -> Str
     }
 }
 
-async fn streamed(response: Response) -> Result<Answer, Unsaid> {
+async fn streamed(response: Response, format: Format) -> Result<Answer, Unsaid> {
     let mut events = SseStream::from_bytes_stream(response.bytes_stream());
-    let mut aggregate = Aggregate::default();
+    let mut aggregate = format.aggregate();
     while let Some(event) = events.next().await {
         let event = event.map_err(|error| {
             if let sse_stream::Error::Body(error) = error {
                 Unsaid::Socket(error.to_string())
             } else {
-                Unsaid::Call(openai::bad("the stream is not server-sent events"))
+                Unsaid::Call(format.bad("the stream is not server-sent events"))
             }
         })?;
         let data = event.data.unwrap_or_default();

@@ -35,6 +35,13 @@ pub fn openai(base_url: &str) -> Value {
     json!({"api": "OpenAIChat", "name": "smollm2", "baseURL": base_url, "maxOutputTokens": 96, "contextTokens": 3000})
 }
 
+/// The same for Anthropic messages.
+pub fn anthropic(base_url: &str) -> Value {
+    let mut model = openai(base_url);
+    model["api"] = "AnthropicMessages".into();
+    model
+}
+
 /// The Scripted model with the script of ConfigMap `name`.
 pub fn scripted(name: &str) -> Value {
     json!({"api": "Scripted", "name": "scripted", "scripted": {"configMapKeyRef": {"name": name, "key": "script"}}})
@@ -205,6 +212,7 @@ pub fn status_used(agent: &Value) -> Used {
         input: count("inputTokens"),
         output: count("outputTokens"),
         cache_read: count("cacheReadTokens"),
+        cache_write: count("cacheWriteTokens"),
     }
 }
 

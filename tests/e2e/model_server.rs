@@ -54,6 +54,7 @@ pub struct Used {
     pub input: i64,
     pub output: i64,
     pub cache_read: i64,
+    pub cache_write: i64,
 }
 
 impl Line {
@@ -66,13 +67,16 @@ impl Line {
                 .and_then(Value::as_i64)
         };
         let cached = count("/prompt_tokens_details/cached_tokens").unwrap_or(0);
+        // Anthropic messages say input beside what was cached, chat completions say all of it.
+        let fresh = count("/input_tokens").unwrap_or_else(|| count("/prompt_tokens").unwrap_or(0) - cached);
         Used {
             calls: 1,
             // A refusal costs nothing; an answer that was cut, or that says nothing of its cost, is unknown.
             unknown_calls: i64::from(self.usage.is_none() && self.status.is_none_or(|status| status == 200)),
-            input: count("/prompt_tokens").unwrap_or(0) - cached,
-            output: count("/completion_tokens").unwrap_or(0),
-            cache_read: cached,
+            input: fresh,
+            output: count("/output_tokens").or(count("/completion_tokens")).unwrap_or(0),
+            cache_read: count("/cache_read_input_tokens").unwrap_or(cached),
+            cache_write: count("/cache_creation_input_tokens").unwrap_or(0),
         }
     }
 }
@@ -85,6 +89,7 @@ impl std::iter::Sum for Used {
             input: sum.input + one.input,
             output: sum.output + one.output,
             cache_read: sum.cache_read + one.cache_read,
+            cache_write: sum.cache_write + one.cache_write,
         })
     }
 }
@@ -185,7 +190,12 @@ impl Program {
 impl ModelServer {
     /// The base address for a client whose calls are to be found under `label`.
     pub fn base_url(&self, label: &str) -> String {
-        format!("{}/{label}/v1", self.url)
+        format!("{}/v1", self.anthropic_url(label))
+    }
+
+    /// The same for Anthropic messages, whose clients add `/v1` by themselves.
+    pub fn anthropic_url(&self, label: &str) -> String {
+        format!("{}/{label}", self.url)
     }
 
     /// All lines of a label, oldest first.

@@ -1,7 +1,7 @@
 //! Where answers come from: a server, or the script.
 
-mod openai;
 mod scripted;
+mod server;
 
 use std::path::Path;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub struct Upstream {
 }
 
 enum Source {
-    OpenAi(openai::OpenAi),
+    Server(server::Server),
     Scripted(Script),
     /// The configuration is wrong. Each call says so.
     Broken(Failure),
@@ -39,7 +39,7 @@ enum Source {
 /// A request that may be sent.
 pub enum Prepared {
     /// To a server.
-    OpenAi(openai::Request),
+    Server(server::Request),
     /// To the script.
     Scripted(scripted::Request),
 }
@@ -48,7 +48,7 @@ impl Prepared {
     /// Everything that the server may show the model, in its order, as the bytes on the wire.
     pub fn parts(&self) -> Vec<PromptPart<'_>> {
         match self {
-            Self::OpenAi(request) => request.checked.parts(),
+            Self::Server(request) => request.checked.parts(),
             Self::Scripted(request) => request.parts(),
         }
     }
@@ -56,7 +56,7 @@ impl Prepared {
     /// Exactly what it will be billed, where that is known beforehand.
     pub fn exact_bill(&self) -> Option<Bill> {
         match self {
-            Self::OpenAi(_) => None,
+            Self::Server(_) => None,
             Self::Scripted(request) => Some(request.bill()),
         }
     }
@@ -64,7 +64,7 @@ impl Prepared {
     /// Most output tokens that the server may bill.
     pub fn max_output(&self) -> u32 {
         match self {
-            Self::OpenAi(request) => request.checked.max_output(),
+            Self::Server(request) => request.checked.max_output(),
             Self::Scripted(request) => u32::try_from(request.bill().output).unwrap_or(u32::MAX),
         }
     }
@@ -72,7 +72,7 @@ impl Prepared {
     /// Lowers the output limit; it never rises. The script says what it says.
     pub fn limit_output(&mut self, tokens: u32) {
         match self {
-            Self::OpenAi(request) => request.checked.limit_output(tokens),
+            Self::Server(request) => request.checked.limit_output(tokens),
             Self::Scripted(_) => {}
         }
     }
@@ -103,8 +103,9 @@ impl Upstream {
     pub fn new(caller: &Caller<'_>) -> Self {
         let broken = |message: String| Source::Broken(failure(FailureKind::BadResponse, message));
         let source = match caller.model.api {
-            ModelApi::OpenAIChat => openai::OpenAi::new(caller).map_or_else(broken, Source::OpenAi),
-            ModelApi::AnthropicMessages => broken("api AnthropicMessages comes next".into()),
+            ModelApi::OpenAIChat | ModelApi::AnthropicMessages => {
+                server::Server::new(caller).map_or_else(broken, Source::Server)
+            }
             ModelApi::Scripted => scripted::read(caller.script_file).map_or_else(broken, Source::Scripted),
         };
         Self {
@@ -116,7 +117,7 @@ impl Upstream {
     /// Checks and changes a request. Nothing is sent. `taken`: turns of the script taken so far.
     pub fn prepare(&self, id: CallId, body: &[u8], taken: u64) -> Result<Prepared, Failure> {
         match &self.source {
-            Source::OpenAi(server) => server.prepare(id, body).map(Prepared::OpenAi),
+            Source::Server(server) => server.prepare(id, body).map(Prepared::Server),
             Source::Scripted(script) => scripted::prepare(script, taken, body).map(Prepared::Scripted),
             Source::Broken(failure) => Err(failure.clone()),
         }
@@ -131,12 +132,12 @@ impl Upstream {
 
     async fn exchange(&self, request: Prepared, flight: &Flight) -> Result<Complete, Failure> {
         match (&self.source, request) {
-            (Source::OpenAi(server), Prepared::OpenAi(request)) => server.run(request, flight).await,
+            (Source::Server(server), Prepared::Server(request)) => server.run(request, flight).await,
             (Source::Scripted(script), Prepared::Scripted(request)) => {
                 scripted::run(script, &request, flight, Timestamp::now()).await
             }
             (Source::Broken(failure), _) => Err(failure.clone()),
-            (Source::OpenAi(_) | Source::Scripted(_), _) => Err(refused(&RequestError::NotAnObject)),
+            (Source::Server(_) | Source::Scripted(_), _) => Err(refused(&RequestError::NotAnObject)),
         }
     }
 

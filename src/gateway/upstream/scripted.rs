@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use super::{Complete, EVENT_STREAM, JSON, refused};
 use crate::api::failure::{Failure, FailureKind};
 use crate::gateway::answer::{StreamReader, read_body};
+use crate::gateway::dialect::Dialect;
 use crate::gateway::failures::{failure, of_status};
 use crate::gateway::flight::{Flight, Sent};
 use crate::gateway::request::{PromptPart, RequestError};
@@ -121,17 +122,20 @@ pub(super) async fn run(
     let unreadable = |_| failure(FailureKind::BadResponse, "the script's answer cannot be read");
     if !request.stream {
         let body = completion.body();
-        flight.note_usage(read_body(body.as_bytes()).map_err(unreadable)?.as_ref());
+        flight.note_usage(
+            Dialect::Chat,
+            read_body(Dialect::Chat, body.as_bytes()).map_err(unreadable)?.as_ref(),
+        );
         return Ok(Complete {
             content_type: JSON,
             rest: body.into(),
         });
     }
-    let mut reader = StreamReader::default();
+    let mut reader = StreamReader::new(Dialect::Chat);
     for event in completion.events() {
         let bytes = Bytes::from(reader.feed(event.as_bytes()).map_err(unreadable)?);
         if reader.is_done() {
-            flight.note_usage(reader.usage());
+            flight.note_usage(Dialect::Chat, reader.usage());
             return Ok(Complete {
                 content_type: EVENT_STREAM,
                 rest: bytes,

@@ -1,8 +1,175 @@
 //! Wire formats of models: the engine's messages out, its [`Answer`](crate::engine::message::Answer) back in.
 //!
-//! Pure; owns no connection. Whatever a server sends, the result is an answer or a failure, never a panic.
+//! Pure; owns no connection. Whatever a server sends, the result is an answer or a failure, never a panic. A request is
+//! its stable text first, and what a call adds comes last: two calls of one conversation share all bytes but the end.
 
+pub mod anthropic;
+mod anthropic_stream;
 pub mod openai;
 mod stream;
 
-pub use stream::Aggregate;
+use std::borrow::Borrow;
+
+use serde_json::Value;
+
+use crate::api::agent::{Model, ModelApi};
+use crate::api::failure::Failure;
+use crate::engine::message::{Answer, Message, Tool};
+
+/// Most tool calls taken from one answer; the rest is dropped.
+const MAX_TOOL_CALLS: usize = 128;
+/// Most bytes of events taken from one stream.
+const MAX_STREAM_BYTES: usize = 32 * 1024 * 1024;
+
+/// The wire format of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// OpenAI chat completions; the script's too.
+    OpenAi,
+    /// Anthropic messages.
+    Anthropic,
+}
+
+/// A streamed answer so far.
+pub enum Aggregate {
+    /// Of OpenAI chat completions.
+    OpenAi(stream::Aggregate),
+    /// Of Anthropic messages.
+    Anthropic(anthropic_stream::Aggregate),
+}
+
+impl Format {
+    /// The format of a model.
+    #[must_use]
+    pub fn of(api: ModelApi) -> Self {
+        match api {
+            ModelApi::OpenAIChat | ModelApi::Scripted => Self::OpenAi,
+            ModelApi::AnthropicMessages => Self::Anthropic,
+        }
+    }
+
+    /// The gateway's route for it.
+    #[must_use]
+    pub fn route(self) -> &'static str {
+        match self {
+            Self::OpenAi => "/v1/chat/completions",
+            Self::Anthropic => "/v1/messages",
+        }
+    }
+
+    /// The body of a request.
+    #[must_use]
+    pub fn request(self, model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool]) -> Value {
+        match self {
+            Self::OpenAi => openai::request(model, messages, tools),
+            Self::Anthropic => anthropic::request(model, messages, tools),
+        }
+    }
+
+    /// Reads an answer that came in one piece.
+    pub fn answer(self, body: &[u8]) -> Result<Answer, Failure> {
+        match self {
+            Self::OpenAi => openai::answer(body),
+            Self::Anthropic => anthropic::answer(body),
+        }
+    }
+
+    /// Nothing of a streamed answer yet.
+    #[must_use]
+    pub fn aggregate(self) -> Aggregate {
+        match self {
+            Self::OpenAi => Aggregate::OpenAi(stream::Aggregate::default()),
+            Self::Anthropic => Aggregate::Anthropic(anthropic_stream::Aggregate::default()),
+        }
+    }
+
+    /// The failure of an answer that is not of this format.
+    pub(super) fn bad(self, message: &str) -> Failure {
+        match self {
+            Self::OpenAi => openai::bad(message),
+            Self::Anthropic => anthropic::bad(message),
+        }
+    }
+}
+
+impl Aggregate {
+    /// Takes the data of one event. True: the server said that it was the last.
+    pub fn push(&mut self, data: &str) -> Result<bool, Failure> {
+        match self {
+            Self::OpenAi(aggregate) => aggregate.push(data),
+            Self::Anthropic(aggregate) => aggregate.push(data),
+        }
+    }
+
+    /// The whole answer. A stream that ended without saying why is cut.
+    pub fn finish(self, done: bool) -> Result<Answer, Failure> {
+        match self {
+            Self::OpenAi(aggregate) => aggregate.finish(done),
+            Self::Anthropic(aggregate) => aggregate.finish(done),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::engine::message::ToolCall;
+
+    fn turn(number: usize, text: &str) -> [Message; 4] {
+        let id = format!("call{number}");
+        [
+            Message::User { text: text.into() },
+            Message::Assistant {
+                text: (number % 2 == 0).then(|| "thinking".into()),
+                tool_calls: vec![ToolCall {
+                    id: id.clone(),
+                    name: "look".into(),
+                    arguments: r#"{"z":1.0e2,"a":[1,2]}"#.into(),
+                }],
+            },
+            Message::Tool {
+                id,
+                text: "seen".into(),
+            },
+            Message::Assistant {
+                text: Some("done".into()),
+                tool_calls: vec![],
+            },
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_sent_before_is_sent_again_byte_for_byte(texts in proptest::collection::vec("\\PC{1,20}x", 2..6)) {
+            for (api, format) in [("OpenAIChat", Format::OpenAi), ("AnthropicMessages", Format::Anthropic)] {
+                let model: Model = serde_json::from_value(json!({"api": api, "name": "m"})).unwrap();
+                let tools = [Tool { name: "look", description: "d", parameters: json!({"type": "object", "b": 1}) }];
+                let mut messages = vec![Message::System { text: "be".into() }];
+                messages.extend(texts.iter().enumerate().flat_map(|(number, text)| turn(number, text)));
+                // Each prefix that ends where a call is made: after the runtime's word, and after a result.
+                let ends = (1..messages.len()).filter(|end| !matches!(messages[*end - 1], Message::Assistant { .. } | Message::System { .. }));
+                let bodies: Vec<Value> = ends.map(|end| format.request(&model, &messages[..end], &tools)).collect();
+                for pair in bodies.windows(2) {
+                    let [before, after] = pair else { unreachable!() };
+                    let sent = |body: &Value| -> Vec<String> {
+                        body["messages"].as_array().unwrap().iter().map(Value::to_string).collect()
+                    };
+                    prop_assert!(sent(after).starts_with(&sent(before)), "{before} and {after}");
+                    for (name, value) in before.as_object().unwrap().iter().filter(|(name, _)| *name != "messages") {
+                        prop_assert_eq!(after[name].to_string(), value.to_string());
+                    }
+                    // The conversation is the last of what changes: all before it is the same text.
+                    let head = |body: &Value| {
+                        let text = body.to_string();
+                        let place = text.find("\"messages\"").unwrap_or_default();
+                        text[..place].to_owned()
+                    };
+                    prop_assert_eq!(head(before), head(after));
+                }
+            }
+        }
+    }
+}

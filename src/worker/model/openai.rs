@@ -6,12 +6,10 @@ use std::collections::HashSet;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::MAX_TOOL_CALLS;
 use crate::api::agent::Model;
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::message::{Answer, Finish, Message, Tool, ToolCall};
-
-/// Most tool calls taken from one answer; the rest is dropped.
-pub(super) const MAX_TOOL_CALLS: usize = 128;
 
 /// The body of a request. Output limits are the gateway's to write.
 #[must_use]
@@ -140,7 +138,7 @@ fn content(value: &Value) -> String {
     }
 }
 
-pub(crate) fn bad(message: &str) -> Failure {
+pub(super) fn bad(message: &str) -> Failure {
     Failure {
         kind: FailureKind::BadResponse,
         message: format!("{message}: check that model.baseURL is an OpenAI chat-completions server"),

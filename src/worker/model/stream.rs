@@ -8,10 +8,8 @@ use serde_json::Value;
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::message::{Answer, ToolCall};
 
-use super::openai::{Function, MAX_TOOL_CALLS, assemble, bad};
-
-/// Most bytes of events taken from one stream.
-const MAX_BYTES: usize = 32 * 1024 * 1024;
+use super::openai::{Function, assemble, bad};
+use super::{MAX_STREAM_BYTES, MAX_TOOL_CALLS};
 
 /// A streamed answer so far.
 #[derive(Default)]
@@ -30,7 +28,7 @@ impl Aggregate {
             return Ok(true);
         }
         self.bytes += data.len();
-        if self.bytes > MAX_BYTES {
+        if self.bytes > MAX_STREAM_BYTES {
             return Err(bad("the streamed answer is larger than 32 MiB"));
         }
         let chunk: Chunk = serde_json::from_str(data).map_err(|_| bad("an event of the stream is not JSON"))?;

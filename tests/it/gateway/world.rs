@@ -25,6 +25,8 @@ pub struct World {
     pub directory: TempDir,
     pub model: Value,
     pub worker: Client,
+    /// Where calls go on the socket.
+    pub route: &'static str,
     gateway: Option<Child>,
 }
 
@@ -54,6 +56,7 @@ impl World {
             directory,
             model,
             worker,
+            route: "/v1/chat/completions",
             gateway: None,
         }
     }
@@ -174,11 +177,7 @@ impl World {
     }
 
     pub async fn call(&self, id: &str, body: &Value) -> Response {
-        let request = self
-            .worker
-            .post(url("/v1/chat/completions"))
-            .header(CALL_HEADER, id)
-            .json(body);
+        let request = self.worker.post(url(self.route)).header(CALL_HEADER, id).json(body);
         tokio::time::timeout(Duration::from_secs(20), request.send())
             .await
             .expect("no answer")
@@ -187,11 +186,7 @@ impl World {
 
     /// A call whose end the test does not wait for.
     pub fn call_aside(&self, id: &str, body: &Value) -> tokio::task::JoinHandle<(StatusCode, String)> {
-        let request = self
-            .worker
-            .post(url("/v1/chat/completions"))
-            .header(CALL_HEADER, id)
-            .json(body);
+        let request = self.worker.post(url(self.route)).header(CALL_HEADER, id).json(body);
         tokio::spawn(async move {
             let response = request.send().await.unwrap();
             (response.status(), response.text().await.unwrap())

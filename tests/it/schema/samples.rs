@@ -299,15 +299,30 @@ fn wire_formats() -> Vec<Row> {
                     anthropic(),
                     &json!({"spec": {"model": {"baseURL": "https://api.example.com/v1"}}}),
                 ),
-                with(anthropic(), &json!({"spec": {"model": {"baseURL": "http://host/v1//"}}})),
+                with(
+                    anthropic(),
+                    &json!({"spec": {"model": {"baseURL": "http://host/v1//"}}}),
+                ),
             ],
+        ),
+        row(
+            "spec.model.temperature must be from 0 to 1 with api AnthropicMessages",
+            ["0", "0.99", "1", "1.0"]
+                .map(|text| with(anthropic(), &json!({"spec": {"model": {"temperature": text}}})))
+                .into(),
+            ["1.1", "2", "1.0001"]
+                .map(|text| with(anthropic(), &json!({"spec": {"model": {"temperature": text}}})))
+                .into(),
         ),
         row(
             "spec.model.outputLimitParameter is for api OpenAIChat only",
             vec![
                 model(&json!({"outputLimitParameter": "MaxTokens"})),
                 model(&json!({"outputLimitParameter": "MaxCompletionTokens"})),
-                with(anthropic(), &json!({"spec": {"model": {"outputLimitParameter": "Auto"}}})),
+                with(
+                    anthropic(),
+                    &json!({"spec": {"model": {"outputLimitParameter": "Auto"}}}),
+                ),
             ],
             vec![with(
                 anthropic(),

@@ -44,8 +44,12 @@ fn server() -> impl Strategy<Value = (ModelApi, Option<String>, Option<KeyRef>, 
             option::of(key())
         )
             .prop_map(|(url, key)| (ModelApi::OpenAIChat, Some(url), key, None)),
-        ("https?://[a-z]{1,9}(/[a-z]{0,9})?", option::of(key()))
-            .prop_map(|(url, key)| (ModelApi::AnthropicMessages, Some(url), key, None)),
+        ("https?://[a-z]{1,9}(/[a-z]{0,9})?", option::of(key())).prop_map(|(url, key)| (
+            ModelApi::AnthropicMessages,
+            Some(url),
+            key,
+            None
+        )),
     ]
 }
 

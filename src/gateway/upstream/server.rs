@@ -1,4 +1,4 @@
-//! An OpenAI-compatible server: `POST {baseURL}/chat/completions`.
+//! A model server of either wire format.
 //!
 //! The answer passes through as it comes, line by line; its last line waits for the record. The key is read for each
 //! call, goes into one header, and nowhere else. Redirects are not followed: they could carry it away.
@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use jiff::Timestamp;
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, StatusCode, Url};
 
 use super::{Caller, Complete, EVENT_STREAM, JSON, refused};
+use crate::api::extra::RESERVED_HEADERS;
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::CallId;
 use crate::gateway::answer::{StreamReader, Trouble, read_body};
+use crate::gateway::dialect::Dialect;
 use crate::gateway::failures::{failure, of_status};
 use crate::gateway::flight::{Flight, Sent};
 use crate::gateway::request::{Checked, Rules};
@@ -29,9 +31,11 @@ const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// A server.
-pub struct OpenAi {
+pub struct Server {
+    dialect: Dialect,
     client: Client,
     url: Url,
+    headers: HeaderMap,
     rules: Rules,
     agent_uid: String,
     key_file: Option<PathBuf>,
@@ -44,24 +48,23 @@ pub struct Request {
     pub(super) checked: Checked,
 }
 
-impl OpenAi {
+impl Server {
     pub(super) fn new(caller: &Caller<'_>) -> Result<Self, String> {
         let model = caller.model;
+        let dialect = Dialect::of(model.api);
         let base = model
             .base_url
             .as_deref()
-            .ok_or("spec.model.baseURL is missing; api OpenAIChat needs it")?;
-        let url = Url::parse(&format!("{}/chat/completions", base.trim_end_matches('/')))
+            .ok_or("spec.model.baseURL is missing; this api needs it")?;
+        let url = Url::parse(&format!("{}{}", base.trim_end_matches('/'), dialect.path()))
             .map_err(|error| format!("spec.model.baseURL is no address: {error}"))?;
         let client =
             client(&url).map_err(|error| format!("no connection to spec.model.baseURL is possible: {error:?}"))?;
         Ok(Self {
+            dialect,
             client,
-            rules: Rules {
-                model: model.name.clone(),
-                max_output_tokens: model.max_output_tokens,
-                output_limit: Rules::output_limit_for(url.host_str()),
-            },
+            headers: headers(caller, dialect)?,
+            rules: Rules::new(model, url.host_str()).map_err(|error| format!("spec.model.extraBody: {error}"))?,
             url,
             agent_uid: caller.agent_uid.into(),
             key_file: model.api_key_secret_ref.is_some().then(|| caller.key_file.into()),
@@ -71,18 +74,17 @@ impl OpenAi {
 
     pub(super) fn prepare(&self, id: CallId, body: &[u8]) -> Result<Request, Failure> {
         let checked = self.rules.apply(body).map_err(|error| refused(&error))?;
-        let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
+        let mut headers = self.headers.clone();
         if let Ok(key) = HeaderValue::try_from(format!("{}-{id}", self.agent_uid)) {
             headers.insert(IDEMPOTENCY_KEY, key);
         }
-        if let Some(authorization) = self.authorization()? {
-            headers.insert(AUTHORIZATION, authorization);
+        if let Some((name, value)) = self.authorization()? {
+            headers.insert(name, value);
         }
         Ok(Request { headers, checked })
     }
 
-    fn authorization(&self) -> Result<Option<HeaderValue>, Failure> {
+    fn authorization(&self) -> Result<Option<(HeaderName, HeaderValue)>, Failure> {
         let Some(path) = &self.key_file else {
             return Ok(None);
         };
@@ -94,10 +96,8 @@ impl OpenAi {
         if key.trim().is_empty() {
             return Err(wrong("is empty"));
         }
-        let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim()))
-            .map_err(|_| wrong("is more than one line of text"))?;
-        value.set_sensitive(true);
-        Ok(Some(value))
+        let header = self.dialect.authorization(key.trim());
+        header.map(Some).ok_or_else(|| wrong("is more than one line of text"))
     }
 
     pub(super) async fn run(&self, request: Request, flight: &Flight) -> Result<Complete, Failure> {
@@ -127,12 +127,12 @@ impl OpenAi {
         if content_type.trim_start().to_ascii_lowercase().starts_with(EVENT_STREAM) {
             self.stream(response, flight).await
         } else {
-            whole(response, flight).await
+            self.whole(response, flight).await
         }
     }
 
     async fn stream(&self, mut response: Response, flight: &Flight) -> Result<Complete, Failure> {
-        let mut reader = StreamReader::default();
+        let mut reader = StreamReader::new(self.dialect);
         let mut length = 0;
         loop {
             let chunk = tokio::time::timeout(self.idle_timeout, response.chunk())
@@ -146,8 +146,8 @@ impl OpenAi {
                 return Err(too_long());
             }
             let lines = reader.feed(&chunk);
-            flight.note_usage(reader.usage());
-            let lines = Bytes::from(lines.map_err(trouble)?);
+            flight.note_usage(self.dialect, reader.usage());
+            let lines = Bytes::from(lines.map_err(|trouble| self.trouble(trouble))?);
             if reader.is_done() {
                 return Ok(Complete {
                     content_type: EVENT_STREAM,
@@ -170,6 +170,35 @@ impl OpenAi {
         ))
     }
 
+    async fn whole(&self, mut response: Response, flight: &Flight) -> Result<Complete, Failure> {
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&error))? {
+            body.extend_from_slice(&chunk);
+            if body.len() > MAX_ANSWER_BYTES {
+                return Err(too_long());
+            }
+        }
+        let usage = read_body(self.dialect, &body).map_err(|trouble| self.trouble(trouble))?;
+        flight.note_usage(self.dialect, usage.as_ref());
+        Ok(Complete {
+            content_type: JSON,
+            rest: body.into(),
+        })
+    }
+
+    fn trouble(&self, trouble: Trouble) -> Failure {
+        match trouble {
+            Trouble::Garbage => failure(
+                FailureKind::BadResponse,
+                format!("the model server's answer is not one of {}", self.dialect.server()),
+            ),
+            Trouble::ServerError => failure(
+                FailureKind::Unreachable,
+                "the model server reported an error within its answer; the loop tries again",
+            ),
+        }
+    }
+
     fn idle(&self) -> Failure {
         let seconds = self.idle_timeout.as_secs();
         failure(
@@ -179,6 +208,22 @@ impl OpenAi {
             ),
         )
     }
+}
+
+/// Headers of each request: the dialect's, and the spec's own, which replace none that is written here.
+fn headers(caller: &Caller<'_>, dialect: Dialect) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &caller.model.headers {
+        let wrong = || format!("spec.model.headers: {name} cannot be set; remove it");
+        let known = HeaderName::try_from(name).map_err(|_| wrong())?;
+        if RESERVED_HEADERS.contains(&known.as_str()) || known.as_str().starts_with("x-agentloop-") {
+            return Err(wrong());
+        }
+        headers.insert(known, HeaderValue::try_from(value).map_err(|_| wrong())?);
+    }
+    headers.extend(dialect.headers());
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
+    Ok(headers)
 }
 
 fn client(url: &Url) -> reqwest::Result<Client> {
@@ -195,26 +240,10 @@ fn client(url: &Url) -> reqwest::Result<Client> {
     }
 }
 
-async fn whole(mut response: Response, flight: &Flight) -> Result<Complete, Failure> {
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&error))? {
-        body.extend_from_slice(&chunk);
-        if body.len() > MAX_ANSWER_BYTES {
-            return Err(too_long());
-        }
-    }
-    let usage = read_body(&body).map_err(trouble)?;
-    flight.note_usage(usage.as_ref());
-    Ok(Complete {
-        content_type: JSON,
-        rest: body.into(),
-    })
-}
-
-/// Only of a 429 the body matters; a slow one leaves the status as it is.
+/// Only of a 429 and a 400 the body matters; a slow one leaves the status as it is.
 async fn refusal(mut response: Response) -> Failure {
     let mut body = Vec::new();
-    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+    if [StatusCode::TOO_MANY_REQUESTS, StatusCode::BAD_REQUEST].contains(&response.status()) {
         let _ = tokio::time::timeout(ERROR_BODY_TIMEOUT, read_error(&mut response, &mut body)).await;
     }
     of_status(response.status(), response.headers(), &body, Timestamp::now())
@@ -245,19 +274,6 @@ fn unreachable(error: &reqwest::Error) -> Failure {
         FailureKind::Unreachable,
         format!("the model server at spec.model.baseURL {what}: {cause}"),
     )
-}
-
-fn trouble(trouble: Trouble) -> Failure {
-    match trouble {
-        Trouble::Garbage => failure(
-            FailureKind::BadResponse,
-            "the model server's answer is no chat completion; check spec.model.baseURL (with /v1 for OpenAI)",
-        ),
-        Trouble::ServerError => failure(
-            FailureKind::Unreachable,
-            "the model server reported an error within its answer; the loop tries again",
-        ),
-    }
 }
 
 fn too_long() -> Failure {

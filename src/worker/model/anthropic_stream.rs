@@ -1,0 +1,236 @@
+//! Anthropic messages: the answer that comes in pieces.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::anthropic::{Block, bad, ended};
+use super::{MAX_STREAM_BYTES, MAX_TOOL_CALLS};
+use crate::api::failure::{Failure, FailureKind};
+use crate::engine::message::{Answer, ToolCall};
+
+/// A streamed answer so far.
+#[derive(Default)]
+pub struct Aggregate {
+    text: String,
+    calls: BTreeMap<u64, ToolCall>,
+    reason: Option<String>,
+    bytes: usize,
+}
+
+impl Aggregate {
+    /// Takes the data of one event. True: the server said that it was the last.
+    pub fn push(&mut self, data: &str) -> Result<bool, Failure> {
+        self.bytes += data.len();
+        if self.bytes > MAX_STREAM_BYTES {
+            return Err(bad("the streamed answer is larger than 32 MiB"));
+        }
+        let event: Event = serde_json::from_str(data).map_err(|_| bad("an event of the stream is not one"))?;
+        let index = event.index.unwrap_or(0);
+        match event.kind.as_str() {
+            "message_stop" => return Ok(true),
+            "error" => return Err(bad("the server sent an error in the middle of the stream")),
+            "content_block_start" => self.start(index, event.content_block),
+            "content_block_delta" => self.delta(index, event.delta),
+            "message_delta" => {
+                let reason = event.delta.and_then(|delta| delta.stop_reason);
+                self.reason = reason.or(self.reason.take());
+            }
+            // The message's head, pings, ends of blocks, and events of a later version.
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    /// The whole answer. A stream that ended without saying why is cut.
+    pub fn finish(self, done: bool) -> Result<Answer, Failure> {
+        if self.reason.is_none() && !done {
+            return Err(Failure {
+                kind: FailureKind::Unreachable,
+                message: "the stream ended in the middle of the answer".into(),
+                retry_after_milliseconds: None,
+                resumes_at: None,
+            });
+        }
+        let calls = self.calls.into_values().collect();
+        Ok(ended(self.text, calls, self.reason.as_deref()))
+    }
+
+    fn start(&mut self, index: u64, block: Option<Block>) {
+        let Some(block) = block else { return };
+        match block.kind.as_deref() {
+            Some("text") => self.text.push_str(block.text.as_deref().unwrap_or_default()),
+            Some("tool_use") if self.calls.len() < MAX_TOOL_CALLS => {
+                // An empty object stands for arguments that come in pieces.
+                let given = block
+                    .input
+                    .filter(|input| input.as_object().is_none_or(|object| !object.is_empty()));
+                let call = ToolCall {
+                    id: block.id.unwrap_or_default(),
+                    name: block.name.unwrap_or_default(),
+                    arguments: given
+                        .filter(|input| !input.is_null())
+                        .map(|input| input.to_string())
+                        .unwrap_or_default(),
+                };
+                self.calls.entry(index).or_insert(call);
+            }
+            _ => {}
+        }
+    }
+
+    fn delta(&mut self, index: u64, delta: Option<Delta>) {
+        let Some(delta) = delta else { return };
+        self.text.push_str(delta.text.as_deref().unwrap_or_default());
+        if let (Some(call), Some(piece)) = (self.calls.get_mut(&index), delta.partial_json) {
+            call.arguments.push_str(&piece);
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Event {
+    #[serde(rename = "type")]
+    kind: String,
+    index: Option<u64>,
+    content_block: Option<Block>,
+    delta: Option<Delta>,
+}
+
+/// What a block or the message gains; reasoning and signatures are passed over.
+#[derive(Deserialize)]
+struct Delta {
+    text: Option<String>,
+    partial_json: Option<String>,
+    stop_reason: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::engine::message::Finish;
+
+    fn read(events: &[Value]) -> Result<Answer, Failure> {
+        let mut aggregate = Aggregate::default();
+        for event in events {
+            if aggregate.push(&event.to_string())? {
+                return aggregate.finish(true);
+            }
+        }
+        aggregate.finish(false)
+    }
+
+    fn block(index: u64, block: &Value) -> Value {
+        json!({"type": "content_block_start", "index": index, "content_block": block})
+    }
+
+    fn delta(index: u64, delta: &Value) -> Value {
+        json!({"type": "content_block_delta", "index": index, "delta": delta})
+    }
+
+    fn end(reason: &str) -> Value {
+        json!({"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": null}, "usage": {"output_tokens": 9}})
+    }
+
+    #[test]
+    fn text_reasoning_and_tool_calls_come_together_by_index() {
+        let piece = |index, text: &str| delta(index, &json!({"type": "input_json_delta", "partial_json": text}));
+        let answer = read(&[
+            json!({"type": "message_start", "message": {"content": [], "usage": {"input_tokens": 3, "output_tokens": 1}}}),
+            json!({"type": "ping"}),
+            block(0, &json!({"type": "thinking", "thinking": ""})),
+            delta(0, &json!({"type": "thinking_delta", "thinking": "hm"})),
+            delta(0, &json!({"type": "signature_delta", "signature": "s"})),
+            block(1, &json!({"type": "text", "text": ""})),
+            delta(1, &json!({"type": "text_delta", "text": "hel"})),
+            delta(1, &json!({"type": "text_delta", "text": "lo"})),
+            block(2, &json!({"type": "tool_use", "id": "a", "name": "yield", "input": {}})),
+            piece(2, ""),
+            block(3, &json!({"type": "tool_use", "id": "b", "name": "other", "input": {}})),
+            piece(2, "{\"sl"),
+            piece(2, "eep\":1}"),
+            json!({"type": "content_block_stop", "index": 2}),
+            block(4, &json!({"type": "tool_use", "id": "c", "name": "whole", "input": {"x": 1}})),
+            json!({"type": "of_a_later_version", "index": 3}),
+            end("tool_use"),
+            json!({"type": "message_stop"}),
+        ])
+        .unwrap();
+        assert_eq!(answer.text.as_deref(), Some("hello"));
+        assert_eq!(answer.finish, Finish::ToolCalls);
+        let calls: Vec<_> = answer
+            .tool_calls
+            .iter()
+            .map(|call| (call.id.as_str(), call.name.as_str(), call.arguments.as_str()))
+            .collect();
+        let expected = [
+            ("a", "yield", "{\"sleep\":1}"),
+            ("b", "other", ""),
+            ("c", "whole", "{\"x\":1}"),
+        ];
+        assert_eq!(calls, expected);
+    }
+
+    #[test]
+    fn a_stream_that_ends_without_a_reason_is_cut_and_one_with_a_reason_is_not() {
+        let text = block(0, &json!({"type": "text", "text": "x"}));
+        assert_eq!(
+            read(std::slice::from_ref(&text)).unwrap_err().kind,
+            FailureKind::Unreachable
+        );
+        assert_eq!(read(&[text.clone(), end("max_tokens")]).unwrap().finish, Finish::Length);
+        assert_eq!(read(&[text, end("refusal")]).unwrap().finish, Finish::Refused);
+    }
+
+    #[test]
+    fn errors_and_garbage_within_the_stream_are_bad_responses_without_their_text() {
+        for event in [
+            "SECRET",
+            "[]",
+            "{}",
+            r#"{"type":"error","error":{"type":"overloaded_error","message":"SECRET"}}"#,
+        ] {
+            let failure = Aggregate::default().push(event).unwrap_err();
+            assert_eq!(failure.kind, FailureKind::BadResponse, "{event}");
+            assert!(!failure.message.contains("SECRET"));
+        }
+    }
+
+    #[test]
+    fn an_endless_answer_is_refused_at_32_mib_and_not_before() {
+        let mut aggregate = Aggregate::default();
+        let event = |length: usize| delta(0, &json!({"type": "text_delta", "text": "x".repeat(length)})).to_string();
+        let event = event(1024 * 1024 - event(0).len());
+        assert_eq!(event.len(), 1024 * 1024);
+        for _ in 0..32 {
+            aggregate.push(&event).unwrap();
+        }
+        assert!(aggregate.push(r#"{"type":"ping"}"#).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_events_make_it_panic(events in proptest::collection::vec(".*", 0..8)) {
+            let mut aggregate = Aggregate::default();
+            for event in events {
+                let _ = aggregate.push(&event);
+            }
+        }
+
+        #[test]
+        fn no_order_of_indexes_makes_it_panic(
+            pieces in proptest::collection::vec((any::<Option<u64>>(), any::<bool>(), ".{0,3}"), 0..300),
+        ) {
+            let mut events: Vec<Value> = pieces.iter().map(|(index, starts, text)| if *starts {
+                json!({"type": "content_block_start", "index": index, "content_block": {"type": "tool_use", "input": text}})
+            } else {
+                json!({"type": "content_block_delta", "index": index, "delta": {"partial_json": text}})
+            }).collect();
+            events.push(json!({"type": "message_stop"}));
+            prop_assert!(read(&events).unwrap().tool_calls.len() <= MAX_TOOL_CALLS);
+        }
+    }
+}
