@@ -27,6 +27,7 @@ class UsageReader:
     def __init__(self, streamed):
         self._streamed = streamed
         self._rest = b""
+        self._head = {}
         self.usage = None
 
     def feed(self, data):
@@ -47,9 +48,10 @@ class UsageReader:
             usage = answer.get("message", answer).get("usage")
         except (ValueError, AttributeError):
             return
-        if usage:
-            is_piece = answer.get("type") in ("message_start", "message_delta")
-            self.usage = {**(self.usage or {}), **usage} if is_piece else usage
+        if usage and answer.get("type") == "message_start":
+            self._head = usage  # its output is not the last word
+        elif usage:
+            self.usage = {**self._head, **usage}
 
 
 def split_label(path):

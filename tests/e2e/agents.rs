@@ -198,6 +198,7 @@ impl<'a> Agent<'a> {
             input: tokens("input"),
             output: tokens("output"),
             cache_read: tokens("cache_read"),
+            cache_write: tokens("cache_write"),
         }
     }
 }

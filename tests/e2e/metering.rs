@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::agents::{Agent, openai, status_used};
+use super::agents::{Agent, anthropic, openai, status_used};
 use super::cluster::{Namespace, shared};
 use super::host;
 use super::model_server::{self, Line, ModelServer, Used};
@@ -61,6 +61,35 @@ fn a_real_models_tokens_are_counted_exactly_through_pod_deletion_and_worker_kill
         "every call was a good one"
     );
     no_key_twice(&server.lines(label));
+}
+
+#[test]
+fn a_real_models_tokens_are_counted_exactly_in_both_wire_formats_streamed_and_whole() {
+    let (Some(cluster), Some(server)) = (shared(), model_server::real()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "formats");
+    let mut agents = Vec::new();
+    for stream in [true, false] {
+        for format in ["openai", "anthropic"] {
+            let name = format!("{format}-{}", if stream { "streamed" } else { "whole" });
+            let label = format!("{}-{name}", namespace.kubectl.namespace());
+            let mut model = match format {
+                "openai" => openai(&server.base_url(&label)),
+                _ => anthropic(&server.anthropic_url(&label)),
+            };
+            model["stream"] = stream.into();
+            agents.push((Agent::apply(&namespace, &name, &model, &busy()), label));
+        }
+    }
+    for (agent, label) in &agents {
+        until_more_calls(server, label, 3);
+        agent.stop(90);
+        agent.until_counts(&cluster.system, 45, || server.used(label));
+        let used = server.used(label);
+        assert!(used.output > 0 && used.input > 0, "{label}: {used:?}");
+        no_key_twice(&server.lines(label));
+    }
 }
 
 #[test]

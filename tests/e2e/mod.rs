@@ -11,7 +11,7 @@ mod host;
 mod link_lost;
 mod metering;
 mod mistakes;
-mod model_server;
+pub mod model_server;
 mod prometheus;
 mod providers;
 mod quickstart;

@@ -97,20 +97,28 @@ impl std::iter::Sum for Used {
 /// The real model behind the recording proxy; `None`, said loudly, only where Python is absent.
 pub fn real() -> Option<&'static ModelServer> {
     static REAL: OnceLock<Option<ModelServer>> = OnceLock::new();
-    REAL.get_or_init(|| {
-        let model = Program::start("serve.py", &["--host", "127.0.0.1"])?;
-        let record = record_file("real");
-        let proxy = Program::start(
-            "record.py",
-            &["--upstream", &model.url, "--record", &record.to_string_lossy()],
-        )?;
-        Some(ModelServer {
-            url: proxy.url.clone(),
-            record,
-            _programs: vec![proxy, model],
-        })
+    REAL.get_or_init(|| recorded("real", &[])).as_ref()
+}
+
+/// The same for clients of this machine alone: no cluster is needed.
+pub fn local() -> Option<&'static ModelServer> {
+    static LOCAL: OnceLock<Option<ModelServer>> = OnceLock::new();
+    LOCAL
+        .get_or_init(|| recorded("local", &["--host", "127.0.0.1"]))
+        .as_ref()
+}
+
+fn recorded(name: &str, host: &[&str]) -> Option<ModelServer> {
+    let model = Program::start("serve.py", &["--host", "127.0.0.1"])?;
+    let record = record_file(name);
+    let file = record.to_string_lossy();
+    let proxy = [&["--upstream", &model.url, "--record", &file][..], host].concat();
+    let proxy = Program::start("record.py", &proxy)?;
+    Some(ModelServer {
+        url: proxy.url.clone(),
+        record,
+        _programs: vec![proxy, model],
     })
-    .as_ref()
 }
 
 /// The server that fails on purpose; `None`, said loudly, only where Python is absent.

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::agents::{Agent, condition, openai, status_used};
+use super::agents::{Agent, anthropic, condition, openai, status_used};
 use super::cluster::{AGENTS, Namespace, shared};
 use super::model_server::{self, ModelServer};
 
@@ -28,6 +28,14 @@ const TROUBLES: &[Trouble] = &[
     trouble("cut", "Unreachable", ""),
 ];
 
+/// The same of a server that speaks Anthropic messages.
+const MESSAGES_TROUBLES: &[Trouble] = &[
+    trouble("401", "AuthenticationFailed", "False"),
+    trouble("402", "QuotaExceeded", "False"),
+    trouble("529", "Unreachable", ""),
+    trouble("cut", "Unreachable", ""),
+];
+
 #[test]
 fn each_kind_of_provider_trouble_is_named_and_ends_with_the_next_good_call() {
     let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
@@ -37,6 +45,11 @@ fn each_kind_of_provider_trouble_is_named_and_ends_with_the_next_good_call() {
     let agents: Vec<_> = TROUBLES
         .iter()
         .map(|trouble| (trouble, start(&namespace, server, trouble.fault)))
+        .chain(
+            MESSAGES_TROUBLES
+                .iter()
+                .map(|trouble| (trouble, start_messages(&namespace, server, trouble.fault))),
+        )
         .collect();
     for (trouble, (agent, _)) in &agents {
         let found = agent.until_condition("ModelAvailable", "False", trouble.reason, 60);
@@ -130,13 +143,27 @@ fn an_endless_stream_ends_with_the_calls_own_timeout() {
 
 fn start<'a>(namespace: &'a Namespace, server: &ModelServer, fault: &str) -> (Agent<'a>, String) {
     let label = format!("{}-{fault}", namespace.kubectl.namespace());
+    let model = openai(&server.base_url(&label));
+    start_with(namespace, server, fault, label, &model)
+}
+
+/// The same of a server that speaks Anthropic messages.
+fn start_messages<'a>(namespace: &'a Namespace, server: &ModelServer, fault: &str) -> (Agent<'a>, String) {
+    let label = format!("{}-messages-{fault}", namespace.kubectl.namespace());
+    let model = anthropic(&server.anthropic_url(&label));
+    start_with(namespace, server, fault, label, &model)
+}
+
+fn start_with<'a>(
+    namespace: &'a Namespace,
+    server: &ModelServer,
+    fault: &str,
+    label: String,
+    model: &serde_json::Value,
+) -> (Agent<'a>, String) {
     server.choose(&label, fault);
     let fast = json!({"loop": {"maxDelayMilliseconds": 1000}});
-    let agent = Agent::apply(
-        namespace,
-        &format!("agent-{fault}"),
-        &openai(&server.base_url(&label)),
-        &fast,
-    );
+    let format = model["api"].as_str().unwrap_or_default().to_lowercase();
+    let agent = Agent::apply(namespace, &format!("{format}-{fault}"), model, &fast);
     (agent, label)
 }

@@ -8,6 +8,7 @@ mod crashes;
 mod faults;
 mod link;
 mod provider;
+mod real;
 mod scripted;
 mod world;
 

@@ -1,0 +1,78 @@
+//! The gateway before a real model: what it counts is what the server's own answers say, in both wire formats.
+
+use serde_json::{Value, json};
+
+use super::world::World;
+use crate::e2e::model_server::{self, Used};
+
+/// A conversation that grows, so that the server reads its beginning from its cache.
+fn request(stream: bool, words: &[&str]) -> Value {
+    let messages: Vec<_> = words
+        .iter()
+        .enumerate()
+        .map(|(number, word)| json!({"role": if number % 2 == 0 { "user" } else { "assistant" }, "content": word}))
+        .collect();
+    json!({"model": "smollm2", "messages": messages, "stream": stream, "max_tokens": 5})
+}
+
+#[tokio::test]
+async fn what_a_real_server_says_it_used_is_what_is_counted() {
+    let Some(server) = tokio::task::spawn_blocking(model_server::local).await.unwrap() else {
+        return;
+    };
+    let conversation = [
+        "Say hello to the people of the harbour.",
+        "Hello!",
+        "And once more.",
+        "Hello!",
+        "Now sing.",
+    ];
+    for (api, route) in [
+        ("OpenAIChat", "/v1/chat/completions"),
+        ("AnthropicMessages", "/v1/messages"),
+    ] {
+        for stream in [true, false] {
+            let label = format!("{api}-{stream}");
+            let address = if api == "OpenAIChat" {
+                server.base_url(&label)
+            } else {
+                server.anthropic_url(&label)
+            };
+            let mut world = World::new().await;
+            world.set(&json!({"api": api, "name": "smollm2", "baseURL": address, "maxOutputTokens": 12}));
+            world.route = route;
+            world.start().await;
+            for (call, length) in [("t1c1a1", 1), ("t2c1a1", 3), ("t3c1a1", 5)] {
+                let response = world.call(call, &request(stream, &conversation[..length])).await;
+                let (status, body) = (response.status(), response.text().await.unwrap());
+                assert!(
+                    status.is_success() && !body.contains("agentloop.failure"),
+                    "{label}: {status} {body}"
+                );
+            }
+            let usage = world.until_counted(3, 0).await.usage;
+            let counted = Used {
+                calls: usage.calls,
+                unknown_calls: usage.unknown_calls,
+                input: usage.input_tokens,
+                output: usage.output_tokens,
+                cache_read: usage.cache_read_tokens,
+                cache_write: usage.cache_write_tokens,
+            };
+            assert_eq!(
+                counted,
+                server.used(&label),
+                "{label}: counted (left), said by the server (right)"
+            );
+            assert!(counted.input > 0 && counted.output > 0, "{label}: {counted:?}");
+            assert!(
+                counted.output <= 36,
+                "{label}: the output limit is the gateway's: {counted:?}"
+            );
+            assert!(
+                counted.cache_read > 0,
+                "{label}: the second call begins as the first: {counted:?}"
+            );
+        }
+    }
+}
