@@ -38,41 +38,41 @@ pub const RESERVED_HEADERS: [&str; 20] = [
 pub const OWN_FIELDS: [(&str, &str); 9] = [
     ("max_completion_tokens", "integer"),
     ("max_tokens", "integer"),
-    ("messages", "array"),
+    ("messages", "objects"),
     ("model", "string"),
     ("stream", "boolean"),
     ("stream_options", "object"),
     ("system", "string"),
     ("temperature", "number"),
-    ("tools", "array"),
+    ("tools", "objects"),
 ];
 
 /// Fields of a request that raise the bill beyond its bound, go round the output limit, or bring the answer by another
 /// way than the one that is metered; of both wire formats and their servers, with their types.
 pub const REFUSED_FIELDS: [(&str, &str); 36] = [
     ("n", "integer"),
-    ("anthropic_beta", "array"),
+    ("anthropic_beta", "strings"),
     ("audio", "object"),
     ("background", "boolean"),
     ("best_of", "integer"),
-    ("betas", "array"),
+    ("betas", "strings"),
     ("container", "string"),
     ("context_management", "object"),
     ("conversation", "string"),
-    ("data_sources", "array"),
+    ("data_sources", "objects"),
     ("fallback_credit_token", "string"),
-    ("fallbacks", "array"),
+    ("fallbacks", "objects"),
     ("inference_geo", "string"),
     ("max_new_tokens", "integer"),
     ("max_output_tokens", "integer"),
-    ("mcp_servers", "array"),
-    ("modalities", "array"),
-    ("models", "array"),
+    ("mcp_servers", "objects"),
+    ("modalities", "strings"),
+    ("models", "strings"),
     ("n_cmpl", "integer"),
     ("n_predict", "integer"),
     ("num_predict", "integer"),
     ("options", "object"),
-    ("plugins", "array"),
+    ("plugins", "objects"),
     ("prediction", "object"),
     ("previous_response_id", "string"),
     ("prompt", "string"),
@@ -149,11 +149,14 @@ pub(super) fn extra_body(schema: &mut Schema) {
 }
 
 fn declaration(kind: &str) -> Value {
-    let mut field = json!({"type": kind, "description": "Refused."});
-    match kind {
-        "object" => field["x-kubernetes-preserve-unknown-fields"] = true.into(),
-        "array" => field["items"] = json!({"x-kubernetes-preserve-unknown-fields": true}),
-        _ => {}
-    }
+    let object = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let mut field = match kind {
+        "object" => object,
+        // What is in a list has a type too, or rules cannot see the list.
+        "objects" => json!({"type": "array", "items": object}),
+        "strings" => json!({"type": "array", "items": {"type": "string"}}),
+        _ => json!({ "type": kind }),
+    };
+    field["description"] = "Refused.".into();
     field
 }

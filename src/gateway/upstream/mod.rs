@@ -9,13 +9,14 @@ use std::time::Duration;
 use axum::body::Bytes;
 use jiff::Timestamp;
 
+use super::dialect::Dialect;
 use super::failures::failure;
 use super::flight::Flight;
 use super::request::{PromptPart, RequestError};
 use crate::api::agent::{Model, ModelApi};
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::CallId;
-use crate::ledger::bound::Bill;
+use crate::ledger::bound::{Bill, Overhead};
 use crate::scripted::Script;
 
 /// Content type of a whole answer.
@@ -58,6 +59,14 @@ impl Prepared {
         match self {
             Self::Server(_) => None,
             Self::Scripted(request) => Some(request.bill()),
+        }
+    }
+
+    /// What a server renders beside it. The script renders nothing: its bill is known.
+    pub fn overhead(&self) -> Overhead {
+        match self {
+            Self::Server(request) => request.dialect.overhead(),
+            Self::Scripted(_) => Dialect::Chat.overhead(),
         }
     }
 

@@ -44,6 +44,7 @@ pub struct Server {
 
 /// A request that may be sent.
 pub struct Request {
+    pub(super) dialect: Dialect,
     headers: HeaderMap,
     pub(super) checked: Checked,
 }
@@ -81,7 +82,11 @@ impl Server {
         if let Some((name, value)) = self.authorization()? {
             headers.insert(name, value);
         }
-        Ok(Request { headers, checked })
+        Ok(Request {
+            dialect: self.dialect,
+            headers,
+            checked,
+        })
     }
 
     fn authorization(&self) -> Result<Option<(HeaderName, HeaderValue)>, Failure> {

@@ -6,7 +6,7 @@ use reqwest::StatusCode;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::provider::{Act, Step, send};
+use super::provider::{ANSWER, Act, Step, send};
 use super::world::{KEY, PROMPT, World, failure, kinds, stream_failure, streamed, whole};
 
 /// A whole answer: 21 tokens of input from no cache, 300 read, 40 and 5 written, 20 of output.
@@ -151,7 +151,7 @@ async fn a_request_whose_bill_has_no_bound_is_not_sent(#[case] fields: Value) {
 #[case::overloaded(Act::json(529, "{}").with("retry-after", "1"), FailureKind::Unreachable, Some(1000), 0)]
 #[case::refused(Act::json(400, RATE), FailureKind::BadResponse, None, 0)]
 #[case::garbage(Act::json(200, "<html>"), FailureKind::BadResponse, None, 1)]
-#[case::another_format(Act::json(200, super::provider::ANSWER), FailureKind::BadResponse, None, 1)]
+#[case::another_format(Act::json(200, ANSWER), FailureKind::BadResponse, None, 1)]
 #[case::garbage_stream(Act::stream(vec![send("data: <html>\n\n")]), FailureKind::BadResponse, None, 1)]
 #[case::error_in_stream(Act::stream(vec![send("event: error\ndata: {\"type\":\"error\"}\n\n")]), FailureKind::Unreachable, None, 1)]
 #[case::empty_stream(Act::stream(vec![]), FailureKind::Unreachable, None, 1)]

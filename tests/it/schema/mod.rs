@@ -49,7 +49,8 @@ fn every_rule_takes_its_good_samples_and_refuses_its_bad_ones_in_its_own_words()
             assert!(verdict.is_ok(), "{}: {verdict:?} of {object}", row.says);
         }
         for object in &row.fails {
-            let errors = schema.judge(object, row.before.as_ref()).expect_err(row.says);
+            let verdict = schema.judge(object, row.before.as_ref());
+            let errors = verdict.expect_err(&format!("{}: takes {object}", row.says));
             let said = errors.iter().any(|error| error.message.contains(row.says));
             assert!(said, "{}: {errors} of {object}", row.says);
         }

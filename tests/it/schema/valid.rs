@@ -109,7 +109,7 @@ prop_compose! {
             api_key_secret_ref,
             max_output_tokens,
             context_tokens: (max_output_tokens + more_context).max(256),
-            temperature,
+            temperature: temperature.filter(|text| api != ModelApi::AnthropicMessages || text.starts_with('0')),
             stream,
             timeout_seconds,
             stream_idle_timeout_seconds: idle_share.min(timeout_seconds),

@@ -167,3 +167,48 @@ async fn a_loop_that_shuts_itself_down_stays_down_also_after_a_restart_of_its_co
     worker.terminate().await;
     assert!(worker.ended().await.success());
 }
+
+#[tokio::test]
+async fn a_loop_with_anthropic_messages_speaks_them_on_their_own_route() {
+    let mut bench = Bench::new();
+    bench.spec["model"]["api"] = "AnthropicMessages".into();
+    let event = |name: &str, data: serde_json::Value| format!("event: {name}\ndata: {data}\n\n");
+    let delta = |piece: &str| json!({"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": piece}});
+    let text = json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": format!("think {CANARY}")}});
+    let tool = json!({"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "id": "toolu_1", "name": "yield", "input": {}}});
+    let stream = [
+        event(
+            "message_start",
+            json!({"type": "message_start", "message": {"content": []}}),
+        ),
+        event("content_block_start", text),
+        event("ping", json!({"type": "ping"})),
+        event("content_block_start", tool),
+        event("content_block_delta", delta("{\"sleep\":")),
+        event("content_block_delta", delta(" 1}")),
+        event(
+            "message_delta",
+            json!({"type": "message_delta", "delta": {"stop_reason": "tool_use"}}),
+        ),
+        event("message_stop", json!({"type": "message_stop"})),
+    ];
+    let gateway = Gateway::start(bench.dir.path(), vec![Reply::Raw(stream.concat()), Reply::Hang]);
+    let _worker = bench.worker(&gateway);
+    let log = gateway
+        .until("the call after the sleep", |log| log.calls.len() == 2)
+        .await;
+    assert_eq!(log.routes, ["/v1/messages", "/v1/messages"]);
+    let (first, second) = (&log.calls[0].1, &log.calls[1].1);
+    assert!(first["system"].as_str().unwrap().starts_with(&format!("Be {CANARY}.")));
+    assert_eq!(first["tools"][0]["name"], "yield");
+    // What was sent before is sent again, byte for byte, and the new comes last.
+    assert_eq!(second["messages"][0].to_string(), first["messages"][0].to_string());
+    let said = json!([
+        {"type": "text", "text": format!("think {CANARY}")},
+        {"type": "tool_use", "id": "toolu_1", "name": "yield", "input": {"sleep": 1}},
+    ]);
+    assert_eq!(second["messages"][1], json!({"role": "assistant", "content": said}));
+    assert_eq!(second["messages"][2]["content"][0]["tool_use_id"], "toolu_1");
+    assert_eq!(second["messages"].as_array().unwrap().len(), 3);
+    bench.assert_discreet();
+}

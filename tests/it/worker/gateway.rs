@@ -12,7 +12,7 @@ use agentloop::link::messages::{Known, LoopReport};
 use agentloop::link::socket::{CALL_HEADER, FAILURE_HEADER, Session, SocketEvent};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path as UrlPath, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
@@ -65,6 +65,8 @@ pub fn sleep(seconds: u32) -> Reply {
 pub struct Log {
     /// Calls, each time they came.
     pub calls: Vec<(String, Value)>,
+    /// Routes of the calls.
+    pub routes: Vec<String>,
     pub acks: Vec<String>,
     pub cancels: Vec<String>,
     pub reports: Vec<LoopReport>,
@@ -126,6 +128,7 @@ impl Gateway {
         let app = Router::new()
             .route("/v1/session", get(session))
             .route("/v1/chat/completions", post(call))
+            .route("/v1/messages", post(call))
             .route("/v1/calls/{id}/ack", post(ack))
             .route("/v1/calls/{id}/cancel", post(cancel))
             .route("/v1/report", put(report))
@@ -201,10 +204,13 @@ async fn session(State(shared): State<Arc<Shared>>) -> Json<Session> {
     })
 }
 
-async fn call(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+async fn call(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, Json(body): Json<Value>) -> Response {
     let id = headers[CALL_HEADER].to_str().unwrap().to_owned();
     let mut log = shared.log.subscribe();
-    shared.log.send_modify(|log| log.calls.push((id.clone(), body)));
+    shared.log.send_modify(|log| {
+        log.routes.push(uri.path().into());
+        log.calls.push((id.clone(), body));
+    });
     let known = shared.kept.lock().unwrap().get(&id).cloned();
     let reply = known.unwrap_or_else(|| {
         let reply = shared.replies.lock().unwrap().pop_front().unwrap_or(Reply::Hang);
