@@ -1,6 +1,6 @@
 //! Model calls: each id reaches the upstream at most once, whatever happens to worker or gateway.
 //!
-//! A new call is recorded, sent, and settled in a task of its own: a worker that goes away does not end it. A repeat
+//! A new call is paid for, recorded, sent, and settled in a task of its own: a worker that goes away does not end it. A repeat
 //! joins the call in flight or gets what is kept. Only a cancel, a stop from outside or a deadline cuts it.
 
 use std::collections::HashMap;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
+use super::budget::{self, Budget, Hold};
 use super::contact::{Contact, Refusal};
 use super::failures::failure;
 use super::flight::Flight;
@@ -33,7 +34,8 @@ pub enum Reply {
 
 /// All calls of this gateway.
 pub struct Calls {
-    store: Store,
+    store: Arc<Store>,
+    budget: Arc<Budget>,
     contact: Arc<Contact>,
     upstream: Upstream,
     flights: Mutex<HashMap<CallId, Arc<Flight>>>,
@@ -44,13 +46,15 @@ pub struct Calls {
 
 impl Calls {
     /// No call in flight.
-    pub fn new(store: Store, contact: Arc<Contact>, upstream: Upstream) -> Self {
+    pub fn new(store: Arc<Store>, budget: Arc<Budget>, contact: Arc<Contact>, upstream: Upstream) -> Self {
+        let violated = store.violation().map(|violation| report(&violation.failure));
         Self {
             store,
+            budget,
             contact,
             upstream,
             flights: Mutex::default(),
-            ended: watch::Sender::default(),
+            ended: watch::Sender::new((0, violated)),
             closed: Mutex::new(false),
         }
     }
@@ -93,20 +97,38 @@ impl Calls {
             .upstream
             .prepare(id, body, self.store.scripted_turns())
             .inspect_err(|failure| self.note_end(Some(failure)))?;
-        self.store
-            .begin(id, Timestamp::now())
-            .map_err(|error| not_recorded(&error))?;
         let flight = Arc::new(Flight::new());
+        // Before any await, so that a repeat joins it also while it waits for room.
         self.flights().insert(id, Arc::clone(&flight));
         tokio::spawn(Arc::clone(self).fly(id, request, Arc::clone(&flight)));
         Ok(Reply::Live(flight))
     }
 
-    async fn fly(self: Arc<Self>, id: CallId, request: Prepared, flight: Arc<Flight>) {
+    async fn fly(self: Arc<Self>, id: CallId, mut request: Prepared, flight: Arc<Flight>) {
+        let _busy = self.budget.busy();
+        let held = tokio::select! {
+            biased;
+            why = flight.until_cut() => Err(why),
+            held = self.budget.hold(id, &mut request) => held,
+        };
+        let failure = match held {
+            Ok(hold) => self.spend(id, request, hold, &flight).await,
+            Err(failure) => {
+                tracing::info!(call = %id, kind = %failure.kind, message = failure.message, "no call is made");
+                Some(failure)
+            }
+        };
+        flight.end(failure.clone().map_or(Ok(()), Err));
+        self.flights().remove(&id);
+        self.note_end(failure.as_ref());
+    }
+
+    /// Sends the call and settles it; why there is no answer, when there is none.
+    async fn spend(&self, id: CallId, request: Prepared, hold: Hold, flight: &Flight) -> Option<Failure> {
         let result = tokio::select! {
             biased;
             why = flight.until_cut() => Err((why, true)),
-            result = self.upstream.run(request, &flight) => result.map_err(|failure| (failure, false)),
+            result = self.upstream.run(request, flight) => result.map_err(|failure| (failure, false)),
         };
         let was_cut = matches!(&result, Err((_, true)));
         let end = match &result {
@@ -118,26 +140,32 @@ impl Calls {
         };
         let metered = flight.metered();
         log(id, &end, &metered);
+        let charge = self.budget.charge(&hold, &metered);
+        let violation = charge.violation.clone();
         let settlement = Settlement {
             id,
             end,
             // A turn of the script that ran out of time was not given.
             scripted_turn: self.upstream.is_scripted() && !was_cut && metered != Metered::Unknown,
             metered,
+            reservation: hold.reservation,
+            charge: charge.amount,
+            violation: charge.violation,
+            previous: charge.previous,
             at: Timestamp::now(),
         };
         let settled = self.store.settle(settlement);
-        let failure = match (settled, result) {
+        if let Some(violation) = violation {
+            tracing::error!(call = %id, message = violation.failure.message, "a bill is above its bound");
+        }
+        match (settled, result) {
             (Err(error), _) => Some(not_recorded(&error)),
             (Ok(()), Err((failure, _))) => Some(failure),
             (Ok(()), Ok(complete)) => {
                 flight.push(complete.content_type, complete.rest);
                 None
             }
-        };
-        flight.end(failure.clone().map_or(Ok(()), Err));
-        self.flights().remove(&id);
-        self.note_end(failure.as_ref());
+        }
     }
 
     /// The worker has the outcome. `false`: the call is still in flight.
@@ -159,7 +187,11 @@ impl Calls {
     pub async fn obey(&self) {
         let mut view = self.contact.subscribe();
         loop {
-            let stop = view.borrow_and_update().stop();
+            let stop = {
+                let view = view.borrow_and_update();
+                view.stop()
+                    .or_else(|| view.directives.budget.as_ref().and_then(budget::cut))
+            };
             if let Some(why) = stop {
                 self.cut_all(&why);
             }
@@ -194,14 +226,23 @@ impl Calls {
 
     /// Tells the reports how the call ended. Ends that say nothing of the model leave its state as it was.
     fn note_end(&self, failure: Option<&Failure>) {
-        self.ended.send_modify(|(count, model)| {
+        // An answer whose bill was above its bound says nothing good of the model.
+        let violated = self.store.violation();
+        match violated.as_ref().map(|violation| &violation.failure).or(failure) {
+            Some(failure) if !speaks_of_the_model(failure.kind) => self.ended.send_modify(|(count, _)| *count += 1),
+            spoken => self.note_model(spoken),
+        }
+    }
+
+    fn note_model(&self, failure: Option<&Failure>) {
+        let good = || ModelReport {
+            failure: None,
+            message: String::new(),
+        };
+        let model = failure.map_or_else(good, report);
+        self.ended.send_modify(|(count, last)| {
             *count += 1;
-            if failure.is_none_or(|failure| speaks_of_the_model(failure.kind)) {
-                *model = Some(ModelReport {
-                    failure: failure.map(|failure| failure.kind),
-                    message: failure.map(|failure| failure.message.clone()).unwrap_or_default(),
-                });
-            }
+            *last = Some(model);
         });
     }
 
@@ -214,11 +255,19 @@ impl Calls {
     }
 }
 
+fn report(failure: &Failure) -> ModelReport {
+    ModelReport {
+        failure: Some(failure.kind),
+        message: failure.message.clone(),
+    }
+}
+
 fn ending() -> Failure {
     failure(FailureKind::Cancelled, "the gateway ends with its pod")
 }
 
-fn not_recorded(error: &StoreError) -> Failure {
+/// The record cannot be written: no call.
+pub fn not_recorded(error: &StoreError) -> Failure {
     tracing::error!(%error, "the record of calls cannot be written");
     failure(
         FailureKind::RecordFailed,

@@ -21,6 +21,8 @@ pub struct View {
     pub directives: Directives,
     /// A newer pod has taken over. For good.
     pub fenced: bool,
+    /// Times that the controller accepted this pod: each may be another leader.
+    pub attaches: u64,
 }
 
 impl View {
@@ -84,6 +86,7 @@ impl Contact {
         self.heard(now);
         self.view.send_modify(|view| {
             view.session = Some(session);
+            view.attaches += 1;
             view.directives = directives;
         });
     }

@@ -4,6 +4,7 @@
 //! Knows nothing of loops: the worker decides when to call, the controller whether the pod may.
 
 mod answer;
+mod budget;
 mod calls;
 mod contact;
 mod dialect;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
+use self::budget::Budget;
 use self::calls::Calls;
 use self::contact::Contact;
 use self::server::Gateway;
@@ -37,7 +39,8 @@ pub use self::store::StoreError;
 
 /// Time for calls in flight once the pod ends. The worker has had its drain before, and the pod has 5 s more in all.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
-/// Time for the last report.
+/// Time for giving leases back, and for the last report.
+const LAST_LEASES: Duration = Duration::from_secs(1);
 const LAST_REPORT: Duration = Duration::from_millis(1500);
 
 /// What a gateway runs with.
@@ -80,7 +83,7 @@ pub enum GatewayError {
 /// Serves until `end`, then finishes what is in flight, reports for the last time, and returns.
 pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), GatewayError> {
     let spec = &options.config.spec;
-    let store = Store::open(&options.record_dir, &spec.model.name, Timestamp::now())?;
+    let store = Arc::new(Store::open(&options.record_dir, &spec.model.name, Timestamp::now())?);
     let contact = Arc::new(Contact::new(options.run_lease, Instant::now()));
     let upstream = Upstream::new(&Caller {
         agent_uid: &options.config.uid,
@@ -88,15 +91,29 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         key_file: &options.api_key_file,
         script_file: &options.script_file,
     });
-    let calls = Arc::new(Calls::new(store, Arc::clone(&contact), upstream));
+    let client = Arc::new(LinkClient::new(
+        &options.config.link_url,
+        options.link_ca_file,
+        options.link_token_file,
+    ));
+    let budget = Arc::new(Budget::new(
+        Arc::clone(&store),
+        Arc::clone(&contact),
+        Arc::clone(&client),
+        options.config.epoch,
+        &spec.model.name,
+    ));
+    let calls = Arc::new(Calls::new(store, Arc::clone(&budget), Arc::clone(&contact), upstream));
     let said = watch::Sender::new(None);
     let uplink = Uplink {
         epoch: options.config.epoch,
-        client: LinkClient::new(&options.config.link_url, options.link_ca_file, options.link_token_file),
+        client,
         contact: Arc::clone(&contact),
         calls: Arc::clone(&calls),
+        budget: Arc::clone(&budget),
         said: said.subscribe(),
     };
+    let keep = Arc::clone(&budget).keep(said.subscribe());
     let socket_error = |source| GatewayError::Socket {
         path: options.socket.clone(),
         source,
@@ -117,9 +134,11 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
     tokio::select! {
         served = serve => return served.map_err(socket_error),
         () = calls.obey() => {}
+        () = keep => {}
         () = speak => {}
         () = async { end.await; calls.close(CLOSE_GRACE).await } => {}
     }
+    budget.close(LAST_LEASES).await;
     uplink.last_report(LAST_REPORT).await;
     tracing::info!("ended");
     Ok(())

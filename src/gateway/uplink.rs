@@ -10,6 +10,7 @@ use futures::StreamExt;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use super::budget::Budget;
 use super::calls::Calls;
 use super::contact::Contact;
 use crate::link::client::{DirectiveEvent, LinkClient, LinkError};
@@ -26,11 +27,13 @@ pub struct Uplink {
     /// The pod's epoch.
     pub epoch: i64,
     /// The way to the controller.
-    pub client: LinkClient,
+    pub client: Arc<LinkClient>,
     /// Where what is learnt goes.
     pub contact: Arc<Contact>,
     /// The calls to report.
     pub calls: Arc<Calls>,
+    /// What pays for them.
+    pub budget: Arc<Budget>,
     /// What the worker says.
     pub said: watch::Receiver<Option<LoopReport>>,
 }
@@ -166,7 +169,8 @@ impl Uplink {
             loop_,
             usage,
             model: self.calls.subscribe().borrow().1.clone(),
-            ..Report::default()
+            budget: self.calls.store().budget(),
+            pulse: self.budget.pulse(),
         }
     }
 }

@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod anthropic;
+mod budgets;
 mod controller;
 mod crashes;
 mod faults;
+mod ledger;
 mod link;
 mod provider;
 mod real;

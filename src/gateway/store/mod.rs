@@ -4,26 +4,38 @@
 //! as open **before** it is sent, and settled together with its answer **before** the worker gets the end of it. What
 //! was open when the gateway died is lost: it counts as sent, its use as unknown.
 //!
+//! What a call may cost is reserved in the wallet in the transaction that opens it, and settled in the one that ends it.
+//! The wallet in memory is what is on disk: it is changed as a copy, written, and then put in its place.
+//!
 //! What counts: `calls` are the requests sent, each attempt for itself; one that never left (no connection) is none. An
 //! HTTP error bills nothing. Any other call whose server did not say what it used, in a believable way, counts in
-//! `unknownCalls`, and its tokens in no other field.
+//! `unknownCalls`, and its tokens in no other field; where a limit applies, its reservation counts there as spent, and
+//! it is one of `estimatedCalls` too.
 
+mod holdings;
 mod schema;
 mod totals;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
+use ring::rand::{SecureRandom, SystemRandom};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use serde::{Deserialize, Serialize};
 
+use self::holdings::{from_json, to_json};
 use self::totals::Totals;
 use super::failures::failure;
+use crate::api::amount::Amount;
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::Usage;
 use crate::engine::CallId;
-use crate::ledger::bound::Bill;
+use crate::ledger::bound::{Bill, Previous};
+use crate::ledger::wallet::{AccountId, Draw, Reservation, Wallet};
+use crate::link::messages::BudgetReport;
 
 /// Name of the record's file in its directory.
 pub const FILE_NAME: &str = "calls.db";
@@ -32,6 +44,9 @@ const KEPT_CALLS: i64 = 1000;
 
 const ACKED: &str = "acked";
 const SCRIPTED: &str = "scripted";
+const RECORD: &str = "record";
+const VIOLATION: &str = "violation";
+const BUDGET: &str = "budget";
 
 /// Why the record cannot be used.
 #[derive(thiserror::Error, Debug)]
@@ -88,6 +103,15 @@ pub enum Metered {
     Billed(Bill, String),
 }
 
+/// The server billed a call above its bound.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// What each call fails with from then on.
+    pub failure: Failure,
+    /// The request to resume that was known then: another one ends it.
+    pub resume: Option<String>,
+}
+
 /// The outcome of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settlement {
@@ -97,6 +121,14 @@ pub struct Settlement {
     pub end: End,
     /// What it used.
     pub metered: Metered,
+    /// What was reserved for it.
+    pub reservation: Reservation,
+    /// What it counts in the limits.
+    pub charge: Amount,
+    /// Set when it was billed above its bound.
+    pub violation: Option<Violation>,
+    /// What the bound of the next request rests on; `None`: as before.
+    pub previous: Option<Arc<Previous>>,
     /// Whether it took a turn of the script.
     pub scripted_turn: bool,
     /// When.
@@ -114,8 +146,18 @@ pub enum Recorded {
     Acknowledged,
 }
 
+/// What came of the wish to begin a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// It is recorded, and holds this.
+    Held(Reservation),
+    /// Nothing happened: these accounts hold too little.
+    Short(BTreeSet<AccountId>),
+}
+
 /// The record.
 pub struct Store {
+    name: String,
     inner: Mutex<Inner>,
 }
 
@@ -125,6 +167,7 @@ struct Inner {
     counts: Counts,
     /// Outcomes that could not be written yet: the disk was full. They go first as soon as it is not.
     unsettled: Vec<Settlement>,
+    budget: BudgetReport,
 }
 
 /// What is kept in memory of what is on disk; both change together or not at all.
@@ -133,6 +176,11 @@ struct Counts {
     totals: Totals,
     scripted_turns: u64,
     acked: Option<CallId>,
+    wallet: Wallet,
+    violation: Option<Violation>,
+    previous: Option<Arc<Previous>>,
+    /// As it is on disk; what is in memory may be ahead of it.
+    budget: BudgetReport,
 }
 
 impl Store {
@@ -140,14 +188,17 @@ impl Store {
     pub fn open(directory: &Path, model: &str, now: Timestamp) -> Result<Self, StoreError> {
         let path = directory.join(FILE_NAME);
         let mut db = schema::open(&path)?;
-        let counts = Counts::restore(&mut db, now).map_err(|source| schema::cannot_open(&path, source))?;
+        let (name, counts) =
+            Counts::restore(&mut db, model, now).map_err(|source| schema::cannot_open(&path, source))?;
         let inner = Inner {
             db,
             model: model.into(),
+            budget: counts.budget.clone(),
             counts,
             unsettled: Vec::new(),
         };
         Ok(Self {
+            name,
             inner: Mutex::new(inner),
         })
     }
@@ -172,18 +223,94 @@ impl Store {
         Ok(inner.db.query_row(sql, key(id), recorded).optional()?)
     }
 
-    /// Records that a call is about to be sent.
-    pub fn begin(&self, id: CallId, now: Timestamp) -> Result<(), StoreError> {
+    /// Reserves `amount` in each of `draws`, and records that the call is about to be sent. `clock`: the wallet's time.
+    pub fn begin(
+        &self,
+        id: CallId,
+        (draws, amount): (&[Draw<'_>], &Amount),
+        clock: u64,
+        now: Timestamp,
+    ) -> Result<Begun, StoreError> {
         let mut inner = self.lock();
         inner.settle_rest()?;
+        let mut wallet = inner.counts.wallet.clone();
+        let reservation = match wallet.reserve(draws, amount, clock) {
+            Ok(reservation) => reservation,
+            Err(short) => return Ok(Begun::Short(short)),
+        };
         let model = inner.model.clone();
-        inner.change(|change, _| {
+        inner.change(|change, counts| {
+            counts.wallet = wallet;
             change.execute(
-                "INSERT INTO calls (turn, call, attempt, state, model, opened_at) VALUES (?, ?, ?, 'Open', ?, ?)",
-                params![id.turn, id.call, id.attempt, model, now.to_string()],
+                "INSERT INTO calls (turn, call, attempt, state, model, opened_at, reservation)
+                 VALUES (?, ?, ?, 'Open', ?, ?, ?)",
+                params![
+                    id.turn,
+                    id.call,
+                    id.attempt,
+                    model,
+                    now.to_string(),
+                    to_json(&reservation)?
+                ],
             )?;
+            Ok(Begun::Held(reservation))
+        })
+    }
+
+    /// The record's name: made once with it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Looks into the wallet.
+    pub fn look<T>(&self, at: impl FnOnce(&Wallet) -> T) -> T {
+        at(&self.lock().counts.wallet)
+    }
+
+    /// Changes the wallet, on disk first.
+    pub fn change_wallet<T>(&self, act: impl FnOnce(&mut Wallet) -> T) -> Result<T, StoreError> {
+        let mut inner = self.lock();
+        inner.settle_rest()?;
+        let mut wallet = inner.counts.wallet.clone();
+        let done = act(&mut wallet);
+        let same_epochs = wallet.epochs().eq(inner.counts.wallet.epochs());
+        if same_epochs && wallet.rows().eq(inner.counts.wallet.rows()) {
+            inner.counts.wallet = wallet;
+            return Ok(done);
+        }
+        inner.change(|_, counts| {
+            counts.wallet = wallet;
+            Ok(done)
+        })
+    }
+
+    /// The server billed above a bound, and nobody has said to go on.
+    pub fn violation(&self) -> Option<Violation> {
+        self.lock().counts.violation.clone()
+    }
+
+    /// Calls may go on after a violation.
+    pub fn forgive(&self) -> Result<(), StoreError> {
+        self.lock().change(|change, counts| {
+            counts.violation = None;
+            change.execute("DELETE FROM meta WHERE name = ?", [VIOLATION])?;
             Ok(())
         })
+    }
+
+    /// The last request that was billed.
+    pub fn previous(&self) -> Option<Arc<Previous>> {
+        self.lock().counts.previous.clone()
+    }
+
+    /// What limits did so far.
+    pub fn budget(&self) -> BudgetReport {
+        self.lock().budget.clone()
+    }
+
+    /// Counts something of it; on disk with the next change.
+    pub fn count(&self, add: impl FnOnce(&mut BudgetReport)) {
+        add(&mut self.lock().budget);
     }
 
     /// Records the outcome of a call, and counts it. When it cannot be written it is kept in memory, and goes first as
@@ -240,21 +367,27 @@ impl Store {
 }
 
 impl Inner {
-    fn change(
+    fn change<T>(
         &mut self,
-        act: impl FnOnce(&Transaction<'_>, &mut Counts) -> rusqlite::Result<()>,
-    ) -> Result<(), StoreError> {
+        act: impl FnOnce(&Transaction<'_>, &mut Counts) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
         let mut counts = self.counts.clone();
         let change = self.db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        act(&change, &mut counts)?;
+        let done = act(&change, &mut counts)?;
+        holdings::write(&change, &self.counts.wallet, &counts.wallet)?;
+        if counts.budget != self.budget {
+            counts.budget = self.budget.clone();
+            set_meta(&change, BUDGET, &to_json(&counts.budget)?)?;
+        }
         change.commit()?;
         self.counts = counts;
-        Ok(())
+        Ok(done)
     }
 
     fn settle_rest(&mut self) -> Result<(), StoreError> {
         while let Some(settlement) = self.unsettled.first().cloned() {
-            self.change(|change, counts| counts.settle(change, &settlement))?;
+            let model = self.model.clone();
+            self.change(|change, counts| counts.settle(change, &model, &settlement))?;
             self.unsettled.remove(0);
         }
         Ok(())
@@ -262,30 +395,49 @@ impl Inner {
 }
 
 impl Counts {
-    /// Reads them, and loses the calls that were open when the last gateway ended.
-    fn restore(db: &mut Connection, now: Timestamp) -> rusqlite::Result<Self> {
+    /// Reads them, and loses the calls that were open when the last gateway ended: what was reserved for them is spent.
+    /// Gives the record's name too.
+    fn restore(db: &mut Connection, model: &str, now: Timestamp) -> rusqlite::Result<(String, Self)> {
         let change = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut totals = Totals::load(&change)?;
-        let mut open = change.prepare("SELECT model FROM calls WHERE state = 'Open'")?;
-        let models: Vec<String> = open.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+        let name = match meta(&change, RECORD)? {
+            Some(name) => name,
+            None => make_name(&change)?,
+        };
+        let budget = meta::<String>(&change, BUDGET)?;
+        let violation = meta::<String>(&change, VIOLATION)?;
+        let mut counts = Self {
+            totals: Totals::load(&change)?,
+            scripted_turns: meta(&change, SCRIPTED)?.unwrap_or(0),
+            acked: meta(&change, ACKED)?,
+            wallet: holdings::load(&change)?,
+            violation: violation.map(|text| from_json(&text)).transpose()?,
+            previous: holdings::load_previous(&change, model)?.map(Arc::new),
+            budget: budget.map(|text| from_json(&text)).transpose()?.unwrap_or_default(),
+        };
+        let before = counts.wallet.clone();
+        let mut open = change.prepare("SELECT model, reservation FROM calls WHERE state = 'Open'")?;
+        let lost = open.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let lost: Vec<(String, Option<String>)> = lost.collect::<Result<_, _>>()?;
         drop(open);
-        for model in models {
-            totals.count(&change, &model, &Metered::Unknown)?;
+        for (model, reservation) in lost {
+            let reservation: Reservation = reservation.map_or(Ok(Reservation::default()), |text| from_json(&text))?;
+            let estimated = !reservation.leases.is_empty();
+            counts.wallet.reopen(&reservation);
+            counts.wallet.settle(&reservation, &reservation.amount);
+            counts
+                .totals
+                .count(&change, &model, &Metered::Unknown, (0, estimated))?;
         }
+        holdings::write(&change, &before, &counts.wallet)?;
         change.execute(
             "UPDATE calls SET state = 'Lost', ended_at = ? WHERE state = 'Open'",
             [now.to_string()],
         )?;
-        let counts = Self {
-            totals,
-            scripted_turns: meta(&change, SCRIPTED)?.unwrap_or(0),
-            acked: meta(&change, ACKED)?,
-        };
         change.commit()?;
-        Ok(counts)
+        Ok((name, counts))
     }
 
-    fn settle(&mut self, change: &Transaction<'_>, settlement: &Settlement) -> rusqlite::Result<()> {
+    fn settle(&mut self, change: &Transaction<'_>, spec_model: &str, settlement: &Settlement) -> rusqlite::Result<()> {
         let id = settlement.id;
         let usage = match &settlement.metered {
             Metered::Billed(_, raw) => Some(raw),
@@ -311,7 +463,18 @@ impl Counts {
             ],
             |row| row.get(0),
         )?;
-        self.totals.count(change, &model, &settlement.metered)?;
+        self.wallet.settle(&settlement.reservation, &settlement.charge);
+        let estimated = settlement.metered == Metered::Unknown && !settlement.reservation.leases.is_empty();
+        self.totals
+            .count(change, &model, &settlement.metered, (settlement.charge.cost, estimated))?;
+        if let Some(violation) = &settlement.violation {
+            self.violation = Some(violation.clone());
+            set_meta(change, VIOLATION, &to_json(violation)?)?;
+        }
+        if let Some(previous) = &settlement.previous {
+            self.previous = Some(Arc::clone(previous));
+            holdings::write_previous(change, spec_model, previous)?;
+        }
         if settlement.scripted_turn {
             self.scripted_turns += 1;
             set_meta(change, SCRIPTED, &self.scripted_turns.to_string())?;
@@ -354,13 +517,15 @@ fn set_meta(change: &Transaction<'_>, name: &str, value: &str) -> rusqlite::Resu
     Ok(())
 }
 
-fn to_json(failure: &Failure) -> rusqlite::Result<String> {
-    serde_json::to_string(failure).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))
-}
-
-fn from_json(text: &str) -> rusqlite::Result<Failure> {
-    serde_json::from_str(text)
-        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, error.into()))
+/// A name that no other record has.
+fn make_name(change: &Transaction<'_>) -> rusqlite::Result<String> {
+    let mut bytes = [0_u8; 16];
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| rusqlite::Error::ToSqlConversionFailure("the system has no randomness".into()))?;
+    let name: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    set_meta(change, RECORD, &name)?;
+    Ok(name)
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use super::StoreError;
 /// Version of the tables, kept in `user_version`.
 const VERSION: i64 = 2;
 
-const TABLES: &str = "
+/// Version 1.
+pub(super) const TABLES_1: &str = "
 CREATE TABLE calls (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     turn INTEGER NOT NULL,
@@ -55,6 +56,11 @@ CREATE TABLE leases (
 CREATE TABLE accounts (
     account TEXT PRIMARY KEY,
     epoch INTEGER NOT NULL      -- of the newest ledger record heard of
+) WITHOUT ROWID;
+CREATE TABLE previous (         -- the last request that was billed
+    model TEXT PRIMARY KEY,
+    billed_input INTEGER NOT NULL,
+    parts BLOB NOT NULL
 ) WITHOUT ROWID;
 ";
 
@@ -112,7 +118,7 @@ fn prepare_tables(db: &mut Connection) -> rusqlite::Result<i64> {
         return Ok(found);
     }
     if found == 0 {
-        change.execute_batch(TABLES)?;
+        change.execute_batch(TABLES_1)?;
     }
     change.execute_batch(TABLES_2)?;
     change.pragma_update(None, "user_version", VERSION)?;

@@ -4,7 +4,10 @@ use pretty_assertions::assert_eq;
 use tempfile::TempDir;
 
 use super::*;
+use crate::api::amount::LimitAmounts;
 use crate::api::status::ModelUsage;
+use crate::ledger::account::Granted;
+use crate::ledger::bound::Part;
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
@@ -31,13 +34,31 @@ fn answered(call: &str, body: &str) -> Settlement {
             body: body.into(),
         },
         metered: Metered::Billed(bill, "{}".into()),
+        ..unlimited()
+    }
+}
+
+/// Of a call that no limit limits.
+fn unlimited() -> Settlement {
+    Settlement {
+        id: id("t1c1a1"),
+        end: End::Failed(failure(FailureKind::Unreachable, "x")),
+        metered: Metered::Unknown,
+        reservation: Reservation::default(),
+        charge: Amount::ZERO,
+        violation: None,
+        previous: None,
         scripted_turn: false,
         at: NOW,
     }
 }
 
+fn begin(store: &Store, call: CallId) -> Result<Begun, StoreError> {
+    store.begin(call, (&[], &Amount::ZERO), 0, NOW)
+}
+
 fn call(store: &Store, name: &str, body: &str) {
-    store.begin(id(name), NOW).unwrap();
+    begin(store, id(name)).unwrap();
     store.settle(answered(name, body)).unwrap();
 }
 
@@ -80,7 +101,7 @@ fn acknowledging_one_call_covers_all_before_it_and_none_after() {
 #[test]
 fn a_call_open_at_a_restart_is_lost_and_counted_once_as_unknown() {
     let directory = TempDir::new().unwrap();
-    open(&directory).begin(id("t1c1a1"), NOW).unwrap();
+    begin(&open(&directory), id("t1c1a1")).unwrap();
     for _ in 0..2 {
         let store = open(&directory);
         let Some(Recorded::Ended(End::Failed(failure))) = store.find(id("t1c1a1")).unwrap() else {
@@ -97,7 +118,6 @@ fn a_call_open_at_a_restart_is_lost_and_counted_once_as_unknown() {
 fn each_way_to_end_counts_by_its_own_rule() {
     let directory = TempDir::new().unwrap();
     let store = open(&directory);
-    let failed = || End::Failed(failure(FailureKind::Unreachable, "x"));
     let ways = [Metered::NotSent, Metered::Free, Metered::Unknown];
     let mut counted = vec![];
     for (turn, metered) in (1..).zip(ways) {
@@ -106,14 +126,12 @@ fn each_way_to_end_counts_by_its_own_rule() {
             call: 1,
             attempt: 1,
         };
-        store.begin(id, NOW).unwrap();
+        begin(&store, id).unwrap();
         store
             .settle(Settlement {
                 id,
-                end: failed(),
                 metered,
-                scripted_turn: false,
-                at: NOW,
+                ..unlimited()
             })
             .unwrap();
         counted.push((store.usage().calls, store.usage().unknown_calls));
@@ -166,16 +184,12 @@ fn at_most_ten_models_are_reported_and_the_sum_holds_all() {
     let directory = TempDir::new().unwrap();
     for number in 0..12 {
         let store = Store::open(directory.path(), &format!("m{number:02}"), NOW).unwrap();
-        store
-            .begin(
-                CallId {
-                    turn: number,
-                    call: 1,
-                    attempt: 1,
-                },
-                NOW,
-            )
-            .unwrap();
+        let call = CallId {
+            turn: number,
+            call: 1,
+            attempt: 1,
+        };
+        begin(&store, call).unwrap();
     }
     let usage = open(&directory).usage();
     assert_eq!((usage.calls, usage.by_model.len()), (12, totals::MAX_MODELS));
@@ -185,14 +199,14 @@ fn at_most_ten_models_are_reported_and_the_sum_holds_all() {
 fn a_full_disk_makes_no_call_and_loses_no_outcome() {
     let directory = TempDir::new().unwrap();
     let store = open(&directory);
-    store.begin(id("t1c1a1"), NOW).unwrap();
+    begin(&store, id("t1c1a1")).unwrap();
     store.fill_disk(true);
     let long = "x".repeat(1_000_000);
     assert!(matches!(
         store.settle(answered("t1c1a1", &long)),
         Err(StoreError::Write(_))
     ));
-    assert!(store.begin(id("t2c1a1"), NOW).is_err());
+    assert!(begin(&store, id("t2c1a1")).is_err());
     assert_eq!(store.usage().calls, 0);
     store.fill_disk(false);
     let Some(Recorded::Ended(End::Answered { body, .. })) = store.find(id("t1c1a1")).unwrap() else {
@@ -200,7 +214,7 @@ fn a_full_disk_makes_no_call_and_loses_no_outcome() {
     };
     assert_eq!(body.len(), long.len());
     assert_eq!(store.usage().calls, 1);
-    store.begin(id("t2c1a1"), NOW).unwrap();
+    begin(&store, id("t2c1a1")).unwrap();
 }
 
 #[test]
@@ -258,7 +272,7 @@ fn old_calls_leave_and_the_totals_stay() {
 fn turns_of_the_script_are_counted_over_restarts() {
     let directory = TempDir::new().unwrap();
     let store = open(&directory);
-    store.begin(id("t1c1a1"), NOW).unwrap();
+    begin(&store, id("t1c1a1")).unwrap();
     store
         .settle(Settlement {
             scripted_turn: true,
@@ -269,4 +283,216 @@ fn turns_of_the_script_are_counted_over_restarts() {
     assert_eq!(store.scripted_turns(), 1);
     drop(store);
     assert_eq!(open(&directory).scripted_turns(), 1);
+}
+
+fn tokens(tokens: i64) -> Amount {
+    Amount {
+        tokens,
+        calls: 1,
+        ..Amount::ZERO
+    }
+}
+
+fn team() -> [Draw<'static>; 1] {
+    let limits = LimitAmounts {
+        tokens: Some(1),
+        ..LimitAmounts::default()
+    };
+    [Draw {
+        account: "team",
+        limits,
+    }]
+}
+
+/// The leader's word: so much of lease 1.
+fn grant(store: &Store, amount: i64) {
+    let granted = Granted {
+        lease: 1,
+        granted: tokens(amount),
+        ends: None,
+    };
+    store
+        .change_wallet(|wallet| wallet.hear("team", 7, &[(granted, None)], &[]))
+        .unwrap();
+}
+
+fn said(store: &Store) -> (i64, i64, bool) {
+    store.look(|wallet| {
+        let all: Vec<_> = wallet.statements().collect();
+        let [(_, said)] = all.as_slice() else { panic!("{all:?}") };
+        (said.spent.tokens, said.returned.tokens, said.closed)
+    })
+}
+
+fn held(store: &Store, call: &str, amount: i64) -> Reservation {
+    match store.begin(id(call), (&team(), &tokens(amount)), 0, NOW).unwrap() {
+        Begun::Held(reservation) => reservation,
+        Begun::Short(short) => panic!("{short:?}"),
+    }
+}
+
+#[test]
+fn a_record_has_one_name_for_ever_and_no_two_have_the_same() {
+    let (one, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let name = open(&one).name().to_owned();
+    assert!(
+        name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit()),
+        "{name}"
+    );
+    assert_eq!(open(&one).name(), name);
+    assert_ne!(open(&other).name(), name);
+}
+
+#[test]
+fn a_call_begins_with_all_that_it_needs_or_not_at_all() {
+    let directory = TempDir::new().unwrap();
+    let store = open(&directory);
+    grant(&store, 100);
+    held(&store, "t1c1a1", 60);
+    let short = store.begin(id("t2c1a1"), (&team(), &tokens(41)), 0, NOW).unwrap();
+    assert_eq!(short, Begun::Short(["team".to_owned()].into()));
+    assert_eq!(store.find(id("t2c1a1")).unwrap(), None);
+    held(&store, "t2c1a1", 40);
+}
+
+#[test]
+fn what_is_spent_and_given_back_survives_a_restart_and_what_is_granted_is_said_again() {
+    let directory = TempDir::new().unwrap();
+    let store = open(&directory);
+    grant(&store, 100);
+    let reservation = held(&store, "t1c1a1", 60);
+    let settlement = Settlement {
+        reservation,
+        charge: tokens(25),
+        ..answered("t1c1a1", "")
+    };
+    store.settle(settlement).unwrap();
+    store.change_wallet(|wallet| wallet.give_back(None)).unwrap();
+    assert_eq!(said(&store), (25, 75, false));
+    drop(store);
+    let store = open(&directory);
+    assert_eq!(said(&store), (25, 75, false));
+    assert_eq!(
+        store.look(|wallet| wallet.epochs().next().map(|(_, epoch)| epoch)),
+        Some(7)
+    );
+    // Nothing may be spent of what is only remembered.
+    assert_eq!(store.look(|wallet| wallet.available("team", 0).tokens), 0);
+    grant(&store, 130);
+    assert_eq!(store.look(|wallet| wallet.available("team", 0).tokens), 30);
+}
+
+#[test]
+fn a_call_open_at_a_restart_counts_as_reserved_once_and_is_estimated() {
+    let directory = TempDir::new().unwrap();
+    let store = open(&directory);
+    grant(&store, 100);
+    held(&store, "t1c1a1", 60);
+    drop(store);
+    for _ in 0..2 {
+        let store = open(&directory);
+        assert_eq!(said(&store), (60, 0, false));
+        let usage = store.usage();
+        assert_eq!((usage.calls, usage.unknown_calls, usage.estimated_calls), (1, 1, 1));
+        assert_eq!(usage.input_tokens + usage.output_tokens, 0);
+    }
+}
+
+#[test]
+fn an_outcome_that_waits_for_the_disk_holds_its_reservation() {
+    let directory = TempDir::new().unwrap();
+    let store = open(&directory);
+    grant(&store, 100);
+    let settlement = Settlement {
+        reservation: held(&store, "t1c1a1", 60),
+        charge: tokens(25),
+        ..answered("t1c1a1", &"x".repeat(1_000_000))
+    };
+    store.fill_disk(true);
+    assert!(store.settle(settlement).is_err());
+    assert_eq!(store.look(|wallet| wallet.available("team", 0).tokens), 40);
+    store.fill_disk(false);
+    store.find(id("t1c1a1")).unwrap();
+    assert_eq!(store.look(|wallet| wallet.available("team", 0).tokens), 75);
+}
+
+#[test]
+fn a_violation_stands_over_a_restart_until_it_is_forgiven() {
+    let directory = TempDir::new().unwrap();
+    let store = open(&directory);
+    let violation = Violation {
+        failure: failure(FailureKind::BoundViolated, "x"),
+        resume: Some("before".into()),
+    };
+    begin(&store, id("t1c1a1")).unwrap();
+    let settlement = Settlement {
+        violation: Some(violation.clone()),
+        ..answered("t1c1a1", "")
+    };
+    store.settle(settlement).unwrap();
+    drop(store);
+    let store = open(&directory);
+    assert_eq!(store.violation(), Some(violation));
+    store.forgive().unwrap();
+    drop(store);
+    assert_eq!(open(&directory).violation(), None);
+}
+
+#[test]
+fn the_request_that_the_next_bound_rests_on_is_kept_for_its_model_only() {
+    let directory = TempDir::new().unwrap();
+    let part = |name: u8| Part {
+        hash: [name; 32],
+        bytes: i64::from(name) * 1000,
+        unsteady: 3,
+        is_message: name > 1,
+    };
+    let previous = Previous {
+        parts: vec![part(1), part(2)],
+        billed_input: 1234,
+    };
+    let store = open(&directory);
+    begin(&store, id("t1c1a1")).unwrap();
+    let settlement = Settlement {
+        previous: Some(Arc::new(previous.clone())),
+        ..answered("t1c1a1", "")
+    };
+    store.settle(settlement).unwrap();
+    drop(store);
+    assert_eq!(open(&directory).previous().as_deref(), Some(&previous));
+    assert_eq!(Store::open(directory.path(), "other", NOW).unwrap().previous(), None);
+}
+
+#[test]
+fn a_record_of_version_1_keeps_its_totals_and_its_calls() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join(FILE_NAME);
+    let db = Connection::open(&path).unwrap();
+    db.execute_batch(schema::TABLES_1).unwrap();
+    db.execute_batch(
+        "INSERT INTO totals VALUES ('', 7, 1, 100, 50, 20, 5), ('m', 7, 1, 100, 50, 20, 5);
+         INSERT INTO calls (turn, call, attempt, state, model, opened_at) VALUES (1, 1, 1, 'Open', 'm', 'x');
+         INSERT INTO meta VALUES ('base', '1'), ('scripted', '4');
+         PRAGMA user_version = 1;",
+    )
+    .unwrap();
+    drop(db);
+    let store = open(&directory);
+    let usage = store.usage();
+    assert_eq!((usage.calls, usage.unknown_calls, usage.estimated_calls), (8, 2, 0));
+    assert_eq!((usage.input_tokens, usage.cache_write_tokens, usage.cost), (100, 0, 0));
+    assert_eq!((usage.by_model[0].calls, store.scripted_turns()), (8, 4));
+    call(&store, "t2c1a1", "");
+    drop(store);
+    assert_eq!(open(&directory).usage().calls, 9);
+}
+
+#[test]
+fn what_limits_did_is_counted_over_restarts() {
+    let directory = TempDir::new().unwrap();
+    let store = open(&directory);
+    store.count(|budget| budget.refused_calls += 2);
+    call(&store, "t1c1a1", "");
+    drop(store);
+    assert_eq!(open(&directory).budget().refused_calls, 2);
 }

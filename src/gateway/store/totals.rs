@@ -62,8 +62,14 @@ impl Totals {
         Ok(())
     }
 
-    /// Counts one call of `model`.
-    pub(super) fn count(&mut self, change: &Transaction<'_>, model: &str, metered: &Metered) -> rusqlite::Result<()> {
+    /// Counts one call of `model`: what it cost, where that is known, and whether a limit counts it as reserved.
+    pub(super) fn count(
+        &mut self,
+        change: &Transaction<'_>,
+        model: &str,
+        metered: &Metered,
+        (cost, estimated): (i64, bool),
+    ) -> rusqlite::Result<()> {
         let mut one = ModelUsage {
             calls: 1,
             ..ModelUsage::default()
@@ -71,13 +77,14 @@ impl Totals {
         match metered {
             Metered::NotSent => return Ok(()),
             Metered::Free => {}
-            Metered::Unknown => one.unknown_calls = 1,
+            Metered::Unknown => (one.unknown_calls, one.estimated_calls) = (1, estimated.into()),
             Metered::Billed(bill, _) => {
                 one.input_tokens = bill.input;
                 one.output_tokens = bill.output;
                 one.cache_read_tokens = bill.cache_read;
                 one.cache_write_tokens = bill.cache_write + bill.cache_write_1h;
                 one.reasoning_tokens = bill.reasoning;
+                one.cost = cost;
             }
         }
         self.all += &one;

@@ -6,7 +6,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use agentloop::link::messages::{Attach, Attached, Directives, Known, Refusal, RefusalCode, Report};
+use agentloop::api::amount::LimitAmounts;
+use agentloop::link::messages::{
+    Attach, Attached, BudgetTerms, Directives, Known, LeaseRequest, Refusal, RefusalCode, Report,
+};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{Event, Sse};
@@ -16,6 +19,8 @@ use axum::{Json, Router};
 use axum_server::tls_rustls::RustlsConfig;
 use futures::{StreamExt, stream};
 use tokio::sync::watch;
+
+use super::ledger::Ledger;
 
 #[derive(Clone)]
 pub struct Controller {
@@ -32,6 +37,9 @@ struct Shared {
     directives: watch::Sender<Directives>,
     reports: watch::Sender<Vec<Report>>,
     tokens: watch::Sender<Vec<String>>,
+    ledger: watch::Sender<Ledger>,
+    /// Leases get no answer.
+    frozen: watch::Sender<bool>,
 }
 
 impl Controller {
@@ -51,11 +59,18 @@ impl Controller {
             directives: watch::Sender::default(),
             reports: watch::Sender::default(),
             tokens: watch::Sender::default(),
+            ledger: watch::Sender::default(),
+            frozen: watch::Sender::default(),
         });
+        // Nothing limits the calls.
+        state
+            .directives
+            .send_modify(|directives| directives.budget = Some(BudgetTerms::default()));
         let router = Router::new()
             .route("/v1/attach", post(attach))
             .route("/v1/report", post(report))
             .route("/v1/directives", get(directives))
+            .route("/v1/lease", post(lease))
             .with_state(Arc::clone(&state));
         let server = axum_server::from_tcp_rustls(listener, tls).unwrap();
         tokio::spawn(server.serve(router.into_make_service()));
@@ -75,8 +90,44 @@ impl Controller {
         self.state.silent.send_replace(silent);
     }
 
+    /// Says what to do; what limits the calls stays as it is.
     pub fn direct(&self, directives: Directives) {
-        self.state.directives.send_replace(directives);
+        self.state.directives.send_modify(|said| {
+            let budget = said.budget.take();
+            *said = Directives { budget, ..directives };
+        });
+    }
+
+    /// Says what limits the calls.
+    pub fn limit(&self, id: &str, limits: LimitAmounts) {
+        self.ledger(|ledger| ledger.limit(id, limits));
+    }
+
+    /// What was last said.
+    pub fn said(&self) -> Directives {
+        self.state.directives.borrow().clone()
+    }
+
+    /// Takes the word back.
+    pub fn undecide(&self) {
+        self.state.directives.send_modify(|said| said.budget = None);
+    }
+
+    /// Changes or looks at the ledger, and tells the gateway what came of it.
+    pub fn ledger<T>(&self, act: impl FnOnce(&mut Ledger) -> T) -> T {
+        self.state.ledger(act)
+    }
+
+    pub fn freeze(&self, frozen: bool) {
+        self.state.frozen.send_replace(frozen);
+    }
+
+    /// Waits for a ledger like this.
+    pub async fn until_ledger(&self, what: &str, wanted: impl Fn(&Ledger) -> bool) {
+        let mut ledger = self.state.ledger.subscribe();
+        let found = ledger.wait_for(|ledger| wanted(ledger));
+        let found = tokio::time::timeout(Duration::from_secs(20), found).await;
+        assert!(found.is_ok(), "no ledger with {what}");
     }
 
     pub fn reports(&self) -> Vec<Report> {
@@ -142,6 +193,39 @@ impl Shared {
             }
         }
     }
+}
+
+impl Shared {
+    fn ledger<T>(&self, act: impl FnOnce(&mut Ledger) -> T) -> T {
+        let mut done = None;
+        let mut told = BudgetTerms::default();
+        self.ledger.send_modify(|ledger| {
+            done = Some(act(ledger));
+            told = ledger.told();
+        });
+        self.directives.send_if_modified(|said| {
+            let new = said.budget.as_ref() != Some(&told);
+            said.budget = Some(told);
+            new
+        });
+        done.unwrap()
+    }
+}
+
+async fn lease(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(request): Json<LeaseRequest>) -> Response {
+    if let Err(refused) = state.meet(&headers).await {
+        return refused;
+    }
+    let _ = state.frozen.subscribe().wait_for(|frozen| !frozen).await;
+    let (answer, lost) = state.ledger(|ledger| {
+        let lost = ledger.lose > 0;
+        ledger.lose = ledger.lose.saturating_sub(1);
+        (ledger.lease(&request), lost)
+    });
+    if lost {
+        return StatusCode::BAD_GATEWAY.into_response();
+    }
+    Json(answer).into_response()
 }
 
 async fn attach(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(attach): Json<Attach>) -> Response {

@@ -223,7 +223,7 @@ async fn the_token_is_read_for_each_request_and_the_ca_bundle_when_it_changes() 
 }
 
 /// Waits until the gateway tells its worker something like this.
-async fn until_event(world: &World, wanted: impl Fn(&SocketEvent) -> bool) {
+pub async fn until_event(world: &World, wanted: impl Fn(&SocketEvent) -> bool) {
     let look = async {
         loop {
             let Ok(response) = world.worker.get(url("/v1/events")).send().await else {

@@ -14,7 +14,7 @@ turns:
 - {yield: {sleep: 5, reason: tired}, usage: {inputTokens: 1, outputTokens: 1}}
 ";
 
-async fn scripted(script: &str) -> World {
+pub async fn scripted(script: &str) -> World {
     let mut world = World::new().await;
     world.set(&json!({"api": "Scripted", "baseURL": null, "apiKeySecretRef": null}));
     write(&world.path("script"), script);

@@ -1,0 +1,352 @@
+//! The conversation about leases beside the calls: says what became of them, gives back what is recalled or not needed,
+//! and asks early.
+//!
+//! All that is said are totals, so that a lost or repeated word does no harm. A closed lease is said again until the
+//! leader knows nothing of it any more: then its last numbers are in the ledger's record.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::Budget;
+use super::plan::draws;
+use crate::api::amount::Amount;
+use crate::api::status::LoopState;
+use crate::gateway::contact::View;
+use crate::ledger::account::{Granted, Statement};
+use crate::ledger::wallet::Wallet;
+use crate::link::client::LinkError;
+use crate::link::messages::{AccountAnswer, AccountRequest, BudgetTerms, LeaseAnswer, LeaseRequest, LoopReport};
+
+/// Time without a call after which leases are given back.
+const IDLE: Duration = Duration::from_secs(10);
+/// Time between two statements of a lease that is spent from.
+const STATE: Duration = Duration::from_secs(15);
+/// First and longest wait before a closed lease is said again, or what failed is tried again.
+const REPEAT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+
+/// What one more call needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) least: Amount,
+    pub(super) full: Amount,
+}
+
+/// How busy the gateway is, and what it said last.
+pub(super) struct Pace {
+    calls: usize,
+    waiting: usize,
+    /// When the last call ended.
+    rested: Instant,
+    /// What the last call was to have.
+    last: Amount,
+    /// Another call like the last one should be asked for.
+    early: bool,
+    said: BTreeMap<(String, i64), Statement>,
+    said_at: Option<Instant>,
+    /// The attach at which it was said.
+    attach: u64,
+    /// Times in a row that nothing new was said.
+    repeats: u32,
+    /// Times in a row that nothing could be said.
+    failures: u32,
+}
+
+impl Pace {
+    pub(super) fn new() -> Self {
+        Self {
+            calls: 0,
+            waiting: 0,
+            rested: Instant::now(),
+            last: Amount::ZERO,
+            early: false,
+            said: BTreeMap::new(),
+            said_at: None,
+            attach: 0,
+            repeats: 0,
+            failures: 0,
+        }
+    }
+
+    pub(super) fn work(&mut self) {
+        self.calls += 1;
+    }
+
+    /// A call waits for room.
+    pub(super) fn wait(&mut self) {
+        self.waiting += 1;
+    }
+
+    /// It waits no more: it holds what it needs, which may have been `full`, or is not made.
+    pub(super) fn waited(&mut self, full: Option<Amount>) {
+        self.waiting = self.waiting.saturating_sub(1);
+        if let Some(full) = full {
+            (self.last, self.early) = (full, true);
+        }
+    }
+
+    pub(super) fn rest(&mut self) {
+        self.calls = self.calls.saturating_sub(1);
+        // One that was cut while it waited.
+        self.waiting = self.waiting.min(self.calls);
+        self.rested = Instant::now();
+    }
+
+    fn pause(&self, times: u32) -> Instant {
+        let pause = REPEAT.0.saturating_mul(1 << times.min(10)).min(REPEAT.1);
+        self.said_at.unwrap_or_else(Instant::now) + pause
+    }
+}
+
+impl Budget {
+    /// Keeps the conversation up. Never ends. `said`: what the worker says of its loop.
+    pub async fn keep(self: Arc<Self>, mut said: watch::Receiver<Option<LoopReport>>) {
+        let mut view = self.contact.subscribe();
+        let mut stirred = self.stirred.subscribe();
+        loop {
+            stirred.mark_unchanged();
+            let now = view.borrow_and_update().clone();
+            let rests = said
+                .borrow_and_update()
+                .as_ref()
+                .is_some_and(|said| is_at_rest(said.state));
+            if now.session.is_some() && !now.fenced {
+                self.tidy(now.directives.budget.as_ref(), rests);
+            }
+            let due = self.due(&now, rests);
+            if due.is_some_and(|due| due <= Instant::now()) {
+                self.speak(&now).await;
+                continue;
+            }
+            let at = due.unwrap_or_else(|| Instant::now() + STATE);
+            tokio::select! {
+                _ = view.changed() => {}
+                _ = stirred.changed() => {}
+                changed = said.changed() => if changed.is_err() { return },
+                () = sleep_until(at) => {}
+            }
+        }
+    }
+
+    /// Gives everything back: the pod ends.
+    pub async fn close(&self, limit: Duration) {
+        let closed = self.store.change_wallet(Wallet::close_all);
+        if let Err(error) = closed {
+            tracing::warn!(%error, "leases are not closed");
+            return;
+        }
+        if self.store.look(|wallet| wallet.statements().next().is_none()) {
+            return;
+        }
+        match timeout(limit, self.exchange(None)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the leader did not take the leases back"),
+            Err(_) => tracing::warn!("giving leases back took too long"),
+        }
+    }
+
+    /// What should be closed or given back by now is.
+    fn tidy(&self, terms: Option<&BudgetTerms>, rests: bool) {
+        let Some(terms) = terms else {
+            return;
+        };
+        let (calls, waiting, idle) = {
+            let pace = self.pace();
+            (pace.calls, pace.waiting, pace.rested.elapsed() >= IDLE)
+        };
+        let now = self.clock.now();
+        let done = self.store.change_wallet(|wallet| {
+            wallet.close_idle(&draws(terms), now);
+            if calls == 0 && (rests || idle) {
+                wallet.close_all();
+            }
+            for account in terms.accounts.iter().filter(|account| account.recall && waiting == 0) {
+                wallet.give_back(Some(&account.account));
+            }
+        });
+        if let Err(error) = done {
+            tracing::error!(%error, "leases cannot be given back");
+        }
+    }
+
+    /// When something is to be said; `None`: nothing, unless something changes.
+    fn due(&self, view: &View, rests: bool) -> Option<Instant> {
+        if view.session.is_none() || view.fenced {
+            return None;
+        }
+        let now = Instant::now();
+        let statements = self.statements();
+        let wishes = self.wishes(view, rests);
+        let mut pace = self.pace();
+        if !wishes {
+            pace.early = false;
+        }
+        let mut due = None;
+        let mut at = |moment: Instant| due = Some(due.map_or(moment, |due: Instant| due.min(moment)));
+        if wishes {
+            at(now);
+        }
+        for (key, statement) in &statements {
+            let before = pace.said.get(key);
+            let over = before.is_none_or(|before| before.closed != statement.closed);
+            let back = before.map_or(Amount::ZERO, |before| before.returned) != statement.returned;
+            if back || (over && statement.closed) || pace.attach != view.attaches {
+                at(now);
+            } else if statement.closed {
+                at(pace.pause(pace.repeats));
+            } else if before != Some(statement) {
+                at(pace.said_at.map_or(now, |said| said + STATE));
+            }
+        }
+        // Leases that nobody uses are closed then.
+        let idle = pace.rested + IDLE;
+        if pace.calls == 0 && !statements.is_empty() && idle > now {
+            at(idle);
+        }
+        let soonest = (pace.failures > 0).then(|| pace.pause(pace.failures));
+        due.map(|due| soonest.map_or(due, |soonest| due.max(soonest)))
+    }
+
+    /// Whether another call like the last one should be asked for now.
+    fn wishes(&self, view: &View, rests: bool) -> bool {
+        let (early, last) = {
+            let pace = self.pace();
+            (pace.early && pace.calls == 0, pace.last)
+        };
+        let Some(terms) = view.directives.budget.as_ref().filter(|_| early && !rests) else {
+            return false;
+        };
+        let recalled = terms
+            .accounts
+            .iter()
+            .any(|account| account.recall || account.held.is_some());
+        let now = self.clock.now();
+        let draws = draws(terms);
+        !recalled
+            && self.store.look(|wallet| {
+                // With nothing held at all the next call asks.
+                wallet.statements().any(|(_, said)| !said.closed)
+                    && draws.iter().any(|draw| wallet.lacking(draw, &last, now).is_some())
+            })
+    }
+
+    async fn speak(&self, view: &View) {
+        let early = {
+            let mut pace = self.pace();
+            let wish = Wish {
+                least: Amount::ZERO,
+                full: pace.last,
+            };
+            std::mem::take(&mut pace.early).then_some(wish)
+        };
+        let before = self.pace().said.clone();
+        let result = self.exchange(early).await;
+        let mut pace = self.pace();
+        match result {
+            Ok(_) => {
+                (pace.attach, pace.failures) = (view.attaches, 0);
+                pace.repeats = if pace.said == before { pace.repeats + 1 } else { 0 };
+            }
+            Err(error) => {
+                tracing::info!(%error, "the leader was not told of leases");
+                pace.failures += 1;
+                pace.said_at = Some(Instant::now());
+            }
+        }
+    }
+
+    fn statements(&self) -> BTreeMap<(String, i64), Statement> {
+        self.store.look(|wallet| {
+            let all = wallet.statements();
+            all.map(|(account, said)| ((account.to_owned(), said.lease), said))
+                .collect()
+        })
+    }
+
+    /// One question and its answer; only one at a time.
+    pub(super) async fn exchange(&self, wish: Option<Wish>) -> Result<LeaseAnswer, LinkError> {
+        let _turn = self.turn.lock().await;
+        let terms = self.contact.subscribe().borrow().directives.budget.clone();
+        let sent = self.clock.now();
+        let request = self.request(terms.as_ref(), wish, sent);
+        let said = self.statements();
+        self.store.count(|budget| budget.lease_requests += 1);
+        let answer = self.client.lease(&request).await?;
+        let draws = terms.as_ref().map(draws).unwrap_or_default();
+        let now = self.clock.now();
+        self.store
+            .change_wallet(|wallet| {
+                for account in &answer.accounts {
+                    hear(wallet, account, sent);
+                }
+                wallet.close_idle(&draws, now);
+            })
+            .map_err(|error| LinkError::Unreadable(format!("its grants are not recorded: {error}")))?;
+        let mut pace = self.pace();
+        pace.said = said;
+        pace.said_at = Some(Instant::now());
+        drop(pace);
+        self.stirred.send_replace(());
+        Ok(answer)
+    }
+
+    fn request(&self, terms: Option<&BudgetTerms>, wish: Option<Wish>, now: u64) -> LeaseRequest {
+        let mut accounts: BTreeMap<String, AccountRequest> = BTreeMap::new();
+        let account = |id: &str| AccountRequest {
+            account: id.to_owned(),
+            ..AccountRequest::default()
+        };
+        self.store.look(|wallet| {
+            for (id, statement) in wallet.statements() {
+                let request = accounts.entry(id.to_owned()).or_insert_with(|| account(id));
+                request.statements.push(statement);
+            }
+            let Some((wish, terms)) = wish.zip(terms) else {
+                return;
+            };
+            for draw in draws(terms) {
+                if wallet.lacking(&draw, &wish.full, now).is_some() {
+                    let ask = wallet.ask(draw.account, wish.least, wish.full, now);
+                    let request = accounts
+                        .entry(draw.account.to_owned())
+                        .or_insert_with(|| account(draw.account));
+                    request.ask = Some(ask);
+                }
+            }
+        });
+        LeaseRequest {
+            epoch: self.epoch,
+            record: self.store.name().to_owned(),
+            accounts: accounts.into_values().collect(),
+        }
+    }
+}
+
+fn hear(wallet: &mut Wallet, answer: &AccountAnswer, sent: u64) {
+    let granted: Vec<(Granted, Option<u64>)> = answer
+        .leases
+        .iter()
+        .map(|lease| {
+            let granted = Granted {
+                lease: lease.lease,
+                granted: lease.granted,
+                ends: None,
+            };
+            (
+                granted,
+                lease.valid_milliseconds.map(|valid| sent.saturating_add(valid)),
+            )
+        })
+        .collect();
+    wallet.hear(&answer.account, answer.epoch, &granted, &answer.forgotten);
+}
+
+fn is_at_rest(state: LoopState) -> bool {
+    match state {
+        LoopState::Sleeping | LoopState::Paused | LoopState::Stopped => true,
+        LoopState::Starting | LoopState::Running | LoopState::Stopping => false,
+    }
+}

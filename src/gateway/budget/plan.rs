@@ -1,0 +1,138 @@
+//! What one call may cost at most under the terms at hand. Pure.
+
+use ring::digest::{SHA256, digest};
+
+use super::words;
+use crate::api::amount::{Amount, Kind, LimitAmounts};
+use crate::api::failure::Failure;
+use crate::gateway::upstream::Prepared;
+use crate::ledger::bound::{Part, Previous, input_bound, output_that_fits, worst_case};
+use crate::ledger::price::Rates;
+use crate::ledger::wallet::{Draw, Wallet};
+use crate::link::messages::{AccountTerms, BudgetTerms};
+
+/// Stands for what does not fit into 64 bits: there is room for it nowhere.
+const TOO_MUCH: Amount = Amount {
+    tokens: i64::MAX,
+    input_tokens: i64::MAX,
+    output_tokens: i64::MAX,
+    calls: 1,
+    cost: i64::MAX,
+};
+
+/// The bound of a call.
+pub(super) struct Plan {
+    /// What it costs by.
+    pub(super) rates: Option<Rates>,
+    /// The least with which it is worth making.
+    pub(super) least: Amount,
+    /// What it is to have.
+    pub(super) full: Amount,
+    /// Input bound, longest and shortest useful output; `None` where the bill is known beforehand.
+    clip: Option<(i64, u32, u32)>,
+}
+
+impl Plan {
+    /// The plan of a request, or why there can be none.
+    pub(super) fn new(
+        terms: &BudgetTerms,
+        model: &str,
+        request: &Prepared,
+        parts: &[Part],
+        previous: Option<&Previous>,
+    ) -> Result<Self, Failure> {
+        let rates = terms.price.as_ref().map(Rates::read).transpose();
+        let rates = rates.map_err(|error| words::bad_price(model, &error))?;
+        let unpriced = terms.accounts.iter().find(|account| limited(account).cost.is_some());
+        if let (None, Some(account)) = (rates, unpriced) {
+            return Err(words::no_price(model, &account.limit));
+        }
+        if let Some(bill) = request.exact_bill() {
+            let amount = bill.amount(rates.as_ref()).unwrap_or(TOO_MUCH);
+            return Ok(Self {
+                rates,
+                least: amount,
+                full: amount,
+                clip: None,
+            });
+        }
+        let input = input_bound(previous, parts, request.overhead());
+        let longest = request.max_output();
+        let shortest = terms.min_output_tokens.clamp(1, longest.max(1)).min(longest);
+        let worst = |output: u32| worst_case(input, output.into(), rates.as_ref()).unwrap_or(TOO_MUCH);
+        Ok(Self {
+            rates,
+            least: worst(shortest),
+            full: worst(longest),
+            clip: Some((input, longest, shortest)),
+        })
+    }
+
+    /// The longest useful output with which the call fits into what is held, and its worst case then.
+    pub(super) fn fitting(&self, draws: &[Draw<'_>], wallet: &Wallet, now: u64) -> Option<(u32, Amount)> {
+        let (input, longest, shortest) = self.clip?;
+        let mut held = LimitAmounts::default();
+        for draw in draws {
+            let available = wallet.available(draw.account, now);
+            let less = |kind: Kind| match (draw.limits.get(kind), held.get(kind)) {
+                (Some(_), Some(known)) => Some(known.min(available.get(kind))),
+                (Some(_), None) => Some(available.get(kind)),
+                (None, known) => known,
+            };
+            held = each(less);
+        }
+        let output = output_that_fits(&held, input, self.rates.as_ref(), longest.into());
+        let output = u32::try_from(output).ok().filter(|output| *output >= shortest)?;
+        Some((output, worst_case(input, output.into(), self.rates.as_ref())?))
+    }
+}
+
+fn each(mut of: impl FnMut(Kind) -> Option<i64>) -> LimitAmounts {
+    LimitAmounts {
+        tokens: of(Kind::Tokens),
+        input_tokens: of(Kind::InputTokens),
+        output_tokens: of(Kind::OutputTokens),
+        calls: of(Kind::Calls),
+        cost: of(Kind::Cost),
+    }
+}
+
+/// The kinds that an account limits, for this Agent or for all.
+pub(super) fn limited(account: &AccountTerms) -> LimitAmounts {
+    each(|kind| account.limits.get(kind).or(account.per_agent.get(kind)))
+}
+
+/// What a call draws on.
+pub(super) fn draws(terms: &BudgetTerms) -> Vec<Draw<'_>> {
+    let accounts = terms.accounts.iter();
+    accounts
+        .map(|account| Draw {
+            account: &account.account,
+            limits: limited(account),
+        })
+        .collect()
+}
+
+/// The parts of a request as the bound compares them.
+pub(super) fn parts(request: &Prepared) -> Vec<Part> {
+    let part = |bytes: &[u8], is_message| Part {
+        hash: hash(bytes),
+        bytes: i64::try_from(bytes.len()).unwrap_or(i64::MAX),
+        unsteady: 0,
+        is_message,
+    };
+    let parts = request.parts();
+    parts.iter().map(|found| part(found.bytes, found.is_message)).collect()
+}
+
+/// One hash of all messages.
+pub(super) fn messages_hash(parts: &[Part]) -> [u8; 32] {
+    let messages = parts.iter().filter(|part| part.is_message);
+    hash(&messages.flat_map(|part| part.hash).collect::<Vec<u8>>())
+}
+
+fn hash(bytes: &[u8]) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(digest(&SHA256, bytes).as_ref());
+    hash
+}

@@ -1,0 +1,96 @@
+//! What the last requests looked like, for who watches the loop from outside. In memory only.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::link::messages::Pulse;
+
+/// Requests that are compared.
+const REQUESTS: usize = 20;
+/// Time over which tokens are counted.
+const SPAN: Duration = Duration::from_mins(5);
+/// Tokens of one second are kept together.
+const STEP: Duration = Duration::from_secs(1);
+
+/// The last answered requests.
+#[derive(Default)]
+pub(super) struct Beats {
+    hashes: VecDeque<[u8; 32]>,
+    tokens: VecDeque<(Instant, i64)>,
+}
+
+impl Beats {
+    /// A call ended: the hash of its messages, when it was answered, and the tokens that it was charged.
+    pub(super) fn add(&mut self, hash: Option<[u8; 32]>, tokens: i64, now: Instant) {
+        if let Some(hash) = hash {
+            self.hashes.push_back(hash);
+            if self.hashes.len() > REQUESTS {
+                self.hashes.pop_front();
+            }
+        }
+        match self.tokens.back_mut() {
+            Some((at, sum)) if now.saturating_duration_since(*at) < STEP => *sum = sum.saturating_add(tokens),
+            _ => self.tokens.push_back((now, tokens)),
+        }
+        self.forget(now);
+    }
+
+    /// What they looked like; `None` before the first answer.
+    pub(super) fn pulse(&mut self, now: Instant) -> Option<Pulse> {
+        self.forget(now);
+        let count = |hash: &[u8; 32]| self.hashes.iter().filter(|other| *other == hash).count();
+        // Of equally frequent ones the latest.
+        let (identical, hash) = self
+            .hashes
+            .iter()
+            .map(|hash| (count(hash), hash))
+            .max_by_key(|(count, _)| *count)?;
+        Some(Pulse {
+            identical: u32::try_from(identical).unwrap_or(u32::MAX),
+            hash: hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect(),
+            tokens: self
+                .tokens
+                .iter()
+                .fold(0, |sum, (_, tokens)| sum.saturating_add(*tokens)),
+        })
+    }
+
+    fn forget(&mut self, now: Instant) {
+        self.tokens.retain(|(at, _)| now.saturating_duration_since(*at) < SPAN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_of_the_last_twenty_is_counted() {
+        let start = Instant::now();
+        let mut beats = Beats::default();
+        assert_eq!(beats.pulse(start), None);
+        for number in 0..20 {
+            beats.add(Some([number % 4; 32]), 10, start);
+        }
+        let pulse = beats.pulse(start).unwrap();
+        assert_eq!((pulse.identical, pulse.tokens), (5, 200));
+        for _ in 0..6 {
+            beats.add(Some([0xab; 32]), 0, start);
+        }
+        let pulse = beats.pulse(start).unwrap();
+        assert_eq!((pulse.identical, pulse.hash.as_str()), (6, "abababababababab"));
+    }
+
+    #[test]
+    fn tokens_count_for_five_minutes_and_failed_calls_only_there() {
+        let start = Instant::now();
+        let mut beats = Beats::default();
+        beats.add(Some([1; 32]), 7, start);
+        beats.add(None, 5, start + STEP);
+        assert_eq!(beats.pulse(start + SPAN.saturating_sub(STEP)).unwrap().tokens, 12);
+        let late = beats.pulse(start + SPAN).unwrap();
+        assert_eq!((late.tokens, late.identical), (5, 1));
+    }
+}

@@ -1,0 +1,119 @@
+//! The wallet in the record: what is on disk of it is always what is in memory.
+
+use rusqlite::types::Type;
+use rusqlite::{Row, Transaction, params};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::ledger::bound::{Part, Previous};
+use crate::ledger::wallet::{self, Wallet};
+
+/// Bytes of one part on disk: its hash, its two lengths, what it is.
+const PART_BYTES: usize = 32 + 8 + 8 + 1;
+
+pub(super) fn load(change: &Transaction<'_>) -> rusqlite::Result<Wallet> {
+    let mut select = change.prepare("SELECT account, epoch FROM accounts")?;
+    let epochs = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let epochs = epochs.collect::<Result<Vec<_>, _>>()?;
+    let mut select = change.prepare("SELECT * FROM leases")?;
+    let rows = select.query_map([], from_row)?.collect::<Result<Vec<_>, _>>()?;
+    Ok(Wallet::restore(epochs, rows))
+}
+
+/// Writes what is different.
+pub(super) fn write(change: &Transaction<'_>, old: &Wallet, new: &Wallet) -> rusqlite::Result<()> {
+    let before: Vec<wallet::Row> = old.rows().collect();
+    let after: Vec<wallet::Row> = new.rows().collect();
+    let same = |a: &wallet::Row, b: &wallet::Row| a.account == b.account && a.lease == b.lease;
+    for row in before.iter().filter(|row| !after.iter().any(|now| same(now, row))) {
+        change.execute(
+            "DELETE FROM leases WHERE account = ? AND lease = ?",
+            params![row.account, row.lease],
+        )?;
+    }
+    for row in after.iter().filter(|row| !before.contains(row)) {
+        change.execute(
+            "INSERT OR REPLACE INTO leases (account, lease, spent, returned, closed) VALUES (?, ?, ?, ?, ?)",
+            params![
+                row.account,
+                row.lease,
+                to_json(&row.spent)?,
+                to_json(&row.returned)?,
+                row.closed
+            ],
+        )?;
+    }
+    for (account, epoch) in new.epochs() {
+        if !old.epochs().any(|known| known == (account, epoch)) {
+            change.execute(
+                "INSERT OR REPLACE INTO accounts (account, epoch) VALUES (?, ?)",
+                params![account, epoch],
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn from_row(row: &Row<'_>) -> rusqlite::Result<wallet::Row> {
+    Ok(wallet::Row {
+        account: row.get("account")?,
+        lease: row.get("lease")?,
+        spent: from_json(&row.get::<_, String>("spent")?)?,
+        returned: from_json(&row.get::<_, String>("returned")?)?,
+        closed: row.get("closed")?,
+    })
+}
+
+/// The request that the next one's bound rests on, with the model that it went to.
+pub(super) fn load_previous(change: &Transaction<'_>, model: &str) -> rusqlite::Result<Option<Previous>> {
+    let mut select = change.prepare("SELECT billed_input, parts FROM previous WHERE model = ?")?;
+    let mut rows = select.query_map([model], |row| {
+        Ok(Previous {
+            billed_input: row.get(0)?,
+            parts: row
+                .get::<_, Vec<u8>>(1)?
+                .chunks_exact(PART_BYTES)
+                .filter_map(part)
+                .collect(),
+        })
+    })?;
+    rows.next().transpose()
+}
+
+pub(super) fn write_previous(change: &Transaction<'_>, model: &str, previous: &Previous) -> rusqlite::Result<()> {
+    let parts: Vec<u8> = previous
+        .parts
+        .iter()
+        .flat_map(|part| {
+            let mut bytes = part.hash.to_vec();
+            bytes.extend(part.bytes.to_be_bytes());
+            bytes.extend(part.unsteady.to_be_bytes());
+            bytes.push(part.is_message.into());
+            bytes
+        })
+        .collect();
+    change.execute("DELETE FROM previous", [])?;
+    change.execute(
+        "INSERT INTO previous (model, billed_input, parts) VALUES (?, ?, ?)",
+        params![model, previous.billed_input, parts],
+    )?;
+    Ok(())
+}
+
+fn part(bytes: &[u8]) -> Option<Part> {
+    let number = |from: usize| Some(i64::from_be_bytes(bytes.get(from..from + 8)?.try_into().ok()?));
+    Some(Part {
+        hash: bytes.get(..32)?.try_into().ok()?,
+        bytes: number(32)?,
+        unsteady: number(40)?,
+        is_message: *bytes.get(48)? == 1,
+    })
+}
+
+pub(super) fn to_json(value: &impl Serialize) -> rusqlite::Result<String> {
+    serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))
+}
+
+pub(super) fn from_json<T: DeserializeOwned>(text: &str) -> rusqlite::Result<T> {
+    serde_json::from_str(text).map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, Type::Text, error.into()))
+}

@@ -1,0 +1,435 @@
+//! No call without room: what a gateway reserves, spends, says and gives back, against real accounts.
+
+use agentloop::api::amount::{Amount, Kind, LimitAmounts};
+use agentloop::api::failure::{Failure, FailureKind};
+use agentloop::api::price::Price;
+use agentloop::api::status::LoopState;
+use agentloop::link::messages::{Directives, LoopReport};
+use pretty_assertions::assert_eq;
+use reqwest::StatusCode;
+use rstest::rstest;
+use serde_json::json;
+
+use super::link::until_event;
+use super::provider::{ANSWER, Act, Step};
+use super::scripted::scripted;
+use super::world::{PROMPT, World, failure, streamed, url, whole};
+
+/// 15 tokens, 100 of input, 5 of output, and with the price below 15 + 10 + 9 = 34 micro-USD.
+const SCRIPT: &str = "turns: [{text: one, usage: {inputTokens: 10, outputTokens: 5, cacheReadTokens: 90}}]";
+const CALL: Amount = Amount {
+    tokens: 15,
+    input_tokens: 100,
+    output_tokens: 5,
+    calls: 1,
+    cost: 34,
+};
+/// What [`ANSWER`] bills.
+const BILL: Amount = Amount {
+    tokens: 30,
+    input_tokens: 100,
+    output_tokens: 20,
+    calls: 1,
+    cost: 0,
+};
+
+fn limit(kind: Kind, limit: i64) -> LimitAmounts {
+    let of = |other| (kind == other).then_some(limit);
+    LimitAmounts {
+        tokens: of(Kind::Tokens),
+        input_tokens: of(Kind::InputTokens),
+        output_tokens: of(Kind::OutputTokens),
+        calls: of(Kind::Calls),
+        cost: of(Kind::Cost),
+    }
+}
+
+fn price() -> Price {
+    Price {
+        input_per_million: "1.00".into(),
+        output_per_million: "3.00".into(),
+        cache_read_per_million: Some("0.10".into()),
+        ..Price::default()
+    }
+}
+
+async fn refused(world: &World, id: &str) -> Failure {
+    let failure = failure(world.call(id, &whole()).await).await;
+    assert!(!failure.message.contains(PROMPT), "{}", failure.message);
+    failure
+}
+
+async fn answered(world: &World, id: &str) {
+    let (status, body) = world.ask(id).await;
+    assert_eq!(status, StatusCode::OK, "{body}");
+}
+
+async fn say(world: &World, state: LoopState) {
+    let report = LoopReport {
+        state,
+        ..LoopReport::default()
+    };
+    world.worker.put(url("/v1/report")).json(&report).send().await.unwrap();
+}
+
+/// Waits until the gateway has heard what the controller says.
+async fn told(world: &World) {
+    let said = world.controller.said();
+    until_event(world, |event| event.directives == said).await;
+}
+
+async fn limited(world: &World, id: &str, limits: LimitAmounts) {
+    world.controller.limit(id, limits);
+    told(world).await;
+}
+
+/// Waits until all is given back, and gives what was used.
+async fn settled(world: &World, id: &str) -> Amount {
+    say(world, LoopState::Sleeping).await;
+    let free = |ledger: &super::ledger::Ledger| ledger.reserved(id).is_zero();
+    world.controller.until_ledger("nothing reserved", free).await;
+    world.controller.ledger(|ledger| ledger.used(id))
+}
+
+#[rstest]
+#[case(Kind::Tokens)]
+#[case(Kind::InputTokens)]
+#[case(Kind::OutputTokens)]
+#[case(Kind::Calls)]
+#[case(Kind::Cost)]
+#[tokio::test]
+async fn a_limit_of_each_kind_refuses_the_call_that_does_not_fit_and_none_before(#[case] kind: Kind) {
+    let world = scripted(SCRIPT).await;
+    world.controller.ledger(|ledger| ledger.terms.price = Some(price()));
+    told(&world).await;
+    let one = CALL.get(kind);
+    limited(&world, "team", limit(kind, 3 * one)).await;
+    for turn in 1..=3 {
+        answered(&world, &format!("t{turn}c1a1")).await;
+    }
+    let failure = refused(&world, "t4c1a1").await;
+    assert_eq!(failure.kind, FailureKind::BudgetExhausted);
+    assert!(failure.message.contains("AgentBudget team"), "{}", failure.message);
+    assert!(failure.message.contains("spec.topUps"), "{}", failure.message);
+    // One less than it needs is too little, and what it needs is enough; the same id is sent then.
+    limited(&world, "team", limit(kind, 4 * one - 1)).await;
+    assert_eq!(refused(&world, "t4c1a1").await.kind, FailureKind::BudgetExhausted);
+    limited(&world, "team", limit(kind, 4 * one)).await;
+    answered(&world, "t4c1a1").await;
+    assert_eq!(settled(&world, "team").await.get(kind), 4 * one);
+    let report = world.until_counted(4, 0).await;
+    assert_eq!(report.usage.cost, 4 * CALL.cost);
+    assert_eq!(report.budget.refused_calls, 2);
+    assert!(report.budget.lease_requests > 0);
+}
+
+#[tokio::test]
+async fn a_call_that_can_never_fit_says_so() {
+    let world = scripted(SCRIPT).await;
+    limited(&world, "team", limit(Kind::InputTokens, 99)).await;
+    let failure = refused(&world, "t1c1a1").await;
+    assert_eq!(
+        (failure.kind, failure.resumes_at),
+        (FailureKind::CallExceedsLimit, None)
+    );
+    limited(&world, "team", limit(Kind::InputTokens, 100)).await;
+    answered(&world, "t1c1a1").await;
+}
+
+#[tokio::test]
+async fn a_call_needs_room_in_all_accounts_and_counts_in_all() {
+    let world = scripted(SCRIPT).await;
+    limited(&world, "wide", limit(Kind::Tokens, 1_000_000)).await;
+    limited(&world, "tight", limit(Kind::Calls, 2)).await;
+    answered(&world, "t1c1a1").await;
+    answered(&world, "t2c1a1").await;
+    let failure = refused(&world, "t3c1a1").await;
+    assert!(failure.message.contains("AgentBudget tight"), "{}", failure.message);
+    assert_eq!(settled(&world, "tight").await.calls, 2);
+    assert_eq!(settled(&world, "wide").await.tokens, 30);
+}
+
+#[tokio::test]
+async fn money_without_a_price_makes_no_call() {
+    let world = scripted(SCRIPT).await;
+    limited(&world, "team", limit(Kind::Cost, 1_000_000)).await;
+    let failure = refused(&world, "t1c1a1").await;
+    assert_eq!(failure.kind, FailureKind::BudgetUnavailable);
+    for part in ["model m", "`prices`", "spec.model.price"] {
+        assert!(failure.message.contains(part), "{}", failure.message);
+    }
+    world.controller.ledger(|ledger| ledger.terms.price = Some(price()));
+    told(&world).await;
+    answered(&world, "t1c1a1").await;
+}
+
+#[tokio::test]
+async fn until_the_controller_has_said_what_limits_the_calls_there_is_none() {
+    let world = World::started().await;
+    world.controller.undecide();
+    told(&world).await;
+    let failure = refused(&world, "t1c1a1").await;
+    assert_eq!(failure.kind, FailureKind::BudgetUnavailable);
+    assert!(world.provider.seen().is_empty());
+    let call = world.call_aside("t1c1a1", &whole());
+    limited(&world, "team", limit(Kind::Calls, 1)).await;
+    assert_eq!(call.await.unwrap().1, ANSWER);
+}
+
+#[tokio::test]
+async fn an_answer_is_clipped_to_what_is_left_and_not_below_the_floor() {
+    let world = World::started().await;
+    world.controller.ledger(|ledger| ledger.terms.min_output_tokens = 30);
+    limited(&world, "team", limit(Kind::OutputTokens, 29)).await;
+    assert_eq!(refused(&world, "t1c1a1").await.kind, FailureKind::CallExceedsLimit);
+    limited(&world, "team", limit(Kind::OutputTokens, 30)).await;
+    // What the worker asks for does not matter.
+    let mut body = whole();
+    body["max_tokens"] = json!(100_000);
+    assert_eq!(world.call("t1c1a1", &body).await.status(), StatusCode::OK);
+    let seen = &world.provider.seen()[0].body;
+    assert!(seen.contains("\"max_tokens\":30"), "{seen}");
+    assert_eq!(settled(&world, "team").await, BILL);
+    // 10 are left, whatever the id.
+    for id in ["t2c1a1", "t1c1a2", "t9c9a9"] {
+        assert_eq!(refused(&world, id).await.kind, FailureKind::BudgetExhausted);
+    }
+    assert_eq!(world.provider.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn the_next_request_reserves_the_bill_before_and_what_is_new() {
+    let world = World::started().await;
+    limited(&world, "team", limit(Kind::InputTokens, 1_000_000)).await;
+    answered(&world, "t1c1a1").await;
+    assert_eq!(settled(&world, "team").await.input_tokens, 100);
+    // Its bytes and the hidden text that a server may add would be more than 1,000.
+    limited(&world, "team", limit(Kind::InputTokens, 100 + 164)).await;
+    answered(&world, "t2c1a1").await;
+    assert_eq!(settled(&world, "team").await.input_tokens, 200);
+}
+
+#[tokio::test]
+async fn killed_between_reservation_and_settlement_all_that_was_reserved_is_spent() {
+    let mut world = World::started().await;
+    limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
+    world.provider.will(Act::stream(vec![Step::Hold]));
+    let call = world.call_aside("t1c1a1", &whole());
+    world.provider.until_asked(1).await;
+    world.kill();
+    assert!(call.await.is_err());
+    world.start().await;
+    let report = world.until_counted(1, 1).await;
+    assert_eq!(report.usage.estimated_calls, 1);
+    assert_eq!(settled(&world, "team").await.output_tokens, 77);
+    answered(&world, "t1c1a2").await;
+    assert_eq!(settled(&world, "team").await.output_tokens, 97);
+}
+
+#[tokio::test]
+async fn a_cut_call_counts_as_reserved() {
+    let world = World::started().await;
+    limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
+    world.provider.will(Act::stream(vec![Step::Hold]));
+    let call = world.call_aside("t1c1a1", &whole());
+    world.provider.until_asked(1).await;
+    world.errand("t1c1a1", "cancel").await;
+    call.await.unwrap();
+    let report = world.until_counted(1, 1).await;
+    assert_eq!(report.usage.estimated_calls, 1);
+    assert_eq!(settled(&world, "team").await.output_tokens, 77);
+}
+
+#[tokio::test]
+async fn a_call_that_was_refused_with_an_error_costs_one_call_and_no_tokens() {
+    let world = World::started().await;
+    limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
+    world.provider.will(Act::json(500, "{}"));
+    assert_eq!(refused(&world, "t1c1a1").await.kind, FailureKind::Unreachable);
+    let used = settled(&world, "team").await;
+    assert_eq!((used.calls, used.tokens, used.output_tokens), (1, 0, 0));
+}
+
+#[tokio::test]
+async fn a_restarted_gateway_goes_on_with_its_lease_and_spends_exactly() {
+    let mut world = scripted(SCRIPT).await;
+    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    for turn in 1..=5 {
+        answered(&world, &format!("t{turn}c1a1")).await;
+        world.kill();
+        world.start().await;
+    }
+    let leases = world
+        .controller
+        .ledger(|ledger| ledger.accounts["team"].holders().count());
+    assert_eq!(leases, 1, "one lease for all");
+    assert_eq!(settled(&world, "team").await.tokens, 5 * 15);
+}
+
+#[tokio::test]
+async fn a_lost_answer_is_asked_for_again_and_nothing_is_counted_twice() {
+    let world = scripted(SCRIPT).await;
+    limited(&world, "team", limit(Kind::Tokens, 60)).await;
+    world.controller.ledger(|ledger| ledger.lose = 2);
+    for turn in 1..=2 {
+        answered(&world, &format!("t{turn}c1a1")).await;
+    }
+    world.controller.ledger(|ledger| ledger.lose = 1);
+    for turn in 3..=4 {
+        answered(&world, &format!("t{turn}c1a1")).await;
+    }
+    assert_eq!(refused(&world, "t5c1a1").await.kind, FailureKind::BudgetExhausted);
+    world.controller.ledger(|ledger| ledger.lose = 1);
+    assert_eq!(settled(&world, "team").await.tokens, 60);
+}
+
+#[tokio::test]
+async fn what_another_gateway_waits_for_is_given_back_at_once() {
+    let world = scripted(SCRIPT).await;
+    limited(&world, "team", limit(Kind::Tokens, 100)).await;
+    answered(&world, "t1c1a1").await;
+    // The gateway holds more than it needs, and the other needs all that is not spent.
+    let rest = Amount {
+        tokens: 85,
+        ..Amount::ZERO
+    };
+    let got = world.controller.ledger(|ledger| ledger.other("team", rest));
+    assert_eq!(got, Err(()), "it is out");
+    let free = |ledger: &super::ledger::Ledger| ledger.reserved("team").is_zero();
+    world.controller.until_ledger("all given back", free).await;
+    assert_eq!(world.controller.ledger(|ledger| ledger.other("team", rest)), Ok(()));
+    assert_eq!(refused(&world, "t2c1a1").await.kind, FailureKind::BudgetExhausted);
+}
+
+#[tokio::test]
+async fn leases_go_back_when_the_loop_sleeps_and_the_leader_is_left_alone_then() {
+    let world = scripted(SCRIPT).await;
+    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    answered(&world, "t1c1a1").await;
+    assert!(!world.controller.ledger(|ledger| ledger.reserved("team")).is_zero());
+    assert_eq!(settled(&world, "team").await.tokens, 15);
+    // It is said until the leader has forgotten the lease; the next call gets another one.
+    answered(&world, "t2c1a1").await;
+    assert_eq!(settled(&world, "team").await.tokens, 30);
+}
+
+#[tokio::test]
+async fn leases_go_back_at_the_end_of_the_pod() {
+    let mut world = scripted(SCRIPT).await;
+    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    answered(&world, "t1c1a1").await;
+    world.terminate();
+    assert!(world.exited().await.success(), "{}", world.log());
+    world.controller.ledger(|ledger| {
+        assert!(ledger.reserved("team").is_zero());
+        assert_eq!(ledger.used("team").tokens, 15);
+    });
+}
+
+#[tokio::test]
+async fn without_a_leader_a_gateway_spends_what_it_holds_and_then_stops() {
+    let world = scripted(SCRIPT).await;
+    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    answered(&world, "t1c1a1").await;
+    let held = world.controller.ledger(|ledger| ledger.reserved("team").tokens) / 15;
+    world.controller.freeze(true);
+    let mut made = 0;
+    let failure = loop {
+        let response = world.call(&format!("t{}c1a1", made + 2), &whole()).await;
+        if response.status() != StatusCode::OK {
+            break failure(response).await;
+        }
+        made += 1;
+    };
+    assert!(made > 0 && made <= held, "{made} calls with {held} held");
+    assert_eq!(failure.kind, FailureKind::BudgetUnavailable);
+    assert!(failure.resumes_at.is_some());
+    world.controller.freeze(false);
+    answered(&world, &format!("t{}c1a1", made + 2)).await;
+    assert_eq!(settled(&world, "team").await.tokens, (made + 2) * 15);
+}
+
+#[tokio::test]
+async fn a_repeat_joins_a_call_that_waits_for_room() {
+    let world = World::started().await;
+    world.controller.freeze(true);
+    limited(&world, "team", limit(Kind::Calls, 1)).await;
+    let first = world.call_aside("t1c1a1", &streamed());
+    let second = world.call_aside("t1c1a1", &streamed());
+    world.controller.freeze(false);
+    assert_eq!(first.await.unwrap(), second.await.unwrap());
+    assert_eq!(world.provider.seen().len(), 1);
+    assert_eq!(settled(&world, "team").await, BILL);
+}
+
+#[tokio::test]
+async fn a_spent_budget_that_stops_cuts_the_call_in_flight() {
+    let world = World::started().await;
+    limited(&world, "team", limit(Kind::Calls, 10)).await;
+    world.provider.will(Act::stream(vec![Step::Hold]));
+    let call = world.call_aside("t1c1a1", &whole());
+    world.provider.until_asked(1).await;
+    let stop = Failure {
+        kind: FailureKind::BudgetExhausted,
+        message: "team is spent".into(),
+        retry_after_milliseconds: None,
+        resumes_at: None,
+    };
+    world.controller.ledger(|ledger| {
+        ledger.terms.cut = true;
+        ledger.terms.accounts[0].held = Some(stop.clone());
+    });
+    assert!(call.await.unwrap().1.contains("team is spent"));
+    assert_eq!(refused(&world, "t2c1a1").await, stop);
+    world.controller.ledger(|ledger| {
+        ledger.terms.cut = false;
+        ledger.terms.accounts[0].held = None;
+    });
+    told(&world).await;
+    answered(&world, "t2c1a1").await;
+}
+
+#[tokio::test]
+async fn a_bill_above_its_bound_is_charged_and_stops_all_calls_until_a_new_resume() {
+    let mut world = World::started().await;
+    let resume = |token: &str| Directives {
+        resume: Some(token.into()),
+        ..Directives::default()
+    };
+    world.controller.direct(resume("old"));
+    limited(&world, "team", limit(Kind::Tokens, 1_000_000)).await;
+    world.provider.will(Act::json(
+        200,
+        &ANSWER.replace("\"prompt_tokens\":100", "\"prompt_tokens\":50000"),
+    ));
+    answered(&world, "t1c1a1").await;
+    for _ in 0..2 {
+        let failure = refused(&world, "t2c1a1").await;
+        assert_eq!(failure.kind, FailureKind::BoundViolated);
+        assert!(failure.message.contains("50000 input tokens"), "{}", failure.message);
+        let violated = |report: &agentloop::link::messages::Report| {
+            report.model.as_ref().and_then(|model| model.failure) == Some(FailureKind::BoundViolated)
+        };
+        world.controller.until("the violation", violated).await;
+        world.kill();
+        world.start().await;
+    }
+    world.controller.direct(resume("new"));
+    told(&world).await;
+    answered(&world, "t2c1a1").await;
+    assert_eq!(world.provider.seen().len(), 2);
+    assert_eq!(settled(&world, "team").await.tokens, 49_910 + 20 + 30);
+}
+
+#[tokio::test]
+async fn the_pulse_shows_requests_that_repeat() {
+    let world = World::started().await;
+    for turn in 1..=3 {
+        answered(&world, &format!("t{turn}c1a1")).await;
+    }
+    let mut other = whole();
+    other["messages"][0]["content"] = json!("something else");
+    world.call("t4c1a1", &other).await;
+    let pulse = world.until_counted(4, 0).await.pulse.unwrap();
+    assert_eq!((pulse.identical, pulse.tokens, pulse.hash.len()), (3, 4 * 30, 16));
+}

@@ -1,0 +1,135 @@
+//! The leader's side of leases in the test's controller: real accounts, written to nowhere.
+
+use std::collections::BTreeMap;
+
+use agentloop::api::amount::{Amount, LimitAmounts};
+use agentloop::api::budget::LedgerRecord;
+use agentloop::ledger::account::{Account, AgentName, Ask, Terms, Who};
+use agentloop::ledger::window::WindowRule;
+use agentloop::link::messages::{
+    AccountAnswer, AccountRequest, AccountTerms, BudgetTerms, LeaseAnswer, LeaseGrant, LeaseRequest, LimitName,
+};
+use jiff::Timestamp;
+
+#[derive(Default)]
+pub struct Ledger {
+    pub accounts: BTreeMap<String, Account>,
+    pub requests: Vec<LeaseRequest>,
+    /// Answers that get lost although what was said is heard.
+    pub lose: usize,
+    pub terms: BudgetTerms,
+}
+
+impl Ledger {
+    /// A limit from now on, or other numbers of one.
+    pub fn limit(&mut self, id: &str, limits: LimitAmounts) {
+        let terms = Terms {
+            limits,
+            per_agent: LimitAmounts::default(),
+            window: WindowRule::Lifetime,
+        };
+        match self.accounts.get_mut(id) {
+            Some(account) => account.set_terms(terms, Timestamp::now()),
+            None => {
+                let account = Account::restore(terms, &LedgerRecord::default(), Timestamp::now());
+                self.accounts.insert(id.into(), account);
+            }
+        }
+    }
+
+    /// What the gateway is told of its limits.
+    pub fn told(&mut self) -> BudgetTerms {
+        let before = std::mem::take(&mut self.terms.accounts);
+        let told = |(id, account): (&String, &Account)| {
+            let old = before.iter().find(|old| old.account == *id);
+            AccountTerms {
+                account: id.clone(),
+                limit: LimitName::Budget(id.clone()),
+                limits: account.limits(),
+                per_agent: account.per_agent(),
+                recall: account.recalls(),
+                held: old.and_then(|old| old.held.clone()),
+                revision: 1,
+            }
+        };
+        self.terms.accounts = self.accounts.iter().map(told).collect();
+        self.terms.clone()
+    }
+
+    pub fn lease(&mut self, request: &LeaseRequest) -> LeaseAnswer {
+        self.requests.push(request.clone());
+        let answers = request.accounts.iter().map(|said| {
+            let Some(account) = self.accounts.get_mut(&said.account) else {
+                return AccountAnswer {
+                    account: said.account.clone(),
+                    forgotten: said.statements.iter().map(|statement| statement.lease).collect(),
+                    ..AccountAnswer::default()
+                };
+            };
+            answer(account, &who(&request.record), said)
+        });
+        LeaseAnswer {
+            accounts: answers.collect(),
+        }
+    }
+
+    /// What another gateway gets of an account.
+    pub fn other(&mut self, id: &str, amount: Amount) -> Result<(), ()> {
+        let ask = Ask {
+            lease: None,
+            open: Amount::ZERO,
+            least: amount,
+            full: amount,
+        };
+        let request = AccountRequest {
+            account: id.into(),
+            statements: vec![],
+            ask: Some(ask),
+        };
+        let account = self.accounts.get_mut(id).unwrap();
+        let answer = answer(account, &who("other"), &request);
+        answer.refused.map_or(Ok(()), |_| Err(()))
+    }
+
+    pub fn used(&self, id: &str) -> Amount {
+        self.accounts[id].used()
+    }
+
+    pub fn reserved(&self, id: &str) -> Amount {
+        self.accounts[id].reserved()
+    }
+}
+
+fn who(record: &str) -> Who {
+    Who {
+        record: record.into(),
+        agent: AgentName {
+            namespace: "ns".into(),
+            name: record.into(),
+        },
+        pod_uid: "pod".into(),
+        epoch: 3,
+    }
+}
+
+fn answer(account: &mut Account, who: &Who, said: &AccountRequest) -> AccountAnswer {
+    let now = Timestamp::now();
+    let unknown = |statement: &&agentloop::ledger::account::Statement| !account.hear(who, statement, now);
+    let forgotten = said.statements.iter().filter(unknown).map(|statement| statement.lease);
+    let forgotten = forgotten.collect();
+    let refused = said.ask.as_ref().and_then(|ask| account.ask(who, ask, now).err());
+    let record = account.record();
+    account.written(&record);
+    let leases = account.leases_of(&who.record).into_iter().map(|granted| LeaseGrant {
+        lease: granted.lease,
+        granted: granted.granted,
+        valid_milliseconds: None,
+    });
+    AccountAnswer {
+        account: said.account.clone(),
+        epoch: account.epoch(),
+        leases: leases.collect(),
+        forgotten,
+        refused,
+    }
+}
