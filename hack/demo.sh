@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# demo.sh       from nothing to an Agent whose loop turns in its own pod, on a cluster of this machine; leaves it running
+# demo.sh       from nothing to an Agent whose loop turns in its own pod within a budget, on a cluster of this machine;
+#               leaves it running
 # demo.sh down  removes it
 # CONTEXT=name IMAGE=ref: on the cluster of that kube context instead; it must be able to pull the image.
 # A second run upgrades what the first one made.
@@ -11,6 +12,8 @@ context=${CONTEXT:-}
 export RUN=${RUN:-/var/tmp/agentloop-devcluster}
 devcluster=$ROOT/hack/devcluster
 example=$ROOT/examples/quickstart.yaml
+budget_example=$ROOT/examples/team-budget.yaml
+budget=team-research
 system=agentloop-system
 [ -n "$context" ] || export KUBECONFIG=$RUN/admin.kubeconfig
 
@@ -23,11 +26,11 @@ down() {
     echo "The cluster is gone. What was built stays in $CACHE and $CARGO_TARGET_DIR."
     return
   fi
-  kube delete --ignore-not-found -f "$example"
+  kube delete --ignore-not-found -f "$example" -f "$budget_example"
   run_helm uninstall agentloop --ignore-not-found --wait
   kube delete --ignore-not-found namespace "$system"
   echo "Removed from $context. The CustomResourceDefinitions stay, since deleting them deletes every Agent:"
-  echo "  kubectl --context $context delete crd agents.agentloop.dev"
+  echo "  kubectl --context $context delete crd agents.agentloop.dev agentbudgets.agentloop.dev"
 }
 
 # The cluster's tools are compiled beside the Rust build.
@@ -68,6 +71,35 @@ install() {
   kube -n "$system" get pods
 }
 
+until_budget() { # CONDITION: shows one line for each change until it is True
+  timeout 90 kubectl ${context:+--context "$context"} -n "$namespace" get agentbudgets.agentloop.dev "$budget" --watch &
+  local shown=$!
+  kube -n "$namespace" wait --for=condition="$1" --timeout=90s "agentbudgets.agentloop.dev/$budget" >/dev/null
+  kill "$shown" 2>/dev/null || true
+  wait "$shown" 2>/dev/null || true
+}
+
+show_budget() {
+  say "Two Agents share 20,000 tokens an hour: kubectl apply -f examples/team-budget.yaml"
+  kube -n "$namespace" apply -f "$budget_example"
+  kube -n "$namespace" wait --for=condition=Ready --timeout=60s "agentbudgets.agentloop.dev/$budget"
+  until_budget NearLimit
+  say "Near the limit: a warning. They go on ..."
+  until_budget Exhausted
+  say "... and stop before the call that would cross it"
+  kube -n "$namespace" wait --for=condition=BudgetExhausted --timeout=60s agents.agentloop.dev/reader agents.agentloop.dev/writer
+  kube -n "$namespace" get agentbudgets.agentloop.dev "$budget"
+  kube -n "$namespace" get agents.agentloop.dev -l team=research
+  kube -n "$namespace" get agents.agentloop.dev reader -o jsonpath='{.status.conditions[?(@.type=="BudgetExhausted")].message}{"\n"}'
+
+  say "A person adds 10,000 tokens: they go on within seconds"
+  kube -n "$namespace" patch agentbudgets.agentloop.dev "$budget" --type merge \
+    -p '{"spec": {"topUps": [{"id": "demo", "tokens": 10000, "reason": "shown to a friend"}]}}'
+  kube -n "$namespace" wait --for=condition=BudgetExhausted=False --timeout=60s agents.agentloop.dev/reader
+  kube -n "$namespace" get agentbudgets.agentloop.dev "$budget"
+  kube -n "$namespace" get agents.agentloop.dev -l team=research
+}
+
 watch_agent() { # SECONDS: one line for each change
   timeout "$1" kubectl ${context:+--context "$context"} -n "$namespace" get agents.agentloop.dev "$agent" --watch || true
 }
@@ -81,18 +113,20 @@ show() {
   kube -n "$namespace" wait --for=condition=Ready --timeout=120s "agents.agentloop.dev/$agent"
 
   say "Its loop turns and sleeps; every token is counted"
-  watch_agent 25
+  watch_agent 15
 
   say "Its pod is deleted: it goes on where it stood"
   kube -n "$namespace" delete pod "$agent"
   kube -n "$namespace" wait --for=create --timeout=60s "pod/$agent"
-  watch_agent 25
+  watch_agent 15
+
+  show_budget
 
   say "The same in Prometheus' words"
   leader=$(kube -n "$system" get pods -l agentloop.dev/leader=true -o jsonpath='{.items[0].metadata.name}')
   port=$(kube -n "$system" get pod "$leader" -o jsonpath='{.spec.containers[0].ports[?(@.name=="metrics")].containerPort}')
   kube get --raw "/api/v1/namespaces/$system/pods/$leader:$port/proxy/metrics" |
-    grep -E '^agentloop_agent_(tokens_total|turns_total|loop_state)' | grep -v ' 0$'
+    grep -E "^agentloop_agent_(tokens_total|turns_total|loop_state).*\"$agent\"|^agentloop_budget_(limit|used|reserved|remaining).*tokens" | grep -v ' 0$'
 
   say "And what happened"
   kube -n "$namespace" get events --field-selector "involvedObject.kind=Agent,involvedObject.name=$agent" \
@@ -105,6 +139,8 @@ goodbye() {
   [ -n "$context" ] || echo "  export KUBECONFIG=$KUBECONFIG PATH=$BIN:\$PATH"
   cat <<TEXT
   kubectl$with -n $namespace get agents.agentloop.dev --watch
+  kubectl$with -n $namespace get agentbudgets.agentloop.dev --watch
+  kubectl$with -n $namespace describe agentbudgets.agentloop.dev $budget
   kubectl$with -n $namespace describe agents.agentloop.dev $agent
   kubectl$with -n $namespace logs -f $(kube -n "$namespace" get pods -l "agentloop.dev/agent=$agent" -o name | head -1) -c worker
   kubectl$with explain agents.agentloop.dev.spec

@@ -26,10 +26,21 @@ pub enum ConditionType {
     TurnLimitReached,
     /// `loop.maxConsecutiveErrors` was reached, or the same turn ended the worker three times; cool-down or resume.
     ErrorLimitReached,
+    /// Seen from outside the loop repeats itself or burns far above the pace of its limits.
+    LoopDetected,
     /// No contact between pod and controller for 60 s; the loop does nothing until it is back.
     LinkLost,
     /// False while the model cannot be used.
     ModelAvailable,
+}
+
+/// What showed a loop from outside; reason of the condition `LoopDetected`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumIter, EnumString)]
+pub enum LoopSign {
+    /// The same request again and again, byte for byte.
+    RepeatedCall,
+    /// A burn far above the pace of the limits.
+    NoProgress,
 }
 
 /// Sets `new` into `conditions` (a list-map by type). `lastTransitionTime` moves only when `status` flips.

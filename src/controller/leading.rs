@@ -147,13 +147,15 @@ impl Leader {
     ) -> agent::Parts {
         let settings = self.options.settings.clone();
         let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
+        let report = ReconcileReport::new(metrics, agents, loops.clone(), readiness, settings.workers);
+        let observer = Arc::new(report);
         agent::Parts {
             client: self.client.clone(),
             loops,
             budgets: budgets.clone(),
             changed,
             ca_bundle,
-            observer: Arc::new(ReconcileReport::new(metrics, agents, readiness, settings.workers)),
+            observer,
             clock: clock.clone(),
             instance: self.options.pod_name.clone().unwrap_or_else(|| "agentloop".into()),
             shutdown: stop.clone(),

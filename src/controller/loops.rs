@@ -148,6 +148,14 @@ impl Loops {
             .and_then(|entry| entry.heard.clone())
     }
 
+    /// How many calls limits refused to the Agent, as its gateway last said.
+    #[must_use]
+    pub fn refused_calls(&self, agent: &AgentKey) -> Option<i64> {
+        let table = self.lock();
+        let heard = table.entries.get(agent)?.heard.as_ref()?;
+        Some(heard.report.budget.refused_calls)
+    }
+
     /// When the pod with this uid last had contact of any kind.
     #[must_use]
     pub fn last_contact(&self, agent: &AgentKey, pod_uid: &str) -> Option<Timestamp> {

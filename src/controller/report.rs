@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::agent::{AgentsView, Finished, Observer};
+use super::loops::{AgentKey, Loops};
 use crate::telemetry::collector::AgentCollector;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
@@ -15,13 +16,21 @@ const CONTROLLER: &str = "agent";
 pub struct ReconcileReport {
     metrics: Arc<Metrics>,
     agents: Arc<OnceLock<AgentsView>>,
+    loops: Arc<Loops>,
     readiness: Readiness,
 }
 
 impl ReconcileReport {
-    /// `agents` is filled, and the process made ready, when the caches are; `workers` reconciles may run at once.
+    /// `agents` is filled, and the process made ready, when the caches are; `loops` knows what gateways last said;
+    /// `workers` reconciles may run at once.
     #[must_use]
-    pub fn new(metrics: Arc<Metrics>, agents: Arc<OnceLock<AgentsView>>, readiness: Readiness, workers: u16) -> Self {
+    pub fn new(
+        metrics: Arc<Metrics>,
+        agents: Arc<OnceLock<AgentsView>>,
+        loops: Arc<Loops>,
+        readiness: Readiness,
+        workers: u16,
+    ) -> Self {
         metrics
             .max_concurrent
             .with_label_values(&[CONTROLLER])
@@ -34,6 +43,7 @@ impl ReconcileReport {
         Self {
             metrics,
             agents,
+            loops,
             readiness,
         }
     }
@@ -61,7 +71,14 @@ impl Observer for ReconcileReport {
 
     fn agents(&self, agents: AgentsView) {
         let view = agents.clone();
-        match AgentCollector::new(move |visit| view.for_each(visit)) {
+        let loops = self.loops.clone();
+        let refused = move |namespace: &str, name: &str| {
+            loops.refused_calls(&AgentKey {
+                namespace: namespace.into(),
+                name: name.into(),
+            })
+        };
+        match AgentCollector::new(move |visit| view.for_each(visit), refused) {
             Ok(collector) => {
                 if let Err(error) = self.metrics.register(collector) {
                     tracing::error!(%error, "the metrics of Agents are missing");

@@ -163,6 +163,8 @@ pub struct Account {
     terms: Terms,
     epoch: i64,
     time: Timestamp,
+    /// By how much the last leader's time was ahead of this leader's clock: the ledger's time goes on from there.
+    ahead: SignedDuration,
     next_lease: LeaseId,
     settled: Settled,
     shares: BTreeMap<AgentName, Settled>,
@@ -213,6 +215,7 @@ impl Account {
         let mut account = Self {
             epoch: record.epoch,
             time: record.watermark.max(now),
+            ahead: record.watermark.duration_since(now).max(SignedDuration::ZERO),
             next_lease: record.next_lease,
             settled: Settled::restore(PIECES, &record.buckets),
             shares: shares.collect(),
@@ -229,7 +232,7 @@ impl Account {
 
     /// Time goes on, and never back; what left the window counts no more.
     pub fn advance(&mut self, now: Timestamp) {
-        self.time = self.time.max(now);
+        self.time = self.time.max(now.checked_add(self.ahead).unwrap_or(now));
         let (rule, time) = (&self.terms.window, self.time);
         self.settled.advance(rule, time);
         self.shares.retain(|_, share| {
@@ -387,7 +390,8 @@ impl Account {
         let of = self
             .leases
             .iter()
-            .filter(|(_, lease)| lease.who.record == record && !lease.closed);
+            // One that no record has yet is not told: its number is not for certain.
+            .filter(|(_, lease)| lease.who.record == record && !lease.closed && !lease.durable.is_zero());
         of.map(|(id, lease)| Granted {
             lease: *id,
             granted: lease.durable,

@@ -219,7 +219,8 @@ pub struct BudgetReport {
     pub lease_requests: i64,
 }
 
-/// What requests look like to one who does not trust the worker.
+/// What requests look like to one who does not trust the worker. Counting begins anew with each new value of
+/// [`Directives::resume`]: a person looked at what was before.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Pulse {

@@ -257,7 +257,7 @@ mod tests {
         let start = Instant::now();
         let read = |seconds: u64, name: &str| {
             let families = collector.collect_at(start + Duration::from_secs(seconds));
-            let family = families.into_iter().find(|family| family.get_name() == name)?;
+            let family = families.into_iter().find(|family| family.name() == name)?;
             Some(family.get_metric()[0].get_gauge().get_value())
         };
         let exhaustion = "agentloop_budget_exhaustion_seconds";

@@ -12,7 +12,7 @@ use super::families::{Families, bit, number};
 use super::registry::{self, Metric, Source};
 use crate::api::Agent;
 use crate::api::agent::ModelApi;
-use crate::api::condition::ConditionType;
+use crate::api::condition::{self, ConditionType, LoopSign};
 use crate::api::status::{LoopState, ModelUsage, PauseReason, Usage};
 
 /// Model label of usage that is in no entry of `status.usage.byModel`.
@@ -21,18 +21,27 @@ const OTHER_MODELS: &str = "other";
 /// Calls its argument with each Agent of the cache.
 type ForEach = Box<dyn Fn(&mut dyn FnMut(&Agent)) + Send + Sync>;
 
+/// What limits refused so far to the Agent of this namespace and name, as its gateway last said.
+type Refused = Box<dyn Fn(&str, &str) -> Option<i64> + Send + Sync>;
+
 /// Reads the Agents of the cache at each scrape.
 pub struct AgentCollector {
     for_each: ForEach,
+    refused: Refused,
     descriptions: Vec<Desc>,
 }
 
 impl AgentCollector {
-    /// A collector of the Agents that `for_each` visits at the time of a scrape.
-    pub fn new(for_each: impl Fn(&mut dyn FnMut(&Agent)) + Send + Sync + 'static) -> prometheus::Result<Self> {
+    /// A collector of the Agents that `for_each` visits at the time of a scrape; `refused` knows how many calls limits
+    /// refused to one.
+    pub fn new(
+        for_each: impl Fn(&mut dyn FnMut(&Agent)) + Send + Sync + 'static,
+        refused: impl Fn(&str, &str) -> Option<i64> + Send + Sync + 'static,
+    ) -> prometheus::Result<Self> {
         let metrics = registry::ALL.iter().filter(|metric| metric.source == Source::Agents);
         Ok(Self {
             for_each: Box::new(for_each),
+            refused: Box::new(refused),
             descriptions: metrics.map(Metric::desc).collect::<Result<_, _>>()?,
         })
     }
@@ -45,13 +54,13 @@ impl Collector for AgentCollector {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let mut families = Families::default();
-        (self.for_each)(&mut |agent| agent_series(&mut families, agent));
+        (self.for_each)(&mut |agent| agent_series(&mut families, agent, &self.refused));
         families.into_all()
     }
 }
 
 /// All series of one Agent.
-fn agent_series(families: &mut Families, agent: &Agent) {
+fn agent_series(families: &mut Families, agent: &Agent, refused: &Refused) {
     let namespace = agent.namespace().unwrap_or_default();
     let name = agent.name_any();
     let id = [namespace.as_str(), name.as_str()];
@@ -81,6 +90,7 @@ fn agent_series(families: &mut Families, agent: &Agent) {
         number(observed.unwrap_or_default()),
     );
     loop_series(families, agent, id);
+    detection_series(families, agent, id);
     condition_series(families, agent, id);
     let unused = Usage::default();
     let usage = agent
@@ -88,6 +98,8 @@ fn agent_series(families: &mut Families, agent: &Agent) {
         .as_ref()
         .and_then(|status| status.usage.as_ref())
         .unwrap_or(&unused);
+    let refused = refused(id[0], id[1]).unwrap_or_default();
+    families.put(&registry::AGENT_REFUSED_CALLS, &id, number(refused));
     families.put(&registry::AGENT_TURNS, &id, number(usage.turns));
     for used in by_model(usage, model) {
         usage_series(families, &used, id);
@@ -111,6 +123,16 @@ fn loop_series(families: &mut Families, agent: &Agent, [namespace, name]: [&str;
             &[namespace, name, reason.as_ref()],
             bit(holds),
         );
+    }
+}
+
+fn detection_series(families: &mut Families, agent: &Agent, [namespace, name]: [&str; 2]) {
+    let conditions = agent.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let held = condition::find(conditions, ConditionType::LoopDetected).filter(|held| held.status == "True");
+    for sign in LoopSign::iter() {
+        let seen = held.is_some_and(|held| held.reason == sign.as_ref());
+        let labels = [namespace, name, sign.as_ref()];
+        families.put(&registry::AGENT_LOOP_DETECTED, &labels, bit(seen));
     }
 }
 

@@ -93,6 +93,8 @@ metrics! {
         "Calls of unknown use that count in the budgets with all that was reserved for them.";
     AGENT_INFO = Agents Gauge "agentloop_agent_info" ["namespace", "agent", "api", "model"]
         "Always 1; the labels say what the spec asks for.";
+    AGENT_LOOP_DETECTED = Agents Gauge "agentloop_agent_loop_detected" ["namespace", "agent", "sign"]
+        "1 while the controller sees this sign of a loop from outside; every sign is always present.";
     AGENT_LOOP_PAUSED_REASON = Agents Gauge "agentloop_agent_loop_paused_reason" ["namespace", "agent", "reason"]
         "1 while this reason holds the loop; every reason is always present.";
     AGENT_LOOP_STATE = Agents Gauge "agentloop_agent_loop_state" ["namespace", "agent", "state"]
@@ -101,6 +103,8 @@ metrics! {
         "Generation of the spec.";
     AGENT_REASONING_TOKENS = Agents Counter "agentloop_agent_reasoning_tokens_total" ["namespace", "agent", "model"]
         "Output tokens spent on reasoning, a part of type output in agentloop_agent_tokens_total.";
+    AGENT_REFUSED_CALLS = Agents Counter "agentloop_agent_refused_calls_total" ["namespace", "agent"]
+        "Calls that were not made because of a limit, as the gateway last reported; 0 until it has.";
     AGENT_SUSPENDED = Agents Gauge "agentloop_agent_spec_suspended" ["namespace", "agent"]
         "1 while spec.suspend is true.";
     AGENT_CONDITION = Agents Gauge "agentloop_agent_status_condition" ["namespace", "agent", "condition", "status"]

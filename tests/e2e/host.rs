@@ -43,6 +43,11 @@ pub fn pid(pod: &Value, role: &str) -> u32 {
     process(uid, role).unwrap_or_else(|| panic!("no {role} runs in pod {uid}"))
 }
 
+/// The process of a role in a pod, when it runs.
+pub fn find(pod: &Value, role: &str) -> Option<u32> {
+    process(pod["metadata"]["uid"].as_str()?, role)
+}
+
 /// SIGKILL to the process of a role in a pod.
 pub fn kill(pod: &Value, role: &str) {
     signal(pid(pod, role), "KILL");

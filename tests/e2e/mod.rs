@@ -5,6 +5,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod agents;
+mod budget_chaos;
+mod budget_examples;
+mod budgets;
 mod cluster;
 mod control_plane;
 mod host;

@@ -44,6 +44,12 @@ pub struct Line {
     /// A short hash of each message of the request (faulty server only).
     #[serde(default)]
     pub messages: Vec<String>,
+    /// Length of messages and tools of the request (counting server only).
+    #[serde(default)]
+    pub bytes: i64,
+    /// Output limit of the request (counting server only).
+    #[serde(default)]
+    pub limit: i64,
 }
 
 /// Sums of what a server says its answers used, in agentloop's disjoint kinds.
@@ -128,6 +134,22 @@ pub fn faulty() -> Option<&'static ModelServer> {
         .get_or_init(|| {
             let record = record_file("faulty");
             let program = Program::start("faults.py", &["--record", &record.to_string_lossy()])?;
+            Some(ModelServer {
+                url: program.url.clone(),
+                record,
+                _programs: vec![program],
+            })
+        })
+        .as_ref()
+}
+
+/// The fast server that only counts; `None`, said loudly, only where Python is absent.
+pub fn counting() -> Option<&'static ModelServer> {
+    static COUNTING: OnceLock<Option<ModelServer>> = OnceLock::new();
+    COUNTING
+        .get_or_init(|| {
+            let record = record_file("counting");
+            let program = Program::start("count.py", &["--record", &record.to_string_lossy()])?;
             Some(ModelServer {
                 url: program.url.clone(),
                 record,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::agents::{Agent, script, scripted};
+use super::budgets;
 use super::cluster::{self, Namespace, shared};
 use crate::support::http;
 
@@ -52,6 +53,60 @@ fn prometheus_scrapes_the_controller_and_answers_queries_with_and_without_honor_
         "0",
         "every scrape worked"
     );
+}
+
+#[test]
+fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_and_its_budget() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "dashboard");
+    let limits = json!({"tokens": 10_000_000, "costUSD": "100.00"});
+    let spec = json!({"selector": {}, "limits": limits, "window": {"rolling": {"seconds": 3600}}});
+    namespace.kubectl.apply(&budgets::manifest("shown", &spec));
+    let turn = json!({"text": "hello", "usage": {"inputTokens": 900, "outputTokens": 100}, "yield": {"sleep": 1}});
+    namespace.kubectl.apply(&script("plan", &json!({"turns": [turn]})));
+    let mut model = scripted("plan");
+    model["price"] = json!({"inputPerMillion": "10.00", "outputPerMillion": "50.00"});
+    let agent = Agent::apply(&namespace, "scraped", &model, &json!({}));
+    agent.until_turns(1, 120);
+
+    let leader = cluster::leader(&cluster.system);
+    let address = leader["status"]["podIP"].as_str().expect("the leader has an address");
+    let prometheus = Prometheus::start(&format!("{address}:{}", cluster::metrics_port(&leader)));
+    let board = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/charts/agentloop/dashboards/agentloop.json"
+    );
+    let board: Value = serde_json::from_str(&std::fs::read_to_string(board).expect("the board")).expect("JSON");
+    let ns = namespace.kubectl.namespace();
+    let mut asked = 0;
+    for panel in board["panels"].as_array().expect("panels") {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let query = target["expr"].as_str().expect("a query").replace("$namespace", ns);
+            let query = query.replace("$agent", ".*").replace("$budget", ".*");
+            let query = query.replace("$__rate_interval", "30s").replace("$__range", "1m");
+            assert!(
+                !query.contains('$'),
+                "{}: a variable without a value: {query}",
+                panel["title"]
+            );
+            prometheus.until_some(&panel["title"].to_string(), &query);
+            asked += 1;
+        }
+    }
+    assert!(asked >= 25, "{asked} queries");
+    // What must not only be there, but be more than nothing while the Agent spends.
+    for metric in [
+        "used",
+        "limit",
+        "remaining",
+        "burn_per_hour",
+        "exhaustion_seconds",
+        "leases_total",
+        "ledger_writes_total",
+    ] {
+        let query = format!("min(agentloop_budget_{metric}{{namespace=\"{ns}\"}}) > 0");
+        prometheus.until_some(metric, &query);
+    }
 }
 
 #[test]
@@ -126,6 +181,23 @@ impl Prometheus {
                 return only["value"][1].as_str().expect("a sample has a value").to_owned();
             }
             assert!(Instant::now() < deadline, "{query} gave {answer}");
+            // Prometheus scrapes once a second; it tells nobody when.
+            std::thread::park_timeout(Duration::from_millis(200));
+        }
+    }
+
+    /// Waits until a query gives any samples.
+    fn until_some(&self, what: &str, query: &str) {
+        let deadline = Instant::now() + Duration::from_secs(90);
+        loop {
+            let answer = self.query(query);
+            if answer["data"]["result"]
+                .as_array()
+                .is_some_and(|samples| !samples.is_empty())
+            {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{what} shows nothing: {query} gave {answer}");
             // Prometheus scrapes once a second; it tells nobody when.
             std::thread::park_timeout(Duration::from_millis(200));
         }

@@ -83,7 +83,9 @@ fn columns(agent: &Agent<'_>) {
     let mut lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     assert_eq!(
         lines.next().expect("a header"),
-        ["NAME", "READY", "STATE", "MODEL", "TURNS", "TOKENS", "AGE"]
+        [
+            "NAME", "READY", "STATE", "MODEL", "TURNS", "TOKENS", "COST", "BUDGET", "AGE"
+        ]
     );
     let row = lines.next().expect("a row");
     assert_eq!(

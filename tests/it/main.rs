@@ -7,6 +7,7 @@ mod chart;
 mod controller;
 mod gateway;
 mod leader;
+mod ledger;
 mod link;
 mod metrics;
 mod rooms;

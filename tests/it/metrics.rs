@@ -12,8 +12,10 @@ use std::time::Duration;
 use agentloop::api::budget::AgentBudget;
 use agentloop::controller::agent::{AgentsView, ErrorKind, Finished, Observer};
 use agentloop::controller::leader::LEASE_NAME;
+use agentloop::controller::loops::{AgentKey, LivePod, Loops};
 use agentloop::controller::report::ReconcileReport;
 use agentloop::controller::serve::show_codes;
+use agentloop::link::messages::{Directives, Known, Report};
 use agentloop::telemetry::budgets::BudgetCollector;
 use agentloop::telemetry::http::{Readiness, router};
 use agentloop::telemetry::metrics::Metrics;
@@ -37,7 +39,13 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
     show_codes(&metrics);
     metrics.leader.with_label_values(&[LEASE_NAME]).set(1);
     let readiness = Readiness::waiting("the caches to fill");
-    let report = ReconcileReport::new(metrics.clone(), Arc::new(OnceLock::new()), readiness.clone(), 8);
+    let report = ReconcileReport::new(
+        metrics.clone(),
+        Arc::new(OnceLock::new()),
+        heard(),
+        readiness.clone(),
+        8,
+    );
     report.agents(agents);
     for how in [
         Finished::Success,
@@ -59,6 +67,27 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
     let mut counted = CountRequests::new(metrics.requests.clone(), "api:443".into()).layer(silence);
     assert!(counted.call(Request::new(())).await.is_err());
     (metrics, readiness)
+}
+
+/// What the gateway of the Agent x said.
+fn heard() -> Arc<Loops> {
+    let (loops, _) = Loops::new();
+    let agent = AgentKey {
+        namespace: "team-a".into(),
+        name: "x".into(),
+    };
+    let pod = LivePod {
+        uid: "p".into(),
+        epoch: 1,
+    };
+    loops.expect(&agent, pod.clone(), Known::default(), Directives::default());
+    let mut report = Report {
+        epoch: 1,
+        ..Report::default()
+    };
+    report.budget.refused_calls = 5;
+    loops.report(&agent, &pod, report, jiff::Timestamp::UNIX_EPOCH).unwrap();
+    Arc::new(loops)
 }
 
 /// An AgentBudget whose status has everything.
@@ -290,9 +319,9 @@ async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
         started.elapsed()
     );
     let count = text.lines().filter(|line| line.starts_with("agentloop_agent_")).count();
-    // info, created, suspended, two generations, turns; six states; the reasons; three known conditions with three
-    // series each; of one model three types of tokens, reasoning, calls and unknown calls.
-    let each = 6 + 6 + PauseReason::iter().count() + 3 * 3 + 6;
+    // info, created, suspended, two generations, turns, refused calls; six states; the reasons; two signs of a loop; three known conditions
+    // with three series each; of one model four types of tokens, reasoning, calls, unknown and estimated calls, cost.
+    let each = 7 + 6 + PauseReason::iter().count() + 2 + 3 * 3 + 9;
     assert_eq!(count, 1000 * each);
     let of_the_budget = text
         .lines()
@@ -356,6 +385,93 @@ async fn probes_say_what_is_waited_for_and_metrics_are_served_as_text() {
     assert_eq!(status, StatusCode::OK);
     assert_eq!(headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
     assert!(body.contains("agentloop_build_info{"));
+}
+
+#[test]
+fn every_query_of_the_dashboards_asks_for_metrics_of_the_registry_and_for_their_labels() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/agentloop/dashboards");
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let board: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        assert_eq!((&board["schemaVersion"], &board["id"]), (&json!(39), &Value::Null));
+        assert!(
+            board["uid"]
+                .as_str()
+                .is_some_and(|uid| !uid.is_empty() && uid.len() <= 40)
+        );
+        assert!(board.get("__inputs").is_none(), "provisioning knows no inputs");
+        let panels: Vec<_> = board["panels"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|panel| panel["type"] != "row")
+            .collect();
+        let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_i64().unwrap()).collect();
+        assert_eq!(ids.len(), panels.len(), "ids of panels");
+        let mut asked = BTreeSet::new();
+        for panel in &panels {
+            let title = panel["title"].as_str().unwrap();
+            assert!(
+                panel["description"].as_str().is_some_and(|text| text.ends_with('.')),
+                "{title}: description"
+            );
+            assert!(panel["fieldConfig"]["defaults"]["unit"].is_string(), "{title}: unit");
+            for target in panel["targets"].as_array().unwrap() {
+                for place in [&panel["datasource"], &target["datasource"]] {
+                    assert_eq!(*place, json!({"type": "prometheus", "uid": "${datasource}"}), "{title}");
+                }
+                asked.extend(check_query(title, target["expr"].as_str().unwrap()));
+            }
+        }
+        for variable in board["templating"]["list"].as_array().unwrap() {
+            if variable["type"] == "query" {
+                asked.extend(check_query("a variable", variable["query"]["query"].as_str().unwrap()));
+            }
+        }
+        for annotation in board["annotations"]["list"].as_array().unwrap() {
+            check_query("an annotation", annotation["expr"].as_str().unwrap());
+        }
+        let budgets = registry::ALL.iter().filter(|metric| metric.source == Source::Budgets);
+        let shown = [
+            "agentloop_budget_agents",
+            "agentloop_budget_window_reset_timestamp_seconds",
+        ];
+        for metric in budgets.filter(|metric| !shown.contains(&metric.name)) {
+            assert!(asked.contains(metric.name), "no panel shows {}", metric.name);
+        }
+    }
+}
+
+/// The metrics that a query names: each is in the registry, has the labels that are asked of it, and counters are only
+/// looked at as rates.
+fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
+    let mut asked = BTreeSet::new();
+    let word = |character: char| character.is_ascii_alphanumeric() || character == '_';
+    for (at, _) in query.match_indices("agentloop_") {
+        let name: String = query[at..].chars().take_while(|one| word(*one)).collect();
+        let metric = registry::ALL.iter().find(|metric| metric.name == name);
+        let metric = metric.unwrap_or_else(|| panic!("{place}: no metric is called {name}"));
+        asked.insert(metric.name);
+        let rest = &query[at + name.len()..];
+        let selector = rest
+            .strip_prefix('{')
+            .map_or("", |rest| rest.split('}').next().unwrap());
+        for part in selector.split(',').filter(|part| !part.is_empty()) {
+            let label: String = part.chars().take_while(|one| word(*one)).collect();
+            assert!(
+                metric.labels.contains(&label.as_str()),
+                "{place}: {name} has no label {label}"
+            );
+        }
+        if metric.kind == Kind::Counter {
+            let rated = ["rate(", "increase("]
+                .iter()
+                .any(|function| query[..at].ends_with(function));
+            assert!(rated, "{place}: {name} only grows; ask for its rate");
+        }
+    }
+    assert!(!asked.is_empty(), "{place}: {query} asks for nothing of ours");
+    asked
 }
 
 #[test]

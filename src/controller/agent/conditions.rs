@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::apply::Obstacle;
 use super::intent::{Intent, Rest};
+use super::outside;
 use super::pod_state::PodReason;
 use super::status::Facts;
 use crate::api::condition::{self, ConditionType};
@@ -43,6 +44,7 @@ pub(super) fn compute(facts: &Facts<'_>, status: &LoopStatus) -> Vec<Condition> 
     list.pod_ready();
     list.suspended();
     list.guardrails();
+    list.loop_detected();
     list.link();
     list.model();
     list.standing(status);
@@ -186,6 +188,18 @@ impl List<'_> {
         }
     }
 
+    fn loop_detected(&mut self) {
+        match self.facts.finding {
+            Some(found) => self.set(
+                ConditionType::LoopDetected,
+                true,
+                found.sign.as_ref(),
+                found.message.clone(),
+            ),
+            None => self.set(ConditionType::LoopDetected, false, INACTIVE, ""),
+        }
+    }
+
     fn link(&mut self) {
         let type_ = ConditionType::LinkLost;
         let reported = self
@@ -297,6 +311,9 @@ impl List<'_> {
             } else {
                 Standing::Reconciling(word)
             };
+        }
+        if let Some(found) = self.facts.finding.filter(|_| outside::is_enforced(self.facts.agent)) {
+            return Standing::Stalled(word(ConditionType::LoopDetected.as_ref(), found.message.clone()));
         }
         if let Some(held) = GUARDRAILS.iter().find_map(|(type_, _)| self.holds(*type_)) {
             return Standing::Ready(word(&held.type_, held.message.clone()));

@@ -73,6 +73,9 @@ pub(super) fn of_status(old: &AgentStatus, new: &AgentStatus) -> Vec<Notice> {
             notices.push(Notice::warning(&held.type_, "Pause", held.message.clone()));
         }
     }
+    if let Some(held) = turned(ConditionType::LoopDetected, "True") {
+        notices.push(Notice::warning(&held.type_, "Watch", held.message.clone()));
+    }
     for (type_, action) in [
         (ConditionType::Accepted, "Validate"),
         (ConditionType::ModelAvailable, "CallModel"),

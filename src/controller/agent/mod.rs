@@ -19,6 +19,7 @@ mod names;
 mod namespaces;
 mod objects;
 mod observe;
+mod outside;
 mod pace;
 mod pod_state;
 mod publish;

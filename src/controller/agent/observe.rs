@@ -16,6 +16,7 @@ use super::error::{Error, call, find};
 use super::intent::{Intent, Situation};
 use super::manifest::Marks;
 use super::memory::Remembered;
+use super::outside::{self, Finding};
 use super::pod_state::PodState;
 use super::reconcile::{Context, Subject};
 use super::totals;
@@ -50,6 +51,8 @@ pub(super) struct Observed {
     pub(super) node: Option<NodeState>,
     /// All that is known to have been used: written, remembered, and just said.
     pub(super) known: Known,
+    /// A loop that is seen from outside.
+    pub(super) finding: Option<Finding>,
 }
 
 /// Reads what this Agent needs.
@@ -90,6 +93,7 @@ pub(super) async fn observe(
         _ => None,
     };
     let known = totals::known(status, memory.known.as_ref(), heard.as_ref());
+    let finding = outside::look(subject.agent, status, heard.as_ref());
     Ok(Observed {
         pod,
         heard,
@@ -97,6 +101,7 @@ pub(super) async fn observe(
         references,
         node,
         known,
+        finding,
     })
 }
 

@@ -68,6 +68,7 @@ pub(super) async fn publish(
         pod,
         heard: outcome.observed.heard.as_ref(),
         known: &outcome.observed.known,
+        finding: outcome.observed.finding.as_ref(),
         obstacle: outcome.applied.obstacle.as_ref(),
         silent,
         now,

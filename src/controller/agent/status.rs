@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::apply::Obstacle;
 use super::conditions;
 use super::intent::{Intent, Rest};
+use super::outside::Finding;
 use super::pod_state::{PodReason, PodState};
 use super::requests;
 use super::totals;
@@ -35,6 +36,8 @@ pub(super) struct Facts<'a> {
     pub(super) heard: Option<&'a Heard>,
     /// Totals; they never step back, whatever a pod says.
     pub(super) known: &'a Known,
+    /// A loop that is seen from outside.
+    pub(super) finding: Option<&'a Finding>,
     /// What stands in the way.
     pub(super) obstacle: Option<&'a Obstacle>,
     /// No contact for the whole run lease.

@@ -6,11 +6,13 @@ use strum::IntoEnumIterator;
 use super::apply::Obstacle;
 use super::intent::{Intent, Replace, Rest};
 use super::kstatus::{Verdict, verdict};
+use super::outside::Finding;
 use super::pod_state::{PodReason, PodState};
 use super::status::{Facts, compute};
 use super::totals;
 use super::validate::{Invalid, InvalidReason};
-use crate::api::condition::{ConditionType, find};
+use crate::api::agent::DetectionMode;
+use crate::api::condition::{ConditionType, LoopSign, find};
 use crate::api::failure::FailureKind;
 use crate::api::status::{LoopState, LoopStatus, Outcome, PauseReason, Usage};
 use crate::api::{Agent, AgentStatus};
@@ -84,6 +86,8 @@ struct Case {
     heard: Option<Heard>,
     obstacle: Option<Obstacle>,
     silent: bool,
+    finding: Option<Finding>,
+    enforce: bool,
     old: AgentStatus,
 }
 
@@ -97,6 +101,8 @@ impl Default for Case {
             heard: Some(heard(LoopState::Running)),
             obstacle: None,
             silent: false,
+            finding: None,
+            enforce: false,
             old: AgentStatus::default(),
         }
     }
@@ -104,8 +110,12 @@ impl Default for Case {
 
 impl Case {
     fn status(&self) -> AgentStatus {
+        let mut agent = agent(self.suspend);
+        if self.enforce {
+            agent.spec.guardrails.loop_detection.mode = DetectionMode::Enforce;
+        }
         compute(&Facts {
-            agent: &agent(self.suspend),
+            agent: &agent,
             old: &self.old,
             verdict: &self.verdict,
             looked: true,
@@ -113,6 +123,7 @@ impl Case {
             pod: self.pod.as_ref(),
             heard: self.heard.as_ref(),
             known: &totals::known(&self.old, None, self.heard.as_ref()),
+            finding: self.finding.as_ref(),
             obstacle: self.obstacle.as_ref(),
             silent: self.silent,
             now: now(),
@@ -177,6 +188,26 @@ fn each_situation_of_the_contract_has_its_verdict() {
         ..Case::default()
     };
     row(&silent, Verdict::InProgress, Paused, "LinkLost");
+    for (enforce, kstatus, ready) in [
+        (false, Verdict::Current, "LoopRunning"),
+        (true, Verdict::Failed, "LoopDetected"),
+    ] {
+        let looping = Case {
+            finding: Some(Finding {
+                sign: LoopSign::RepeatedCall,
+                message: "what was seen".into(),
+            }),
+            enforce,
+            ..Case::default()
+        };
+        row(&looping, kstatus, Running, ready);
+        let status = looping.status();
+        let detected = find(&status.conditions, ConditionType::LoopDetected).unwrap();
+        assert_eq!(
+            (detected.status.as_str(), detected.reason.as_str()),
+            ("True", "RepeatedCall")
+        );
+    }
     let resting = |rest, pod| Case {
         suspend: rest == Rest::Suspended,
         intent: Intent::Rest(rest),

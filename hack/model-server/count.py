@@ -1,0 +1,63 @@
+"""A fast OpenAI-compatible server that answers at random and counts by itself. `/<label>/v1/chat/completions` bills one
+input token for every four bytes of the messages and tools, and a random number of output tokens up to the request's limit.
+Each call leaves a `begin` and an `end` line in the record, as record.py does; the bill counts from `begin`, whether the
+client hears of it or not. `bytes` is the length of messages and tools, `limit` the output limit of the request.
+"""
+
+import json
+import random
+import time
+
+import common
+
+SECONDS = (0.02, 0.3)
+
+
+class Counting(common.Handler):
+    record = None
+
+    def do_POST(self):
+        label = self.path.split("/")[1]
+        request = json.loads(self.request_body())
+        shown = sum(len(json.dumps(request.get(part) or "").encode()) for part in ("messages", "tools"))
+        limit = request.get("max_completion_tokens") or request.get("max_tokens")
+        output = random.randint(1, limit)
+        usage = {"prompt_tokens": -(-shown // 4), "completion_tokens": output}
+        usage["total_tokens"] = sum(usage.values())
+        call = {"id": self.record.next_id(), "label": label, "key": self.headers.get("Idempotency-Key")}
+        self.record.append(event="begin", usage=usage, bytes=shown, limit=limit, **call)
+        delivered = False
+        try:
+            time.sleep(random.uniform(*SECONDS))
+            self.reply(request.get("stream", False), usage)
+            delivered = True
+        except OSError:
+            self.close_connection = True
+        finally:
+            self.record.append(event="end", usage=usage, status=200, complete=True, delivered=delivered, **call)
+
+    def reply(self, streamed, usage):
+        body = {"id": "x", "object": "chat.completion", "model": "counting"}
+        if not streamed:
+            choice = {"index": 0, "message": {"role": "assistant", "content": "Counted."}, "finish_reason": "stop"}
+            self.answer(200, json.dumps({**body, "choices": [choice], "usage": usage}).encode(), [("Content-Type", "application/json")])
+            return
+        body["object"] += ".chunk"
+        choice = {"index": 0, "delta": {"role": "assistant", "content": "Counted."}, "finish_reason": "stop"}
+        self.start_chunks(200, [("Content-Type", "text/event-stream")])
+        for piece in ({**body, "choices": [choice]}, {**body, "choices": [], "usage": usage}):
+            self.chunk(b"data: " + json.dumps(piece).encode() + b"\n\n")
+        self.chunk(b"data: [DONE]\n\n")
+        self.end_chunks()
+
+
+def main():
+    parser = common.arguments(__doc__)
+    parser.add_argument("--record", required=True, help="file that gets the lines")
+    options = parser.parse_args()
+    Counting.record = common.Record(options.record)
+    common.serve(options, Counting)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+//! Twenty Agents on one budget while the leader, workers and gateways are killed: the server's own sum never passes the
+//! limit in any window.
+//!
+//! `AGENTLOOP_E2E_CHAOS_SECONDS` says for how long (40).
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::agents::{Agent, openai};
+use super::budgets::manifest;
+use super::cluster::{self, AGENTS, LEADER, Namespace, SYSTEM, alone, figure};
+use super::host;
+use super::model_server::{self, Line};
+use crate::support::kubectl::Kubectl;
+
+const COUNT: usize = 20;
+/// Length of the rolling window in seconds.
+const WINDOW: f64 = 20.0;
+/// What the Agents may use in one window. They could use several times as much.
+const LIMIT: i64 = 400_000;
+/// The clock of the record and that of the ledger are one clock, but the record is written with a delay.
+const BLUR: f64 = 0.005;
+
+#[test]
+fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
+    let (Some(cluster), Some(server)) = (alone(), model_server::counting()) else {
+        return;
+    };
+    let seconds = std::env::var("AGENTLOOP_E2E_CHAOS_SECONDS").ok();
+    let seconds: u64 = seconds.map_or(40, |text| {
+        text.parse().expect("AGENTLOOP_E2E_CHAOS_SECONDS is a number")
+    });
+    let short = Short::start(&cluster.system);
+    let namespace = Namespace::new(&cluster.system, "chaos");
+    let label = namespace.kubectl.namespace();
+    let window = json!({"rolling": {"seconds": 20}});
+    let spec = json!({"selector": {}, "limits": {"tokens": LIMIT}, "window": window});
+    namespace.kubectl.apply(&manifest("all", &spec));
+    let limits = json!({
+        "guardrails": {"maxConsecutiveTurns": 1000}, "loop": {"minDelayMilliseconds": 0},
+        "model": {"maxOutputTokens": 64, "contextTokens": 2000},
+    });
+    let agents: Vec<_> = (0..COUNT)
+        .map(|number| {
+            Agent::apply(
+                &namespace,
+                &format!("spender-{number}"),
+                &openai(&server.base_url(label)),
+                &limits,
+            )
+        })
+        .collect();
+    for agent in &agents {
+        agent.until_pod(None, 240);
+    }
+    let start = model_server::now();
+    let kills = kill_for(&cluster.system, &agents, Duration::from_secs(seconds));
+    let end = model_server::now();
+    drop(short);
+
+    let lines = server.lines(label);
+    let bills = bills(&lines);
+    let spent: Vec<_> = bills.iter().map(|bill| (bill.at, bill.tokens)).collect();
+    let most = most_in_a_window(&spent, WINDOW - BLUR);
+    assert!(
+        most <= LIMIT,
+        "{most} tokens in a window of {WINDOW} s, but {LIMIT} is the limit"
+    );
+    // Had they waited for room most of the time?
+    let worst = bills.iter().map(|bill| bill.worst).max().expect("calls were made");
+    let share = |tokens: i64| {
+        // Far below 2^53.
+        #[allow(clippy::cast_precision_loss)]
+        let share = tokens as f64 / LIMIT as f64;
+        format!("{:.1}", 100.0 * share)
+    };
+    figure(
+        "budget_chaos_kills_leader_worker_gateway",
+        format!("{}/{}/{}", kills[0], kills[1], kills[2]),
+        "kills",
+    );
+    figure("budget_chaos_calls", bills.len(), "calls");
+    figure("budget_chaos_limit_to_worst_case", LIMIT / worst, "times");
+    figure("budget_chaos_usable_share", share(most), "%");
+    let calm = bills.iter().filter(|bill| (start + WINDOW..end).contains(&bill.at));
+    let calm: Vec<_> = calm.collect();
+    let total: i64 = calm.iter().map(|bill| bill.tokens).sum();
+    #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
+    let mean = (total as f64 * WINDOW / (end - start - WINDOW)) as i64;
+    figure("budget_chaos_mean_share", share(mean), "%");
+    figure(
+        "budget_chaos_in_flight_at_once",
+        share(most_in_flight(&bills)),
+        "% of the limit, which a check after the fact cannot see",
+    );
+    assert!(most > LIMIT / 2, "the limit was never felt: {most} of {LIMIT}");
+}
+
+/// Kills the leader every few seconds, and workers and gateways now and then; how many of each.
+fn kill_for(system: &Kubectl, agents: &[Agent<'_>], long: Duration) -> [usize; 3] {
+    let deadline = Instant::now() + long;
+    let mut kills = [0; 3];
+    let mut round = 0;
+    while Instant::now() < deadline {
+        if let Some(leader) = leading(system) {
+            kill_pod(system, &leader);
+            kills[0] += 1;
+        }
+        let agent = &agents[round * 7 % agents.len()];
+        let role = ["worker", "gateway"][round % 2];
+        let pod = agent.kubectl.get("pod", &agent.name);
+        if let Some(pid) = pod.and_then(|pod| host::find(&pod, role)) {
+            host::signal(pid, "KILL");
+            kills[1 + round % 2] += 1;
+        }
+        round += 1;
+        // The rhythm of the kills is the test's own: nothing is waited for.
+        std::thread::park_timeout(Duration::from_secs(4).min(deadline.saturating_duration_since(Instant::now())));
+    }
+    kills
+}
+
+fn leading(system: &Kubectl) -> Option<Value> {
+    let alive = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_null() && pod["status"]["phase"] == "Running";
+    system.list("pods", LEADER).into_iter().find(alive)
+}
+
+/// SIGKILL to a controller, and its pod away, so that the kubelet's back-off does not keep the next one waiting.
+fn kill_pod(system: &Kubectl, pod: &Value) {
+    if let Some(pid) = host::find(pod, "controller") {
+        host::signal(pid, "KILL");
+    }
+    let name = pod["metadata"]["name"].as_str().expect("a pod has a name");
+    system.run(&["delete", "pod", name, "--grace-period=0", "--force", "--wait=false"]);
+}
+
+/// A Lease so short that each killed leader is followed soon; the chart's own again with the end of the value.
+struct Short<'a>(&'a Kubectl);
+
+impl<'a> Short<'a> {
+    fn start(system: &'a Kubectl) -> Self {
+        let mut settings = Vec::new();
+        for (at, (name, value)) in [("DURATION", "3"), ("RENEW", "1")].into_iter().enumerate() {
+            settings.push("--set-string".to_owned());
+            settings.push(format!(
+                "extraEnv[{at}].name=AGENTLOOP_LEASE_{name}_SECONDS,extraEnv[{at}].value={value}"
+            ));
+        }
+        let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+        cluster::install(system, &settings);
+        cluster::leader(system);
+        Self(system)
+    }
+}
+
+impl Drop for Short<'_> {
+    fn drop(&mut self) {
+        cluster::install(self.0, &[]);
+        let dump = |args: &[&str]| eprintln!("{}", self.0.run(args).stdout);
+        if std::thread::panicking() {
+            dump(&["get", AGENTS, "--all-namespaces", "-o", "wide"]);
+            dump(&["-n", SYSTEM, "get", "pods"]);
+        }
+    }
+}
+
+struct Bill {
+    at: f64,
+    until: f64,
+    tokens: i64,
+    /// What the call could have cost at most, by its request.
+    worst: i64,
+}
+
+/// Every call that the server began, whether anybody heard its answer or not.
+fn bills(lines: &[Line]) -> Vec<Bill> {
+    let ends: std::collections::HashMap<_, _> = lines
+        .iter()
+        .filter(|line| line.event == "end")
+        .map(|line| (line.id, line.at))
+        .collect();
+    let begins = lines.iter().filter(|line| line.event == "begin");
+    let bills = begins.map(|line| Bill {
+        at: line.at,
+        until: ends.get(&line.id).copied().unwrap_or(line.at),
+        tokens: line.used().input + line.used().output,
+        worst: line.bytes + line.limit + 1024 + 32 * 64,
+    });
+    let mut bills: Vec<_> = bills.collect();
+    bills.sort_by(|a, b| a.at.total_cmp(&b.at));
+    bills
+}
+
+/// The most that lies within any window of that length; `spent` is ordered.
+fn most_in_a_window(spent: &[(f64, i64)], length: f64) -> i64 {
+    let (mut first, mut sum, mut most) = (0, 0, 0);
+    for (at, tokens) in spent {
+        sum += tokens;
+        while spent[first].0 <= at - length {
+            sum -= spent[first].1;
+            first += 1;
+        }
+        most = most.max(sum);
+    }
+    most
+}
+
+/// The most tokens in calls that were under way at the same time: what whoever counts only finished calls oversees at
+/// the moment at which the limit is reached.
+fn most_in_flight(bills: &[Bill]) -> i64 {
+    let starts = bills.iter().map(|bill| (bill.at, bill.tokens));
+    let ends = bills.iter().map(|bill| (bill.until, -bill.tokens));
+    let mut steps: Vec<_> = starts.chain(ends).collect();
+    steps.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut now = 0;
+    steps.into_iter().fold(0, |most, (_, step)| {
+        now += step;
+        most.max(now)
+    })
+}
+
+#[test]
+fn the_judge_of_windows_is_strict() {
+    let spent = [(0.0, 5), (10.0, 5), (19.9, 5), (20.0, 5)];
+    assert_eq!(most_in_a_window(&spent, 20.0), 15, "what is a window old has left");
+    assert_eq!(most_in_a_window(&spent, 20.1), 20);
+    let bill = |at: f64, until: f64| Bill {
+        at,
+        until,
+        tokens: 5,
+        worst: 9,
+    };
+    assert_eq!(most_in_flight(&[bill(0.0, 2.0), bill(1.0, 3.0), bill(2.5, 4.0)]), 10);
+}

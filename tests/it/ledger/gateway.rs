@@ -1,0 +1,201 @@
+//! A simulated gateway: a wallet in memory, a disk that outlives it, and the order between the two.
+//!
+//! Every change is made on a clone of the wallet, committed to the disk in one transaction (rows, epochs and open
+//! reservations), and only then put in place and acted on. A crash can come before or after each commit.
+
+use std::collections::BTreeMap;
+
+use agentloop::api::amount::{Amount, LimitAmounts};
+use agentloop::ledger::account::{AgentName, Granted, Who};
+use agentloop::ledger::wallet::{AccountId, Draw, Reservation, Row, Wallet};
+
+use super::leader::Answer;
+use super::mutation::Mutation;
+
+/// What a crash of the process leaves, and a loss of the volume does not.
+#[derive(Clone, Debug, Default)]
+pub struct Disk {
+    /// Made once, with the disk.
+    pub record: String,
+    /// Leases.
+    pub rows: Vec<Row>,
+    /// Newest record heard of, by account.
+    pub epochs: Vec<(AccountId, i64)>,
+    /// Calls that are not settled.
+    pub open: BTreeMap<usize, Reservation>,
+}
+
+/// Where a crash hits a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crash {
+    /// Nowhere.
+    No,
+    /// The change is not on disk.
+    BeforeCommit,
+    /// It is, and nothing else happened.
+    AfterCommit,
+}
+
+/// A call in flight.
+#[derive(Clone, Debug)]
+pub struct Flight {
+    /// Its number in the judge's book.
+    pub call: usize,
+    /// What it holds.
+    pub reservation: Reservation,
+    /// The provider has it.
+    pub sent: bool,
+}
+
+/// A gateway.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    /// On disk.
+    pub disk: Disk,
+    /// In memory.
+    pub wallet: Wallet,
+    /// The process runs.
+    pub up: bool,
+    /// It does nothing until then, though it is alive.
+    pub frozen_until: i64,
+    /// Which Agent it serves; its pod's uid and epoch.
+    pub agent: usize,
+    pub pod: i64,
+    /// Which accounts apply, as it was told, with the kinds that each limits.
+    pub draws: Vec<(usize, LimitAmounts)>,
+    /// Calls of the process that runs.
+    pub flights: Vec<Flight>,
+    /// The call that it would make: the least and the whole of it.
+    pub wants: Option<(Amount, Amount)>,
+}
+
+/// Name of an account.
+pub fn account_id(account: usize) -> &'static str {
+    ["a0", "a1", "a2"][account]
+}
+
+/// Number of an account.
+pub fn account_index(id: &str) -> usize {
+    usize::from(id.as_bytes()[1] - b'0')
+}
+
+impl Gateway {
+    /// A gateway with an empty disk.
+    pub fn new(agent: usize, record: String) -> Self {
+        Self {
+            disk: Disk {
+                record,
+                ..Disk::default()
+            },
+            wallet: Wallet::default(),
+            up: true,
+            frozen_until: 0,
+            agent,
+            pod: 1,
+            draws: Vec::new(),
+            flights: Vec::new(),
+            wants: None,
+        }
+    }
+
+    /// Who it is, as the leader sees it.
+    pub fn who(&self) -> Who {
+        Who {
+            record: self.disk.record.clone(),
+            agent: AgentName {
+                namespace: "n".into(),
+                name: ["x", "y", "z"][self.agent].into(),
+            },
+            pod_uid: ["p0", "p1", "p2", "p3"][usize::try_from(self.pod).unwrap() % 4].into(),
+            epoch: self.pod,
+        }
+    }
+
+    /// Its accounts, for the wallet.
+    pub fn wallet_draws(&self) -> Vec<Draw<'static>> {
+        let draw = |(account, limits): &(usize, LimitAmounts)| Draw {
+            account: account_id(*account),
+            limits: *limits,
+        };
+        self.draws.iter().map(draw).collect()
+    }
+
+    /// One transaction: the wallet as it shall be, and the calls that are then open. `false`: the process crashed.
+    pub fn commit(&mut self, wallet: Wallet, open: Option<BTreeMap<usize, Reservation>>, crash: Crash) -> bool {
+        if crash == Crash::BeforeCommit {
+            self.die();
+            return false;
+        }
+        self.disk.rows = wallet.rows().collect();
+        self.disk.epochs = wallet.epochs().map(|(id, epoch)| (id.to_owned(), epoch)).collect();
+        if let Some(open) = open {
+            self.disk.open = open;
+        }
+        if crash == Crash::AfterCommit {
+            self.die();
+            return false;
+        }
+        self.wallet = wallet;
+        true
+    }
+
+    /// The process is gone. What the provider has of it, the provider has.
+    pub fn die(&mut self) {
+        self.up = false;
+        self.flights.clear();
+        self.wallet = Wallet::default();
+        self.wants = None;
+        self.frozen_until = 0;
+    }
+
+    /// Begins again with what is on disk: each call that was open counts as spent. Those calls, with what counts.
+    pub fn start(&mut self, mutation: Mutation, crash: Crash) -> Option<Vec<(usize, Amount)>> {
+        let mut wallet = Wallet::restore(self.disk.epochs.clone(), self.disk.rows.clone());
+        let mut estimated = Vec::new();
+        for (call, reservation) in &self.disk.open {
+            if mutation == Mutation::ForgetOpenCalls {
+                estimated.push((*call, Amount::ZERO));
+                continue;
+            }
+            wallet.reopen(reservation);
+            wallet.settle(reservation, &reservation.amount);
+            estimated.push((*call, reservation.amount));
+        }
+        self.up = true;
+        let committed = self.commit(wallet, Some(BTreeMap::new()), crash);
+        (committed || crash == Crash::AfterCommit).then_some(estimated)
+    }
+
+    /// The leader's word. `false`: the process crashed meanwhile.
+    pub fn hear(&mut self, answer: &Answer, mutation: Mutation, crash: Crash) -> bool {
+        let mut wallet = self.wallet.clone();
+        let mut changed = false;
+        for word in &answer.body.accounts {
+            let granted: Vec<_> = word
+                .leases
+                .iter()
+                .map(|lease| {
+                    let sent = u64::try_from(answer.sent).unwrap();
+                    let granted = Granted {
+                        lease: lease.lease,
+                        granted: lease.granted,
+                        ends: None,
+                    };
+                    (granted, lease.valid_milliseconds.map(|valid| sent + valid))
+                })
+                .collect();
+            let known = wallet.epochs().find(|(known, _)| *known == word.account);
+            let known = known.map_or(0, |(_, epoch)| epoch);
+            let epoch = match mutation {
+                Mutation::BelieveOlderEpoch => word.epoch.max(known),
+                _ => word.epoch,
+            };
+            changed |= wallet.hear(&word.account, epoch, &granted, &word.forgotten);
+        }
+        if changed {
+            return self.commit(wallet, None, crash);
+        }
+        self.wallet = wallet;
+        true
+    }
+}

@@ -1,0 +1,179 @@
+//! A leader without clock and network: the controller's own [`Book`], driven in the order that the promise rests on.
+//!
+//! 1. **plan**: [`Leader::request`] hears and asks. What it grants is in memory only, and nobody is told.
+//! 2. **write**: [`Leader::compose`] gives a record that is to be written over exactly the epoch before; one at a time.
+//! 3. **written**: [`Leader::written`], once the API server has said so.
+//! 4. **answer**: whoever waited for that record gets an [`Answer`], which speaks of what is written and no more. A
+//!    request that was granted nothing new is answered at once.
+//!
+//! A conflict, or no word of a write, is the end. Whoever leads next reads the records and knows nothing else.
+
+use agentloop::api::amount::{Amount, LimitAmounts};
+use agentloop::api::budget::LedgerRecord;
+use agentloop::controller::budget::book::{Book, DocumentId, DocumentKind, Heard, Part, Write};
+use agentloop::ledger::account::{Account, Terms, Who};
+use agentloop::link::messages::{LeaseAnswer, LeaseRequest};
+use jiff::Timestamp;
+
+use super::gateway::account_id;
+use super::mutation::Mutation;
+
+/// A gateway's request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Who asks.
+    pub who: Who,
+    /// Where the answer goes.
+    pub gateway: usize,
+    /// What it says and wants.
+    pub body: LeaseRequest,
+    /// When it was sent, by the gateway's boot-time clock; comes back with the answer, as with an HTTP request.
+    pub sent: i64,
+}
+
+/// The leader's word to one gateway.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// To whom.
+    pub gateway: usize,
+    /// To which record of it.
+    pub record: String,
+    /// What it says.
+    pub body: LeaseAnswer,
+    /// When the request was sent.
+    pub sent: i64,
+}
+
+/// One leader.
+#[derive(Clone, Debug)]
+pub struct Leader {
+    book: Book,
+    documents: Vec<DocumentId>,
+    /// Records under way to the API server.
+    writes: Vec<Option<Vec<Write>>>,
+    waiting: Vec<(Request, Heard)>,
+    mutation: Mutation,
+}
+
+impl Leader {
+    /// A leader takes over what the last one wrote.
+    pub fn take_over<'a>(
+        accounts: impl Iterator<Item = (Terms, Option<&'a LedgerRecord>)>,
+        now: Timestamp,
+        mutation: Mutation,
+    ) -> Self {
+        let mut book = Book::default();
+        let mut documents = Vec::new();
+        for (account, (terms, record)) in accounts.enumerate() {
+            let document = DocumentId {
+                kind: DocumentKind::Budget,
+                namespace: "n".into(),
+                name: "b".into(),
+                uid: account_id(account).into(),
+            };
+            book.load(&document, Part::Budget, terms, record, now);
+            documents.push(document);
+        }
+        Self {
+            writes: vec![None; documents.len()],
+            waiting: Vec::new(),
+            book,
+            documents,
+            mutation,
+        }
+    }
+
+    /// An account.
+    pub fn account(&self, account: usize) -> &Account {
+        self.book.entry(account_id(account)).unwrap().1.account()
+    }
+
+    /// Its limits.
+    pub fn limits(&self, account: usize) -> LimitAmounts {
+        self.account(account).limits()
+    }
+
+    /// The spec of an object changed.
+    pub fn set_terms(&mut self, account: usize, terms: &Terms, top_ups: &[(String, Amount)], now: Timestamp) {
+        self.book.set_terms(account_id(account), terms.clone(), now);
+        for (id, amount) in top_ups.iter().filter(|(_, amount)| !amount.is_zero()) {
+            self.book.top_up(account_id(account), id, *amount, now);
+        }
+    }
+
+    /// This gateway is dead for certain.
+    pub fn bury(&mut self, account: usize, record: &str, now: Timestamp) {
+        self.book.bury(account_id(account), record, now);
+    }
+
+    /// Time goes on.
+    pub fn tick(&mut self, now: Timestamp) {
+        self.book.tick(now);
+    }
+
+    /// Plans. The answer comes at once when it needs no write.
+    pub fn request(&mut self, request: &Request, now: Timestamp) -> Option<Answer> {
+        let heard = self.book.request(&request.who, |_| true, &request.body, now);
+        if self.book.must_wait(&request.who, &request.body, &heard).is_empty() {
+            return Some(self.answer(request, &heard));
+        }
+        self.waiting.push((request.clone(), heard));
+        None
+    }
+
+    /// What is to be written now: of all that changed, or only where somebody waits or it is time.
+    pub fn compose(&mut self, account: usize, only_due: bool, now: Timestamp) -> Option<LedgerRecord> {
+        let document = &self.documents[account];
+        let wanted = if only_due {
+            self.book.due(now).contains(document)
+        } else {
+            self.account(account).is_changed()
+        };
+        if !wanted || self.writes[account].is_some() {
+            return None;
+        }
+        let writes = self.book.compose(document, now);
+        let record = writes[0].record.clone();
+        self.writes[account] = Some(writes);
+        Some(record)
+    }
+
+    /// Whether a record is under way.
+    pub fn is_writing(&self, account: usize) -> bool {
+        self.writes[account].is_some()
+    }
+
+    /// The API server has the record under way. The answers that may be given now.
+    pub fn written(&mut self, account: usize, now: Timestamp) -> Vec<Answer> {
+        let Some(writes) = self.writes[account].take() else {
+            return Vec::new();
+        };
+        self.book.written(&self.documents[account], &writes, now);
+        let waiting = std::mem::take(&mut self.waiting);
+        let (wait, ready): (Vec<_>, Vec<_>) = waiting
+            .into_iter()
+            .partition(|(request, heard)| !self.book.must_wait(&request.who, &request.body, heard).is_empty());
+        self.waiting = wait;
+        ready
+            .iter()
+            .map(|(request, heard)| self.answer(request, heard))
+            .collect()
+    }
+
+    fn answer(&self, request: &Request, heard: &Heard) -> Answer {
+        let mut body = self.book.answer(&request.who, &request.body, heard);
+        if self.mutation == Mutation::ForgetClosedEarly {
+            // Closed, but that is not written.
+            for (asked, answered) in request.body.accounts.iter().zip(&mut body.accounts) {
+                let closed = asked.statements.iter().filter(|statement| statement.closed);
+                answered.forgotten.extend(closed.map(|statement| statement.lease));
+            }
+        }
+        Answer {
+            gateway: request.gateway,
+            record: request.who.record.clone(),
+            body,
+            sent: request.sent,
+        }
+    }
+}

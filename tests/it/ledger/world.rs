@@ -1,0 +1,1261 @@
+//! The simulated world: an API server, controllers of which several may believe they lead, gateways with disks, a
+//! provider that bills, and a network that loses, repeats, delays and reorders. Everything is drawn from one seed, and
+//! one step does one thing, so a crash or a freeze can come between any two.
+
+use std::collections::BTreeSet;
+
+use agentloop::api::amount::{Amount, Kind, LimitAmounts};
+use agentloop::api::budget::{LedgerRecord, Period};
+use agentloop::ledger::account::{GATE_TOP_UP, Terms, WAIT};
+use agentloop::ledger::wallet::AccountId;
+use agentloop::ledger::window::WindowRule;
+use agentloop::link::messages::{AccountRequest, LeaseRequest};
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
+
+use super::afterwards::Afterwards;
+use super::gateway::{Crash, Flight, Gateway, account_id, account_index};
+use super::judge::{Judge, Verdict, at};
+use super::leader::{Answer, Leader, Request};
+use super::mutation::Mutation;
+use super::random::Random;
+
+/// Midnights in UTC: of the Sunday on which Berlin's clocks go forward, of a Monday, of the first of a month.
+const MIDNIGHTS: [i64; 3] = [1_774_742_400_000, 1_774_828_800_000, 1_775_001_600_000];
+/// Berlin's are earlier by so much, on the first of them by half.
+const HOUR: i64 = 3_600_000;
+
+/// Says what happens, when a trace is wanted.
+macro_rules! say {
+    ($world:expr, $($text:tt)*) => {
+        if $world.setup.trace {
+            println!("{:>9} {}", $world.now - $world.setup.start, format!($($text)*));
+        }
+    };
+}
+
+/// What can happen in a schedule.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    seed: u64,
+    mutation: Mutation,
+    trace: bool,
+    steps: usize,
+    /// Wall clocks are right when a leader takes over. Where not, time is the ledger's.
+    clocks_right: bool,
+    /// The provider bills above the bound at times.
+    overbills: bool,
+    /// Limits are edited, also to below what is used.
+    edits: bool,
+    /// Windows are changed.
+    new_windows: bool,
+    /// Percent of messages that are lost, and that are repeated.
+    losses: i64,
+    /// Percent of changes on a disk that meet a crash.
+    crashes: i64,
+    /// Largest call.
+    call: i64,
+    /// Usual time between two steps.
+    pace: i64,
+    /// Percent of steps that are faults.
+    faults: usize,
+    /// When it begins: shortly before a midnight, somewhere.
+    start: i64,
+}
+
+struct Object {
+    terms: Terms,
+    revision: u64,
+    top_ups: Vec<(String, Amount)>,
+    record: Option<LedgerRecord>,
+}
+
+struct Term {
+    leader: Leader,
+    /// The wall clock when it took over; from then on the monotonic clock counts.
+    base: i64,
+    since: i64,
+    known: Vec<u64>,
+    /// The highest limits since the last record of each account.
+    highest: Vec<LimitAmounts>,
+    /// The same since the record under way was planned.
+    planned: Vec<LimitAmounts>,
+    /// Number of the write under way.
+    write: Vec<u64>,
+}
+
+impl Term {
+    /// The leader's time: the wall's when it took over, and the monotonic clock since.
+    fn time(&self, now: i64) -> Timestamp {
+        at(self.base + now - self.since)
+    }
+}
+
+#[derive(Default)]
+struct Controller {
+    term: Option<Term>,
+    frozen_until: i64,
+}
+
+#[derive(Clone)]
+enum Packet {
+    Request(usize, Box<Request>),
+    Answer(Box<Answer>),
+    Write(usize, usize, u64, Box<(LedgerRecord, Terms, LimitAmounts)>),
+    Wrote(usize, usize, u64, bool),
+}
+
+/// What a schedule was.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    /// Steps done.
+    pub steps: usize,
+    /// Calls that the provider billed.
+    pub calls: usize,
+    /// What accounting after the fact overspent, in percent of the limit.
+    pub afterwards: f64,
+}
+
+/// Everything.
+pub struct World {
+    setup: Setup,
+    random: Random,
+    now: i64,
+    objects: Vec<Object>,
+    controllers: Vec<Controller>,
+    gateways: Vec<Gateway>,
+    net: Vec<Packet>,
+    /// Records of gateways that are dead for certain.
+    dead: Vec<String>,
+    records: usize,
+    writes: u64,
+    judge: Judge,
+    afterwards: Afterwards,
+    verdict: Verdict,
+    steps: usize,
+}
+
+/// Runs the schedule of a seed.
+pub fn run(seed: u64, mutation: Mutation, trace: bool) -> Result<Outcome, String> {
+    let mut world = World::new(seed, mutation, trace);
+    for _ in 0..world.setup.steps {
+        world.step();
+        if world.verdict.is_err() {
+            break;
+        }
+    }
+    let verdict = world.verdict.clone().and_then(|()| world.quiet());
+    verdict.and_then(|()| world.judge.windows())?;
+    Ok(Outcome {
+        steps: world.steps,
+        calls: world.judge.calls(),
+        afterwards: world.afterwards.overspent(),
+    })
+}
+
+fn tokens(tokens: i64) -> Amount {
+    Amount {
+        tokens,
+        calls: 1,
+        ..Amount::ZERO
+    }
+}
+
+fn draw_window(random: &mut Random) -> WindowRule {
+    match random.index(10) {
+        0..6 => WindowRule::Rolling(SignedDuration::from_secs([2, 3, 5, 10, 600][random.index(5)])),
+        6..8 => {
+            let zone = if random.percent(50) {
+                TimeZone::UTC
+            } else {
+                TimeZone::get("Europe/Berlin").unwrap()
+            };
+            let period = [Period::Daily, Period::Weekly, Period::Monthly][random.index(3)];
+            WindowRule::Calendar(period, zone)
+        }
+        _ => WindowRule::Lifetime,
+    }
+}
+
+fn draw_limits(random: &mut Random, call: i64) -> LimitAmounts {
+    LimitAmounts {
+        tokens: Some(call * random.range(1, 6)),
+        calls: random.percent(25).then(|| random.range(1, 10)),
+        ..LimitAmounts::default()
+    }
+}
+
+impl World {
+    fn new(seed: u64, mutation: Mutation, trace: bool) -> Self {
+        let mut random = Random::new(seed);
+        let clocks_right = random.percent(75);
+        let rough = random.percent(70);
+        let setup = Setup {
+            seed,
+            mutation,
+            trace,
+            steps: usize::try_from(random.range(30, 110)).unwrap(),
+            clocks_right,
+            overbills: random.percent(10),
+            edits: clocks_right && random.percent(30),
+            new_windows: clocks_right && random.percent(0),
+            losses: if rough { random.range(0, 20) } else { 0 },
+            crashes: if rough { random.range(0, 12) } else { 0 },
+            call: random.range(10, 50),
+            pace: [100, 500, 1500][random.index(3)],
+            faults: [1, 4, 9][random.index(3)],
+            start: MIDNIGHTS[random.index(3)] - HOUR * random.range(0, 3) - random.range(0, 30_000),
+        };
+        let accounts = if random.percent(30) { 2 } else { 1 };
+        let objects: Vec<_> = (0..accounts)
+            .map(|_| Object {
+                terms: Terms {
+                    limits: draw_limits(&mut random, setup.call),
+                    per_agent: LimitAmounts {
+                        tokens: random.percent(20).then(|| setup.call * random.range(1, 4)),
+                        ..LimitAmounts::default()
+                    },
+                    window: draw_window(&mut random),
+                },
+                revision: 0,
+                top_ups: Vec::new(),
+                record: None,
+            })
+            .collect();
+        let terms: Vec<_> = objects.iter().map(|object| object.terms.clone()).collect();
+        let count = random.index(2) + 2;
+        let mut world = Self {
+            judge: Judge::new(&terms, setup.start, !setup.clocks_right),
+            afterwards: Afterwards::new(&terms),
+            now: setup.start,
+            controllers: (0..random.index(2) + 2).map(|_| Controller::default()).collect(),
+            gateways: Vec::new(),
+            net: Vec::new(),
+            dead: Vec::new(),
+            records: 0,
+            writes: 0,
+            verdict: Ok(()),
+            steps: 0,
+            objects,
+            random,
+            setup,
+        };
+        for agent in 0..count {
+            let gateway = world.new_gateway(agent);
+            world.gateways.push(gateway);
+        }
+        for gateway in 0..count {
+            for account in 0..accounts {
+                let limits = world.kinds(account);
+                world.gateways[gateway].draws.push((account, limits));
+            }
+        }
+        say!(world, "{:?}", world.setup);
+        say!(world, "{terms:?}");
+        world.take_over(0);
+        world
+    }
+
+    fn new_gateway(&mut self, agent: usize) -> Gateway {
+        self.records += 1;
+        Gateway::new(agent, format!("r{}", self.records))
+    }
+
+    /// The kinds that an account limits, per Agent or in all: what a gateway is told.
+    fn kinds(&self, account: usize) -> LimitAmounts {
+        self.objects[account].terms.limits
+    }
+
+    // Time ---------------------------------------------------------------------------------------------------------
+
+    /// The judge's time of an account.
+    fn measure(&self, account: usize) -> i64 {
+        if self.setup.clocks_right {
+            return self.now;
+        }
+        let record = self.objects[account].record.as_ref();
+        record.map_or(0, |record| record.watermark.as_millisecond())
+    }
+
+    fn measures(&self) -> [i64; 2] {
+        [self.measure(0), self.measure(self.objects.len() - 1)]
+    }
+
+    fn pass_time(&mut self) {
+        let random = &mut self.random;
+        let span = match random.index(300) {
+            0..4 => random.range(0, 20_000),
+            4 => random.range(0, 4_000_000),
+            5..8 if self.setup.pace > 1000 => random.range(0, 40_000_000),
+            8..150 => 0,
+            _ => random.range(0, self.setup.pace),
+        };
+        self.now += span;
+    }
+
+    // Steps --------------------------------------------------------------------------------------------------------
+
+    fn step(&mut self) {
+        self.steps += 1;
+        self.pass_time();
+        if self.random.index(100) < self.setup.faults {
+            return self.fault();
+        }
+        match self.random.index(100) {
+            0..36 => {
+                for _ in 0..=self.random.index(3) {
+                    self.network();
+                }
+            }
+            36..76 => {
+                let gateway = self.random.index(self.gateways.len());
+                self.gateway(gateway);
+            }
+            76..94 => {
+                let controller = self.random.index(self.controllers.len());
+                self.controller(controller);
+            }
+            94..97 => self.admin(),
+            _ => self.network(),
+        }
+    }
+
+    fn crash(&mut self) -> Crash {
+        if self.random.percent(self.setup.crashes) {
+            if self.random.percent(50) {
+                Crash::BeforeCommit
+            } else {
+                Crash::AfterCommit
+            }
+        } else {
+            Crash::No
+        }
+    }
+
+    fn fault(&mut self) {
+        let gateway = self.random.index(self.gateways.len());
+        let controller = self.random.index(self.controllers.len());
+        match self.random.index(12) {
+            0 => {
+                say!(self, "g{gateway} crashes");
+                self.gateways[gateway].die();
+            }
+            1 => self.lose_volume(gateway),
+            2 | 3 => {
+                let until = self.now + self.random.range(0, 30_000);
+                say!(self, "g{gateway} is frozen");
+                self.gateways[gateway].frozen_until = until;
+            }
+            4 | 5 => {
+                let until = self.now + self.random.range(0, 60_000);
+                say!(self, "c{controller} is frozen");
+                self.controllers[controller].frozen_until = until;
+            }
+            6 => {
+                say!(self, "c{controller} crashes");
+                self.controllers[controller].term = None;
+            }
+            _ => self.take_over(controller),
+        }
+    }
+
+    fn lose_volume(&mut self, gateway: usize) {
+        let times = self.measures();
+        let old = &self.gateways[gateway];
+        say!(self, "g{gateway} loses its volume: {} is dead", old.disk.record);
+        let calls: Vec<_> = old.disk.open.keys().copied().collect();
+        for call in calls {
+            self.judge.settle(call, None, |account| times[account]);
+        }
+        self.judge.lost = true;
+        self.dead.push(old.disk.record.clone());
+        let (agent, draws) = (old.agent, old.draws.clone());
+        let fresh = self.new_gateway(agent);
+        self.gateways[gateway] = Gateway { draws, ..fresh };
+    }
+
+    fn admin(&mut self) {
+        let account = self.random.index(self.objects.len());
+        let call = self.setup.call;
+        match self.random.index(6) {
+            0 | 1 if self.setup.edits => {
+                let limits = draw_limits(&mut self.random, call);
+                say!(self, "a{account} is to have {limits:?}");
+                let object = &mut self.objects[account];
+                object.terms.limits = limits;
+                object.revision += 1;
+            }
+            2 if self.setup.new_windows => {
+                let window = draw_window(&mut self.random);
+                say!(self, "a{account} is to have {window:?}");
+                let object = &mut self.objects[account];
+                object.terms.window = window;
+                object.revision += 1;
+            }
+            3 => {
+                let amount = tokens(self.random.range(1, call * 2));
+                let object = &mut self.objects[account];
+                let kind = if self.random.percent(30) { GATE_TOP_UP } else { "t" };
+                let id = format!("{kind}{}", object.top_ups.len());
+                object.top_ups.push((id, amount));
+                object.revision += 1;
+                say!(self, "a{account} is topped up by {}", amount.tokens);
+            }
+            4 => {
+                // The label changes: it stops to apply, or starts.
+                let gateway = self.random.index(self.gateways.len());
+                let kinds = self.kinds(account);
+                let draws = &mut self.gateways[gateway].draws;
+                if draws.iter().any(|(drawn, _)| *drawn == account) {
+                    draws.retain(|(drawn, _)| *drawn != account);
+                } else {
+                    draws.push((account, kinds));
+                }
+                say!(
+                    self,
+                    "g{gateway} draws on {draws:?}",
+                    draws = self.gateways[gateway].draws
+                );
+            }
+            _ => {
+                let gateway = self.random.index(self.gateways.len());
+                self.tell_terms(gateway);
+            }
+        }
+    }
+
+    /// The gateway hears which kinds are limited.
+    fn tell_terms(&mut self, gateway: usize) {
+        for place in 0..self.gateways[gateway].draws.len() {
+            let account = self.gateways[gateway].draws[place].0;
+            self.gateways[gateway].draws[place].1 = self.kinds(account);
+        }
+    }
+
+    // Network ------------------------------------------------------------------------------------------------------
+
+    fn send(&mut self, packet: Packet) {
+        if self.net.len() > 20 {
+            let lost = self.random.index(20);
+            self.net.swap_remove(lost);
+        }
+        self.net.push(packet);
+    }
+
+    fn network(&mut self) {
+        if self.net.is_empty() {
+            return;
+        }
+        let place = self.random.index(self.net.len());
+        let fate = self.random.range(0, 100);
+        if fate >= 2 * self.setup.losses {
+            let packet = self.net.swap_remove(place);
+            self.deliver(packet);
+        } else if fate >= self.setup.losses {
+            let packet = self.net[place].clone();
+            self.deliver(packet);
+        } else {
+            self.net.swap_remove(place);
+        }
+    }
+
+    fn deliver(&mut self, packet: Packet) {
+        match packet {
+            Packet::Request(controller, request) => self.requested(controller, &request),
+            Packet::Answer(answer) => self.answered(&answer),
+            Packet::Write(controller, account, number, write) => self.write(controller, account, number, *write),
+            Packet::Wrote(controller, account, number, done) => self.wrote(controller, account, number, done),
+        }
+    }
+
+    /// The API server: a record is written over exactly the epoch before.
+    fn write(
+        &mut self,
+        controller: usize,
+        account: usize,
+        number: u64,
+        (record, terms, highest): (LedgerRecord, Terms, LimitAmounts),
+    ) {
+        let old = self.objects[account].record.take();
+        let over = old.as_ref().map_or(0, |record| record.epoch) + 1;
+        let done = record.epoch == over || self.setup.mutation == Mutation::ForcedApply;
+        if done {
+            say!(self, "a{account} written by c{controller}: {}", brief(&record));
+            let verdict = self
+                .judge
+                .accepted(account, old.as_ref(), &record, &terms, &highest, self.now);
+            self.verdict = self.verdict.clone().and(verdict);
+            let object = &mut self.objects[account];
+            // The answer to a gate is used up with the record that counts it.
+            let counted = |id: &str| id.starts_with(GATE_TOP_UP) && record.top_ups.iter().any(|top_up| top_up.id == id);
+            for (id, amount) in &mut object.top_ups {
+                if counted(id) {
+                    *amount = Amount::ZERO;
+                }
+            }
+            object.record = Some(record);
+        } else {
+            say!(
+                self,
+                "a{account} refuses c{controller}: {} is not over {}",
+                record.epoch,
+                over - 1
+            );
+            self.objects[account].record = old;
+        }
+        self.send(Packet::Wrote(controller, account, number, done));
+    }
+
+    // Controllers --------------------------------------------------------------------------------------------------
+
+    fn take_over(&mut self, controller: usize) {
+        let wall = if self.setup.clocks_right {
+            self.now
+        } else {
+            self.now + self.random.range(-90_000, 90_000)
+        };
+        let records: Vec<_> = self.objects.iter().map(|object| self.read(object)).collect();
+        let accounts = self.objects.iter().zip(&records);
+        let leader = Leader::take_over(
+            accounts.map(|(object, record)| (object.terms.clone(), record.as_ref())),
+            at(wall),
+            self.setup.mutation,
+        );
+        let limits: Vec<_> = (0..self.objects.len()).map(|account| leader.limits(account)).collect();
+        let term = Term {
+            leader,
+            base: wall,
+            since: self.now,
+            // Top-ups are looked at by the first observation.
+            known: self
+                .objects
+                .iter()
+                .map(|object| object.revision.wrapping_sub(1))
+                .collect(),
+            highest: limits.clone(),
+            planned: limits,
+            write: vec![0; self.objects.len()],
+        };
+        say!(
+            self,
+            "c{controller} takes over, its clock is wrong by {}",
+            wall - self.now
+        );
+        self.controllers[controller].term = Some(term);
+        self.refresh_limits();
+    }
+
+    /// The record of an object, as a new leader reads it.
+    fn read(&self, object: &Object) -> Option<LedgerRecord> {
+        let mut record = object.record.clone()?;
+        match self.setup.mutation {
+            Mutation::IgnoreHolders => record.holders.clear(),
+            Mutation::FreeByTime if self.now - record.watermark.as_millisecond() > 2000 => record.holders.clear(),
+            Mutation::FreeTheDead => record.holders.retain(|holder| !self.dead.contains(&holder.record)),
+            Mutation::FreeEarly => shift(&mut record, &object.terms.window, 40),
+            Mutation::DropWatermark => record.watermark = Timestamp::UNIX_EPOCH,
+            _ => {}
+        }
+        Some(record)
+    }
+
+    /// Tells the judge the limits that leaders go by who can still write.
+    fn refresh_limits(&mut self) {
+        for account in 0..self.objects.len() {
+            let epoch = self.objects[account].record.as_ref().map_or(0, |record| record.epoch);
+            let limits = self
+                .controllers
+                .iter()
+                .filter_map(|controller| controller.term.as_ref())
+                .filter(|term| term.leader.account(account).epoch() == epoch)
+                .map(|term| term.highest[account])
+                .reduce(|a, b| larger(&a, &b));
+            if let Some(limits) = limits {
+                self.judge.limits(account, limits, self.now);
+            }
+        }
+    }
+
+    fn controller(&mut self, controller: usize) {
+        if self.controllers[controller].frozen_until > self.now {
+            return;
+        }
+        if self.controllers[controller].term.is_none() {
+            if self.random.percent(30) || self.controllers.iter().all(|controller| controller.term.is_none()) {
+                self.take_over(controller);
+            }
+            return;
+        }
+        match self.random.index(10) {
+            0..2 => self.observe(controller),
+            2..8 => self.flush(controller, false),
+            8 => self.bury(controller),
+            _ => self.no_word(controller),
+        }
+    }
+
+    /// The leader sees what the budgets' specs say.
+    fn observe(&mut self, controller: usize) {
+        let now = self.now;
+        let Some(term) = &mut self.controllers[controller].term else {
+            return;
+        };
+        for (account, object) in self.objects.iter().enumerate() {
+            if term.known[account] == object.revision {
+                continue;
+            }
+            term.known[account] = object.revision;
+            let time = term.time(now);
+            term.leader.set_terms(account, &object.terms, &object.top_ups, time);
+            term.highest[account] = larger(&term.highest[account], &term.leader.limits(account));
+        }
+        self.refresh_limits();
+    }
+
+    fn bury(&mut self, controller: usize) {
+        let now = self.now;
+        let Some(term) = &mut self.controllers[controller].term else {
+            return;
+        };
+        let time = term.time(now);
+        for account in 0..self.objects.len() {
+            for record in &self.dead {
+                term.leader.bury(account, record, time);
+            }
+        }
+        term.leader.tick(time);
+    }
+
+    /// No word of a write for too long: the process ends, and the next leader reads what became of it.
+    fn no_word(&mut self, controller: usize) {
+        let Some(term) = &self.controllers[controller].term else {
+            return;
+        };
+        if (0..self.objects.len()).any(|account| term.leader.is_writing(account)) && self.random.percent(20) {
+            say!(self, "c{controller} ends: no word of its write");
+            self.controllers[controller].term = None;
+        }
+    }
+
+    /// Writes what changed. One write of an account at a time.
+    fn flush(&mut self, controller: usize, only_due: bool) {
+        let (now, mutation) = (self.now, self.setup.mutation);
+        for account in 0..self.objects.len() {
+            let skew = self.random.range(0, 100);
+            let Some(term) = &mut self.controllers[controller].term else {
+                return;
+            };
+            let time = term.time(now);
+            let Some(mut record) = term.leader.compose(account, only_due, time) else {
+                continue;
+            };
+            let terms = term.leader.account(account).terms().clone();
+            if mutation == Mutation::ChargeAtGatewaysClock {
+                shift(&mut record, &terms.window, skew);
+            }
+            let limits = term.leader.limits(account);
+            let highest = larger(&term.highest[account], &limits);
+            (term.highest[account], term.planned[account]) = (highest, limits);
+            self.writes += 1;
+            term.write[account] = self.writes;
+            if mutation == Mutation::TellBeforeWrite {
+                let early = term.leader.clone().written(account, time);
+                for answer in early {
+                    self.send(Packet::Answer(Box::new(answer)));
+                }
+            }
+            say!(self, "c{controller} writes a{account}: {}", brief(&record));
+            let write = Box::new((record, terms, highest));
+            self.send(Packet::Write(controller, account, self.writes, write));
+        }
+        self.refresh_limits();
+    }
+
+    fn wrote(&mut self, controller: usize, account: usize, number: u64, done: bool) {
+        let now = self.now;
+        let Some(term) = &mut self.controllers[controller].term else {
+            return;
+        };
+        if term.write[account] != number || !term.leader.is_writing(account) {
+            return;
+        }
+        if !done {
+            say!(self, "c{controller} finds that another leads");
+            self.controllers[controller].term = None;
+            return;
+        }
+        let time = term.time(now);
+        let answers = term.leader.written(account, time);
+        term.highest[account] = larger(&term.planned[account], &term.leader.limits(account));
+        self.refresh_limits();
+        for answer in answers {
+            self.send(Packet::Answer(Box::new(answer)));
+        }
+        self.flush(controller, true);
+    }
+
+    fn requested(&mut self, controller: usize, request: &Request) {
+        let now = self.now;
+        if self.controllers[controller].frozen_until > now {
+            return;
+        }
+        let Some(term) = &mut self.controllers[controller].term else {
+            return;
+        };
+        let time = term.time(now);
+        let answer = term.leader.request(request, time);
+        for account in 0..self.objects.len() {
+            let limits = term.leader.limits(account);
+            term.highest[account] = larger(&term.highest[account], &limits);
+            term.planned[account] = larger(&term.planned[account], &limits);
+        }
+        if self.setup.trace {
+            let waits = answer.is_none();
+            say!(
+                self,
+                "c{controller} hears g{} {:?} waits {waits}",
+                request.gateway,
+                request.body.accounts
+            );
+        }
+        if let Some(answer) = answer {
+            self.send(Packet::Answer(Box::new(answer)));
+        }
+        if self.random.percent(60) {
+            self.flush(controller, true);
+        }
+    }
+
+    // Gateways -----------------------------------------------------------------------------------------------------
+
+    fn gateway(&mut self, gateway: usize) {
+        if self.gateways[gateway].frozen_until > self.now {
+            return;
+        }
+        if !self.gateways[gateway].up {
+            self.start(gateway);
+            return;
+        }
+        match self.random.index(40) {
+            0..3 => self.sync(gateway),
+            3 => self.change(gateway, "gives back", |wallet, _, _| wallet.give_back(None)),
+            4 => self.change(gateway, "closes what is idle", |wallet, draws, now| {
+                wallet.close_idle(draws, now)
+            }),
+            5 => self.change(gateway, "goes to sleep", |wallet, _, _| wallet.close_all()),
+            _ => {
+                let flights = self.gateways[gateway].flights.len();
+                if flights > 0 && (flights > 1 || self.random.percent(70)) {
+                    let place = self.random.index(flights);
+                    if self.gateways[gateway].flights[place].sent {
+                        self.settle(gateway, place, None);
+                    } else {
+                        self.send_call(gateway, place, None);
+                    }
+                } else {
+                    self.try_call(gateway);
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, gateway: usize) {
+        let crash = self.crash();
+        let times = self.measures();
+        self.gateways[gateway].pod += self.random.range(0, 2);
+        let estimated = self.gateways[gateway].start(self.setup.mutation, crash);
+        say!(self, "g{gateway} starts again ({crash:?}), open were {estimated:?}");
+        for (call, amount) in estimated.unwrap_or_default() {
+            self.judge.settle(call, Some(amount), |account| times[account]);
+        }
+    }
+
+    /// A change of the wallet, committed; then the leader is told.
+    fn change(
+        &mut self,
+        gateway: usize,
+        what: &str,
+        change: impl Fn(&mut agentloop::ledger::wallet::Wallet, &[agentloop::ledger::wallet::Draw<'_>], u64) -> bool,
+    ) {
+        let crash = self.crash();
+        let now = u64::try_from(self.now).unwrap();
+        let of = &mut self.gateways[gateway];
+        let mut wallet = of.wallet.clone();
+        if change(&mut wallet, &of.wallet_draws(), now) {
+            say!(self, "g{gateway} {what} ({crash:?})");
+            if self.gateways[gateway].commit(wallet, None, crash) {
+                self.sync(gateway);
+            }
+        }
+    }
+
+    /// Says all there is to say to whoever is thought to lead.
+    fn sync(&mut self, gateway: usize) {
+        self.request(gateway, |_| false);
+    }
+
+    fn find_leader(&mut self) -> Option<usize> {
+        let leading = |controller: &&usize| self.controllers[**controller].term.is_some();
+        let all: Vec<_> = (0..self.controllers.len()).collect();
+        let leaders: Vec<_> = all.iter().filter(leading).copied().collect();
+        (!leaders.is_empty()).then(|| leaders[self.random.index(leaders.len())])
+    }
+
+    fn request(&mut self, gateway: usize, asks: impl Fn(&str) -> bool) {
+        let Some(controller) = self.find_leader() else { return };
+        let now = u64::try_from(self.now).unwrap();
+        let of = &self.gateways[gateway];
+        let account = |account: usize| {
+            let id = account_id(account);
+            let statements = of.wallet.statements().filter(|(of, _)| *of == id);
+            let wants = of.wants.filter(|_| asks(id));
+            AccountRequest {
+                account: id.into(),
+                statements: statements.map(|(_, statement)| statement).collect(),
+                ask: wants.map(|(least, full)| of.wallet.ask(id, least, full, now)),
+            }
+        };
+        let request = Request {
+            who: of.who(),
+            gateway,
+            body: LeaseRequest {
+                epoch: of.pod,
+                record: of.disk.record.clone(),
+                accounts: (0..self.objects.len()).map(account).collect(),
+            },
+            sent: self.now,
+        };
+        self.send(Packet::Request(controller, Box::new(request)));
+    }
+
+    /// Reserves the call that is wanted, or asks for what is missing.
+    fn try_call(&mut self, gateway: usize) {
+        if self.gateways[gateway].draws.is_empty() {
+            return;
+        }
+        let (least, full) = if let Some(wants) = self.gateways[gateway].wants {
+            wants
+        } else {
+            let full = self.random.range(self.setup.call / 2, self.setup.call);
+            let least = self.random.range(1, full + 1);
+            self.gateways[gateway].wants = Some((tokens(least), tokens(full)));
+            let bill = self.random.range(1, full + 1);
+            let lasts = self.random.range(0, 2 * self.setup.pace + 1);
+            let of = &self.gateways[gateway];
+            self.afterwards
+                .attempt(self.now, lasts, bill, of.draws.iter().map(|(account, _)| *account));
+            (tokens(least), tokens(full))
+        };
+        if let Err(short) = self.reserve(gateway, &least, &full) {
+            self.request(gateway, |id| short.contains(id));
+        }
+    }
+
+    /// Reserves the call that is wanted; or the accounts that have too little.
+    fn reserve(&mut self, gateway: usize, least: &Amount, full: &Amount) -> Result<(), BTreeSet<AccountId>> {
+        let now = u64::try_from(self.now).unwrap();
+        let of = &self.gateways[gateway];
+        let draws = of.wallet_draws();
+        let mut wallet = of.wallet.clone();
+        let reservation = wallet
+            .reserve(&draws, full, now)
+            .or_else(|_| wallet.reserve(&draws, least, now))?;
+        let crash = self.crash();
+        let times = self.measures();
+        let of = &self.gateways[gateway];
+        let early = self.setup.mutation == Mutation::SpendBeforeCommit && crash != Crash::No;
+        let call = if crash == Crash::BeforeCommit && !early {
+            usize::MAX
+        } else {
+            let on = reservation.leases.iter().map(|(id, lease)| {
+                let account = account_index(id);
+                let found = of.draws.iter().find(|(drawn, _)| *drawn == account);
+                let kinds = found.map_or(LimitAmounts::default(), |(_, kinds)| *kinds);
+                (account, *lease, kinds, times[account])
+            });
+            self.judge.reserve(of.agent, reservation.amount, on)
+        };
+        say!(self, "g{gateway} reserves call {call}: {reservation:?} ({crash:?})");
+        if early {
+            // The call goes out though its reservation never was on disk.
+            self.judge.bill(call, reservation.amount);
+            self.judge.settle(call, Some(Amount::ZERO), |account| times[account]);
+            self.gateways[gateway].die();
+            return Ok(());
+        }
+        let mut open = of.disk.open.clone();
+        open.insert(call, reservation.clone());
+        let of = &mut self.gateways[gateway];
+        of.wants = None;
+        if of.commit(wallet, Some(open), crash) {
+            of.flights.push(Flight {
+                call,
+                reservation,
+                sent: false,
+            });
+        }
+        Ok(())
+    }
+
+    /// The request leaves; from now on the provider may bill it.
+    fn send_call(&mut self, gateway: usize, place: usize, bill: Option<i64>) {
+        let flight = &mut self.gateways[gateway].flights[place];
+        flight.sent = true;
+        let (call, bound) = (flight.call, flight.reservation.amount.tokens);
+        let bill = bill.unwrap_or_else(|| {
+            if self.setup.overbills && self.random.percent(15) {
+                bound + self.random.range(1, 10)
+            } else if self.random.percent(60) {
+                bound
+            } else {
+                self.random.range(0, bound + 1)
+            }
+        });
+        say!(self, "g{gateway} sends call {call}, the bill is {bill} of {bound}");
+        self.judge.bill(call, tokens(bill));
+    }
+
+    /// The answer is there, or is known never to come.
+    fn settle(&mut self, gateway: usize, place: usize, fixed: Option<Crash>) {
+        let crash = fixed.unwrap_or_else(|| self.crash());
+        let estimated = fixed.is_none() && self.random.percent(15);
+        let times = self.measures();
+        let of = &mut self.gateways[gateway];
+        let flight = of.flights.swap_remove(place);
+        let bill = self.judge.billed(flight.call);
+        let counted = if estimated {
+            flight.reservation.amount.max(&bill)
+        } else {
+            bill
+        };
+        let mut wallet = of.wallet.clone();
+        wallet.settle(&flight.reservation, &counted);
+        let mut open = of.disk.open.clone();
+        open.remove(&flight.call);
+        say!(
+            self,
+            "g{gateway} settles call {} to {} ({crash:?})",
+            flight.call,
+            counted.tokens
+        );
+        self.gateways[gateway].commit(wallet, Some(open), crash);
+        if crash != Crash::BeforeCommit {
+            self.judge.settle(flight.call, Some(counted), |account| times[account]);
+        }
+    }
+
+    fn answered(&mut self, answer: &Answer) {
+        let gateway = answer.gateway;
+        let of = &self.gateways[gateway];
+        if !of.up || of.frozen_until > self.now || of.disk.record != answer.record {
+            return;
+        }
+        let crash = self.crash();
+        say!(self, "g{gateway} hears {:?} ({crash:?})", answer.body.accounts);
+        if !self.gateways[gateway].hear(answer, self.setup.mutation, crash) {
+            return;
+        }
+        // A call that waits is tried again before anything else is done with what came.
+        if let Some((least, full)) = self.gateways[gateway].wants {
+            let _ = self.reserve(gateway, &least, &full);
+        }
+    }
+
+    // Quiet --------------------------------------------------------------------------------------------------------
+
+    /// The network heals, nobody crashes any more. Then every rule about the end must hold.
+    fn quiet(&mut self) -> Verdict {
+        say!(self, "--- quiet");
+        (self.setup.losses, self.setup.crashes) = (0, 0);
+        let silent = (self.random.percent(30) && self.gateways[0].up).then_some(0);
+        self.heal();
+        let leader = self.pick_leader();
+        self.settle_all(silent);
+        self.talk(leader, silent, 3, false);
+        self.verdict.clone()?;
+        self.progress(leader, silent)?;
+        self.verdict.clone()?;
+        self.settle_all(silent);
+        self.talk(leader, silent, 4, true);
+        self.verdict.clone()?;
+        self.no_leak(leader, silent)?;
+        if let Some(silent) = silent {
+            // It was alive all the time, and spends what it holds.
+            say!(self, "--- g{silent} speaks again");
+            for _ in 0..6 {
+                self.try_call(silent);
+                self.settle_all(None);
+            }
+            self.net.clear();
+            self.talk(leader, None, 1, false);
+            self.settle_all(None);
+            self.talk(leader, None, 4, true);
+            self.no_leak(leader, None)?;
+        }
+        self.verdict.clone()
+    }
+
+    fn heal(&mut self) {
+        for gateway in &mut self.gateways {
+            gateway.frozen_until = 0;
+        }
+        for gateway in 0..self.gateways.len() {
+            if !self.gateways[gateway].up {
+                self.start(gateway);
+            }
+        }
+        for controller in &mut self.controllers {
+            controller.frozen_until = 0;
+        }
+        // What was under way arrives late, or never.
+        if self.random.percent(50) {
+            self.net.clear();
+        }
+    }
+
+    /// One leader remains: one that led, if it still may, or a new one.
+    fn pick_leader(&mut self) -> usize {
+        let stays = self.random.index(self.controllers.len());
+        let may = self.controllers[stays].term.as_ref().is_some_and(|term| {
+            self.objects.iter().enumerate().all(|(account, object)| {
+                let epoch = object.record.as_ref().map_or(0, |record| record.epoch);
+                epoch == term.leader.account(account).epoch() && !term.leader.is_writing(account)
+            })
+        });
+        for (place, controller) in self.controllers.iter_mut().enumerate() {
+            if place != stays || !may {
+                controller.term = None;
+            }
+        }
+        // Of those who led, no write is under way any more that could still be done.
+        self.net.retain(|packet| !matches!(packet, Packet::Write(..)));
+        if !may {
+            self.take_over(stays);
+        }
+        self.observe(stays);
+        stays
+    }
+
+    fn settle_all(&mut self, silent: Option<usize>) {
+        for gateway in (0..self.gateways.len()).filter(|gateway| Some(*gateway) != silent) {
+            self.gateways[gateway].wants = None;
+            while !self.gateways[gateway].flights.is_empty() {
+                if !self.gateways[gateway].flights[0].sent {
+                    self.send_call(gateway, 0, None);
+                }
+                self.settle(gateway, 0, Some(Crash::No));
+            }
+        }
+    }
+
+    fn drain(&mut self, silent: Option<usize>) {
+        for _ in 0..400 {
+            let Some(packet) = (!self.net.is_empty()).then(|| self.net.swap_remove(0)) else {
+                return;
+            };
+            let deaf = matches!(&packet, Packet::Answer(answer) if Some(answer.gateway) == silent);
+            if !deaf {
+                self.deliver(packet);
+            }
+            if self.verdict.is_err() {
+                return;
+            }
+        }
+        self.verdict = Err("the network never comes to rest".into());
+    }
+
+    /// Everybody says what there is to say, and it is written.
+    fn talk(&mut self, leader: usize, silent: Option<usize>, rounds: usize, end: bool) {
+        for _ in 0..rounds {
+            for gateway in (0..self.gateways.len()).filter(|gateway| Some(*gateway) != silent) {
+                self.sync(gateway);
+                self.drain(silent);
+                if end {
+                    // Also what a late answer brought.
+                    self.change(gateway, "closes all", |wallet, _, _| wallet.close_all());
+                } else {
+                    self.change(gateway, "closes what is idle", |wallet, draws, now| {
+                        wallet.close_idle(draws, now)
+                    });
+                }
+                self.drain(silent);
+            }
+            self.bury(leader);
+            self.flush(leader, false);
+            self.drain(silent);
+        }
+    }
+
+    /// (c) and (d): all that is not spent is free, and what is spent is counted once.
+    fn no_leak(&self, leader: usize, silent: Option<usize>) -> Verdict {
+        let Some(term) = &self.controllers[leader].term else {
+            return Err("the only leader gave up".into());
+        };
+        for account in 0..self.objects.len() {
+            let book = term.leader.account(account);
+            let silent = silent.map(|silent| self.gateways[silent].disk.record.as_str());
+            let holder = book.holders().find(|who| Some(who.record.as_str()) != silent);
+            if let Some(who) = holder {
+                return Err(format!("LEAK: {} still holds of account {account}", who.record));
+            }
+            let lifetime = matches!(book.terms().window, WindowRule::Lifetime);
+            if lifetime && silent.is_none() && self.judge.one_rule(account) && !self.judge.lost {
+                let counted = self.judge.counted(account);
+                let used = book.used();
+                if counted.is_some_and(|counted| counted != used) {
+                    return Err(format!(
+                        "COUNTED WRONG: account {account} has {used:?}, gateways {counted:?}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// (e) A call that fits is granted within few rounds, though others keep asking for small ones.
+    fn progress(&mut self, leader: usize, silent: Option<usize>) -> Verdict {
+        let gateway = self.gateways.len() - 1;
+        for other in 0..self.gateways.len() {
+            self.tell_terms(other);
+        }
+        let Some(fits) = self.fits(leader, gateway) else {
+            return Ok(());
+        };
+        if Some(gateway) == silent || self.gateways[gateway].draws.is_empty() {
+            return Ok(());
+        }
+        let call = tokens(fits.max(1));
+        say!(self, "--- g{gateway} wants {fits}, which fits");
+        for other in 0..gateway {
+            self.gateways[other].wants = None;
+        }
+        let start = self.now;
+        for round in 0.. {
+            if round > ROUNDS && self.now > start + PATIENCE {
+                break;
+            }
+            self.gateways[gateway].wants = Some((call, call));
+            self.try_call(gateway);
+            if !self.gateways[gateway].flights.is_empty() {
+                self.send_call(gateway, 0, Some(0));
+                self.settle(gateway, 0, Some(Crash::No));
+                return Ok(());
+            }
+            for other in (0..gateway).filter(|other| Some(*other) != silent) {
+                let small = tokens(self.random.range(1, 4));
+                if !self.gateways[other].draws.is_empty() {
+                    self.gateways[other].wants = Some((small, small));
+                    self.try_call(other);
+                }
+                if self.random.percent(50) {
+                    self.settle_free(other);
+                }
+            }
+            self.drain(silent);
+            self.recall(leader, silent);
+            self.drain(silent);
+            self.now += self.random.range(0, 900);
+        }
+        Err(format!("NO PROGRESS: g{gateway} never gets {fits}, which fits"))
+    }
+
+    /// Calls that cost nothing in the end, so that what fits still fits.
+    fn settle_free(&mut self, gateway: usize) {
+        while !self.gateways[gateway].flights.is_empty() {
+            if !self.gateways[gateway].flights[0].sent {
+                let call = self.gateways[gateway].flights[0].call;
+                self.gateways[gateway].flights[0].sent = true;
+                self.judge.bill(call, Amount::ZERO);
+            }
+            self.settle(gateway, 0, Some(Crash::No));
+        }
+    }
+
+    /// Those who are asked to, give back what they do not need.
+    fn recall(&mut self, leader: usize, silent: Option<usize>) {
+        let Some(term) = &self.controllers[leader].term else {
+            return;
+        };
+        let accounts = 0..self.objects.len();
+        let recalled: Vec<_> = accounts.map(|account| term.leader.account(account).recalls()).collect();
+        for gateway in (0..self.gateways.len()).filter(|gateway| Some(*gateway) != silent) {
+            for (account, recalled) in recalled.iter().enumerate() {
+                if *recalled {
+                    let id = account_id(account);
+                    self.change(gateway, "gives back what is recalled", |wallet, _, _| {
+                        wallet.give_back(Some(id))
+                    });
+                }
+            }
+        }
+    }
+
+    /// A call that fits for certain: into what is neither spent nor held by one who does not answer. `None`: none does.
+    fn fits(&mut self, leader: usize, gateway: usize) -> Option<i64> {
+        let now = self.now;
+        let term = self.controllers[leader].term.as_mut()?;
+        let agent = self.gateways[gateway].who().agent;
+        let mut room = self.setup.call;
+        let time = term.time(now);
+        term.leader.tick(time);
+        for (account, _) in &self.gateways[gateway].draws {
+            let mut book = term.leader.account(*account).clone();
+            book.advance(time);
+            let (limits, used, reserved) = (book.limits(), book.used(), book.reserved());
+            let mine = book.shares().into_iter().find(|(name, _)| *name == agent);
+            let mine = mine.map_or(0, |(_, amount)| amount.tokens);
+            room = room.min(limits.tokens? - used.tokens);
+            if let Some(own) = book.per_agent().tokens {
+                room = room.min(own - mine);
+            }
+            // Each of the others may have a small call in flight; and the silent one gives nothing back.
+            let others = i64::try_from(self.gateways.len()).ok()?;
+            room = room.min(limits.tokens? - used.tokens - reserved.tokens - 4 * others);
+            if limits
+                .calls
+                .is_some_and(|calls| calls - used.calls - reserved.calls < 2 * others)
+            {
+                return None;
+            }
+        }
+        (room > 0).then_some(room)
+    }
+}
+
+/// A call that fits must have been granted after so many rounds, and so many milliseconds: a refused gateway is waited
+/// for, also where it went away.
+const ROUNDS: usize = 12;
+const PATIENCE: i64 = 2 * WAIT.as_secs() * 1000;
+
+fn larger(a: &LimitAmounts, b: &LimitAmounts) -> LimitAmounts {
+    let of = |kind: Kind| a.get(kind).zip(b.get(kind)).map(|(a, b)| a.max(b));
+    LimitAmounts {
+        tokens: of(Kind::Tokens),
+        calls: of(Kind::Calls),
+        ..LimitAmounts::default()
+    }
+}
+
+/// Moves what is settled into the past of a rolling window, by so many percent of it.
+fn shift(record: &mut LedgerRecord, window: &WindowRule, percent: i64) {
+    let WindowRule::Rolling(length) = window else { return };
+    let by = i64::try_from(length.as_millis()).unwrap() * percent / 100;
+    for bucket in &mut record.buckets {
+        bucket.start = at(bucket.start.as_millisecond() - by);
+    }
+}
+
+fn brief(record: &LedgerRecord) -> String {
+    let holders: Vec<_> = record
+        .holders
+        .iter()
+        .map(|holder| {
+            format!(
+                "#{} {} {}/{} -{}",
+                holder.lease, holder.record, holder.amount.tokens, holder.spent.tokens, holder.returned.tokens
+            )
+        })
+        .collect();
+    let settled: i64 = record.buckets.iter().map(|bucket| bucket.amount.tokens).sum();
+    format!("epoch {} settled {settled} holders {holders:?}", record.epoch)
+}
