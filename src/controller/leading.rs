@@ -22,6 +22,7 @@ use super::process::{Error, Options, listen, retry};
 use super::report::ReconcileReport;
 use super::serve::ControllerLink;
 use crate::link::server::{self, Limits};
+use crate::telemetry::budgets::BudgetCollector;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 
@@ -147,6 +148,7 @@ impl Leader {
     ) -> agent::Parts {
         let settings = self.options.settings.clone();
         let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
+        show_budgets(&metrics, budgets);
         let report = ReconcileReport::new(metrics, agents, loops.clone(), readiness, settings.workers);
         let observer = Arc::new(report);
         agent::Parts {
@@ -161,5 +163,20 @@ impl Leader {
             shutdown: stop.clone(),
             settings,
         }
+    }
+}
+
+/// Puts the AgentBudgets of the ledger on the metrics page.
+fn show_budgets(metrics: &Metrics, budgets: &Arc<Budgets>) {
+    let budgets = budgets.clone();
+    let collector = BudgetCollector::new(move |visit| {
+        let objects = budgets.look(|state| {
+            let known = state.scope.budgets().values();
+            known.map(|facts| facts.object.clone()).collect::<Vec<_>>()
+        });
+        objects.iter().for_each(|budget| visit(budget));
+    });
+    if let Err(error) = collector.and_then(|collector| metrics.register(collector)) {
+        tracing::error!(%error, "the metrics of AgentBudgets are missing");
     }
 }

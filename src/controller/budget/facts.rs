@@ -67,7 +67,7 @@ impl AgentFacts {
                 .collect(),
             own: own(agent),
             model: spec.model.name.clone(),
-            price: None,
+            price: spec.model.price.clone(),
             ephemeral: spec.storage.ephemeral,
         }
     }
