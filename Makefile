@@ -18,7 +18,7 @@ demo-down: ## Remove what `make demo` made
 test: ## Every test, on real clusters that it starts and stops (root)
 	@hack/test.sh
 
-soak: ## The end-to-end tests again and again, for MINUTES=60
+soak: ## SCHEDULES=2000000 of the ledger's simulation, then the end-to-end tests again and again, for MINUTES=60
 	@hack/test.sh soak
 
 bench: ## Measure engine and controller, the latter against a real API server, beside other operators (SIZES=200,1000)

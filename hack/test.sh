@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # test.sh                every test: without a cluster, on a real control plane, end to end on a real node
 # test.sh plane|node     one half of it; `node` takes the name of a test: test.sh node e2e::restarts
-# test.sh soak           the end-to-end tests again and again, for MINUTES (60)
+# test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation, then the end-to-end tests again and again, for
+#                        MINUTES (60)
 # Starts the clusters it needs and stops them, whatever happens. Ends with what each part took and cargo's own summaries.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -69,6 +70,11 @@ node_tests() {
   tests "Tests on the node" env AGENTLOOP_REQUIRE_CLUSTERS=1 AGENTLOOP_E2E_KUBECONFIG=$NODE_RUN/admin.kubeconfig \
     AGENTLOOP_E2E_IMAGE="$IMAGE" cargo test --locked --test it -- "$filter" --show-output --test-threads=8
 }
+simulate() {
+  # Other seeds than those of every test run, and others each time.
+  tests "Simulation of the ledger" env AGENTLOOP_SIM_SCHEDULES="${SCHEDULES:-2000000}" \
+    AGENTLOOP_SIM_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --test it -- ledger::no_schedule
+}
 soak() {
   local end=$((SECONDS + ${MINUTES:-60} * 60)) round=0
   while [ $SECONDS -lt $end ] && [ $failed = 0 ]; do
@@ -92,6 +98,7 @@ stop   # what an earlier run left when it was killed
 phase "Packages" "$ROOT/hack/packages.sh" build plane ${node:+node image test}
 phase "Build" build
 if [ "$what" = all ] || [ "$what" = plane ]; then plane_tests; fi
+if [ "$what" = soak ]; then simulate; fi
 if [ -n "$node" ]; then
   phase "Node up" node_up
   if [ "$what" = soak ]; then soak; else node_tests; fi

@@ -37,7 +37,6 @@ macro_rules! say {
 /// What can happen in a schedule.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    seed: u64,
     mutation: Mutation,
     trace: bool,
     steps: usize,
@@ -59,6 +58,8 @@ pub struct Setup {
     pace: i64,
     /// Percent of steps that are faults.
     faults: usize,
+    /// Most of them are new leaders.
+    handovers: bool,
     /// When it begins: shortly before a midnight, somewhere.
     start: i64,
 }
@@ -68,6 +69,8 @@ struct Object {
     revision: u64,
     top_ups: Vec<(String, Amount)>,
     record: Option<LedgerRecord>,
+    /// The latest time of any record.
+    latest: i64,
 }
 
 struct Term {
@@ -188,10 +191,9 @@ fn draw_limits(random: &mut Random, call: i64) -> LimitAmounts {
 impl World {
     fn new(seed: u64, mutation: Mutation, trace: bool) -> Self {
         let mut random = Random::new(seed);
-        let clocks_right = random.percent(75);
+        let clocks_right = random.percent(60);
         let rough = random.percent(70);
         let setup = Setup {
-            seed,
             mutation,
             trace,
             steps: usize::try_from(random.range(30, 110)).unwrap(),
@@ -204,9 +206,10 @@ impl World {
             call: random.range(10, 50),
             pace: [100, 500, 1500][random.index(3)],
             faults: [1, 4, 9][random.index(3)],
+            handovers: random.percent(35),
             start: MIDNIGHTS[random.index(3)] - HOUR * random.range(0, 3) - random.range(0, 30_000),
         };
-        let accounts = if random.percent(30) { 2 } else { 1 };
+        let accounts = if random.percent(25) { 2 } else { 1 };
         let objects: Vec<_> = (0..accounts)
             .map(|_| Object {
                 terms: Terms {
@@ -220,6 +223,7 @@ impl World {
                 revision: 0,
                 top_ups: Vec::new(),
                 record: None,
+                latest: 0,
             })
             .collect();
         let terms: Vec<_> = objects.iter().map(|object| object.terms.clone()).collect();
@@ -273,8 +277,7 @@ impl World {
         if self.setup.clocks_right {
             return self.now;
         }
-        let record = self.objects[account].record.as_ref();
-        record.map_or(0, |record| record.watermark.as_millisecond())
+        self.objects[account].latest
     }
 
     fn measures(&self) -> [i64; 2] {
@@ -303,7 +306,7 @@ impl World {
         }
         match self.random.index(100) {
             0..36 => {
-                for _ in 0..=self.random.index(3) {
+                for _ in 0..=self.random.index(4) {
                     self.network();
                 }
             }
@@ -315,7 +318,7 @@ impl World {
                 let controller = self.random.index(self.controllers.len());
                 self.controller(controller);
             }
-            94..97 => self.admin(),
+            94..96 => self.admin(),
             _ => self.network(),
         }
     }
@@ -335,7 +338,10 @@ impl World {
     fn fault(&mut self) {
         let gateway = self.random.index(self.gateways.len());
         let controller = self.random.index(self.controllers.len());
-        match self.random.index(12) {
+        if self.setup.handovers && self.random.percent(70) {
+            return self.take_over(controller);
+        }
+        match self.random.index(8) {
             0 => {
                 say!(self, "g{gateway} crashes");
                 self.gateways[gateway].die();
@@ -401,7 +407,7 @@ impl World {
                 object.revision += 1;
                 say!(self, "a{account} is topped up by {}", amount.tokens);
             }
-            4 => {
+            4 if self.random.percent(50) => {
                 // The label changes: it stops to apply, or starts.
                 let gateway = self.random.index(self.gateways.len());
                 let kinds = self.kinds(account);
@@ -493,6 +499,7 @@ impl World {
                     *amount = Amount::ZERO;
                 }
             }
+            object.latest = object.latest.max(record.watermark.as_millisecond());
             object.record = Some(record);
         } else {
             say!(
@@ -512,7 +519,7 @@ impl World {
         let wall = if self.setup.clocks_right {
             self.now
         } else {
-            self.now + self.random.range(-90_000, 90_000)
+            self.now + self.random.range(-1, 2) * self.random.range(0, 60_000)
         };
         let records: Vec<_> = self.objects.iter().map(|object| self.read(object)).collect();
         let accounts = self.objects.iter().zip(&records);
@@ -552,7 +559,7 @@ impl World {
             Mutation::IgnoreHolders => record.holders.clear(),
             Mutation::FreeByTime if self.now - record.watermark.as_millisecond() > 2000 => record.holders.clear(),
             Mutation::FreeTheDead => record.holders.retain(|holder| !self.dead.contains(&holder.record)),
-            Mutation::FreeEarly => shift(&mut record, &object.terms.window, 40),
+            Mutation::FreeEarly => shift(&mut record, &object.terms.window, 90),
             Mutation::DropWatermark => record.watermark = Timestamp::UNIX_EPOCH,
             _ => {}
         }
@@ -971,12 +978,12 @@ impl World {
         self.heal();
         let leader = self.pick_leader();
         self.settle_all(silent);
-        self.talk(leader, silent, 3, false);
+        self.talk(leader, silent, 2, false);
         self.verdict.clone()?;
         self.progress(leader, silent)?;
         self.verdict.clone()?;
         self.settle_all(silent);
-        self.talk(leader, silent, 4, true);
+        self.talk(leader, silent, 3, true);
         self.verdict.clone()?;
         self.no_leak(leader, silent)?;
         if let Some(silent) = silent {
@@ -989,7 +996,7 @@ impl World {
             self.net.clear();
             self.talk(leader, None, 1, false);
             self.settle_all(None);
-            self.talk(leader, None, 4, true);
+            self.talk(leader, None, 3, true);
             self.no_leak(leader, None)?;
         }
         self.verdict.clone()
