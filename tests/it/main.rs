@@ -3,6 +3,7 @@
 
 mod support;
 
+mod budget;
 mod chart;
 mod controller;
 mod gateway;

@@ -1,7 +1,7 @@
 //! The ledger's time: the wall's at the take-over, then the monotonic clock's.
 //!
-//! A wall clock that is set during a term changes nothing. An account whose record is ahead of this time stands still
-//! until it is reached: its time never runs back.
+//! A wall clock that is set during a term changes nothing. An account whose record is ahead of this time goes on from
+//! there ([`crate::ledger::account::Account::restore`]): its time never runs back.
 
 use std::time::Duration;
 

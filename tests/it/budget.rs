@@ -1,0 +1,608 @@
+//! The ledger against a real API server: what is written before what is told, who may write, what is counted when.
+//!
+//! A leader here is a ledger with its watch and its writer; Agents are told to it as the reconciler does, gateways ask
+//! it as the link does.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use agentloop::api::amount::Amount;
+use agentloop::api::{Agent, AgentBudget, crd};
+use agentloop::controller::budget::persist::Conflict;
+use agentloop::controller::budget::view::Figures;
+use agentloop::controller::budget::{Budgets, Setup};
+use agentloop::controller::loops::{AgentKey, Loops};
+use agentloop::controller::policy::Policy;
+use agentloop::ledger::account::{AgentName, Ask, Statement, Who};
+use agentloop::link::messages::{AccountAnswer, AccountRequest, LeaseRequest, LimitName, Refusal};
+use futures::StreamExt;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::wait::{await_condition, conditions};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, Config, ResourceExt};
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::clusters::control_plane;
+
+const SOON: Duration = Duration::from_secs(20);
+
+struct World {
+    client: Client,
+    namespace: String,
+}
+
+/// One leader. Dropping it freezes nothing: it ends.
+struct Leader {
+    budgets: Arc<Budgets>,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), Conflict>>,
+}
+
+impl World {
+    async fn start() -> Option<Self> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let kubeconfig = Kubeconfig::read_from(control_plane()?).unwrap();
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
+        let client = Client::try_from(config).unwrap();
+        let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+        for definition in crd::all() {
+            let name = definition.name_any();
+            let params = PatchParams::apply("agentloop-tests").force();
+            let patch = Patch::Apply(&definition);
+            definitions.patch(&name, &params, &patch).await.unwrap();
+            let established = await_condition(definitions.clone(), &name, conditions::is_crd_established());
+            established.await.unwrap();
+        }
+        let mut object = Namespace::default();
+        object.metadata.generate_name = Some("budget-".into());
+        let namespaces = Api::<Namespace>::all(client.clone());
+        let made = namespaces.create(&PostParams::default(), &object).await.unwrap();
+        Some(Self {
+            client,
+            namespace: made.name_any(),
+        })
+    }
+
+    async fn end(self) {
+        let namespaces = Api::<Namespace>::all(self.client);
+        let params = DeleteParams::background();
+        namespaces.delete(&self.namespace, &params).await.unwrap();
+    }
+
+    fn budgets(&self) -> Api<AgentBudget> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn agents(&self) -> Api<Agent> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Uid of a new budget.
+    async fn budget(&self, name: &str, spec: &Value) -> String {
+        let object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget", "metadata": {"name": name}, "spec": spec,
+        });
+        let budget = serde_json::from_value(object).unwrap();
+        let made = self.budgets().create(&PostParams::default(), &budget).await.unwrap();
+        made.uid().unwrap()
+    }
+
+    async fn agent(&self, name: &str, labels: &Value, spec: &Value) -> Agent {
+        let mut object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "metadata": {"name": name, "labels": labels},
+            "spec": {"instructions": "Be brief.", "model": {
+                "api": "Scripted", "name": "small", "scripted": {"configMapKeyRef": {"name": "turns", "key": "turns"}},
+            }},
+        });
+        for (key, value) in spec.as_object().unwrap() {
+            object["spec"][key] = value.clone();
+        }
+        let agent = serde_json::from_value(object).unwrap();
+        self.agents().create(&PostParams::default(), &agent).await.unwrap()
+    }
+
+    async fn edit_budget(&self, name: &str, spec: &Value) {
+        let patch = Patch::Merge(json!({"spec": spec}));
+        self.budgets()
+            .patch(name, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+    }
+
+    async fn written(&self, name: &str) -> AgentBudget {
+        self.budgets().get(name).await.unwrap()
+    }
+
+    async fn leader(&self, agents: &[&Agent]) -> Leader {
+        let (loops, changed) = Loops::new();
+        // Nobody reconciles here.
+        drop(changed);
+        let (loops, stop) = (Arc::new(loops), CancellationToken::new());
+        let budgets = Arc::new(Budgets::new(Setup {
+            client: self.client.clone(),
+            policy: Policy::default(),
+            namespace: "agentloop-system".into(),
+            watch_namespaces: vec![self.namespace.clone()],
+            loops,
+            face: Arc::new(Figures),
+            wall: Timestamp::now(),
+        }));
+        let present: BTreeSet<AgentKey> = agents.iter().map(|agent| self.key(&agent.name_any())).collect();
+        for agent in agents {
+            budgets.agent_seen(agent);
+        }
+        budgets.agents_listed(Some(&self.namespace), &present);
+        let task = tokio::spawn(budgets.clone().run(stop.clone()));
+        let leader = Leader { budgets, stop, task };
+        for agent in agents {
+            let key = self.key(&agent.name_any());
+            leader
+                .until("the terms are decided", || leader.budgets.terms(&key).is_some())
+                .await;
+        }
+        leader
+    }
+
+    fn key(&self, agent: &str) -> AgentKey {
+        AgentKey {
+            namespace: self.namespace.clone(),
+            name: agent.into(),
+        }
+    }
+
+    fn who(&self, agent: &str) -> Who {
+        Who {
+            record: format!("{:0<32}", agent.len()),
+            agent: AgentName {
+                namespace: self.namespace.clone(),
+                name: agent.into(),
+            },
+            pod_uid: format!("pod-of-{agent}"),
+            epoch: 1,
+        }
+    }
+}
+
+impl Leader {
+    async fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let deadline = Instant::now() + SOON;
+        while !holds() {
+            assert!(Instant::now() < deadline, "{what}: not in time");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// What a gateway is answered about one account.
+    async fn lease(
+        &self,
+        who: &Who,
+        account: &str,
+        statements: &[Statement],
+        ask: Option<i64>,
+    ) -> Result<AccountAnswer, Refusal> {
+        let ask = ask.map(|least| Ask {
+            lease: statements
+                .iter()
+                .filter(|said| !said.closed)
+                .map(|said| said.lease)
+                .next_back(),
+            open: Amount::ZERO,
+            least: tokens(least),
+            full: tokens(least.max(100)),
+        });
+        let request = LeaseRequest {
+            epoch: who.epoch,
+            record: who.record.clone(),
+            accounts: vec![AccountRequest {
+                account: account.into(),
+                statements: statements.to_vec(),
+                ask,
+            }],
+        };
+        let mut answer = self.budgets.lease(who, &request).await?;
+        Ok(answer.accounts.remove(0))
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        timeout(SOON, self.task).await.unwrap().unwrap().unwrap();
+    }
+
+    fn limit_names(&self, agent: &AgentKey) -> Vec<LimitName> {
+        let terms = self.budgets.terms(agent).unwrap();
+        terms.accounts.into_iter().map(|account| account.limit).collect()
+    }
+
+    fn obstacle(&self, agent: &AgentKey) -> String {
+        let obstacle = self.budgets.decision(agent).unwrap().obstacle;
+        obstacle.map_or_else(String::new, |obstacle| obstacle.reason.as_ref().to_owned())
+    }
+}
+
+/// Used and reserved.
+fn figures(leader: &Leader, account: &str) -> (Amount, Amount) {
+    leader.budgets.look(|state| {
+        let (_, entry) = state.book.entry(account).unwrap();
+        (entry.account().used(), entry.account().reserved())
+    })
+}
+
+fn tokens(tokens: i64) -> Amount {
+    Amount { tokens, ..Amount::ZERO }
+}
+
+fn said(lease: i64, spent: i64) -> Statement {
+    Statement {
+        lease,
+        spent: tokens(spent),
+        returned: Amount::ZERO,
+        closed: false,
+    }
+}
+
+fn closing(lease: i64, spent: i64) -> Statement {
+    Statement {
+        closed: true,
+        ..said(lease, spent)
+    }
+}
+
+fn hourly(limit: i64) -> Value {
+    json!({"selector": {}, "limits": {"tokens": limit}, "window": {"rolling": {"seconds": 3600}}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_was_replaced_cannot_write_grants_nothing_and_ends() {
+    let Some(world) = World::start().await else { return };
+    let agent = world.agent("a", &json!({}), &json!({})).await;
+    let account = world.budget("team", &hourly(10_000)).await;
+    let old = world.leader(&[&agent]).await;
+    let who = world.who("a");
+    let told = old.lease(&who, &account, &[], Some(100)).await.unwrap();
+    let lease = told.leases[0].clone();
+    assert!(lease.granted.tokens >= 100, "{told:?}");
+    let record = world.written("team").await.status.unwrap().ledger.unwrap();
+    assert_eq!(record.epoch, told.epoch);
+    assert_eq!(record.holders[0].amount, lease.granted, "what is told is written");
+
+    // It is frozen here; another leads.
+    let new = world.leader(&[&agent]).await;
+    let reserved = figures(&new, &account).1;
+    assert_eq!(
+        reserved, lease.granted,
+        "the holder's amount is out until its gateway speaks"
+    );
+    let asked = lease.granted.tokens + 500;
+    let again = new
+        .lease(&who, &account, &[said(lease.lease, 40)], Some(asked))
+        .await
+        .unwrap();
+    assert!(again.leases[0].granted.tokens >= asked + 40, "{again:?}");
+    assert!(again.epoch > told.epoch);
+
+    // It goes on as if nothing had happened.
+    let refused = old.lease(&who, &account, &[said(lease.lease, 40)], Some(9_000)).await;
+    let conflict = timeout(SOON, old.task).await.unwrap().unwrap().unwrap_err();
+    assert!(refused.is_err(), "{refused:?}");
+    assert!(
+        conflict.to_string().contains("another leader has written it"),
+        "{conflict}"
+    );
+    let record = world.written("team").await.status.unwrap().ledger.unwrap();
+    assert_eq!(record.epoch, again.epoch, "the old leader's record is nowhere");
+    new.end().await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agents_own_limits_are_kept_in_its_status_and_count_across_leaders() {
+    let Some(world) = World::start().await else { return };
+    let limits = json!({"guardrails": {"tokensPerHour": 1000, "total": {"tokens": 1000}}});
+    let agent = world.agent("a", &json!({}), &limits).await;
+    let first = world.leader(&[&agent]).await;
+    let key = world.key("a");
+    assert_eq!(first.limit_names(&key), [LimitName::TokensPerHour, LimitName::Total]);
+    let who = world.who("a");
+    let account = format!("{}/total", agent.uid().unwrap());
+    let lease = first
+        .lease(&who, &account, &[], Some(100))
+        .await
+        .unwrap()
+        .leases
+        .remove(0);
+    // Twice: the second write finds what the first has made.
+    let more = lease.granted.tokens + 100;
+    first
+        .lease(&who, &account, &[said(lease.lease, 0)], Some(more))
+        .await
+        .unwrap();
+    first.end().await;
+
+    // What the reconciler writes beside it leaves it alone.
+    let patch = Patch::Merge(json!({"status": {"observedGeneration": 1}}));
+    world
+        .agents()
+        .patch_status("a", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    let agent = world.agents().get("a").await.unwrap();
+    let ledger = agent.status.clone().unwrap().ledger.unwrap();
+    assert_eq!(ledger.total.unwrap().epoch, 2);
+    assert_eq!(ledger.tokens_per_hour.unwrap().epoch, 2, "one document, one write");
+    let second = world.leader(&[&agent]).await;
+    let word = second
+        .lease(&who, &account, &[closing(lease.lease, 1000)], Some(1))
+        .await
+        .unwrap();
+    let refused = word.refused.unwrap();
+    assert!(
+        !refused.never && refused.resets_at.is_none(),
+        "a lifetime never has room again: {refused:?}"
+    );
+    second.end().await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn labels_references_and_deleted_budgets_decide_who_draws_on_what() {
+    let Some(world) = World::start().await else { return };
+    let team_a =
+        json!({"selector": {"matchLabels": {"team": "a"}}, "limits": {"tokens": 1000}, "window": {"lifetime": {}}});
+    let account = world.budget("team-a", &team_a).await;
+    world
+        .budget(
+            "named",
+            &json!({"limits": {"tokens": 1000}, "window": {"lifetime": {}}}),
+        )
+        .await;
+    let mut agent = world.agent("a", &json!({"team": "a"}), &json!({})).await;
+    let leader = world.leader(&[&agent]).await;
+    let (key, who) = (world.key("a"), world.who("a"));
+    let name = |name: &str| LimitName::Budget(name.into());
+    assert_eq!(leader.limit_names(&key), [name("team-a")]);
+    let lease = leader
+        .lease(&who, &account, &[], Some(100))
+        .await
+        .unwrap()
+        .leases
+        .remove(0);
+
+    // A label changed under a lease: what it spends of it is still counted, more it does not get.
+    agent.labels_mut().clear();
+    leader.budgets.agent_seen(&agent);
+    assert_eq!(leader.limit_names(&key), []);
+    let word = leader
+        .lease(&who, &account, &[closing(lease.lease, 60)], Some(100))
+        .await
+        .unwrap();
+    assert_eq!((word.refused, word.leases), (None, vec![]));
+    let used = || figures(&leader, &account).0;
+    assert_eq!(used(), tokens(60));
+
+    agent.spec.budget_refs = serde_json::from_value(json!([{"name": "named"}, {"name": "absent"}])).unwrap();
+    leader.budgets.agent_seen(&agent);
+    assert_eq!(leader.obstacle(&key), "BudgetNotFound");
+    let blocked = leader.budgets.terms(&key).unwrap().blocked.unwrap();
+    assert!(
+        blocked.message.contains("AgentBudget absent does not exist"),
+        "{blocked}"
+    );
+    world.budget("absent", &team_a).await;
+    leader
+        .until("the budget is found", || leader.obstacle(&key).is_empty())
+        .await;
+
+    // Deleted: who names it makes no call; made again it starts empty.
+    world.budgets().delete("named", &DeleteParams::default()).await.unwrap();
+    leader
+        .until("the budget is missed", || leader.obstacle(&key) == "BudgetNotFound")
+        .await;
+    world
+        .budget("named", &json!({"limits": {"tokens": 5}, "window": {"lifetime": {}}}))
+        .await;
+    leader
+        .until("the new one is found", || leader.obstacle(&key).is_empty())
+        .await;
+
+    // Deleted: who is merely selected is free of it.
+    agent.spec.budget_refs.clear();
+    agent.labels_mut().insert("team".into(), "a".into());
+    leader.budgets.agent_seen(&agent);
+    world
+        .budgets()
+        .delete("team-a", &DeleteParams::default())
+        .await
+        .unwrap();
+    world
+        .budgets()
+        .delete("absent", &DeleteParams::default())
+        .await
+        .unwrap();
+    leader.until("it is free", || leader.limit_names(&key).is_empty()).await;
+    let word = leader
+        .lease(&who, &account, &[said(lease.lease, 60)], None)
+        .await
+        .unwrap();
+    assert_eq!(
+        word.forgotten,
+        [lease.lease],
+        "all about a deleted budget is accounted for"
+    );
+    leader.end().await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lowered_limit_recalls_and_a_raised_one_calls_who_was_refused() {
+    let Some(world) = World::start().await else { return };
+    let agent = world.agent("a", &json!({}), &json!({})).await;
+    let account = world.budget("team", &hourly(1000)).await;
+    let leader = world.leader(&[&agent]).await;
+    let (key, who) = (world.key("a"), world.who("a"));
+    let lease = leader
+        .lease(&who, &account, &[], Some(400))
+        .await
+        .unwrap()
+        .leases
+        .remove(0);
+    let terms = || leader.budgets.terms(&key).unwrap().accounts.remove(0);
+    assert!(!terms().recall);
+    world.edit_budget("team", &json!({"limits": {"tokens": 300}})).await;
+    leader.until("it is recalled", || terms().recall).await;
+    assert_eq!(terms().limits.tokens, Some(300));
+    let returned = Statement {
+        returned: tokens(lease.granted.tokens - 250),
+        ..said(lease.lease, 250)
+    };
+    let word = leader.lease(&who, &account, &[returned], Some(100)).await.unwrap();
+    assert!(!terms().recall);
+    let refused = word.refused.unwrap();
+    assert!(!refused.contended && refused.resets_at.is_some(), "{refused:?}");
+    let before = terms().revision;
+    world.edit_budget("team", &json!({"limits": {"tokens": 350}})).await;
+    leader.until("room is told", || terms().revision > before).await;
+    // A top-up counts once, however often it is seen.
+    let top_ups = json!({"topUps": [{"id": "incident", "tokens": 50}]});
+    world.edit_budget("team", &top_ups).await;
+    leader
+        .until("it is topped up", || terms().limits.tokens == Some(400))
+        .await;
+    let written = || async {
+        world
+            .written("team")
+            .await
+            .status
+            .unwrap()
+            .ledger
+            .unwrap()
+            .top_ups
+            .len()
+    };
+    let deadline = Instant::now() + SOON;
+    while written().await == 0 {
+        assert!(Instant::now() < deadline, "the top-up is not written");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    leader.end().await;
+    let next = world.leader(&[&agent]).await;
+    assert_eq!(next.budgets.terms(&key).unwrap().accounts[0].limits.tokens, Some(400));
+    next.end().await;
+    world.end().await;
+}
+
+/// Counts the versions of a budget from now on.
+async fn count_writes(world: &World, name: &str) -> (Arc<AtomicUsize>, JoinHandle<()>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let (counted, api) = (count.clone(), world.budgets());
+    let first = api.get(name).await.unwrap().resource_version();
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let task = tokio::spawn(async move {
+        let mut stream = std::pin::pin!(watcher(api, config).applied_objects());
+        while let Some(Ok(object)) = stream.next().await {
+            if object.resource_version() != first {
+                counted.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    });
+    (count, task)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn steady_load_costs_one_write_in_fifteen_seconds_and_rest_none() {
+    let Some(world) = World::start().await else { return };
+    let mut agents = Vec::new();
+    for n in 0..5 {
+        agents.push(world.agent(&"a".repeat(n + 1), &json!({}), &json!({})).await);
+    }
+    let account = world.budget("team", &hourly(100_000_000)).await;
+    let leader = world.leader(&agents.iter().collect::<Vec<_>>()).await;
+    let mut leases = Vec::new();
+    for agent in &agents {
+        let who = world.who(&agent.name_any());
+        let lease = leader
+            .lease(&who, &account, &[], Some(100_000))
+            .await
+            .unwrap()
+            .leases
+            .remove(0);
+        leases.push((who, lease, 0));
+    }
+    let (count, task) = count_writes(&world, "team").await;
+    let start = Instant::now();
+    let mut requests = 0;
+    while start.elapsed() < Duration::from_secs(31) {
+        for (who, lease, spent) in &mut leases {
+            *spent += 100;
+            // Ahead: no call waits for it.
+            leader
+                .lease(who, &account, &[said(lease.lease, *spent)], Some(0))
+                .await
+                .unwrap();
+            requests += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let under_load = count.load(Ordering::SeqCst);
+    assert!((1..=3).contains(&under_load), "{under_load} writes in 31 s");
+    // What was said last is written once more, then nothing is.
+    tokio::time::sleep(Duration::from_secs(17)).await;
+    let settled = count.load(Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_secs(17)).await;
+    assert_eq!(count.load(Ordering::SeqCst), settled, "writes at rest");
+    println!("FIGURE status writes of a budget under load: {under_load} in 31 s, {requests} requests of 5 gateways");
+    task.abort();
+    leader.end().await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_is_answered_within_a_second_with_and_without_a_write() {
+    let Some(world) = World::start().await else { return };
+    let agent = world.agent("a", &json!({}), &json!({})).await;
+    let account = world.budget("team", &hourly(1_000_000_000)).await;
+    let leader = world.leader(&[&agent]).await;
+    let who = world.who("a");
+    let mut lease = leader
+        .lease(&who, &account, &[], Some(1))
+        .await
+        .unwrap()
+        .leases
+        .remove(0);
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for _ in 0..100 {
+        let start = Instant::now();
+        leader.lease(&who, &account, &[], None).await.unwrap();
+        without.push(start.elapsed());
+        let start = Instant::now();
+        // Everything is spent, so that the next call needs a grant.
+        let spent = lease.granted.tokens;
+        let word = leader
+            .lease(&who, &account, &[said(lease.lease, spent)], Some(100))
+            .await
+            .unwrap();
+        with.push(start.elapsed());
+        assert!(word.leases[0].granted.tokens >= spent + 100);
+        lease = word.leases[0].clone();
+    }
+    for (what, times) in [("with", &mut with), ("without", &mut without)] {
+        times.sort();
+        let (p50, p99) = (times[50], times[98]);
+        println!("FIGURE lease answered by the leader {what} a write: p50 {p50:?}, p99 {p99:?}");
+        assert!(p50 < Duration::from_secs(1), "{what} a write: {p50:?}");
+    }
+    leader.end().await;
+    world.end().await;
+}
