@@ -49,7 +49,7 @@ pub enum Probe {
 }
 
 /// The reason that a refusal of this kind gives the loop; `None`: it is not of a budget.
-pub fn reason_of(kind: FailureKind) -> Option<PauseReason> {
+pub(super) fn reason_of(kind: FailureKind) -> Option<PauseReason> {
     match kind {
         FailureKind::BudgetExhausted => Some(PauseReason::BudgetExhausted),
         FailureKind::TokensPerHour => Some(PauseReason::TokensPerHour),
@@ -75,7 +75,7 @@ pub fn reason_of(kind: FailureKind) -> Option<PauseReason> {
 }
 
 /// Whether a reason goes when there is room. `BoundViolated` and `LoopDetected` are a person's to clear.
-pub fn waits_for_room(reason: PauseReason) -> bool {
+pub(super) fn waits_for_room(reason: PauseReason) -> bool {
     match reason {
         PauseReason::BudgetExhausted
         | PauseReason::TokensPerHour
@@ -238,7 +238,7 @@ impl Engine {
 }
 
 /// The refusal of a budget that stops its loops.
-pub fn stopped(message: String) -> Failure {
+pub(super) fn stopped(message: String) -> Failure {
     Failure {
         kind: FailureKind::BudgetExhausted,
         message,

@@ -247,7 +247,15 @@ impl Driver {
                     Input::Answered { call, .. } | Input::Failed { call, .. } => sent && by_name(call),
                     // It was cut.
                     Input::BudgetChanged { budget } => sent && budget.stop.is_some(),
-                    _ => matches!(probe, Some(Probe::Sent(moment)) if moment <= self.now),
+                    Input::Started { .. }
+                    | Input::Timer
+                    | Input::Event { .. }
+                    | Input::WakeRequested { .. }
+                    | Input::ResumeRequested { .. }
+                    | Input::LinkLost
+                    | Input::LinkBack
+                    | Input::Stop { .. }
+                    | Input::DrainEnded => matches!(probe, Some(Probe::Sent(moment)) if moment <= self.now),
                 },
                 PauseReason::BoundViolated | PauseReason::LoopDetected => {
                     matches!(input, Input::ResumeRequested { .. })

@@ -23,8 +23,8 @@ fn refused(kind: FailureKind, resumes_at: Option<Timestamp>) -> Reply {
     Reply::Failure(refusal(kind, resumes_at))
 }
 
-fn in_an_hour() -> Option<Timestamp> {
-    Some(Timestamp::now() + SignedDuration::from_hours(1))
+fn in_an_hour() -> Timestamp {
+    Timestamp::now() + SignedDuration::from_hours(1)
 }
 
 fn terms(revision: i64, held: Option<Failure>) -> BudgetTerms {
@@ -137,7 +137,7 @@ async fn a_budget_that_changed_while_no_worker_ran_lets_the_next_one_make_the_ca
 async fn what_a_person_must_look_at_waits_for_a_resume_and_for_nothing_else() {
     for kind in [FailureKind::BoundViolated, FailureKind::LoopDetected] {
         let mut bench = Bench::new();
-        let (gateway, _worker, _) = paused(&mut bench, kind, in_an_hour()).await;
+        let (gateway, _worker, _) = paused(&mut bench, kind, Some(in_an_hour())).await;
         tell(&gateway, terms(2, None));
         gateway.tell(|event| event.directives.wake = Some("look".into()));
         let log = gateway
