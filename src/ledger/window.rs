@@ -59,6 +59,16 @@ impl WindowRule {
         }
     }
 
+    /// Length of the window at `now` in seconds; `None`: it has no end.
+    #[must_use]
+    pub fn seconds(&self, now: Timestamp) -> Option<i64> {
+        match self {
+            Self::Rolling(length) => Some(length.as_secs()),
+            Self::Calendar(..) => Some(self.end(now)?.duration_since(self.start(now)).as_secs()),
+            Self::Lifetime => None,
+        }
+    }
+
     /// End of the calendar window at `now`.
     #[must_use]
     pub fn end(&self, now: Timestamp) -> Option<Timestamp> {

@@ -93,7 +93,12 @@ pub(super) async fn observe(
         _ => None,
     };
     let known = totals::known(status, memory.known.as_ref(), heard.as_ref());
-    let finding = outside::look(subject.agent, status, heard.as_ref());
+    let finding = outside::look(
+        subject.agent,
+        status,
+        heard.as_ref(),
+        &ctx.shared.budgets.windows(&subject.key),
+    );
     Ok(Observed {
         pod,
         heard,

@@ -8,11 +8,11 @@
 //! [`blocked`] makes its gateway refuse every call until then. Both begin to look anew then: see [`Pulse`].
 
 use super::requests;
-
 use crate::api::agent::DetectionMode;
 use crate::api::condition::{self, ConditionType, LoopSign};
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::{Agent, AgentStatus};
+use crate::controller::budget::scope::WindowedLimit;
 use crate::controller::loops::Heard;
 use crate::link::messages::Pulse;
 
@@ -41,25 +41,13 @@ pub(super) struct Finding {
     pub(super) message: String,
 }
 
-/// A limit of tokens that is whole again after a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct WindowedLimit {
-    /// The limit.
-    tokens: i64,
-    /// Length of the window.
-    seconds: i64,
-}
-
-impl WindowedLimit {
-    /// More tokens than that within [`SECONDS`] are far above the pace.
-    fn alarm(self) -> i64 {
-        let per_second = self.tokens / self.seconds.max(1);
-        let rest = self.tokens % self.seconds.max(1);
-        let even = per_second
-            .saturating_mul(SECONDS)
-            .saturating_add(rest.saturating_mul(SECONDS) / self.seconds.max(1));
-        even.saturating_mul(PACE).max(self.tokens / PART_OF_LIMIT).max(FLOOR)
-    }
+/// More tokens than that within [`SECONDS`] are far above the pace of a limit.
+fn alarm(limit: WindowedLimit) -> i64 {
+    let seconds = limit.seconds.max(1);
+    let whole = (limit.tokens / seconds).saturating_mul(SECONDS);
+    let rest = (limit.tokens % seconds).saturating_mul(SECONDS) / seconds;
+    let even = whole.saturating_add(rest);
+    even.saturating_mul(PACE).max(limit.tokens / PART_OF_LIMIT).max(FLOOR)
 }
 
 /// What is seen of an Agent.
@@ -117,7 +105,7 @@ impl Sight<'_> {
         let (alarm, limit) = self
             .limits
             .iter()
-            .map(|limit| (limit.alarm(), limit))
+            .map(|limit| (alarm(*limit), limit))
             .min_by_key(|(alarm, _)| *alarm)?;
         let most = if self.held(LoopSign::NoProgress) {
             alarm / 2
@@ -158,14 +146,17 @@ fn written(status: &AgentStatus) -> Option<Finding> {
     })
 }
 
-/// Looks at an Agent. Without its gateway's word what was found stays.
-pub(super) fn look(agent: &Agent, status: &AgentStatus, heard: Option<&Heard>) -> Option<Finding> {
-    let own = agent.spec.guardrails.tokens_per_hour;
-    let limits = own.map(|tokens| WindowedLimit { tokens, seconds: 3600 });
+/// Looks at an Agent that these limits hold for. Without its gateway's word what was found stays.
+pub(super) fn look(
+    agent: &Agent,
+    status: &AgentStatus,
+    heard: Option<&Heard>,
+    limits: &[WindowedLimit],
+) -> Option<Finding> {
     Sight {
         mode: mode(agent),
         pulse: heard.and_then(|heard| heard.report.pulse.as_ref()),
-        limits: limits.as_slice(),
+        limits,
         before: written(status),
         resume: requests::open(agent, status).resume.is_some(),
     }
@@ -235,7 +226,7 @@ mod tests {
             "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "metadata": {"name": "a"},
             "spec": {
                 "model": {"api": "Scripted", "name": "m"},
-                "guardrails": {"tokensPerHour": 100_000, "loopDetection": {"mode": mode}},
+                "guardrails": {"loopDetection": {"mode": mode}},
             },
         }))
         .unwrap()
@@ -352,7 +343,7 @@ mod tests {
             },
             at: jiff::Timestamp::UNIX_EPOCH,
         };
-        let found = look(agent, status, Some(&heard));
+        let found = look(agent, status, Some(&heard), &[HOUR]);
         let held = found.iter().map(|found| {
             let (reason, now) = (found.sign.as_ref(), jiff::Timestamp::UNIX_EPOCH);
             condition::condition(
@@ -376,7 +367,11 @@ mod tests {
         let mut agent = agent("Enforce");
         let (found, status) = seen(&agent, &AgentStatus::default(), pulse(0, 41_666));
         assert_eq!(found.as_ref().map(|found| found.sign), Some(LoopSign::NoProgress));
-        assert_eq!(look(&agent, &status, None), found, "another controller, no word yet");
+        assert_eq!(
+            look(&agent, &status, None, &[HOUR]),
+            found,
+            "another controller, no word yet"
+        );
         let (still, mut status) = seen(&agent, &status, pulse(0, 0));
         assert_eq!(still, found);
         agent.metadata.annotations = Some([("agentloop.dev/resume".to_owned(), "1".to_owned())].into());

@@ -22,6 +22,7 @@ use super::intent::Intent;
 use super::memory::{Memory, Remembered};
 use super::namespaces::Namespaces;
 use super::observe::observe;
+use super::outside;
 use super::publish::{Outcome, publish, unreadable};
 use super::validate::{References, validate};
 use crate::api::{Agent, AgentStatus};
@@ -140,6 +141,9 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
     let old = last_status(agent, &memory);
 
     let observed = observe(ctx, &subject, &old, &memory, now).await?;
+    // Before the directives, so that a request to go on and the end of the block come together.
+    let block = outside::blocked(agent, observed.finding.as_ref());
+    ctx.shared.budgets.block(&subject.key, block);
     let none = References::default();
     let references = observed.references.as_ref();
     let verdict = validate(agent, references.unwrap_or(&none), &ctx.shared.settings);

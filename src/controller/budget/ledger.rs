@@ -18,7 +18,7 @@ use super::bury::{Hope, PodFact, Witness};
 use super::clock::LeaderClock;
 use super::facts::{AgentFacts, BudgetFacts, agent_key, document, ledger_name};
 use super::persist::Paper;
-use super::scope::{Decision, Scope};
+use super::scope::{Decision, Scope, WindowedLimit};
 use super::view::{BudgetView, Face, Held};
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::{Agent, AgentBudget};
@@ -129,9 +129,34 @@ impl Budgets {
         self.terms_in(&self.lock(), agent)
     }
 
+    /// The limits of tokens that apply to an Agent and are whole again after a window.
+    #[must_use]
+    pub fn windows(&self, agent: &AgentKey) -> Vec<WindowedLimit> {
+        let state = self.lock();
+        let accounts = state
+            .scope
+            .decision(agent)
+            .map_or(&[][..], |decision| &decision.accounts);
+        let entries = accounts.iter().filter_map(|(account, _)| state.book.entry(account));
+        entries
+            .filter_map(|(_, entry)| {
+                let account = entry.account();
+                let tokens = [account.limits().tokens, account.per_agent().tokens]
+                    .into_iter()
+                    .flatten()
+                    .min()?;
+                let seconds = account.terms().window.seconds(self.now())?;
+                Some(WindowedLimit { tokens, seconds })
+            })
+            .collect()
+    }
+
     /// No call is made for this Agent for a reason of the controller's own, or it is made again.
     pub fn block(&self, agent: &AgentKey, why: Option<Failure>) {
         let mut state = self.lock();
+        if state.blocks.get(agent) == why.as_ref() {
+            return;
+        }
         match why {
             Some(why) => state.blocks.insert(agent.clone(), why),
             None => state.blocks.remove(agent),

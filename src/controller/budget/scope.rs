@@ -36,6 +36,15 @@ pub struct Obstacle {
     pub message: String,
 }
 
+/// A limit of tokens that is whole again after a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowedLimit {
+    /// The limit.
+    pub tokens: i64,
+    /// Length of the window.
+    pub seconds: i64,
+}
+
 /// What limits one Agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
