@@ -298,7 +298,10 @@ impl Budget {
 
     /// What the last requests looked like.
     pub fn pulse(&self) -> Option<Pulse> {
-        self.beats().pulse(std::time::Instant::now())
+        let resume = self.contact.subscribe().borrow().directives.resume.clone();
+        let mut beats = self.beats();
+        beats.resumed(resume.as_deref());
+        beats.pulse(std::time::Instant::now())
     }
 
     fn pace(&self) -> MutexGuard<'_, Pace> {

@@ -17,9 +17,21 @@ const STEP: Duration = Duration::from_secs(1);
 pub(super) struct Beats {
     hashes: VecDeque<[u8; 32]>,
     tokens: VecDeque<(Instant, i64)>,
+    /// The request to resume that was known last.
+    resume: Option<String>,
 }
 
 impl Beats {
+    /// A person looked at the loop and said that it may go on: what was seen before counts no more.
+    pub(super) fn resumed(&mut self, request: Option<&str>) {
+        if self.resume.as_deref() != request {
+            *self = Self {
+                resume: request.map(str::to_owned),
+                ..Self::default()
+            };
+        }
+    }
+
     /// A call ended: the hash of its messages, when it was answered, and the tokens that it was charged.
     pub(super) fn add(&mut self, hash: Option<[u8; 32]>, tokens: i64, now: Instant) {
         if let Some(hash) = hash {
@@ -81,6 +93,20 @@ mod tests {
         }
         let pulse = beats.pulse(start).unwrap();
         assert_eq!((pulse.identical, pulse.hash.as_str()), (6, "abababababababab"));
+    }
+
+    #[test]
+    fn a_request_to_resume_ends_what_was_seen_once() {
+        let start = Instant::now();
+        let mut beats = Beats::default();
+        beats.add(Some([1; 32]), 7, start);
+        beats.resumed(None);
+        assert_eq!(beats.pulse(start).unwrap().identical, 1);
+        beats.resumed(Some("once"));
+        assert_eq!(beats.pulse(start), None);
+        beats.add(Some([1; 32]), 7, start);
+        beats.resumed(Some("once"));
+        assert_eq!(beats.pulse(start).unwrap().tokens, 7);
     }
 
     #[test]
