@@ -38,7 +38,7 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     let spec = json!({"selector": {}, "limits": {"tokens": LIMIT}, "window": window});
     namespace.kubectl.apply(&manifest("all", &spec));
     let limits = json!({
-        "guardrails": {"maxConsecutiveTurns": 1000}, "loop": {"minDelayMilliseconds": 0},
+        "guardrails": {"maxConsecutiveTurns": 1000}, "loop": {"minDelayMilliseconds": 1},
         "model": {"maxOutputTokens": 64, "contextTokens": 2000},
     });
     let agents: Vec<_> = (0..COUNT)
