@@ -168,6 +168,27 @@ impl Amount {
 }
 
 impl LimitAmounts {
+    /// Each kind from a function.
+    #[must_use]
+    pub fn each(mut of: impl FnMut(Kind) -> Option<i64>) -> Self {
+        Self {
+            tokens: of(Kind::Tokens),
+            input_tokens: of(Kind::InputTokens),
+            output_tokens: of(Kind::OutputTokens),
+            calls: of(Kind::Calls),
+            cost: of(Kind::Cost),
+        }
+    }
+
+    /// The lower of both limits of each kind; a kind that only one limits has its limit.
+    #[must_use]
+    pub fn min(&self, other: &Self) -> Self {
+        Self::each(|kind| match (self.get(kind), other.get(kind)) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        })
+    }
+
     /// The limit of one kind.
     #[must_use]
     pub fn get(&self, kind: Kind) -> Option<i64> {

@@ -452,7 +452,10 @@ pub struct LedgerRecord {
     pub epoch: i64,
     /// The ledger's time at the write; a later leader's never runs behind it.
     pub watermark: jiff::Timestamp,
-    /// Number of the next lease.
+    /// The window that the pieces are counted by: under another one the next leader counts them anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<Window>,
+    /// Number of the lease made last.
     #[schemars(range(min = 0))]
     pub next_lease: i64,
     /// What is settled, by the moment it was; the oldest first.

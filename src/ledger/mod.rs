@@ -24,5 +24,6 @@ pub mod account;
 pub mod bound;
 pub mod limits;
 pub mod price;
+mod sum;
 pub mod wallet;
 pub mod window;

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::account::{Ask, Granted, LeaseId, Statement};
+use super::sum::full;
 use crate::api::amount::{Amount, Kind, LimitAmounts};
 
 /// Identity of an account: the uid of a budget, or of an Agent with the name of its own limit.
@@ -39,10 +40,14 @@ struct Held {
 
 impl Held {
     fn available(&self) -> Amount {
-        [self.spent, self.returned, self.open]
-            .iter()
-            .try_fold(Amount::ZERO, |sum, part| sum.checked_add(part))
-            .map_or(Amount::ZERO, |gone| self.granted.without(&gone))
+        let gone = full(&self.spent, &full(&self.returned, &self.open));
+        self.granted.without(&gone)
+    }
+
+    fn give_back(&mut self) -> bool {
+        let rest = self.available();
+        self.returned = full(&self.returned, &rest);
+        !rest.is_zero()
     }
 
     fn usable(&self, now: u64) -> bool {
@@ -156,7 +161,7 @@ impl Wallet {
         }
         for (account, lease) in &leases {
             if let Some(held) = self.held_mut(account, *lease) {
-                held.open = held.open.checked_add(amount).ok_or_else(BTreeSet::new)?;
+                held.open = full(&held.open, amount);
                 held.calls = held.calls.saturating_add(1);
             }
         }
@@ -176,7 +181,7 @@ impl Wallet {
                 .leases
                 .entry(*lease)
                 .or_default();
-            held.open = held.open.checked_add(&reservation.amount).unwrap_or(held.open);
+            held.open = full(&held.open, &reservation.amount);
             held.calls = held.calls.saturating_add(1);
         }
     }
@@ -188,8 +193,7 @@ impl Wallet {
             if let Some(held) = self.held_mut(account, *lease) {
                 held.open = held.open.without(&reservation.amount);
                 held.calls = held.calls.saturating_sub(1);
-                // Bills are bounded far below 64 bits; what does not fit is no bill.
-                held.spent = held.spent.checked_add(bill).unwrap_or(held.spent);
+                held.spent = full(&held.spent, bill);
             }
         }
     }
@@ -203,25 +207,26 @@ impl Wallet {
             .filter(|(id, _)| account.is_none_or(|account| account == id.as_str()))
         {
             for held in purse.leases.values_mut().filter(|held| !held.closed) {
-                let rest = held.available();
-                if let Some(returned) = held.returned.checked_add(&rest).filter(|_| !rest.is_zero()) {
-                    held.returned = returned;
-                    changed = true;
-                }
+                changed |= held.give_back();
             }
         }
         changed
     }
 
-    /// Closes leases that are of no more use: of accounts that do not apply any more, or of a window that is over.
-    /// Only where nothing is open. Whether anything changed.
+    /// Closes leases that are of no more use: of accounts that do not apply any more, or of a window that is over. Where
+    /// a call is open, all that it does not need is given back. Whether anything changed.
     pub fn close_idle(&mut self, draws: &[Draw<'_>], now: u64) -> bool {
         let mut changed = false;
         for (account, purse) in &mut self.purses {
             let applies = draws.iter().any(|draw| draw.account == account);
             for held in purse.leases.values_mut() {
-                if held.calls == 0 && !held.closed && (!applies || !held.usable(now)) {
+                if held.closed || (applies && held.usable(now)) {
+                    continue;
+                }
+                if held.calls == 0 {
                     (held.closed, changed) = (true, true);
+                } else {
+                    changed |= held.give_back();
                 }
             }
         }

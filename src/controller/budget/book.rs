@@ -136,8 +136,8 @@ impl Entry {
     /// Lets go who has room by now, or knows better when.
     fn look_again(&mut self) {
         let (before, account) = (self.blocked.len(), &self.account);
-        self.blocked.retain(|agent, blocked| {
-            blocked.refused.resets_at = account.resets_at(agent, &blocked.ask.least);
+        self.blocked.retain(|_, blocked| {
+            blocked.refused.resets_at = account.resets_at(&blocked.who, &blocked.ask);
             !account.has_room(&blocked.who, &blocked.ask)
         });
         if self.blocked.len() < before {

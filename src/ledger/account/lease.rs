@@ -1,0 +1,161 @@
+//! Leases of one account, with what is outstanding in all, of each Agent and of each gateway's record.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use super::{AgentName, LeaseId, Who};
+use crate::api::amount::Amount;
+use crate::ledger::sum::{Sum, full};
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Lease {
+    pub(super) who: Who,
+    /// Beginning of the window it was granted in; 1970: it counts whenever it is spent.
+    pub(super) window: Timestamp,
+    pub(super) granted: Amount,
+    /// Of `granted`, what is written.
+    pub(super) durable: Amount,
+    pub(super) spent: Amount,
+    pub(super) returned: Amount,
+    /// Over. It is kept until that is written: a gateway that forgot it earlier could not tell the next leader.
+    pub(super) closed: bool,
+}
+
+impl Lease {
+    pub(super) fn new(who: Who, window: Timestamp) -> Self {
+        Self {
+            who,
+            window,
+            granted: Amount::ZERO,
+            durable: Amount::ZERO,
+            spent: Amount::ZERO,
+            returned: Amount::ZERO,
+            closed: false,
+        }
+    }
+
+    pub(super) fn base(&self) -> Amount {
+        full(&self.spent, &self.returned)
+    }
+
+    pub(super) fn outstanding(&self) -> Amount {
+        if self.closed {
+            Amount::ZERO
+        } else {
+            self.granted.without(&self.base())
+        }
+    }
+}
+
+/// All leases of an account. Every change goes through here, so that the sums are those of the leases.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Leases {
+    all: BTreeMap<LeaseId, Lease>,
+    of_record: BTreeMap<String, BTreeSet<LeaseId>>,
+    of_agent: BTreeMap<AgentName, Sum>,
+    outstanding: Sum,
+}
+
+impl Leases {
+    pub(super) fn get(&self, id: LeaseId) -> Option<&Lease> {
+        self.all.get(&id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (LeaseId, &Lease)> {
+        self.all.iter().map(|(id, lease)| (*id, lease))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Leases of one gateway's record, the newest last.
+    pub(super) fn of(&self, record: &str) -> impl DoubleEndedIterator<Item = (LeaseId, &Lease)> {
+        let ids = self.of_record.get(record).into_iter().flatten();
+        ids.filter_map(|id| Some((*id, self.all.get(id)?)))
+    }
+
+    pub(super) fn insert(&mut self, id: LeaseId, lease: Lease) {
+        self.remove(id);
+        self.of_record.entry(lease.who.record.clone()).or_default().insert(id);
+        self.count(&lease.who.agent, &Amount::ZERO, &lease.outstanding());
+        self.all.insert(id, lease);
+    }
+
+    /// Changes a lease; whose it is stays: its record and its Agent.
+    pub(super) fn change<T>(&mut self, id: LeaseId, change: impl FnOnce(&mut Lease) -> T) -> Option<T> {
+        let mut lease = self.all.remove(&id)?;
+        let before = lease.outstanding();
+        let result = change(&mut lease);
+        let after = lease.outstanding();
+        if before != after {
+            self.count(&lease.who.agent, &before, &after);
+        }
+        self.all.insert(id, lease);
+        Some(result)
+    }
+
+    /// What is in no window's name any more, because the rule of windows changed.
+    pub(super) fn unname_windows(&mut self) {
+        for lease in self.all.values_mut() {
+            lease.window = Timestamp::UNIX_EPOCH;
+        }
+    }
+
+    pub(super) fn retain(&mut self, keep: impl Fn(LeaseId, &Lease) -> bool) {
+        let over: Vec<LeaseId> = self
+            .iter()
+            .filter(|(id, lease)| !keep(*id, lease))
+            .map(|(id, _)| id)
+            .collect();
+        for id in over {
+            self.remove(id);
+        }
+    }
+
+    fn remove(&mut self, id: LeaseId) {
+        let Some(lease) = self.all.remove(&id) else { return };
+        self.count(&lease.who.agent, &lease.outstanding(), &Amount::ZERO);
+        if let Some(ids) = self.of_record.get_mut(&lease.who.record) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.of_record.remove(&lease.who.record);
+            }
+        }
+    }
+
+    fn count(&mut self, agent: &AgentName, before: &Amount, after: &Amount) {
+        self.outstanding.take(before);
+        self.outstanding.add(after);
+        if !self.of_agent.contains_key(agent) {
+            self.of_agent.insert(agent.clone(), Sum::default());
+        }
+        if let Some(sum) = self.of_agent.get_mut(agent) {
+            sum.take(before);
+            sum.add(after);
+            if sum.is_zero() {
+                self.of_agent.remove(agent);
+            }
+        }
+    }
+
+    /// Outstanding of all.
+    pub(super) fn outstanding(&self) -> Amount {
+        self.outstanding.amount()
+    }
+
+    /// Outstanding of one Agent.
+    pub(super) fn outstanding_of(&self, agent: &AgentName) -> Amount {
+        self.of_agent.get(agent).map_or(Amount::ZERO, Sum::amount)
+    }
+
+    /// Outstanding of one gateway's record.
+    pub(super) fn outstanding_at(&self, record: &str) -> Amount {
+        let mut sum = Sum::default();
+        for (_, lease) in self.of(record) {
+            sum.add(&lease.outstanding());
+        }
+        sum.amount()
+    }
+}

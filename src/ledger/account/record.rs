@@ -1,0 +1,143 @@
+//! What is written of an account, and an account from what was written.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::lease::{Lease, Leases};
+use super::shares::Shares;
+use super::{Account, AgentName, Granted, LeaseId, Terms, Who};
+use crate::api::amount::Amount;
+use crate::api::budget::{Holder, LedgerRecord};
+use crate::ledger::sum::full;
+use crate::ledger::window::{PIECES, Settled, WindowRule};
+
+impl Account {
+    /// An account as a leader finds it. Every holder's amount is outstanding until its gateway has spoken. A window that
+    /// is another than the record's was changed while nobody led: that means the same as [`Account::set_terms`].
+    #[must_use]
+    pub fn restore(terms: Terms, record: &LedgerRecord, now: Timestamp) -> Self {
+        let mut leases = Leases::default();
+        for holder in &record.holders {
+            leases.insert(holder.lease, held(holder));
+        }
+        let mut account = Self {
+            epoch: record.epoch,
+            time: record.watermark.max(now),
+            ahead: record.watermark.duration_since(now).max(SignedDuration::ZERO),
+            window: (Timestamp::UNIX_EPOCH, None),
+            due: Timestamp::MIN,
+            next_lease: record.next_lease,
+            settled: Settled::restore(PIECES, &record.buckets),
+            shares: Shares::restore(&record.shares),
+            leases,
+            top_ups: record.top_ups.clone(),
+            waiting: Vec::new(),
+            urgent: false,
+            changed: false,
+            terms,
+        };
+        if let Some(window) = &record.window
+            && *window != account.terms.window.write()
+        {
+            // A window that cannot be read any more counts as the longest: nothing has left it.
+            let old = WindowRule::read(window).unwrap_or(WindowRule::Lifetime);
+            account.count_anew(&old, &account.terms.window.clone());
+            account.changed = true;
+        }
+        account.look();
+        account
+    }
+
+    /// What is to be written over [`Account::epoch`], and over nothing else.
+    #[must_use]
+    pub fn record(&self) -> LedgerRecord {
+        let live = self.leases.iter().filter(|(_, lease)| !lease.closed);
+        let holders = live.map(|(id, lease)| Holder {
+            lease: id,
+            record: lease.who.record.clone(),
+            pod_uid: lease.who.pod_uid.clone(),
+            epoch: lease.who.epoch,
+            namespace: lease.who.agent.namespace.clone(),
+            name: lease.who.agent.name.clone(),
+            window: lease.window,
+            amount: lease.outstanding(),
+            spent: lease.spent,
+            returned: lease.returned,
+        });
+        LedgerRecord {
+            epoch: self.epoch + 1,
+            watermark: self.time,
+            window: Some(self.terms.window.write()),
+            next_lease: self.next_lease,
+            buckets: self.settled.buckets(),
+            holders: holders.collect(),
+            top_ups: self.top_ups.clone(),
+            shares: self.shares.record(),
+        }
+    }
+
+    /// A record is written: what it grants may be said.
+    pub fn written(&mut self, record: &LedgerRecord) {
+        self.epoch = record.epoch;
+        let written: BTreeMap<LeaseId, Amount> = record
+            .holders
+            .iter()
+            .map(|holder| (holder.lease, granted(holder)))
+            .collect();
+        self.leases
+            .retain(|id, lease| !lease.closed || written.contains_key(&id));
+        for (id, granted) in &written {
+            self.leases
+                .change(*id, |lease| lease.durable = lease.durable.max(granted));
+        }
+        let now = self.record();
+        let granted = self
+            .leases
+            .iter()
+            .all(|(_, lease)| lease.durable.covers(&lease.granted));
+        self.urgent = !granted || now.top_ups != record.top_ups;
+        self.changed = self.urgent
+            || (&now.window, &now.buckets, &now.holders, &now.shares)
+                != (&record.window, &record.buckets, &record.holders, &record.shares);
+    }
+
+    /// Leases of a gateway as they are written; those of past windows only so that they can be closed.
+    #[must_use]
+    pub fn leases_of(&self, record: &str) -> Vec<Granted> {
+        let (start, end) = self.window;
+        // One that no record has yet is not told: its number is not for certain.
+        let told = |lease: &Lease| !lease.closed && !lease.durable.is_zero();
+        let live = self.leases.of(record).filter(|(_, lease)| told(lease));
+        live.map(|(id, lease)| Granted {
+            lease: id,
+            granted: lease.durable,
+            ends: if lease.window == start { end } else { Some(self.time) },
+        })
+        .collect()
+    }
+}
+
+/// What a holder was granted in all.
+fn granted(holder: &Holder) -> Amount {
+    full(&holder.amount, &full(&holder.spent, &holder.returned))
+}
+
+fn held(holder: &Holder) -> Lease {
+    let who = Who {
+        record: holder.record.clone(),
+        agent: AgentName {
+            namespace: holder.namespace.clone(),
+            name: holder.name.clone(),
+        },
+        pod_uid: holder.pod_uid.clone(),
+        epoch: holder.epoch,
+    };
+    Lease {
+        granted: granted(holder),
+        durable: granted(holder),
+        spent: holder.spent,
+        returned: holder.returned,
+        ..Lease::new(who, holder.window)
+    }
+}

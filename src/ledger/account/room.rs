@@ -1,0 +1,300 @@
+//! Who may have more: the room of all and of each Agent, who goes first, and when there will be room.
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::lease::Lease;
+use super::{Account, Ask, GENEROSITY, LeaseId, MAX_LEASES, Refused, TURNS, WAIT, Who};
+use crate::api::amount::{Amount, Kind, LimitAmounts};
+use crate::ledger::sum::full;
+
+/// A gateway that others hold enough for. What it lacks is kept for it while something comes back; when nothing does
+/// for [`WAIT`], those who hold it may be dead: others have their turn, [`TURNS`] times as long as it was waited.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Waiter {
+    pub(super) record: String,
+    missing: Amount,
+    since: Timestamp,
+    /// The least that was taken of the account so far, and when it became so little.
+    taken: Amount,
+    moved: Timestamp,
+    /// Others have their turn until then.
+    steps_back: Option<Timestamp>,
+}
+
+impl Waiter {
+    pub(super) fn goes_first(&self) -> bool {
+        self.steps_back.is_none()
+    }
+
+    /// When it changes by time alone.
+    pub(super) fn due(&self) -> Timestamp {
+        self.steps_back.unwrap_or(later(self.moved, WAIT))
+    }
+
+    fn look(&mut self, taken: &Amount, now: Timestamp) {
+        if !taken.covers(&self.taken) {
+            self.taken = self.taken.min(taken);
+            self.moved = now;
+        }
+    }
+}
+
+fn later(time: Timestamp, span: SignedDuration) -> Timestamp {
+    time.checked_add(span).unwrap_or(Timestamp::MAX)
+}
+
+/// Who waited in vain steps back; who stepped back for long enough is forgotten, and may wait again.
+pub(super) fn tire(waiting: &mut Vec<Waiter>, now: Timestamp) {
+    waiting.retain_mut(|waiter| {
+        if now < waiter.due() {
+            return true;
+        }
+        if waiter.steps_back.is_some() {
+            return false;
+        }
+        let waited = now.duration_since(waiter.since);
+        waiter.steps_back = Some(later(now, waited.saturating_mul(TURNS)));
+        true
+    });
+}
+
+/// What an ask comes to.
+struct Need {
+    current: Option<LeaseId>,
+    /// Granted, as far as it is of use: a kind that was not limited before has been granted nothing, whatever was spent
+    /// of it.
+    held: Amount,
+    least: Amount,
+    full: Amount,
+}
+
+impl Account {
+    /// A gateway wants to make a call. What it gets is planned, and said once it is written.
+    pub fn ask(&mut self, who: &Who, ask: &Ask, now: Timestamp) -> Result<(), Refused> {
+        self.advance(now);
+        let need = self.need(&who.record, ask);
+        let taken = self.taken();
+        for waiter in &mut self.waiting {
+            waiter.look(&taken, self.time);
+        }
+        if !need.full.is_zero() {
+            let room = self.room_for(who);
+            let crowded = need.current.is_none() && self.leases.len() >= MAX_LEASES;
+            if let Some(kind) = room.exceeded_by(&need.least) {
+                return Err(self.refuse(who, ask, &need, kind));
+            }
+            if crowded {
+                return Err(Self::refuse_for_now(&room));
+            }
+            let grant = if room.exceeded_by(&need.full).is_none() {
+                full(&need.full, &self.extra(&room, &need.full, &ask.full))
+            } else {
+                need.full.min(&need.least.max(&clipped(&room, &need.full)))
+            };
+            self.grant(who, &need, &grant);
+        }
+        self.waiting.retain(|waiter| waiter.record != who.record);
+        Ok(())
+    }
+
+    fn need(&self, record: &str, ask: &Ask) -> Need {
+        let current = self.current(record);
+        let base = current.map_or(Amount::ZERO, |(_, lease)| lease.base());
+        let held = current.map_or(Amount::ZERO, |(_, lease)| lease.granted.max(&base));
+        let current = current.map(|(id, _)| id);
+        let open = if current == ask.lease { ask.open } else { Amount::ZERO };
+        let limited = self.both_limits();
+        let missing = |call: &Amount| full(&base, &full(&open, call)).without(&held).limited_by(&limited);
+        Need {
+            current,
+            held,
+            least: missing(&ask.least),
+            full: missing(&ask.full),
+        }
+    }
+
+    /// Whether an ask that was refused would get its least now.
+    #[must_use]
+    pub fn has_room(&self, who: &Who, ask: &Ask) -> bool {
+        let need = self.need(&who.record, ask);
+        let crowded = need.current.is_none() && self.leases.len() >= MAX_LEASES;
+        !crowded && self.room_for(who).exceeded_by(&need.least).is_none()
+    }
+
+    fn grant(&mut self, who: &Who, need: &Need, grant: &Amount) {
+        if grant.is_zero() {
+            return;
+        }
+        let id = need.current.unwrap_or_else(|| {
+            self.next_lease += 1;
+            let lease = Lease::new(who.clone(), self.window.0);
+            self.leases.insert(self.next_lease, lease);
+            self.next_lease
+        });
+        self.leases.change(id, |lease| {
+            lease.granted = Amount::each(|kind| match grant.get(kind) {
+                0 => lease.granted.get(kind),
+                // It is within the room, and limits are far below 64 bits.
+                more => need.held.get(kind).saturating_add(more),
+            });
+        });
+        (self.changed, self.urgent) = (true, true);
+    }
+
+    /// Whether the answer to an ask that was not refused must wait: more is planned for it than is written, and what is
+    /// written is not enough. Who asks ahead (`least` is nothing) never waits.
+    #[must_use]
+    pub fn must_wait(&self, record: &str, ask: &Ask) -> bool {
+        let Some((id, lease)) = self.current(record) else {
+            return false;
+        };
+        if ask.least.is_zero() || lease.durable.covers(&lease.granted) {
+            return false;
+        }
+        let open = if Some(id) == ask.lease { ask.open } else { Amount::ZERO };
+        let needed = full(&lease.base(), &full(&open, &ask.full)).limited_by(&self.both_limits());
+        !lease.durable.covers(&needed)
+    }
+
+    /// What a gateway could get now: the room of all, less what those lack who go first, and that of its Agent.
+    fn room_for(&self, who: &Who) -> LimitAmounts {
+        let mut taken = self.taken();
+        for waiter in self.waiting.iter().filter(|waiter| waiter.goes_first()) {
+            if waiter.record == who.record {
+                break;
+            }
+            taken = full(&taken, &waiter.missing);
+        }
+        left(&self.limits(), &taken).min(&left(&self.terms.per_agent, &self.taken_by(who)))
+    }
+
+    /// Taken of the part of one Agent.
+    fn taken_by(&self, who: &Who) -> Amount {
+        let used = self.shares.of(&who.agent).total();
+        full(&used, &self.leases.outstanding_of(&who.agent))
+    }
+
+    fn refuse(&mut self, who: &Who, ask: &Ask, need: &Need, kind: Kind) -> Refused {
+        let own = self.terms.per_agent;
+        let room = self.room_for(who);
+        let beyond = self.limits().exceeded_by(&ask.least).map(|kind| (kind, false));
+        if let Some((kind, per_agent)) = beyond.or_else(|| own.exceeded_by(&ask.least).map(|kind| (kind, true))) {
+            self.waiting.retain(|waiter| waiter.record != who.record);
+            return Refused {
+                kind,
+                left: room.get(kind).unwrap_or(0),
+                per_agent,
+                never: true,
+                resets_at: None,
+                contended: false,
+            };
+        }
+        let own_lacks = left(&own, &self.taken_by(who)).exceeded_by(&need.least);
+        let mine = self.leases.outstanding_at(&who.record);
+        let without_others = left(&self.limits(), &full(&self.used(), &mine));
+        let contended = own_lacks.is_none() && without_others.exceeded_by(&need.least).is_none();
+        if contended {
+            self.wait(who, need.least);
+        } else {
+            self.waiting.retain(|waiter| waiter.record != who.record);
+        }
+        let kind = own_lacks.unwrap_or(kind);
+        Refused {
+            kind,
+            left: room.get(kind).unwrap_or(0),
+            per_agent: own_lacks.is_some(),
+            never: false,
+            resets_at: self.resets_at(who, ask),
+            contended,
+        }
+    }
+
+    /// There is room, but too many hold leases.
+    fn refuse_for_now(room: &LimitAmounts) -> Refused {
+        let kind = room.kinds().next().unwrap_or(Kind::Calls);
+        Refused {
+            kind,
+            left: room.get(kind).unwrap_or(0),
+            per_agent: false,
+            never: false,
+            resets_at: None,
+            contended: true,
+        }
+    }
+
+    fn wait(&mut self, who: &Who, missing: Amount) {
+        if let Some(waiter) = self.waiting.iter_mut().find(|waiter| waiter.record == who.record) {
+            waiter.missing = missing;
+            return;
+        }
+        let waiter = Waiter {
+            record: who.record.clone(),
+            missing,
+            since: self.time,
+            taken: self.taken(),
+            moved: self.time,
+            steps_back: None,
+        };
+        self.due = self.due.min(waiter.due());
+        self.waiting.push(waiter);
+    }
+
+    /// The first moment from now on at which an ask fits by itself, if nobody else takes it and its gateway closes
+    /// leases of windows that are over. `None`: it never does by itself.
+    #[must_use]
+    pub fn resets_at(&self, who: &Who, ask: &Ask) -> Option<Timestamp> {
+        let rule = &self.terms.window;
+        let share = self.shares.of(&who.agent);
+        let (all, own) = (self.settled.ahead(rule), share.ahead(rule));
+        let need = self.need(&who.record, ask);
+        let held = (self.leases.outstanding(), self.leases.outstanding_of(&who.agent));
+        let mine = self.leases.outstanding_at(&who.record);
+        let fits = |at: &Timestamp| {
+            // In the next calendar window the lease at hand is of no use, and what no call needs comes back.
+            let (needed, back) = match self.window.1 {
+                Some(end) if *at >= end => (ask.least.limited_by(&self.both_limits()), mine.without(&ask.open)),
+                _ => (need.least, Amount::ZERO),
+            };
+            let room = |limits: &LimitAmounts, used: &[(Timestamp, Amount)], held: &Amount| {
+                let used = used[used.partition_point(|(from, _)| from <= at).max(1) - 1].1;
+                left(limits, &full(&used, &held.without(&back)))
+                    .exceeded_by(&needed)
+                    .is_none()
+            };
+            self.limits_with(&Amount::ZERO, *at)
+                .is_some_and(|limits| room(&limits, &all, &held.0) && room(&self.terms.per_agent, &own, &held.1))
+        };
+        let mut moments: Vec<Timestamp> = all.iter().chain(&own).map(|(from, _)| *from).collect();
+        moments.push(self.time);
+        moments.extend(self.window.1);
+        moments.sort_unstable();
+        moments.into_iter().filter(|at| *at >= self.time).find(fits)
+    }
+
+    /// What a gateway gets beyond its next call, so that it need not ask for each: less the less there is.
+    fn extra(&self, room: &LimitAmounts, full: &Amount, call: &Amount) -> Amount {
+        if self.waiting.iter().any(Waiter::goes_first) {
+            return Amount::ZERO;
+        }
+        let holders = i64::try_from(self.leases.len()).unwrap_or(i64::MAX).max(1);
+        Amount::each(|kind| match room.get(kind) {
+            Some(room) => {
+                let spare = (room - full.get(kind)).max(0) / holders.saturating_mul(4);
+                call.get(kind).saturating_mul(GENEROSITY - 1).min(spare)
+            }
+            None => 0,
+        })
+    }
+}
+
+/// What is left of limits.
+fn left(limits: &LimitAmounts, taken: &Amount) -> LimitAmounts {
+    LimitAmounts::each(|kind| {
+        let limit = limits.get(kind)?;
+        Some((limit - taken.get(kind).min(limit)).max(0))
+    })
+}
+
+fn clipped(room: &LimitAmounts, wanted: &Amount) -> Amount {
+    Amount::each(|kind| room.get(kind).map_or(0, |room| room.min(wanted.get(kind))))
+}

@@ -1,0 +1,113 @@
+//! What each Agent used of one account in the window at hand.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use super::AgentName;
+use crate::api::amount::Amount;
+use crate::api::budget::Share;
+use crate::ledger::window::{SHARE_PIECES, Settled, WindowRule};
+
+/// The Agents of which it is known what each used; the record must stay far below what the API server takes. Of more,
+/// those that used least share one line: each of them counts as if it had used the most of them.
+pub const MAX_SHARES: usize = 1_000;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Shares {
+    of: BTreeMap<AgentName, Settled>,
+    /// Of Agents that have no line of their own: at least what any of them used.
+    others: Settled,
+}
+
+impl Shares {
+    pub(super) fn restore(shares: &[Share]) -> Self {
+        let mut restored = Self {
+            of: BTreeMap::new(),
+            others: Settled::new(SHARE_PIECES),
+        };
+        for share in shares {
+            let agent = AgentName {
+                namespace: share.namespace.clone(),
+                name: share.name.clone(),
+            };
+            let settled = Settled::restore(SHARE_PIECES, &share.buckets);
+            if agent == AgentName::default() {
+                restored.others = settled;
+            } else {
+                restored.of.insert(agent, settled);
+            }
+        }
+        restored
+    }
+
+    /// As it is written; the line of the others has no name.
+    pub(super) fn record(&self) -> Vec<Share> {
+        let others = (AgentName::default(), &self.others);
+        let lines = self.of.iter().map(|(agent, settled)| (agent.clone(), settled));
+        std::iter::once(others)
+            .filter(|(_, settled)| !settled.total().is_zero())
+            .chain(lines)
+            .map(|(agent, settled)| Share {
+                namespace: agent.namespace,
+                name: agent.name,
+                buckets: settled.buckets(),
+            })
+            .collect()
+    }
+
+    pub(super) fn of(&self, agent: &AgentName) -> &Settled {
+        self.of.get(agent).unwrap_or(&self.others)
+    }
+
+    pub(super) fn add(&mut self, rule: &WindowRule, now: Timestamp, agent: &AgentName, amount: &Amount) {
+        if let Some(share) = self.of.get_mut(agent) {
+            share.add(rule, now, amount);
+            return;
+        }
+        let mut share = self.others.clone();
+        share.add(rule, now, amount);
+        self.of.insert(agent.clone(), share);
+        if self.of.len() > MAX_SHARES {
+            self.join_least();
+        }
+    }
+
+    fn join_least(&mut self) {
+        let used = |settled: &Settled| (settled.total().tokens, settled.total().cost);
+        let least = self.of.iter().min_by_key(|(_, settled)| used(settled));
+        if let Some(share) = least
+            .map(|(agent, _)| agent.clone())
+            .and_then(|agent| self.of.remove(&agent))
+        {
+            self.others.cover(&share);
+        }
+    }
+
+    /// Lets go what counts no more. The next moment at which something does.
+    pub(super) fn advance(&mut self, rule: &WindowRule, now: Timestamp) -> Option<Timestamp> {
+        self.others.advance(rule, now);
+        let mut next = self.others.leaves(rule).next();
+        self.of.retain(|_, share| {
+            share.advance(rule, now);
+            next = share.leaves(rule).next().into_iter().chain(next).min();
+            !share.total().is_zero()
+        });
+        next
+    }
+
+    pub(super) fn translate(&mut self, old: &WindowRule, new: &WindowRule, now: Timestamp) {
+        self.others.translate(old, new, now);
+        for share in self.of.values_mut() {
+            share.translate(old, new, now);
+        }
+    }
+
+    /// The greatest first by tokens, then by money.
+    pub(super) fn sorted(&self) -> Vec<(AgentName, Amount)> {
+        let lines = self.of.iter();
+        let mut shares: Vec<_> = lines.map(|(agent, share)| (agent.clone(), share.total())).collect();
+        shares.sort_by(|(a, x), (b, y)| (y.tokens, y.cost).cmp(&(x.tokens, x.cost)).then_with(|| a.cmp(b)));
+        shares
+    }
+}

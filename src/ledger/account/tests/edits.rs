@@ -1,0 +1,274 @@
+//! What edits of a budget mean for what is settled and held.
+
+use pretty_assertions::assert_eq;
+
+use super::*;
+use crate::api::budget::Period;
+use jiff::tz::TimeZone;
+
+fn daily(zone: &str) -> WindowRule {
+    WindowRule::Calendar(Period::Daily, TimeZone::get(zone).unwrap())
+}
+
+/// 300 of 1,000 settled by a, and b holds at least 100 more.
+fn in_use(window: WindowRule) -> Account {
+    let mut account = new(terms(limit(1_000), window));
+    spend(&mut account, "a", 300, at(0));
+    account.ask(&who("b"), &for_a_call(100), at(0)).unwrap();
+    write(&mut account);
+    account
+}
+
+#[test]
+fn a_raised_limit_has_room_for_the_difference_at_once() {
+    let mut account = new(terms(limit(100), hourly()));
+    spend(&mut account, "a", 100, at(0));
+    account.ask(&who("a"), &for_a_call(20), at(1)).unwrap_err();
+    account.set_terms(terms(limit(119), hourly()), at(1));
+    account.ask(&who("a"), &for_a_call(20), at(1)).unwrap_err();
+    account.set_terms(terms(limit(120), hourly()), at(1));
+    account.ask(&who("a"), &for_a_call(20), at(1)).unwrap();
+    account.check();
+}
+
+#[test]
+fn a_limit_lowered_below_use_grants_nothing_until_it_holds_and_calls_back_the_rest() {
+    let mut account = in_use(hourly());
+    let held = account.reserved().tokens;
+    account.set_terms(terms(limit(310), hourly()), at(10));
+    assert!(account.recalls());
+    assert_eq!(account.reserved().tokens, held, "what a gateway was told, it may spend");
+    let refused = account.ask(&who("c"), &for_a_call(10), at(10)).unwrap_err();
+    assert!(refused.contended);
+    // b gives back what its call in flight does not need, and then what that call left over.
+    account.hear(&who("b"), &says(2, 0, held - 100, false), at(11));
+    account.ask(&who("c"), &for_a_call(10), at(11)).unwrap_err();
+    account.hear(&who("b"), &says(2, 0, held, true), at(12));
+    assert!(!account.recalls() || account.used().tokens + account.reserved().tokens <= 310);
+    account.ask(&who("c"), &for_a_call(10), at(12)).unwrap();
+    account.check();
+}
+
+#[test]
+fn a_kind_that_becomes_limited_counts_what_was_settled_of_it() {
+    let mut account = in_use(hourly());
+    let b = says(2, 60, 0, false);
+    let statement = Statement {
+        spent: Amount { calls: 3, ..b.spent },
+        ..b
+    };
+    account.hear(&who("b"), &statement, at(1));
+    let calls = |limit| Terms {
+        limits: LimitAmounts {
+            calls: Some(limit),
+            tokens: Some(1_000),
+            ..LimitAmounts::default()
+        },
+        ..terms(limit_of_nothing(), hourly())
+    };
+    let mut ask = for_a_call(10);
+    (ask.least.calls, ask.full.calls, ask.lease) = (1, 1, Some(2));
+    // One call of b is in flight, of which nothing was held for calls: the ask says so, and both are held then.
+    ask.open = Amount { calls: 1, ..tokens(10) };
+    let mut at_four = account.clone();
+    at_four.set_terms(calls(4), at(2));
+    at_four.ask(&who("b"), &ask, at(2)).unwrap_err();
+    account.set_terms(calls(5), at(2));
+    account.ask(&who("b"), &ask, at(2)).unwrap();
+    assert_eq!((account.used().calls, account.reserved().calls), (3, 2));
+    write(&mut account);
+    assert_eq!(account.leases_of("record of b")[0].granted.calls, 5);
+    account.check();
+}
+
+fn limit_of_nothing() -> LimitAmounts {
+    LimitAmounts::default()
+}
+
+#[test]
+fn a_kind_that_is_limited_no_more_is_in_no_ones_way() {
+    let mut account = new(terms(limit(100), hourly()));
+    spend(&mut account, "a", 100, at(0));
+    let calls = LimitAmounts {
+        calls: Some(10),
+        ..LimitAmounts::default()
+    };
+    account.set_terms(terms(calls, hourly()), at(1));
+    account.ask(&who("a"), &for_a_call(1_000_000), at(1)).unwrap();
+    assert_eq!(account.reserved(), Amount::ZERO);
+}
+
+#[test]
+fn a_longer_window_begins_with_what_the_shorter_one_still_counts() {
+    let mut account = new(terms(limit(100), hourly()));
+    spend(&mut account, "a", 40, at(0));
+    spend(&mut account, "a", 30, at(1_800));
+    account.advance(at(3_700));
+    assert_eq!(account.used(), tokens(30), "the first has left");
+    let twice = WindowRule::Rolling(SignedDuration::from_hours(2));
+    account.set_terms(terms(limit(100), twice), at(3_700));
+    assert_eq!(account.used(), tokens(30), "and does not come back");
+    account.advance(at(1_800 + 7_199));
+    assert_eq!(account.used(), tokens(30));
+    account.advance(at(1_800 + 7_200 + 60 + 120));
+    assert_eq!(account.used(), Amount::ZERO);
+}
+
+#[test]
+fn a_calendar_window_becomes_a_rolling_one_as_if_all_had_been_settled_now() {
+    let mut account = new(terms(limit(100), daily("UTC")));
+    spend(&mut account, "a", 40, at(0));
+    account.set_terms(terms(limit(100), hourly()), at(600));
+    account.advance(at(600 + 3_599));
+    assert_eq!(account.used(), tokens(40));
+    account.advance(at(600 + 3_600 + 60));
+    assert_eq!(account.used(), Amount::ZERO);
+}
+
+#[test]
+fn leases_of_another_window_count_wherever_they_are_spent() {
+    let mut account = in_use(daily("UTC"));
+    let held = account.reserved().tokens;
+    // Midnight UTC is 6,400 s after the beginning; in Tokyo it was long ago.
+    account.set_terms(terms(limit(1_000), daily("Asia/Tokyo")), at(10));
+    assert_eq!((account.used().tokens, account.reserved().tokens), (300, held));
+    assert_eq!(
+        account.leases_of("record of b")[0].ends,
+        Some(at(10)),
+        "no new call is made of it"
+    );
+    let tomorrow = at(70_000);
+    account.advance(tomorrow);
+    assert_eq!((account.used().tokens, account.reserved().tokens), (0, held));
+    account.hear(&who("b"), &says(2, 50, 0, true), tomorrow);
+    assert_eq!((account.used().tokens, account.reserved().tokens), (50, 0));
+    account.check();
+}
+
+#[test]
+fn a_window_changed_while_nobody_led_means_the_same() {
+    let rules = [
+        hourly(),
+        WindowRule::Rolling(SignedDuration::from_mins(5)),
+        daily("UTC"),
+        daily("Asia/Tokyo"),
+        WindowRule::Calendar(Period::Monthly, TimeZone::UTC),
+        WindowRule::Lifetime,
+    ];
+    for old in &rules {
+        for new in &rules {
+            let mut led = in_use(old.clone());
+            let record = led.record();
+            let changed = terms(limit(1_000), new.clone());
+            led.set_terms(changed.clone(), at(20));
+            let mut found = Account::restore(changed, &record, at(20));
+            for moment in [20, 400, 4_000, 7_000, 90_000, 3_000_000] {
+                led.advance(at(moment));
+                found.advance(at(moment));
+                assert_eq!(found.used(), led.used(), "{old:?} to {new:?} at {moment}");
+                assert_eq!(found.shares(), led.shares());
+                assert_eq!(found.reserved(), led.reserved());
+                assert_eq!(found.leases_of("record of b"), led.leases_of("record of b"));
+            }
+            assert_eq!(led.used().is_zero(), *new != WindowRule::Lifetime);
+        }
+    }
+}
+
+#[test]
+fn a_top_up_counts_once_in_the_window_it_lands_in() {
+    let mut account = new(terms(limit(100), daily("UTC")));
+    spend(&mut account, "a", 100, at(0));
+    assert!(account.top_up("fire", tokens(50), at(1)));
+    assert!(!account.top_up("fire", tokens(50), at(2)));
+    assert!(account.is_urgent());
+    assert_eq!(account.limits(), limit(150));
+    account.ask(&who("b"), &for_a_call(51), at(2)).unwrap_err();
+    account.ask(&who("b"), &for_a_call(50), at(2)).unwrap();
+    write(&mut account);
+    let tomorrow = at(6_400);
+    account.advance(tomorrow);
+    assert_eq!(account.limits(), limit(100));
+    assert!(!account.top_up("fire", tokens(50), tomorrow), "it stays known");
+    let mut next = Account::restore(account.terms().clone(), &account.record(), tomorrow);
+    assert!(!next.top_up("fire", tokens(50), tomorrow));
+}
+
+#[test]
+fn an_approval_is_forgotten_with_its_window() {
+    let mut account = new(terms(limit(100), hourly()));
+    assert!(account.top_up("gate/1", tokens(50), at(0)));
+    account.advance(at(3_599));
+    assert_eq!((account.limits(), account.top_ups().len()), (limit(150), 1));
+    account.advance(at(3_600));
+    assert_eq!((account.limits(), account.top_ups().len()), (limit(100), 0));
+}
+
+#[test]
+fn a_top_up_that_does_not_fit_is_refused() {
+    let mut account = new(terms(limit(100), hourly()));
+    assert!(!account.top_up("much", tokens(i64::MAX), at(0)));
+    assert_eq!(account.limits(), limit(100));
+    for number in 0..MAX_TOP_UPS {
+        assert!(account.top_up(&number.to_string(), tokens(1), at(0)));
+    }
+    assert!(!account.top_up("one more", tokens(1), at(0)));
+}
+
+#[test]
+fn a_top_up_does_not_raise_the_part_of_one_agent() {
+    let own = Terms {
+        per_agent: limit(60),
+        ..terms(limit(100), hourly())
+    };
+    let mut account = new(own);
+    spend(&mut account, "a", 60, at(0));
+    account.top_up("t", tokens(100), at(1));
+    assert!(account.ask(&who("a"), &for_a_call(1), at(1)).unwrap_err().per_agent);
+    account.ask(&who("b"), &for_a_call(60), at(1)).unwrap();
+}
+
+#[test]
+fn an_agent_made_again_goes_on_where_it_was() {
+    let own = Terms {
+        per_agent: limit(60),
+        ..terms(limit(1_000), hourly())
+    };
+    let mut account = new(own);
+    spend(&mut account, "a", 50, at(0));
+    let again = Who {
+        record: "another record".into(),
+        pod_uid: "another pod".into(),
+        ..who("a")
+    };
+    account.ask(&again, &for_a_call(11), at(1)).unwrap_err();
+    account.ask(&again, &for_a_call(10), at(1)).unwrap();
+}
+
+#[test]
+fn what_an_agent_holds_stays_outstanding_when_its_label_changes() {
+    let mut account = in_use(hourly());
+    let held = account.reserved().tokens;
+    // Nothing is asked for any more; the gateway closes its lease once its call is settled.
+    account.advance(at(3_000));
+    assert_eq!(account.reserved().tokens, held);
+    account.hear(&who("b"), &says(2, 70, 0, true), at(3_000));
+    assert_eq!((account.used().tokens, account.reserved().tokens), (370, 0));
+    assert_eq!(account.shares()[1], (who("b").agent, tokens(70)));
+}
+
+#[test]
+fn a_budget_made_again_begins_empty() {
+    let mut account = in_use(hourly());
+    account.advance(at(1));
+    let mut again = Account::restore(account.terms().clone(), &LedgerRecord::default(), at(1));
+    assert_eq!(
+        (again.used(), again.reserved(), again.epoch()),
+        (Amount::ZERO, Amount::ZERO, 0)
+    );
+    assert!(
+        !again.hear(&who("b"), &says(2, 70, 0, true), at(1)),
+        "nothing of the old one is spent here"
+    );
+    assert_eq!(again.used(), Amount::ZERO);
+}

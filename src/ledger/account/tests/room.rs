@@ -1,0 +1,270 @@
+//! Who gets room, in which order, and when there will be some.
+
+use jiff::tz::TimeZone;
+use proptest::prelude::*;
+
+use super::*;
+use crate::api::budget::Period;
+
+#[test]
+fn what_is_granted_beyond_the_next_call_is_less_the_less_there_is() {
+    let granted = |limited: i64| {
+        let mut account = new(terms(limit(limited), WindowRule::Lifetime));
+        account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+        account.reserved().tokens
+    };
+    assert_eq!(granted(1_000_000), 100 * GENEROSITY);
+    assert_eq!(granted(1_000), 100 + 900 / 4);
+    assert_eq!(granted(100), 100);
+}
+
+#[test]
+fn a_clipped_call_gets_what_is_left() {
+    let mut account = new(terms(limit(100), WindowRule::Lifetime));
+    let ask = Ask {
+        least: tokens(60),
+        ..for_a_call(150)
+    };
+    account.ask(&who("a"), &ask, at(0)).unwrap();
+    assert_eq!(account.reserved(), tokens(100));
+    account.check();
+}
+
+#[test]
+fn a_lease_that_holds_enough_gets_no_more() {
+    let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
+    account.ask(&who("a"), &for_a_call(50), at(0)).unwrap();
+    write(&mut account);
+    account.ask(&who("a"), &for_a_call(50), at(1)).unwrap();
+    assert!(!account.is_changed());
+    assert!(!account.must_wait("record of a", &for_a_call(50)));
+}
+
+#[test]
+fn one_agent_gets_no_more_than_its_part_whatever_gateways_it_has() {
+    let own = Terms {
+        per_agent: limit(50),
+        ..terms(limit(1_000), hourly())
+    };
+    let mut account = new(own);
+    spend(&mut account, "a", 20, at(0));
+    account.ask(&who("a"), &for_a_call(30), at(1)).unwrap();
+    let second = Who {
+        record: "second".into(),
+        ..who("a")
+    };
+    let refused = account.ask(&second, &for_a_call(1), at(1)).unwrap_err();
+    assert!(refused.per_agent && !refused.contended && !refused.never);
+    account.ask(&who("b"), &for_a_call(50), at(1)).unwrap();
+    account.check();
+}
+
+/// a and b hold 450 each of 1,000, in flight.
+fn crowded() -> Account {
+    let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
+    let ask = for_a_call(450);
+    account.ask(&who("a"), &ask, at(0)).unwrap();
+    account.hear(&who("a"), &says(1, 0, account.reserved().tokens - 450, false), at(0));
+    account.ask(&who("b"), &ask, at(0)).unwrap();
+    account.hear(&who("b"), &says(2, 0, account.reserved().tokens - 900, false), at(0));
+    assert_eq!(account.reserved(), tokens(900));
+    write(&mut account);
+    account
+}
+
+#[test]
+fn who_waits_longest_goes_first() {
+    let mut account = crowded();
+    assert!(account.ask(&who("big"), &for_a_call(500), at(1)).unwrap_err().contended);
+    assert!(account.recalls());
+    // There is room for this one, but it is kept for the one that came first.
+    assert!(
+        account
+            .ask(&who("small"), &for_a_call(100), at(2))
+            .unwrap_err()
+            .contended
+    );
+    let back = account.leases_of("record of a")[0].granted.tokens;
+    account.hear(&who("a"), &says(1, 0, back, true), at(3));
+    assert!(account.has_room(&who("big"), &for_a_call(500)));
+    assert!(!account.has_room(&who("small"), &for_a_call(100)));
+    account.ask(&who("small"), &for_a_call(100), at(4)).unwrap_err();
+    account.ask(&who("big"), &for_a_call(500), at(5)).unwrap();
+    assert!(account.recalls(), "the small one waits still");
+    account.ask(&who("small"), &for_a_call(50), at(6)).unwrap();
+    assert!(!account.recalls());
+    account.check();
+}
+
+#[test]
+fn what_the_dead_hold_keeps_others_back_for_a_while_only() {
+    let mut account = crowded();
+    let wait = WAIT.as_secs();
+    account.ask(&who("big"), &for_a_call(500), at(0)).unwrap_err();
+    account.ask(&who("small"), &for_a_call(100), at(wait - 1)).unwrap_err();
+    // Nothing came back: big steps back, though it goes on asking.
+    account.ask(&who("big"), &for_a_call(500), at(wait)).unwrap_err();
+    account.ask(&who("small"), &for_a_call(100), at(wait)).unwrap();
+    account.hear(&who("small"), &says(3, 0, 100, true), at(wait));
+    let turn_ends = wait + wait * i64::from(TURNS);
+    account
+        .ask(&who("big"), &for_a_call(500), at(turn_ends - 1))
+        .unwrap_err();
+    account.ask(&who("other"), &for_a_call(100), at(turn_ends - 1)).unwrap();
+    account.hear(&who("other"), &says(4, 0, 100, true), at(turn_ends - 1));
+    // Then it is its turn again.
+    account.ask(&who("big"), &for_a_call(500), at(turn_ends)).unwrap_err();
+    account.ask(&who("other"), &for_a_call(100), at(turn_ends)).unwrap_err();
+    account.check();
+}
+
+#[test]
+fn a_wait_goes_on_while_something_comes_back() {
+    let mut account = crowded();
+    let wait = WAIT.as_secs();
+    account.ask(&who("big"), &for_a_call(900), at(0)).unwrap_err();
+    account.hear(
+        &who("a"),
+        &says(1, 0, account.leases_of("record of a")[0].granted.tokens, true),
+        at(wait - 1),
+    );
+    account.ask(&who("big"), &for_a_call(900), at(wait - 1)).unwrap_err();
+    account
+        .ask(&who("small"), &for_a_call(100), at(2 * wait - 2))
+        .unwrap_err();
+    account.ask(&who("small"), &for_a_call(100), at(2 * wait - 1)).unwrap();
+}
+
+#[test]
+fn a_buried_gateway_waits_for_nothing() {
+    let mut account = crowded();
+    account.ask(&who("big"), &for_a_call(500), at(0)).unwrap_err();
+    account.bury("record of big", at(1));
+    assert!(!account.recalls());
+    account.ask(&who("small"), &for_a_call(100), at(1)).unwrap();
+}
+
+#[test]
+fn more_gateways_than_a_record_may_name_wait() {
+    let mut account = new(terms(limit(1_000_000), WindowRule::Lifetime));
+    for number in 0..MAX_LEASES {
+        account.ask(&who(&number.to_string()), &for_a_call(1), at(0)).unwrap();
+    }
+    write(&mut account);
+    let refused = account.ask(&who("one more"), &for_a_call(1), at(0)).unwrap_err();
+    assert!(refused.contended && !refused.never);
+    account.ask(&who("7"), &for_a_call(100), at(0)).unwrap();
+    account.hear(&who("7"), &says(8, 1, 0, true), at(1));
+    write(&mut account);
+    assert!(account.has_room(&who("one more"), &for_a_call(1)));
+    account.ask(&who("one more"), &for_a_call(1), at(1)).unwrap();
+}
+
+#[test]
+fn of_very_many_agents_none_gets_more_than_its_part() {
+    let own = Terms {
+        per_agent: limit(10_000),
+        ..terms(limit(i64::MAX), WindowRule::Lifetime)
+    };
+    let mut account = new(own);
+    let many = i64::try_from(MAX_SHARES).unwrap() + 20;
+    for number in 1..=many {
+        let name = who(&number.to_string());
+        account.ask(&name, &for_a_call(number), at(0)).unwrap();
+        account.hear(&name, &says(number, number, 0, true), at(0));
+        account.written(&account.record());
+    }
+    assert_eq!(account.shares().len(), MAX_SHARES);
+    assert_eq!(account.used(), tokens(many * (many + 1) / 2));
+    // The 20 that used least, 1 to 20, count as if each had used 20.
+    let again = Account::restore(account.terms().clone(), &account.record(), at(1));
+    for mut account in [account, again] {
+        account.ask(&who("3"), &for_a_call(9_981), at(1)).unwrap_err();
+        account.ask(&who("3"), &for_a_call(9_980), at(1)).unwrap();
+        account.ask(&who("1000"), &for_a_call(9_001), at(1)).unwrap_err();
+        account.ask(&who("1000"), &for_a_call(9_000), at(1)).unwrap();
+    }
+}
+
+#[test]
+fn a_full_lifetime_never_resets() {
+    let mut account = new(terms(limit(100), WindowRule::Lifetime));
+    spend(&mut account, "a", 100, at(0));
+    assert_eq!(
+        account.ask(&who("a"), &for_a_call(1), at(1)).unwrap_err().resets_at,
+        None
+    );
+}
+
+#[test]
+fn a_calendar_window_resets_at_its_end_unless_the_call_needs_a_top_up() {
+    let daily = WindowRule::Calendar(Period::Daily, TimeZone::UTC);
+    let mut account = new(terms(limit(100), daily));
+    account.top_up("t", tokens(50), at(0));
+    spend(&mut account, "a", 150, at(0));
+    let refused = account.ask(&who("a"), &for_a_call(100), at(1)).unwrap_err();
+    assert_eq!(refused.resets_at, Some(at(6_400)));
+    let refused = account.ask(&who("a"), &for_a_call(101), at(1)).unwrap_err();
+    assert_eq!((refused.resets_at, refused.never), (None, false));
+}
+
+proptest! {
+    /// At the moment that was named the ask fits, and a millisecond earlier it does not, when nothing else happens.
+    #[test]
+    fn resets_are_exact(
+        rule in prop_oneof![
+            (1..100_000_i64).prop_map(|seconds| WindowRule::Rolling(SignedDuration::from_secs(seconds))),
+            Just(WindowRule::Calendar(Period::Daily, TimeZone::get("America/New_York").unwrap())),
+            Just(WindowRule::Lifetime),
+        ],
+        spent in proptest::collection::vec((0..3_usize, 1..60_i64, 0..20_000_i64), 1..20),
+        top_ups in proptest::collection::vec((1..80_i64, 0..20_000_i64), 0..4),
+        per_agent in proptest::option::of(50..120_i64),
+        holds in 0..40_i64,
+        call in 1..120_i64,
+    ) {
+        let mut account = new(Terms {
+            limits: limit(100),
+            per_agent: per_agent.map_or_else(LimitAmounts::default, limit),
+            window: rule,
+        });
+        let mut now = 0;
+        for (number, (more, wait)) in top_ups.iter().enumerate() {
+            now += wait;
+            account.top_up(&number.to_string(), tokens(*more), at(now));
+        }
+        for (agent, amount, wait) in &spent {
+            now += wait;
+            let name = ["a", "b", "c"][*agent];
+            if account.ask(&who(name), &for_a_call(*amount), at(now)).is_ok() {
+                write(&mut account);
+                for granted in account.leases_of(&who(name).record) {
+                    account.hear(&who(name), &says(granted.lease, *amount, 0, true), at(now));
+                }
+                write(&mut account);
+            }
+        }
+        let _ = account.ask(&who("holder"), &for_a_call(holds), at(now));
+        write(&mut account);
+        let before = account.clone();
+        let ask = for_a_call(call);
+        if let Err(refused) = account.ask(&who("a"), &ask, at(now)) {
+            match refused.resets_at {
+                Some(reset) => {
+                    let early = reset - SignedDuration::from_millis(1);
+                    prop_assert!(early >= at(now) || reset == at(now));
+                    if early >= at(now) {
+                        prop_assert!(before.clone().ask(&who("a"), &ask, early).is_err());
+                    }
+                    prop_assert_eq!(before.clone().ask(&who("a"), &ask, reset), Ok(()));
+                }
+                None => {
+                    for years in [1, 10] {
+                        let later = at(now + years * 366 * 86_400);
+                        prop_assert!(before.clone().ask(&who("a"), &ask, later).is_err());
+                    }
+                }
+            }
+        }
+    }
+}

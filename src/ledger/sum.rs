@@ -1,0 +1,43 @@
+//! Sums of amounts that things are added to and taken from: exact in 128 bits, whatever is in them.
+
+use strum::IntoEnumIterator;
+
+use crate::api::amount::{Amount, Kind};
+
+/// A running sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    kinds: [i128; 5],
+}
+
+impl Sum {
+    pub(super) fn add(&mut self, more: &Amount) {
+        for (sum, kind) in self.kinds.iter_mut().zip(Kind::iter()) {
+            *sum += i128::from(more.get(kind));
+        }
+    }
+
+    pub(super) fn take(&mut self, less: &Amount) {
+        for (sum, kind) in self.kinds.iter_mut().zip(Kind::iter()) {
+            *sum -= i128::from(less.get(kind));
+        }
+    }
+
+    /// The sum; what does not fit into 64 bits stands at their end, where no limit has room for it.
+    pub(super) fn amount(&self) -> Amount {
+        let mut kinds = self.kinds.iter();
+        Amount::each(|_| {
+            let sum = kinds.next().copied().unwrap_or_default();
+            i64::try_from(sum.max(0)).unwrap_or(i64::MAX)
+        })
+    }
+
+    pub(super) fn is_zero(&self) -> bool {
+        self.kinds == [0; 5]
+    }
+}
+
+/// The sum of two amounts; what does not fit into 64 bits stands at their end, where no limit has room for it.
+pub(super) fn full(a: &Amount, b: &Amount) -> Amount {
+    Amount::each(|kind| a.get(kind).saturating_add(b.get(kind)))
+}
