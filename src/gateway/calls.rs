@@ -106,12 +106,12 @@ impl Calls {
 
     async fn fly(self: Arc<Self>, id: CallId, mut request: Prepared, flight: Arc<Flight>) {
         let _busy = self.budget.busy();
-        let held = tokio::select! {
+        let paid = tokio::select! {
             biased;
             why = flight.until_cut() => Err(why),
-            held = self.budget.hold(id, &mut request) => held,
+            hold = self.budget.hold(id, &mut request) => hold,
         };
-        let failure = match held {
+        let failure = match paid {
             Ok(hold) => self.spend(id, request, hold, &flight).await,
             Err(failure) => {
                 tracing::info!(call = %id, kind = %failure.kind, message = failure.message, "no call is made");

@@ -20,6 +20,14 @@ const TOO_MUCH: Amount = Amount {
     cost: i64::MAX,
 };
 
+/// Names under which reasoning is sent back.
+const REASONING: [&str; 4] = [
+    "\"thinking\"",
+    "\"redacted_thinking\"",
+    "\"reasoning_content\"",
+    "\"reasoning\"",
+];
+
 /// The bound of a call.
 pub(super) struct Plan {
     /// What it costs by.
@@ -115,14 +123,22 @@ pub(super) fn draws(terms: &BudgetTerms) -> Vec<Draw<'_>> {
 
 /// The parts of a request as the bound compares them.
 pub(super) fn parts(request: &Prepared) -> Vec<Part> {
-    let part = |bytes: &[u8], is_message| Part {
-        hash: hash(bytes),
-        bytes: i64::try_from(bytes.len()).unwrap_or(i64::MAX),
-        unsteady: 0,
-        is_message,
+    let part = |bytes: &[u8], is_message| {
+        let length = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
+        Part {
+            hash: hash(bytes),
+            bytes: length,
+            unsteady: if may_be_left_out(bytes) { length } else { 0 },
+            is_message,
+        }
     };
     let parts = request.parts();
     parts.iter().map(|found| part(found.bytes, found.is_message)).collect()
+}
+
+/// Whether it carries reasoning, which servers count in one request and leave out of another.
+fn may_be_left_out(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_ok_and(|text| REASONING.iter().any(|name| text.contains(name)))
 }
 
 /// One hash of all messages.

@@ -59,7 +59,7 @@ impl Beats {
             .max_by_key(|(count, _)| *count)?;
         Some(Pulse {
             identical: u32::try_from(identical).unwrap_or(u32::MAX),
-            hash: hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect(),
+            hash: format!("{:016x}", beginning(hash)),
             tokens: self
                 .tokens
                 .iter()
@@ -70,6 +70,10 @@ impl Beats {
     fn forget(&mut self, now: Instant) {
         self.tokens.retain(|(at, _)| now.saturating_duration_since(*at) < SPAN);
     }
+}
+
+fn beginning(hash: &[u8; 32]) -> u64 {
+    hash.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
 }
 
 #[cfg(test)]

@@ -523,7 +523,7 @@ fn make_name(change: &Transaction<'_>) -> rusqlite::Result<String> {
     SystemRandom::new()
         .fill(&mut bytes)
         .map_err(|_| rusqlite::Error::ToSqlConversionFailure("the system has no randomness".into()))?;
-    let name: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = format!("{:032x}", u128::from_be_bytes(bytes));
     set_meta(change, RECORD, &name)?;
     Ok(name)
 }

@@ -28,12 +28,11 @@ impl Ledger {
             per_agent: LimitAmounts::default(),
             window: WindowRule::Lifetime,
         };
-        match self.accounts.get_mut(id) {
-            Some(account) => account.set_terms(terms, Timestamp::now()),
-            None => {
-                let account = Account::restore(terms, &LedgerRecord::default(), Timestamp::now());
-                self.accounts.insert(id.into(), account);
-            }
+        if let Some(account) = self.accounts.get_mut(id) {
+            account.set_terms(terms, Timestamp::now());
+        } else {
+            let account = Account::restore(terms, &LedgerRecord::default(), Timestamp::now());
+            self.accounts.insert(id.into(), account);
         }
     }
 
