@@ -311,7 +311,7 @@ pub struct AgentBudgetStatus {
     /// The generation of the spec that this status speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`, `Accepted`, `NearLimit`, `Exhausted`, and while it is asked for more `ApprovalPending`.
+    /// `Ready`, `Accepted`, `NearLimit`, `Exhausted`; `Stalled` while a person must act.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

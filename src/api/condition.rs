@@ -5,10 +5,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use strum::{AsRefStr, EnumIter, EnumString, IntoStaticStr};
 
-/// Type of a condition on an Agent.
+/// Type of a condition on an Agent or AgentBudget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, AsRefStr, IntoStaticStr, EnumIter, EnumString)]
 pub enum ConditionType {
-    /// Does this Agent need nobody? False only where a person must act or the pod is not there yet.
+    /// Does this object need nobody? False only where a person must act or an Agent's pod is not there yet.
     Ready,
     /// Present only while True: the controller is working towards the spec (kstatus).
     Reconciling,
@@ -20,6 +20,8 @@ pub enum ConditionType {
     PodReady,
     /// `spec.suspend` is true.
     Suspended,
+    /// An Agent's limit has no room for the next call, or never will have for one like it.
+    BudgetExhausted,
     /// A provider's rate limit holds the loop until a computed moment.
     RateLimited,
     /// `guardrails.maxConsecutiveTurns` was reached; cleared when the forced sleep ends.
@@ -28,10 +30,16 @@ pub enum ConditionType {
     ErrorLimitReached,
     /// Seen from outside the loop repeats itself or burns far above the pace of its limits.
     LoopDetected,
+    /// A person has been asked, and has not answered yet.
+    ApprovalPending,
     /// No contact between pod and controller for 60 s; the loop does nothing until it is back.
     LinkLost,
     /// False while the model cannot be used.
     ModelAvailable,
+    /// Of an AgentBudget: a limit is used to `spec.warnAtPercent` or more.
+    NearLimit,
+    /// Of an AgentBudget: there is no room for the next call.
+    Exhausted,
 }
 
 /// What showed a loop from outside; reason of the condition `LoopDetected`.

@@ -6,11 +6,17 @@
 pub mod book;
 pub mod bury;
 pub mod clock;
+mod conditions;
 pub mod facts;
+pub mod gate;
 pub mod ledger;
 pub mod persist;
 pub mod scope;
+pub mod status;
+#[cfg(test)]
+mod status_tests;
 pub mod view;
 pub mod watch;
+mod words;
 
 pub use ledger::{Budgets, Setup};

@@ -1,0 +1,239 @@
+//! The conditions of an AgentBudget. Pure.
+//!
+//! `Ready` answers whether it needs anyone, as for Agents: what a window frees by itself does not, and neither does an
+//! open question; a lifetime that is spent, `onExhausted: Stop` and a spec that cannot be used do.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt;
+use strum::IntoEnumIterator;
+
+use super::gate;
+use super::status::{Input, Spent};
+use super::words;
+use crate::api::amount::{Amount, Kind};
+use crate::api::budget::{BudgetGate, OnExhausted};
+use crate::api::condition::{self, ConditionType};
+
+/// Reason of a condition that does not hold.
+const INACTIVE: &str = "Inactive";
+
+/// Why a budget is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// Reason of the condition.
+    pub(super) reason: &'static str,
+    /// Field and fix.
+    pub(super) message: String,
+}
+
+/// What is wrong with the spec, as far as admission could not see it.
+pub(super) fn refusal(input: &Input<'_>) -> Option<Refusal> {
+    if let Err(problem) = &input.entry {
+        let message = format!("{problem}. The Agents that draw on this budget make no calls until then");
+        return Some(Refusal {
+            reason: "InvalidSpec",
+            message,
+        });
+    }
+    let elsewhere = input.budget.namespace().as_deref() != Some(input.own_namespace);
+    (elsewhere && input.budget.spec.namespace_selector.is_some()).then(|| Refusal {
+        reason: "NamespaceSelectorRefused",
+        message: format!(
+            "spec.namespaceSelector is honoured only in namespace {}, the controller's own: remove it, or make the \
+             budget there; until then it selects nobody",
+            input.own_namespace
+        ),
+    })
+}
+
+/// All conditions.
+pub(super) fn compute(
+    input: &Input<'_>,
+    refusal: Option<&Refusal>,
+    spent: Option<&Spent>,
+    gate: Option<&BudgetGate>,
+) -> Vec<Condition> {
+    let mut list = List {
+        input,
+        conditions: input.old.conditions.clone(),
+    };
+    match refusal {
+        Some(refusal) => list.set(ConditionType::Accepted, false, refusal.reason, refusal.message.clone()),
+        None => list.set(ConditionType::Accepted, true, "Accepted", "the spec is usable"),
+    }
+    list.near_limit();
+    match spent {
+        Some(spent) => {
+            let message = list.what_is_spent(spent, gate);
+            list.set(ConditionType::Exhausted, true, spent.reason(), message);
+        }
+        None => list.set(ConditionType::Exhausted, false, INACTIVE, ""),
+    }
+    list.standing(refusal, spent, gate);
+    list.conditions
+}
+
+struct List<'a> {
+    input: &'a Input<'a>,
+    conditions: Vec<Condition>,
+}
+
+impl List<'_> {
+    fn set(&mut self, type_: ConditionType, status: bool, reason: &str, message: impl Into<String>) {
+        let generation = self.input.budget.metadata.generation;
+        let now = words::whole_second(self.input.now);
+        let new = condition::condition(type_, status, reason, message, generation, now);
+        condition::set(&mut self.conditions, new);
+    }
+
+    fn near_limit(&mut self) {
+        let percent = i64::from(self.input.budget.spec.warn_at_percent);
+        let near = self.input.entry.ok().and_then(|entry| {
+            let (limits, used) = (entry.account().limits(), entry.account().used());
+            let near = |kind: &Kind| {
+                limits
+                    .get(*kind)
+                    .is_some_and(|limit| reaches(used.get(*kind), limit, percent))
+            };
+            Kind::iter()
+                .find(near)
+                .map(|kind| (kind, used.get(kind), limits.get(kind).unwrap_or_default()))
+        });
+        match near {
+            Some((kind, used, limit)) => {
+                let message = format!(
+                    "{} of {} are used, {percent} % or more (spec.warnAtPercent). {}",
+                    words::exact(kind, used),
+                    words::exact(kind, limit),
+                    how_to_add(self.input, None)
+                );
+                self.set(ConditionType::NearLimit, true, "WarnAtPercent", message);
+            }
+            None => self.set(ConditionType::NearLimit, false, INACTIVE, ""),
+        }
+    }
+
+    fn what_is_spent(&self, spent: &Spent, gate: Option<&BudgetGate>) -> String {
+        let mut parts = Vec::new();
+        if let Ok(entry) = self.input.entry {
+            let account = entry.account();
+            let limit = account.limits().get(spent.kind).unwrap_or_default();
+            parts.push(format!(
+                "no room for the next call: {} of {} used and {} reserved",
+                words::exact(spent.kind, account.used().get(spent.kind)),
+                words::exact(spent.kind, limit),
+                words::number(spent.kind, account.reserved().get(spent.kind)),
+            ));
+            let most: Vec<String> = account
+                .shares()
+                .into_iter()
+                .take(3)
+                .map(|(agent, used)| {
+                    format!(
+                        "{}/{} ({})",
+                        agent.namespace,
+                        agent.name,
+                        words::number(spent.kind, used.get(spent.kind))
+                    )
+                })
+                .collect();
+            if !most.is_empty() {
+                parts.push(format!("most by {}", most.join(", ")));
+            }
+        }
+        parts.push(match (spent.held, spent.resets_at) {
+            (true, _) => "onExhausted is Stop: it stays so until limits are raised or topped up".into(),
+            (false, Some(at)) => format!("by itself there is room again at {}", words::moment(at)),
+            (false, None) => "by itself there is never room again".into(),
+        });
+        parts.push(match gate {
+            Some(gate) => gate::how_to_answer(self.input.budget, gate),
+            None => how_to_add(self.input, Some(spent.kind)),
+        });
+        parts.join(". ")
+    }
+
+    fn standing(&mut self, refusal: Option<&Refusal>, spent: Option<&Spent>, gate: Option<&BudgetGate>) {
+        let text = |conditions: &[Condition], type_| {
+            condition::find(conditions, type_).map_or_else(String::new, |condition| condition.message.clone())
+        };
+        let exhausted = text(&self.conditions, ConditionType::Exhausted);
+        let (ready, reason, message) = match (refusal, spent) {
+            (Some(refusal), _) => (false, refusal.reason, refusal.message.clone()),
+            (None, Some(_)) if gate.is_some() => (true, "AwaitingApproval", exhausted),
+            (None, Some(spent)) if !spent.held && spent.resets_at.is_some() => (true, "Exhausted", exhausted),
+            (None, Some(_)) => (false, "Exhausted", exhausted),
+            (None, None) => (true, "Accepted", "there is room for calls".into()),
+        };
+        self.set(ConditionType::Ready, ready, reason, message.clone());
+        if ready {
+            condition::remove(&mut self.conditions, ConditionType::Stalled);
+        } else {
+            self.set(ConditionType::Stalled, true, reason, message);
+        }
+    }
+}
+
+/// Whether `used` is that many percent of `limit`, or more.
+fn reaches(used: i64, limit: i64, percent: i64) -> bool {
+    i128::from(used) * 100 >= i128::from(limit) * i128::from(percent)
+}
+
+/// The command that adds room; for `kind` alone, or a quarter of everything.
+pub(super) fn how_to_add(input: &Input<'_>, kind: Option<Kind>) -> String {
+    let budget = input.budget;
+    let (namespace, name) = (budget.namespace().unwrap_or_default(), budget.name_any());
+    let limits = input
+        .entry
+        .map(|entry| entry.account().terms().limits)
+        .unwrap_or_default();
+    let quarter = words::quarter(&limits);
+    let more = Amount::each(|each| match kind {
+        Some(kind) if kind != each => 0,
+        Some(_) | None => quarter.get(each),
+    });
+    // Of limits of 0 a quarter is nothing: one is, at least, a beginning.
+    let more = if more.is_zero() {
+        let kind = kind.or_else(|| limits.kinds().next()).unwrap_or(Kind::Tokens);
+        Amount::each(|each| i64::from(each == kind))
+    } else {
+        more
+    };
+    let id = free_id(input);
+    let entry = format!("{{\"id\":\"{id}\",{}}}", words::fields(&more));
+    let (path, value) = if budget.spec.top_ups.is_empty() {
+        ("/spec/topUps", format!("[{entry}]"))
+    } else {
+        ("/spec/topUps/-", entry)
+    };
+    format!(
+        "To add to this window: kubectl patch agentbudgets.agentloop.dev -n {namespace} {name} --type=json \
+         -p '[{{\"op\":\"add\",\"path\":\"{path}\",\"value\":{value}}}]'"
+    )
+}
+
+/// An id that no top-up has yet.
+fn free_id(input: &Input<'_>) -> String {
+    let taken = |id: &String| input.budget.spec.top_ups.iter().any(|top_up| top_up.id == *id);
+    (input.budget.spec.top_ups.len() + 1..)
+        .map(|number| format!("more-{number}"))
+        .find(|id| !taken(id))
+        .unwrap_or_default()
+}
+
+impl Spent {
+    /// Reason of the condition.
+    fn reason(&self) -> &'static str {
+        match self.on_exhausted {
+            OnExhausted::Pause => "NoRoom",
+            OnExhausted::Ask => "AskedForMore",
+            OnExhausted::Stop => "Stopped",
+        }
+    }
+}
+
+/// When a spent budget has room by itself, for those that wait.
+pub(super) fn resets(spent: Option<&Spent>) -> Option<Timestamp> {
+    spent.filter(|spent| !spent.held).and_then(|spent| spent.resets_at)
+}

@@ -1,0 +1,261 @@
+//! The status of an AgentBudget, from its account. Pure: the same account gives the same status, so that nothing is
+//! written when nothing changed.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+
+use super::book::Entry;
+use super::conditions;
+use super::gate::{self, Answer};
+use super::words;
+use crate::api::AgentBudget;
+use crate::api::amount::{Amount, Kind};
+use crate::api::budget::{
+    AgentBudgetStatus, BudgetGate, BudgetSummary, HandledAnswers, OnExhausted, TopAgent, WindowStatus,
+};
+use crate::api::condition::{self, ConditionType};
+use crate::ledger::account::AgentName;
+use crate::ledger::window::WindowRule;
+
+/// Most Agents shown.
+const MOST_AGENTS: usize = 10;
+
+/// What a status is made of.
+pub struct Input<'a> {
+    /// The object.
+    pub budget: &'a AgentBudget,
+    /// Its status as last written.
+    pub old: &'a AgentBudgetStatus,
+    /// Its account, or what is wrong with its spec.
+    pub entry: Result<&'a Entry, &'a str>,
+    /// Agents that draw on it.
+    pub agents: usize,
+    /// The controller's own namespace.
+    pub own_namespace: &'a str,
+    /// The ledger's time.
+    pub now: Timestamp,
+}
+
+/// A budget without room for the next call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spent {
+    /// What there is not enough of.
+    pub kind: Kind,
+    /// When there is room by itself.
+    pub resets_at: Option<Timestamp>,
+    /// What follows from it.
+    pub on_exhausted: OnExhausted,
+    /// `Stop`: it stays so until a person adds room.
+    pub held: bool,
+}
+
+/// Whether a budget is spent.
+#[must_use]
+pub fn spent(input: &Input<'_>) -> Option<Spent> {
+    let entry = input.entry.ok()?;
+    let on_exhausted = input.budget.spec.on_exhausted;
+    let make = |kind, resets_at, held| Spent {
+        kind,
+        resets_at,
+        on_exhausted,
+        held,
+    };
+    let stops = on_exhausted == OnExhausted::Stop;
+    if let Some((_, blocked)) = entry.exhausted() {
+        return Some(make(blocked.refused.kind, blocked.refused.resets_at, stops));
+    }
+    let account = entry.account();
+    let (limits, used) = (account.limits(), account.used());
+    let full = |kind: &Kind| {
+        limits
+            .get(*kind)
+            .is_some_and(|limit| limit > 0 && used.get(*kind) >= limit)
+    };
+    if let Some(kind) = limits.kinds().find(full) {
+        let one = Amount::each(|each| i64::from(each == kind));
+        return Some(make(kind, account.resets_at(&AgentName::default(), &one), stops));
+    }
+    remembered(input, entry).map(|(kind, resets_at)| make(kind, resets_at, stops))
+}
+
+/// A refusal that only the status remembers: one of `Stop` holds until limits are raised, and one that an earlier leader
+/// saw until its moment, or until somebody is let go.
+fn remembered(input: &Input<'_>, entry: &Entry) -> Option<(Kind, Option<Timestamp>)> {
+    let old = input.old;
+    condition::find(&old.conditions, ConditionType::Exhausted).filter(|condition| condition.status == "True")?;
+    let (limits, before) = (entry.account().limits(), old.limits?);
+    // More of a kind, or a kind that is limited no more.
+    let raised = before
+        .kinds()
+        .any(|kind| limits.get(kind).is_none_or(|limit| Some(limit) > before.get(kind)));
+    if raised {
+        return None;
+    }
+    let resets_at = old
+        .window
+        .as_ref()
+        .and_then(|window| window.resets_at.as_ref())
+        .map(|at| at.0);
+    let kind = tightest(input).map_or(Kind::Tokens, |(kind, _, _)| kind);
+    if input.budget.spec.on_exhausted == OnExhausted::Stop {
+        return Some((kind, resets_at));
+    }
+    let due = resets_at.is_some_and(|at| at <= input.now);
+    let remaining = entry.remaining();
+    let freed = old
+        .remaining
+        .is_none_or(|old| remaining.kinds().any(|kind| remaining.get(kind) > old.get(kind)));
+    (!due && !freed && entry.revision() == 0).then_some((kind, resets_at))
+}
+
+/// The limit nearest to being spent: its kind, the limit, and what is used of it.
+fn tightest(input: &Input<'_>) -> Option<(Kind, i64, i64)> {
+    let account = input.entry.ok()?.account();
+    let (limits, used) = (account.limits(), account.used());
+    let all = limits
+        .kinds()
+        .filter_map(|kind| limits.get(kind).map(|limit| (kind, limit, used.get(kind))));
+    all.max_by(|(a, limit_a, used_a), (b, limit_b, used_b)| {
+        let left = i128::from(*used_a) * i128::from((*limit_b).max(1));
+        let right = i128::from(*used_b) * i128::from((*limit_a).max(1));
+        left.cmp(&right).then_with(|| b.cmp(a))
+    })
+}
+
+/// The status, whole, but for the ledger.
+#[must_use]
+pub fn compute(input: &Input<'_>) -> AgentBudgetStatus {
+    let refusal = conditions::refusal(input);
+    let spent = spent(input);
+    let (gate, handled) = gates(input, spent.as_ref());
+    let mut status = AgentBudgetStatus {
+        observed_generation: input.budget.metadata.generation,
+        conditions: conditions::compute(input, refusal.as_ref(), spent.as_ref(), gate.as_ref()),
+        agents: i32::try_from(input.agents).unwrap_or(i32::MAX),
+        gates: gate.into_iter().collect(),
+        last_handled_requests: handled,
+        ..AgentBudgetStatus::default()
+    };
+    if let Ok(entry) = input.entry {
+        let account = entry.account();
+        let window = window(input, entry, spent.as_ref());
+        status.limits = Some(account.limits());
+        status.used = Some(account.used());
+        status.reserved = Some(account.reserved());
+        status.remaining = Some(entry.remaining());
+        status.top_agents = account.shares().into_iter().take(MOST_AGENTS).map(top_agent).collect();
+        status.summary = Some(summary(input, entry, &window));
+        status.window = Some(window);
+    }
+    status
+}
+
+/// The open gate, and the answers that were handled.
+fn gates(input: &Input<'_>, spent: Option<&Spent>) -> (Option<BudgetGate>, Option<HandledAnswers>) {
+    let old = input.old;
+    let mut handled = old.last_handled_requests.clone();
+    let mut approved = false;
+    if let Some(answer) = gate::answer(input.budget, old) {
+        let known = handled.get_or_insert_default();
+        match answer {
+            Answer::Approved { by, value, .. } => {
+                (known.approve, known.approved_by) = (Some(value), Some(by));
+                approved = true;
+            }
+            Answer::Denied { value } => {
+                known.deny = Some(value);
+                // Like Pause from here on: the window frees it, or a person adds.
+                return (None, handled);
+            }
+        }
+    }
+    if spent.is_none() || input.budget.spec.on_exhausted != OnExhausted::Ask {
+        return (None, handled);
+    }
+    let asked = old.gates.first().filter(|_| !approved);
+    // A question whose terms were edited is put anew.
+    if let Some(gate) = asked.filter(|gate| gate.arguments_hash == gate::hash(input.budget, &gate.id)) {
+        return (Some(gate.clone()), handled);
+    }
+    let was = condition::find(&old.conditions, ConditionType::Exhausted).is_some_and(|old| old.status == "True");
+    let edited = old.observed_generation != input.budget.metadata.generation;
+    let ask = !was || approved || edited || asked.is_some();
+    let epoch = input.entry.map_or(0, |entry| entry.account().epoch()) + 1;
+    (
+        ask.then(|| gate::open(input.budget, epoch, input.now)).flatten(),
+        handled,
+    )
+}
+
+fn window(input: &Input<'_>, entry: &Entry, spent: Option<&Spent>) -> WindowStatus {
+    let account = entry.account();
+    let rule = &account.terms().window;
+    let started_at = match rule {
+        WindowRule::Rolling(_) => None,
+        WindowRule::Calendar(..) => Some(Time(rule.start(account.time()))),
+        WindowRule::Lifetime => input.budget.creation_timestamp(),
+    };
+    let resets_at = match spent {
+        Some(_) => conditions::resets(spent),
+        None => rule.end(account.time()),
+    };
+    WindowStatus {
+        started_at,
+        resets_at: resets_at.map(|at| Time(words::whole_second(at))),
+    }
+}
+
+fn top_agent((agent, used): (AgentName, Amount)) -> TopAgent {
+    TopAgent {
+        namespace: agent.namespace,
+        name: agent.name,
+        tokens: used.tokens,
+        cost: used.cost,
+    }
+}
+
+fn summary(input: &Input<'_>, entry: &Entry, window: &WindowStatus) -> BudgetSummary {
+    let mut summary = BudgetSummary {
+        window: words::window(&input.budget.spec.window),
+        resets: window
+            .resets_at
+            .as_ref()
+            .map_or_else(String::new, |at| words::clock(at.0, &input.budget.spec.window)),
+        ..BudgetSummary::default()
+    };
+    if let Some((kind, limit, used)) = tightest(input) {
+        summary.limit = words::short(kind, limit);
+        summary.used = words::number(kind, used);
+        summary.used_percent = percent(used, limit);
+        summary.reserved = words::number(kind, entry.account().reserved().get(kind));
+    }
+    summary
+}
+
+/// Whole percent, rounded down: 100 % is all of it.
+fn percent(used: i64, limit: i64) -> String {
+    if limit == 0 {
+        return "100%".into();
+    }
+    format!("{}%", i128::from(used) * 100 / i128::from(limit))
+}
+
+/// Whether `new` says something that people wait for: a condition that turned, or another question.
+#[must_use]
+pub fn is_news(old: &AgentBudgetStatus, new: &AgentBudgetStatus) -> bool {
+    let states = |status: &AgentBudgetStatus| {
+        let states = status.conditions.iter();
+        let mut states: Vec<_> = states
+            .map(|c| (c.type_.clone(), c.status.clone(), c.reason.clone()))
+            .collect();
+        states.sort();
+        states
+    };
+    let gates = |status: &AgentBudgetStatus| status.gates.first().map(|gate| gate.id.clone());
+    let spent = |status: &AgentBudgetStatus| status.last_handled_requests.clone();
+    states(old) != states(new)
+        || gates(old).is_some() != gates(new).is_some()
+        || spent(old) != spent(new)
+        || old.observed_generation != new.observed_generation
+}

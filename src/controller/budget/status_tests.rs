@@ -1,0 +1,493 @@
+//! A budget's status through its life: each condition trips at N, not at N-1, and recovers by its own rule.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::{Value, json};
+
+use super::book::{Book, DocumentId, DocumentKind, Part};
+use super::gate;
+use super::status::{Input, compute, is_news, spent};
+use crate::api::AgentBudget;
+use crate::api::amount::Amount;
+use crate::api::budget::AgentBudgetStatus;
+use crate::api::condition::{ConditionType, find};
+use crate::ledger::account::{AgentName, Ask, Statement, Terms, Who};
+use crate::ledger::limits::limit_amounts;
+use crate::ledger::window::WindowRule;
+use crate::link::messages::{AccountRequest, LeaseRequest};
+
+const START: Timestamp = Timestamp::constant(1_800_000_000, 0);
+const HOME: &str = "agentloop-system";
+
+fn at(seconds: i64) -> Timestamp {
+    START + SignedDuration::from_secs(seconds)
+}
+
+fn tokens(tokens: i64) -> Amount {
+    Amount { tokens, ..Amount::ZERO }
+}
+
+/// A budget with its account, and the status as it was written.
+struct World {
+    budget: AgentBudget,
+    book: Book,
+    status: AgentBudgetStatus,
+}
+
+impl World {
+    fn new(spec: &Value) -> Self {
+        let mut all = json!({"limits": {"tokens": 1000}, "window": {"rolling": {"seconds": 3600}}});
+        for (key, value) in spec.as_object().unwrap() {
+            all[key] = value.clone();
+        }
+        let mut budget = AgentBudget::new("team", serde_json::from_value(all).unwrap());
+        budget.metadata.namespace = Some("ns".into());
+        budget.metadata.uid = Some("b".into());
+        budget.metadata.generation = Some(1);
+        let mut world = Self {
+            budget,
+            book: Book::default(),
+            status: AgentBudgetStatus::default(),
+        };
+        let (document, terms) = (world.document(), world.terms());
+        world.book.load(&document, Part::Budget, terms, None, START);
+        world
+    }
+
+    fn document(&self) -> DocumentId {
+        DocumentId {
+            kind: DocumentKind::Budget,
+            namespace: "ns".into(),
+            name: "team".into(),
+            uid: "b".into(),
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        let spec = &self.budget.spec;
+        Terms {
+            limits: limit_amounts(&spec.limits).unwrap(),
+            per_agent: spec
+                .per_agent
+                .as_ref()
+                .map_or_else(Default::default, |limits| limit_amounts(limits).unwrap()),
+            window: WindowRule::read(&spec.window).unwrap(),
+        }
+    }
+
+    fn input<'a>(&'a self, seconds: i64) -> Input<'a> {
+        Input {
+            budget: &self.budget,
+            old: &self.status,
+            entry: Ok(self.book.entry("b").unwrap().1),
+            agents: 2,
+            own_namespace: HOME,
+            now: at(seconds),
+        }
+    }
+
+    /// The status as it would be.
+    fn look(&mut self, seconds: i64) -> AgentBudgetStatus {
+        self.book.tick(at(seconds));
+        compute(&self.input(seconds))
+    }
+
+    /// Writes the status with the records, as persistence does.
+    fn write(&mut self, seconds: i64) -> &AgentBudgetStatus {
+        if let Some((id, amount)) = gate::approved(&self.budget, &self.status) {
+            self.book.top_up("b", &id, amount, at(seconds));
+        }
+        let writes = self.book.compose(&self.document(), at(seconds));
+        let status = self.look(seconds);
+        self.book.written(&self.document(), &writes, at(seconds));
+        self.status = status;
+        &self.status
+    }
+
+    fn request(&mut self, agent: &str, part: AccountRequest, seconds: i64) -> bool {
+        let who = Who {
+            record: format!("record-of-{agent}"),
+            agent: AgentName {
+                namespace: "ns".into(),
+                name: agent.into(),
+            },
+            pod_uid: agent.into(),
+            epoch: 1,
+        };
+        let request = LeaseRequest {
+            accounts: vec![part],
+            ..LeaseRequest::default()
+        };
+        let heard = self.book.request(&who, |_| true, &request, at(seconds));
+        self.book.answer(&who, &request, &heard).accounts[0].refused.is_none()
+    }
+
+    /// Asks for room for a call. Whether there is.
+    fn ask(&mut self, agent: &str, least: i64, seconds: i64) -> bool {
+        let ask = Ask {
+            lease: None,
+            open: Amount::ZERO,
+            least: tokens(least),
+            full: tokens(least),
+        };
+        let part = AccountRequest {
+            account: "b".into(),
+            ask: Some(ask),
+            ..AccountRequest::default()
+        };
+        self.request(agent, part, seconds)
+    }
+
+    /// Spends exactly so much: asks, is granted, and closes its lease.
+    fn spend(&mut self, agent: &str, lease: i64, amount: i64, seconds: i64) {
+        assert!(self.ask(agent, amount, seconds), "there is room for {amount}");
+        self.write(seconds);
+        let statement = Statement {
+            lease,
+            spent: tokens(amount),
+            returned: tokens(1_000_000),
+            closed: true,
+        };
+        let part = AccountRequest {
+            account: "b".into(),
+            statements: vec![statement],
+            ask: None,
+        };
+        self.request(agent, part, seconds);
+        self.write(seconds);
+    }
+
+    fn edit(&mut self, change: &Value, seconds: i64) {
+        let mut spec = serde_json::to_value(&self.budget.spec).unwrap();
+        for (key, value) in change.as_object().unwrap() {
+            spec[key] = value.clone();
+        }
+        self.budget.spec = serde_json::from_value(spec).unwrap();
+        self.budget.metadata.generation = self.budget.metadata.generation.map(|generation| generation + 1);
+        self.book.set_terms("b", self.terms(), at(seconds));
+    }
+
+    fn annotate(&mut self, annotations: &[(&str, &str)]) {
+        let pairs = annotations
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        self.budget.metadata.annotations = Some(pairs.collect());
+    }
+}
+
+fn condition(status: &AgentBudgetStatus, type_: ConditionType) -> &Condition {
+    find(&status.conditions, type_).unwrap()
+}
+
+fn says(status: &AgentBudgetStatus, type_: ConditionType) -> (&str, &str) {
+    let condition = condition(status, type_);
+    (&condition.status, &condition.reason)
+}
+
+fn held(world: &World, seconds: i64) -> bool {
+    spent(&world.input(seconds)).is_some_and(|spent| spent.held)
+}
+
+#[test]
+fn a_fresh_budget_is_ready_and_shows_its_limits() {
+    let mut world = World::new(&json!({"limits": {"tokens": 1000, "costUSD": "25.00"}}));
+    let status = world.write(0).clone();
+    assert_eq!(says(&status, ConditionType::Ready), ("True", "Accepted"));
+    assert_eq!(says(&status, ConditionType::Accepted), ("True", "Accepted"));
+    assert_eq!(says(&status, ConditionType::NearLimit), ("False", "Inactive"));
+    assert_eq!(says(&status, ConditionType::Exhausted), ("False", "Inactive"));
+    assert!(find(&status.conditions, ConditionType::Stalled).is_none());
+    let summary = status.summary.clone().unwrap();
+    assert_eq!(
+        (summary.window.as_str(), summary.limit.as_str(), summary.used.as_str()),
+        ("1h", "1k tokens", "0")
+    );
+    assert_eq!((summary.used_percent.as_str(), summary.resets.as_str()), ("0%", ""));
+    assert_eq!((status.observed_generation, status.agents), (Some(1), 2));
+    assert_eq!(world.look(1000), status, "nothing changed, so nothing is written");
+}
+
+#[test]
+fn near_limit_trips_at_the_percentage_and_not_below() {
+    let mut world = World::new(&json!({"warnAtPercent": 80}));
+    world.spend("a", 1, 799, 1);
+    assert_eq!(says(&world.status, ConditionType::NearLimit).0, "False");
+    assert_eq!(world.status.summary.clone().unwrap().used_percent, "79%");
+    world.spend("a", 2, 1, 2);
+    assert_eq!(says(&world.status, ConditionType::NearLimit), ("True", "WarnAtPercent"));
+    assert_eq!(
+        says(&world.status, ConditionType::Ready).0,
+        "True",
+        "a warning needs nobody yet"
+    );
+    let message = &condition(&world.status, ConditionType::NearLimit).message;
+    assert!(
+        message.contains("800 tokens of 1000 tokens") && message.contains("kubectl patch"),
+        "{message}"
+    );
+    world.edit(&json!({"limits": {"tokens": 1001}}), 3);
+    assert_eq!(
+        says(world.write(3), ConditionType::NearLimit).0,
+        "False",
+        "800 of 1001 are not 80 %"
+    );
+}
+
+#[test]
+fn exhausted_trips_when_all_is_used_and_clears_when_the_window_lets_go() {
+    let mut world = World::new(&json!({}));
+    world.spend("a", 1, 999, 1);
+    assert_eq!(
+        says(&world.status, ConditionType::Exhausted).0,
+        "False",
+        "one token is left"
+    );
+    world.spend("b", 2, 1, 2);
+    let status = world.status.clone();
+    assert_eq!(says(&status, ConditionType::Exhausted), ("True", "NoRoom"));
+    assert_eq!(
+        says(&status, ConditionType::Ready),
+        ("True", "Exhausted"),
+        "the window frees it"
+    );
+    let message = &condition(&status, ConditionType::Exhausted).message;
+    for part in [
+        "1000 tokens of 1000 tokens used",
+        "ns/a (999)",
+        "by itself there is room again at 2027-01-15T",
+        "kubectl patch agentbudgets.agentloop.dev -n ns team --type=json -p \
+         '[{\"op\":\"add\",\"path\":\"/spec/topUps\",\"value\":[{\"id\":\"more-1\",\"tokens\":250}]}]'",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    let top = status.top_agents.first().unwrap();
+    assert_eq!((top.name.as_str(), top.tokens), ("a", 999));
+    let resets = status.window.as_ref().unwrap().resets_at.clone().unwrap().0;
+    let before = (resets - SignedDuration::from_secs(1)).duration_since(START).as_secs();
+    world.book.set_terms("b", world.terms(), at(before));
+    assert_eq!(says(&world.look(before), ConditionType::Exhausted).0, "True");
+    world.book.set_terms("b", world.terms(), at(before + 1));
+    let status = world.write(before + 1);
+    assert_eq!(says(status, ConditionType::Exhausted).0, "False");
+}
+
+#[test]
+fn a_refused_call_exhausts_what_is_left_until_there_is_room_for_it() {
+    let mut world = World::new(&json!({}));
+    world.spend("a", 1, 950, 1);
+    assert!(!world.ask("b", 100, 2));
+    let status = world.write(2).clone();
+    assert_eq!(says(&status, ConditionType::Exhausted).0, "True");
+    assert!(is_news(&AgentBudgetStatus::default(), &status));
+    world.edit(&json!({"limits": {"tokens": 1049}}), 3);
+    assert_eq!(
+        says(&world.look(3), ConditionType::Exhausted).0,
+        "True",
+        "99 are not 100"
+    );
+    world.edit(&json!({"limits": {"tokens": 1050}}), 4);
+    assert_eq!(says(world.write(4), ConditionType::Exhausted).0, "False");
+}
+
+#[test]
+fn a_condition_keeps_its_moment_until_it_turns() {
+    let mut world = World::new(&json!({}));
+    world.spend("a", 1, 1000, 1);
+    let since = condition(&world.status, ConditionType::Exhausted)
+        .last_transition_time
+        .clone();
+    let later = world.look(100);
+    assert_eq!(condition(&later, ConditionType::Exhausted).last_transition_time, since);
+    assert!(!is_news(&world.status, &later));
+}
+
+#[test]
+fn the_next_leader_does_not_call_a_spent_budget_free_before_its_moment() {
+    let mut world = World::new(&json!({}));
+    world.spend("a", 1, 950, 1);
+    world.ask("b", 100, 2);
+    let record = world.book.compose(&world.document(), at(2)).remove(0).record;
+    world.status = world.look(2);
+    let resets = world.status.window.clone().unwrap().resets_at.unwrap().0;
+    let mut next = Book::default();
+    next.load(&world.document(), Part::Budget, world.terms(), Some(&record), at(3));
+    world.book = next;
+    assert_eq!(says(&world.look(3), ConditionType::Exhausted).0, "True");
+    let moment = resets.duration_since(START).as_secs();
+    assert_eq!(says(&world.look(moment), ConditionType::Exhausted).0, "False");
+}
+
+#[test]
+fn a_lifetime_that_is_spent_needs_a_person() {
+    let mut world = World::new(&json!({"window": {"lifetime": {}}}));
+    world.spend("a", 1, 1000, 1);
+    let status = world.status.clone();
+    assert_eq!(says(&status, ConditionType::Ready), ("False", "Exhausted"));
+    assert_eq!(says(&status, ConditionType::Stalled), ("True", "Exhausted"));
+    assert_eq!(status.window.as_ref().unwrap().resets_at, None);
+    let message = &condition(&status, ConditionType::Ready).message;
+    assert!(message.contains("by itself there is never room again"), "{message}");
+    world.book.top_up("b", "fire", tokens(1), at(2));
+    let status = world.write(2);
+    assert_eq!(says(status, ConditionType::Ready).0, "True");
+    assert!(find(&status.conditions, ConditionType::Stalled).is_none());
+    assert_eq!(status.limits.unwrap().tokens, Some(1001));
+}
+
+#[test]
+fn stop_holds_through_its_window_and_a_failover_until_more_is_added() {
+    let mut world = World::new(&json!({"onExhausted": "Stop"}));
+    assert!(!held(&world, 0));
+    world.spend("a", 1, 1000, 1);
+    assert!(held(&world, 2));
+    assert_eq!(says(&world.status, ConditionType::Ready), ("False", "Exhausted"));
+    assert_eq!(says(&world.status, ConditionType::Exhausted).1, "Stopped");
+    let record = world.book.compose(&world.document(), at(3)).remove(0).record;
+    let mut next = Book::default();
+    next.load(
+        &world.document(),
+        Part::Budget,
+        world.terms(),
+        Some(&record),
+        at(100_000),
+    );
+    world.book = next;
+    assert!(held(&world, 100_000), "the window is over and the stop holds");
+    world.write(100_000);
+    world.edit(&json!({"limits": {"tokens": 900}}), 100_001);
+    assert!(held(&world, 100_001), "less is not more");
+    world.write(100_001);
+    world.edit(&json!({"limits": {"tokens": 901}}), 100_002);
+    assert!(!held(&world, 100_002), "more is");
+    assert_eq!(says(world.write(100_002), ConditionType::Exhausted).0, "False");
+    assert!(!held(&world, 100_003));
+}
+
+#[test]
+fn ask_opens_one_gate_and_its_approval_adds_once() {
+    let mut world = World::new(&json!({"onExhausted": "Ask", "ask": {"topUp": {"tokens": 50}}}));
+    world.spend("a", 1, 1000, 1);
+    let gate = world.status.gates[0].clone();
+    assert_eq!(gate.kind, "BudgetAsk");
+    assert_eq!(says(&world.status, ConditionType::Ready), ("True", "AwaitingApproval"));
+    let message = condition(&world.status, ConditionType::Exhausted).message.clone();
+    let words = format!("agentloop.dev/approve={}:{}", gate.id, gate.arguments_hash);
+    assert!(
+        message.contains(&words) && message.contains("adds 50 tokens"),
+        "{message}"
+    );
+    assert_eq!(world.write(2).gates, [gate.clone()], "the question stays the same");
+    let value = format!("{}:{}", gate.id, gate.arguments_hash);
+    world.annotate(&[(gate::APPROVE, &value)]);
+    assert_eq!(
+        gate::approved(&world.budget, &world.status),
+        None,
+        "nobody says who approves"
+    );
+    world.annotate(&[(gate::APPROVE, &value), (gate::APPROVED_BY, "ann")]);
+    let status = world.write(3).clone();
+    assert_eq!(status.limits.unwrap().tokens, Some(1050));
+    assert_eq!(status.gates, []);
+    let handled = status.last_handled_requests.clone().unwrap();
+    assert_eq!(
+        (handled.approve.as_deref(), handled.approved_by.as_deref()),
+        (Some(value.as_str()), Some("ann"))
+    );
+    assert_eq!(says(&status, ConditionType::Exhausted).0, "False");
+    assert_eq!(
+        world.write(4).limits.unwrap().tokens,
+        Some(1050),
+        "the annotation is still there"
+    );
+    world.spend("a", 2, 50, 5);
+    let second = world.status.gates[0].clone();
+    assert_ne!(
+        second.id, gate.id,
+        "a new question, which the old answer does not answer"
+    );
+    assert_eq!(world.write(6).limits.unwrap().tokens, Some(1050));
+}
+
+#[test]
+fn an_approval_of_other_terms_is_none() {
+    let mut world = World::new(&json!({"onExhausted": "Ask", "ask": {"topUp": {"tokens": 50}}}));
+    world.spend("a", 1, 1000, 1);
+    let gate = world.status.gates[0].clone();
+    let value = format!("{}:{}", gate.id, gate.arguments_hash);
+    world.annotate(&[(gate::APPROVE, &value), (gate::APPROVED_BY, "ann")]);
+    world.edit(&json!({"ask": {"topUp": {"tokens": 1_000_000}}}), 2);
+    let status = world.write(2);
+    assert_eq!(status.limits.unwrap().tokens, Some(1000));
+    assert_ne!(status.gates[0].arguments_hash, gate.arguments_hash, "it is asked anew");
+    world.annotate(&[(gate::APPROVE, "ask-0:0000"), (gate::APPROVED_BY, "ann")]);
+    assert_eq!(world.write(3).limits.unwrap().tokens, Some(1000));
+}
+
+#[test]
+fn a_denied_gate_waits_for_its_window_and_asks_again_only_in_the_next_need() {
+    let mut world = World::new(&json!({"onExhausted": "Ask"}));
+    world.spend("a", 1, 1000, 1);
+    let gate = world.status.gates[0].clone();
+    world.annotate(&[(gate::DENY, &gate.id)]);
+    let status = world.write(2).clone();
+    assert_eq!(status.gates, []);
+    assert_eq!(
+        status.last_handled_requests.unwrap().deny.as_deref(),
+        Some(gate.id.as_str())
+    );
+    assert_eq!(status.limits.unwrap().tokens, Some(1000));
+    assert_eq!(says(&world.status, ConditionType::Ready), ("True", "Exhausted"));
+    assert_eq!(world.write(3).gates, [], "it does not nag");
+    world.edit(&json!({"limits": {"tokens": 1010}}), 4);
+    world.write(4);
+    world.spend("a", 2, 10, 5);
+    assert_eq!(world.status.gates.len(), 1, "spent again, it asks again");
+}
+
+#[test]
+fn a_quarter_is_offered_where_nobody_says_how_much() {
+    let world = World::new(&json!({"onExhausted": "Ask", "limits": {"tokens": 1000, "costUSD": "2.00"}}));
+    let offer = gate::offer(&world.budget);
+    assert_eq!((offer.tokens, offer.cost, offer.calls), (250, 500_000, 0));
+}
+
+#[test]
+fn a_platform_budget_outside_the_controllers_namespace_says_that_it_selects_nobody() {
+    let spec = json!({"selector": {}, "namespaceSelector": {}});
+    let mut world = World::new(&spec);
+    let status = world.write(0).clone();
+    assert_eq!(
+        says(&status, ConditionType::Accepted),
+        ("False", "NamespaceSelectorRefused")
+    );
+    assert_eq!(says(&status, ConditionType::Stalled).0, "True");
+    world.budget.metadata.namespace = Some(HOME.into());
+    let status = compute(&world.input(1));
+    assert_eq!(says(&status, ConditionType::Accepted).0, "True");
+    assert!(find(&status.conditions, ConditionType::Stalled).is_none());
+}
+
+#[test]
+fn a_spec_that_cannot_be_used_is_said_and_shows_no_figures() {
+    let world = World::new(&json!({}));
+    let input = Input {
+        entry: Err("spec.window.calendar.timeZone Mars/Base is no IANA time zone"),
+        ..world.input(0)
+    };
+    let status = compute(&input);
+    assert_eq!(says(&status, ConditionType::Accepted), ("False", "InvalidSpec"));
+    assert_eq!(says(&status, ConditionType::Ready), ("False", "InvalidSpec"));
+    assert!(condition(&status, ConditionType::Ready).message.contains("Mars/Base"));
+    assert_eq!((status.limits, status.summary), (None, None));
+}
+
+#[test]
+fn a_second_top_up_is_appended() {
+    let mut world = World::new(&json!({"topUps": [{"id": "more-2", "tokens": 5}]}));
+    world.spend("a", 1, 1000, 1);
+    let message = &condition(&world.status, ConditionType::Exhausted).message;
+    assert!(
+        message.contains("\"path\":\"/spec/topUps/-\",\"value\":{\"id\":\"more-3\""),
+        "{message}"
+    );
+}
