@@ -12,8 +12,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::agent::events::{Sink, publish};
 use super::agent::{self, Clock};
-use super::budget::view::Figures;
+use super::budget::face::Shown;
 use super::budget::{Budgets, Setup};
 use super::certificates::Certificates;
 use super::identity::Identities;
@@ -74,7 +75,8 @@ impl Leader {
         let (loops, changed) = Loops::new();
         let (loops, agents) = (Arc::new(loops), Arc::default());
         let bundle = certificates.bundle();
-        let budgets = self.budgets(&loops, clock);
+        let (events, queue) = Sink::new();
+        let budgets = self.budgets(&loops, events, clock);
         let link = self.link(&loops, &agents, &budgets, clock);
         let listener = listen(self.options.link_address)?;
         let (tls, ends) = (certificates.tls(), stop.clone());
@@ -91,6 +93,11 @@ impl Leader {
             Box::pin(agent::run(reconciler)).await;
             Error::PartEnded("the reconciler")
         });
+        let recorder = agent::recorder(self.client.clone(), self.instance());
+        parts.spawn(async move {
+            publish(recorder, queue).await;
+            Error::PartEnded("the Events of budgets")
+        });
         let ends = stop.clone();
         parts.spawn(async move {
             match budgets.run(ends).await {
@@ -106,7 +113,7 @@ impl Leader {
         Ok(parts)
     }
 
-    fn budgets(&self, loops: &Arc<Loops>, clock: &Clock) -> Arc<Budgets> {
+    fn budgets(&self, loops: &Arc<Loops>, events: Sink, clock: &Clock) -> Arc<Budgets> {
         let settings = &self.options.settings;
         Arc::new(Budgets::new(Setup {
             client: self.client.clone(),
@@ -114,9 +121,14 @@ impl Leader {
             namespace: settings.controller_namespace.clone(),
             watch_namespaces: settings.watch_namespaces.clone(),
             loops: loops.clone(),
-            face: Arc::new(Figures),
+            face: Arc::new(Shown::new(&settings.controller_namespace, events)),
             wall: clock(),
         }))
+    }
+
+    /// Name of this process in Events.
+    fn instance(&self) -> String {
+        self.options.pod_name.clone().unwrap_or_else(|| "agentloop".into())
     }
 
     fn link(
@@ -159,7 +171,7 @@ impl Leader {
             ca_bundle,
             observer,
             clock: clock.clone(),
-            instance: self.options.pod_name.clone().unwrap_or_else(|| "agentloop".into()),
+            instance: self.instance(),
             shutdown: stop.clone(),
             settings,
         }

@@ -20,12 +20,27 @@ const INACTIVE: &str = "Inactive";
 const NOT_CALLED: &str = "NotCalledYet";
 /// Reason of `Ready` while nothing holds the loop; the same awake and asleep, so that a nap is no news.
 const LOOP_RUNNING: &str = "LoopRunning";
+/// Reason of `Ready` while a limit holds the loop until a known moment.
+const PAUSED_BY_BUDGET: &str = "PausedByBudget";
+/// Reason of `Ready` while a person has been asked.
+const AWAITING_APPROVAL: &str = "AwaitingApproval";
 
 /// Message of `Ready` until the loop has spoken; the same before and after the pod is up.
 const STARTING: &str = "the pod and its loop are starting; PodReady says how far the pod is";
 
 /// The guardrails that a worker reports, and the reasons that raise each.
-const GUARDRAILS: [(ConditionType, &[PauseReason]); 3] = [
+const GUARDRAILS: [(ConditionType, &[PauseReason]); 5] = [
+    (
+        ConditionType::BudgetExhausted,
+        &[
+            PauseReason::CallExceedsLimit,
+            PauseReason::TotalTokens,
+            PauseReason::TotalCost,
+            PauseReason::BudgetExhausted,
+            PauseReason::TokensPerHour,
+        ],
+    ),
+    (ConditionType::ApprovalPending, &[PauseReason::BudgetAsk]),
     (
         ConditionType::ErrorLimitReached,
         &[PauseReason::ConsecutiveErrors, PauseReason::CrashLoop],
@@ -177,7 +192,10 @@ impl List<'_> {
             return;
         };
         for (type_, reasons) in GUARDRAILS {
-            match report.reasons.iter().find(|held| reasons.contains(&held.reason)) {
+            let held = reasons
+                .iter()
+                .find_map(|reason| report.reasons.iter().find(|held| held.reason == *reason));
+            match held {
                 Some(held) => {
                     let until = held.until.map(|until| format!("; goes on at {}", seconds(until)));
                     let message = format!("{}{}", held.message, until.unwrap_or_default());
@@ -294,18 +312,22 @@ impl List<'_> {
         if status.state == LoopState::Starting {
             return Standing::Reconciling(word("Starting", STARTING));
         }
-        self.of_the_loop(facts.intent)
+        self.of_the_loop(facts.intent, status)
     }
 
     /// The pod runs and its loop has spoken.
-    fn of_the_loop(&self, intent: Intent) -> Standing {
+    fn of_the_loop(&self, intent: Intent, status: &LoopStatus) -> Standing {
         if let Some(lost) = self.holds(ConditionType::LinkLost) {
             return Standing::Reconciling(word(&lost.reason, lost.message.clone()));
         }
         let model = condition::find(&self.conditions, ConditionType::ModelAvailable);
         if let Some(model) = model.filter(|model| model.status == "False") {
             let word = word(&model.reason, model.message.clone());
-            let needs_person = [FailureKind::AuthenticationFailed, FailureKind::QuotaExceeded];
+            let needs_person = [
+                FailureKind::AuthenticationFailed,
+                FailureKind::QuotaExceeded,
+                FailureKind::BoundViolated,
+            ];
             return if needs_person.iter().any(|kind| kind.as_ref() == model.reason) {
                 Standing::Stalled(word)
             } else {
@@ -314,6 +336,17 @@ impl List<'_> {
         }
         if let Some(found) = self.facts.finding.filter(|_| outside::is_enforced(self.facts.agent)) {
             return Standing::Stalled(word(ConditionType::LoopDetected.as_ref(), found.message.clone()));
+        }
+        if let Some(spent) = self.holds(ConditionType::BudgetExhausted) {
+            // Without a moment only a person can help: a lifetime, a stop, a call that can never fit.
+            return if status.resumes_at.is_some() {
+                Standing::Ready(word(PAUSED_BY_BUDGET, spent.message.clone()))
+            } else {
+                Standing::Stalled(word(&spent.reason, spent.message.clone()))
+            };
+        }
+        if let Some(asked) = self.holds(ConditionType::ApprovalPending) {
+            return Standing::Ready(word(AWAITING_APPROVAL, asked.message.clone()));
         }
         if let Some(held) = GUARDRAILS.iter().find_map(|(type_, _)| self.holds(*type_)) {
             return Standing::Ready(word(&held.type_, held.message.clone()));

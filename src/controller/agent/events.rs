@@ -23,19 +23,20 @@ const SEND: Duration = Duration::from_secs(10);
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Notice {
+pub struct Notice {
     /// Whether somebody should look.
-    pub(super) warning: bool,
+    pub warning: bool,
     /// Why.
-    pub(super) reason: String,
+    pub reason: String,
     /// What was done.
-    pub(super) action: &'static str,
+    pub action: &'static str,
     /// In words.
-    pub(super) note: String,
+    pub note: String,
 }
 
 impl Notice {
-    fn normal(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
+    /// Nobody need look.
+    pub fn normal(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
         Self {
             warning: false,
             reason: reason.into(),
@@ -44,7 +45,8 @@ impl Notice {
         }
     }
 
-    fn warning(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
+    /// Somebody should look.
+    pub fn warning(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
         Self {
             warning: true,
             ..Self::normal(reason, action, note)
@@ -53,7 +55,9 @@ impl Notice {
 }
 
 /// Guardrails whose beginning is an event.
-const GUARDRAILS: [ConditionType; 4] = [
+const GUARDRAILS: [ConditionType; 6] = [
+    ConditionType::BudgetExhausted,
+    ConditionType::ApprovalPending,
     ConditionType::RateLimited,
     ConditionType::TurnLimitReached,
     ConditionType::ErrorLimitReached,
@@ -137,17 +141,17 @@ pub(super) fn of_pod(applied: &Applied) -> Option<Notice> {
 
 /// Where events go in.
 #[derive(Clone)]
-pub(super) struct Sink(mpsc::Sender<(Notice, ObjectReference)>);
+pub struct Sink(mpsc::Sender<(Notice, ObjectReference)>);
 
 impl Sink {
     /// A sink, and what comes out of it.
-    pub(super) fn new() -> (Self, mpsc::Receiver<(Notice, ObjectReference)>) {
+    pub fn new() -> (Self, mpsc::Receiver<(Notice, ObjectReference)>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self(sender), receiver)
     }
 
     /// Sends in the background; dropped when too many wait.
-    pub(super) fn send(&self, notices: impl IntoIterator<Item = Notice>, about: &ObjectReference) {
+    pub fn send(&self, notices: impl IntoIterator<Item = Notice>, about: &ObjectReference) {
         for notice in notices {
             if let Err(error) = self.0.try_send((notice, about.clone())) {
                 tracing::debug!(%error, "an Event was dropped");
@@ -157,7 +161,7 @@ impl Sink {
 }
 
 /// Publishes what comes out of a sink, one at a time, until the sink is gone.
-pub(super) async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<(Notice, ObjectReference)>) {
+pub async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<(Notice, ObjectReference)>) {
     let mut warned = HashSet::new();
     while let Some((notice, about)) = queue.recv().await {
         let event = Event {

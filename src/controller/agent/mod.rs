@@ -9,7 +9,7 @@ mod conditions;
 mod context;
 mod desired;
 mod error;
-mod events;
+pub(in crate::controller) mod events;
 mod intent;
 #[cfg(test)]
 mod kstatus;
@@ -35,4 +35,4 @@ mod triggers;
 mod validate;
 
 pub use context::{AgentsView, Clock, ErrorKind, Finished, Observer, Settings};
-pub use run::{Parts, run};
+pub use run::{Parts, recorder, run};

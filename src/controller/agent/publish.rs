@@ -59,6 +59,7 @@ pub(super) async fn publish(
             memory.failed_pods = 0;
         }
     });
+    let shares = ctx.shared.budgets.shares(&subject.key);
     let new = compute(&Facts {
         agent: subject.agent,
         old,
@@ -69,6 +70,7 @@ pub(super) async fn publish(
         heard: outcome.observed.heard.as_ref(),
         known: &outcome.observed.known,
         finding: outcome.observed.finding.as_ref(),
+        shares: &shares,
         obstacle: outcome.applied.obstacle.as_ref(),
         silent,
         now,

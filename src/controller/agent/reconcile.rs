@@ -146,7 +146,11 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
     ctx.shared.budgets.block(&subject.key, block);
     let none = References::default();
     let references = observed.references.as_ref();
-    let verdict = validate(agent, references.unwrap_or(&none), &ctx.shared.settings);
+    let verdict = validate(agent, references.unwrap_or(&none), &ctx.shared.settings).and_then(|()| {
+        let decision = ctx.shared.budgets.decision(&subject.key);
+        let obstacle = decision.and_then(|decision| decision.obstacle);
+        obstacle.map_or(Ok(()), |obstacle| Err(obstacle.into()))
+    });
     note_verdict(ctx, &subject, references.is_some(), verdict.is_ok());
     let plan = desired(agent, &old, &observed, &verdict, &memory, &ctx.shared.settings);
     let applied = apply(ctx, &subject, &observed, plan, &memory, now).await?;

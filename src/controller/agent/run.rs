@@ -65,14 +65,20 @@ pub struct Parts {
     pub shutdown: CancellationToken,
 }
 
+/// Sends Events in the name of this process.
+#[must_use]
+pub fn recorder(client: Client, instance: String) -> Recorder {
+    let reporter = Reporter {
+        controller: super::names::MANAGER.into(),
+        instance: Some(instance),
+    };
+    Recorder::new(client, reporter)
+}
+
 /// Reconciles Agents until `shutdown`. Only the leader may run this, once per process.
 pub async fn run(parts: Parts) {
     let (events, queue) = events::Sink::new();
-    let reporter = Reporter {
-        controller: super::names::MANAGER.into(),
-        instance: Some(parts.instance),
-    };
-    let recorder = Recorder::new(parts.client.clone(), reporter);
+    let recorder = recorder(parts.client.clone(), parts.instance);
     let shared = Arc::new(Shared {
         namespaces: Namespaces::new(parts.client.clone(), parts.ca_bundle.clone()),
         client: parts.client,

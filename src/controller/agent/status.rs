@@ -15,6 +15,8 @@ use super::totals;
 use super::validate::Invalid;
 use crate::api::status::{LoopState, LoopStatus, PauseReason, Summary, Usage};
 use crate::api::{Agent, AgentStatus};
+use crate::controller::budget::shares::Shares;
+use crate::controller::budget::words;
 use crate::controller::loops::Heard;
 use crate::link::messages::{Known, LoopReport};
 
@@ -38,6 +40,8 @@ pub(super) struct Facts<'a> {
     pub(super) known: &'a Known,
     /// A loop that is seen from outside.
     pub(super) finding: Option<&'a Finding>,
+    /// What its limits have left.
+    pub(super) shares: &'a Shares,
     /// What stands in the way.
     pub(super) obstacle: Option<&'a Obstacle>,
     /// No contact for the whole run lease.
@@ -85,12 +89,12 @@ pub(super) fn compute(facts: &Facts<'_>) -> AgentStatus {
     let usage = (facts.known.usage != Usage::default()).then(|| facts.known.usage.clone());
     let restarted = old.r#loop.as_ref().is_some_and(|old| old.outcome.is_some()) && status.outcome.is_none();
     let handled = facts.report().map(|report| &report.handled);
-    AgentStatus {
+    let new = AgentStatus {
         observed_generation: facts.agent.metadata.generation,
         conditions: conditions::compute(facts, &status),
         summary: Some(summary(facts, &status, usage.as_ref())),
         r#loop: Some(status),
-        budgets: old.budgets.clone(),
+        budgets: facts.shares.budgets.clone(),
         usage,
         pod: facts.pod.map(PodState::status),
         last_error: facts
@@ -100,7 +104,33 @@ pub(super) fn compute(facts: &Facts<'_>) -> AgentStatus {
         last_handled_requests: requests::remember(facts.agent, old.last_handled_requests.as_ref(), handled, restarted),
         // Written by the ledger alone: what does not differ is not in the patch.
         ledger: old.ledger.clone(),
+    };
+    if_worth_it(old, new)
+}
+
+/// What a shared budget has left changes with every call of others. That alone is no reason to write: it is shown with
+/// the next change of this Agent's own, or once a budget is spent or has room again.
+fn if_worth_it(old: &AgentStatus, mut new: AgentStatus) -> AgentStatus {
+    let spent = |status: &AgentStatus| -> Vec<(String, bool)> {
+        let budgets = status.budgets.iter();
+        budgets.map(|share| (share.name.clone(), share.exhausted)).collect()
+    };
+    if spent(old) != spent(&new) {
+        return new;
     }
+    let tightest = |status: &AgentStatus| status.summary.as_ref().and_then(|summary| summary.budget.clone());
+    let (budgets, budget) = (new.budgets.clone(), tightest(&new));
+    new.budgets.clone_from(&old.budgets);
+    if let Some(summary) = &mut new.summary {
+        summary.budget = tightest(old);
+    }
+    if new != *old {
+        new.budgets = budgets;
+        if let Some(summary) = &mut new.summary {
+            summary.budget = budget;
+        }
+    }
+    new
 }
 
 fn loop_status(facts: &Facts<'_>) -> LoopStatus {
@@ -203,8 +233,10 @@ fn summary(facts: &Facts<'_>, status: &LoopStatus, usage: Option<&Usage>) -> Sum
             .map(|reason| reason.as_ref().to_owned())
     };
     Summary {
-        cost: None,
-        budget: None,
+        cost: usage
+            .filter(|usage| usage.cost > 0)
+            .map(|usage| words::dollars(usage.cost)),
+        budget: facts.shares.used_percent.map(|percent| format!("{percent}%")),
         tokens: totals::short(usage.map_or(0, totals::tokens)),
         resumes: status
             .resumes_at

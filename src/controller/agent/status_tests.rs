@@ -14,8 +14,9 @@ use super::validate::{Invalid, InvalidReason};
 use crate::api::agent::DetectionMode;
 use crate::api::condition::{ConditionType, LoopSign, find};
 use crate::api::failure::FailureKind;
-use crate::api::status::{LoopState, LoopStatus, Outcome, PauseReason, Usage};
+use crate::api::status::{BudgetShare, LoopState, LoopStatus, Outcome, PauseReason, Usage};
 use crate::api::{Agent, AgentStatus};
+use crate::controller::budget::shares::Shares;
 use crate::controller::loops::Heard;
 use crate::link::messages::{HeldReason, LoopReport, ModelReport, Report};
 
@@ -88,6 +89,7 @@ struct Case {
     silent: bool,
     finding: Option<Finding>,
     enforce: bool,
+    shares: Shares,
     old: AgentStatus,
 }
 
@@ -103,6 +105,7 @@ impl Default for Case {
             silent: false,
             finding: None,
             enforce: false,
+            shares: Shares::default(),
             old: AgentStatus::default(),
         }
     }
@@ -124,6 +127,7 @@ impl Case {
             heard: self.heard.as_ref(),
             known: &totals::known(&self.old, None, self.heard.as_ref()),
             finding: self.finding.as_ref(),
+            shares: &self.shares,
             obstacle: self.obstacle.as_ref(),
             silent: self.silent,
             now: now(),
@@ -312,7 +316,8 @@ fn every_combination_keeps_the_rules_of_conditions() {
 
 fn rules(status: &AgentStatus) -> Verdict {
     let conditions = &status.conditions;
-    for type_ in ConditionType::iter() {
+    let of_budgets = [ConditionType::NearLimit, ConditionType::Exhausted];
+    for type_ in ConditionType::iter().filter(|type_| !of_budgets.contains(type_)) {
         let count = conditions.iter().filter(|c| c.type_ == type_.as_ref()).count();
         let optional = [ConditionType::Reconciling, ConditionType::Stalled].contains(&type_);
         assert!(count == 1 || optional && count == 0, "{type_:?} occurs {count} times");
@@ -400,4 +405,110 @@ fn an_outcome_is_kept_while_resting_and_cleared_with_its_request_when_the_loop_s
     assert_eq!(resting.r#loop.unwrap().outcome, Some(Outcome::Completed));
     let again = case(Intent::Create).status();
     assert_eq!(again.r#loop.unwrap().outcome, None);
+}
+
+/// A loop that a limit holds; until a moment, or for ever.
+fn spent(reason: PauseReason, until: Option<Timestamp>) -> Heard {
+    let mut heard = held(LoopState::Paused, reason);
+    let report = heard.report.loop_.as_mut().unwrap();
+    report.reasons[0].until = until;
+    report.resumes_at = until;
+    heard
+}
+
+#[test]
+fn a_spent_limit_pauses_until_its_moment_and_without_one_needs_a_person() {
+    let until = Some(now() + jiff::SignedDuration::from_mins(5));
+    for reason in [
+        PauseReason::BudgetExhausted,
+        PauseReason::TokensPerHour,
+        PauseReason::TotalTokens,
+        PauseReason::TotalCost,
+        PauseReason::CallExceedsLimit,
+    ] {
+        let says = |until, type_| {
+            let case = Case {
+                heard: Some(spent(reason, until)),
+                ..Case::default()
+            };
+            let status = case.status();
+            let condition = find(&status.conditions, type_).cloned();
+            condition.map(|condition| (condition.status, condition.reason))
+        };
+        let named = |status: &str, reason: &str| Some((status.to_owned(), reason.to_owned()));
+        assert_eq!(
+            says(until, ConditionType::BudgetExhausted),
+            named("True", reason.as_ref())
+        );
+        assert_eq!(says(until, ConditionType::Ready), named("True", "PausedByBudget"));
+        assert_eq!(says(until, ConditionType::Stalled), None);
+        assert_eq!(says(None, ConditionType::Ready), named("False", reason.as_ref()));
+        assert_eq!(says(None, ConditionType::Stalled), named("True", reason.as_ref()));
+    }
+}
+
+#[test]
+fn an_open_question_waits_by_design_and_a_broken_bound_does_not() {
+    let case = Case {
+        heard: Some(spent(PauseReason::BudgetAsk, None)),
+        ..Case::default()
+    };
+    let status = case.status();
+    let ready = find(&status.conditions, ConditionType::Ready).unwrap();
+    assert_eq!(
+        (ready.status.as_str(), ready.reason.as_str()),
+        ("True", "AwaitingApproval")
+    );
+    let asked = find(&status.conditions, ConditionType::ApprovalPending).unwrap();
+    assert_eq!((asked.status.as_str(), asked.reason.as_str()), ("True", "BudgetAsk"));
+    let case = Case {
+        heard: Some(failing(FailureKind::BoundViolated)),
+        ..Case::default()
+    };
+    let stalled = case.status();
+    let stalled = find(&stalled.conditions, ConditionType::Stalled).unwrap();
+    assert_eq!(stalled.reason, "BoundViolated");
+}
+
+fn share(remaining: i64, exhausted: bool) -> Shares {
+    Shares {
+        budgets: vec![BudgetShare {
+            name: "team".into(),
+            remaining_tokens: Some(remaining),
+            remaining_cost_micro_usd: None,
+            exhausted,
+        }],
+        used_percent: Some(100 - remaining),
+    }
+}
+
+#[test]
+fn what_others_use_of_a_budget_is_shown_with_the_next_change_and_not_before() {
+    let first = Case {
+        shares: share(90, false),
+        ..Case::default()
+    };
+    let old = first.status();
+    assert_eq!(old.summary.clone().unwrap().budget.as_deref(), Some("10%"));
+    let mut next = Case {
+        shares: share(50, false),
+        old: old.clone(),
+        ..Case::default()
+    };
+    assert_eq!(next.status(), old, "only others drew on it");
+    next.heard = Some(heard(LoopState::Sleeping));
+    let changed = next.status();
+    assert_eq!(changed.budgets[0].remaining_tokens, Some(50));
+    assert_eq!(changed.summary.unwrap().budget.as_deref(), Some("50%"));
+    next.heard = Some(heard(LoopState::Running));
+    next.shares = share(0, true);
+    assert!(next.status().budgets[0].exhausted, "that it is spent is news");
+}
+
+#[test]
+fn cost_shows_once_there_is_any() {
+    let mut case = Case::default();
+    assert_eq!(case.status().summary.unwrap().cost, None);
+    case.heard.as_mut().unwrap().report.usage.cost = 7_420_000;
+    assert_eq!(case.status().summary.unwrap().cost.as_deref(), Some("$7.42"));
 }

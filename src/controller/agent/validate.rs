@@ -7,6 +7,7 @@ use super::manifest;
 use super::names;
 use crate::api::Agent;
 use crate::api::agent::KeyRef;
+use crate::controller::budget::scope::{Obstacle as Unlimited, ScopeReason};
 
 /// Longest value of a label, and longest host name of a pod.
 const LONGEST_NAME: usize = 63;
@@ -46,6 +47,29 @@ pub(super) enum InvalidReason {
     SecretNotFound,
     /// A ConfigMap or its key is missing.
     ConfigMapNotFound,
+    /// An AgentBudget that `spec.budgetRefs` names is missing.
+    BudgetNotFound,
+    /// The platform wants a budget, and none applies.
+    BudgetRequired,
+    /// A limit of money applies, and what the model costs is not known.
+    PriceUnknown,
+    /// An AgentBudget that applies, or may apply, cannot be used.
+    BudgetUnavailable,
+}
+
+impl From<Unlimited> for Invalid {
+    fn from(obstacle: Unlimited) -> Self {
+        let reason = match obstacle.reason {
+            ScopeReason::BudgetNotFound => InvalidReason::BudgetNotFound,
+            ScopeReason::BudgetRequired => InvalidReason::BudgetRequired,
+            ScopeReason::PriceUnknown => InvalidReason::PriceUnknown,
+            ScopeReason::BudgetUnavailable => InvalidReason::BudgetUnavailable,
+        };
+        Self {
+            reason,
+            message: obstacle.message,
+        }
+    }
 }
 
 /// A user's mistake.

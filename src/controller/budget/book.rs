@@ -12,6 +12,7 @@ use crate::api::amount::{Amount, Kind, LimitAmounts};
 use crate::api::budget::LedgerRecord;
 use crate::ledger::account::{Account, AgentName, Ask, Refused, Terms, Who};
 use crate::ledger::wallet::AccountId;
+use crate::ledger::window::WindowRule;
 use crate::link::messages::{AccountAnswer, LeaseAnswer, LeaseGrant, LeaseRequest};
 
 /// Time between two writes of a document for which nobody waits.
@@ -442,9 +443,14 @@ impl Book {
         self.with(account, now, |entry| entry.blocked.remove(agent).is_some());
     }
 
-    /// Time goes on: for accounts that somebody waits for, or that want something back.
+    /// Time goes on: for accounts that somebody waits for, that want something back, or that count something that may
+    /// leave their window.
     pub fn tick(&mut self, now: Timestamp) {
-        let restless = |entry: &Entry| !entry.blocked.is_empty() || entry.account.recalls();
+        let restless = |entry: &Entry| {
+            let account = &entry.account;
+            let moves = !matches!(account.terms().window, WindowRule::Lifetime) && !account.used().is_zero();
+            moves || !entry.blocked.is_empty() || account.recalls()
+        };
         let accounts: Vec<AccountId> = self
             .index
             .iter()
@@ -526,7 +532,6 @@ fn milliseconds(from: Timestamp, to: Timestamp) -> u64 {
 mod tests {
     use super::*;
     use crate::ledger::account::Statement;
-    use crate::ledger::window::WindowRule;
     use crate::link::messages::AccountRequest;
 
     const START: Timestamp = Timestamp::constant(1_800_000_000, 0);

@@ -291,7 +291,18 @@ impl Budgets {
             }
         }
         let changed = state.scope.put_budget(facts);
+        self.answer_gate(state, &id);
         self.tell_changed(state, changed);
+    }
+
+    /// Adds what a person has approved on the object; once, since the account knows the gate.
+    fn answer_gate(&self, state: &mut State, id: &DocumentId) {
+        let Some(facts) = state.scope.budget(&id.uid) else {
+            return;
+        };
+        if let Some((top_up, amount)) = self.face.approved(&self.view(state, facts)) {
+            state.book.top_up(&id.uid, &top_up, amount, self.now());
+        }
     }
 
     /// A budget is there and cannot be read.

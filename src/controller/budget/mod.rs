@@ -7,16 +7,19 @@ pub mod book;
 pub mod bury;
 pub mod clock;
 mod conditions;
+pub mod face;
 pub mod facts;
 pub mod gate;
 pub mod ledger;
+mod notices;
 pub mod persist;
 pub mod scope;
+pub mod shares;
 pub mod status;
 #[cfg(test)]
 mod status_tests;
 pub mod view;
 pub mod watch;
-mod words;
+pub mod words;
 
 pub use ledger::{Budgets, Setup};

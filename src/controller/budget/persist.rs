@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{Request, header};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -24,6 +24,8 @@ const CALL: Duration = Duration::from_secs(10);
 const WRITERS: usize = 32;
 /// How often the ledger looks at itself though nothing happened.
 const TICK: Duration = Duration::from_secs(1);
+/// Distance from the last write at which news is shown.
+const NEWS: SignedDuration = SignedDuration::from_secs(5);
 /// Pauses between two attempts at one write.
 const PAUSE: Duration = Duration::from_millis(250);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
@@ -109,8 +111,9 @@ impl Budgets {
         let mut jobs = JoinSet::new();
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut look = true;
         loop {
-            for job in self.begin(WRITERS.saturating_sub(jobs.len())) {
+            for job in self.begin(WRITERS.saturating_sub(jobs.len()), std::mem::take(&mut look)) {
                 let budgets = self.clone();
                 jobs.spawn(async move {
                     let ended = budgets.carry_out(&job).await;
@@ -124,23 +127,32 @@ impl Budgets {
                     }
                 }
                 () = self.kick.notified() => {}
-                _ = tick.tick() => self.tick(),
+                _ = tick.tick() => {
+                    self.tick();
+                    look = true;
+                }
             }
         }
     }
 
-    /// Composes at most so many writes that are due.
-    fn begin(&self, most: usize) -> Vec<Job> {
+    /// Composes at most so many writes that are due. `look`: also those that only what is shown asks for.
+    fn begin(&self, most: usize, look: bool) -> Vec<Job> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let now = self.now();
         let mut due = state.book.due(now);
-        let shows = |paper: &Paper| {
-            !paper.writing && (paper.hurry || paper.wrote.is_none_or(|wrote| now.duration_since(wrote) >= STEP))
+        let age = |paper: &Paper| paper.wrote.map_or(STEP, |wrote| now.duration_since(wrote));
+        let shows = |id: &DocumentId, paper: &Paper| {
+            let differs = || self.display(state, id).is_some_and(|new| new != paper.shown);
+            !paper.writing
+                && (paper.hurry && differs()
+                    || look && age(paper) >= STEP && differs()
+                    || look && age(paper) >= NEWS && self.is_news(state, id))
         };
-        let papers = state.papers.iter().filter(|(_, paper)| shows(paper));
-        let show: Vec<DocumentId> = papers
-            .filter(|(id, paper)| !due.contains(id) && self.display(state, id).is_some_and(|new| new != paper.shown))
+        let show: Vec<DocumentId> = state
+            .papers
+            .iter()
+            .filter(|(id, paper)| id.kind == DocumentKind::Budget && !due.contains(id) && shows(id, paper))
             .map(|(id, _)| id.clone())
             .collect();
         due.extend(show);
@@ -170,10 +182,16 @@ impl Budgets {
         Some(self.face.status(&self.view(state, facts)))
     }
 
+    fn is_news(&self, state: &State, id: &DocumentId) -> bool {
+        let facts = state.scope.budget(&id.uid);
+        facts.is_some_and(|facts| self.face.is_news(&self.view(state, facts)))
+    }
+
     fn end(&self, job: Job, ended: Ended) -> Option<Conflict> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let now = self.now();
+        let mut told = Vec::new();
         match ended {
             Ended::Conflict(conflict) => return Some(conflict),
             Ended::Gone => {
@@ -204,10 +222,12 @@ impl Budgets {
                     && before != *after
                 {
                     self.face.written(&facts.object, &before, after);
+                    // What holds their calls may be another: a gate, a stop.
+                    told.extend(state.scope.members(&job.id.account(Part::Budget)).cloned());
                 }
             }
         }
-        self.tell(state, []);
+        self.tell(state, told);
         drop(guard);
         self.note_written();
         None

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::book::Entry;
 use crate::api::AgentBudget;
+use crate::api::amount::Amount;
 use crate::api::failure::Failure;
 use crate::link::messages::LimitName;
 
@@ -35,6 +36,18 @@ pub struct Held {
 pub trait Face: Send + Sync {
     /// The status, whole, without `ledger`; written with the next record, at least 15 s after the last one.
     fn status(&self, view: &BudgetView<'_>) -> Map<String, Value>;
+
+    /// Whether its status says something that people wait for: it is written within seconds then.
+    fn is_news(&self, view: &BudgetView<'_>) -> bool {
+        let _ = view;
+        false
+    }
+
+    /// A top-up that a person has approved, with its id; it is counted once.
+    fn approved(&self, view: &BudgetView<'_>) -> Option<(String, Amount)> {
+        let _ = view;
+        None
+    }
 
     /// What holds its calls. `name`: as the Agent that would be told sees it.
     fn held(&self, view: &BudgetView<'_>, name: &LimitName) -> Option<Held> {

@@ -196,7 +196,35 @@ fn the_clusters_own_roles_cover_agents_and_leave_their_status_to_the_controller(
             rights["agentloop.dev agents/status"],
             BTreeSet::from(["get".to_owned()])
         );
+        // Who is limited does not set the limit.
+        let read = ["get", "list", "watch"].map(str::to_owned);
+        assert_eq!(rights["agentloop.dev agentbudgets"], BTreeSet::from(read), "{role}");
+    }
+    let budgets = objects.one("ClusterRole", "agentloop-budget-admin");
+    let labels = budgets["metadata"]["labels"].as_object().unwrap();
+    let aggregated: Vec<_> = labels.keys().filter(|label| label.contains("aggregate-to")).collect();
+    assert_eq!(aggregated, ["rbac.authorization.k8s.io/aggregate-to-admin"]);
+    let writes = &rights(budgets)["agentloop.dev agentbudgets"];
+    for verb in ["create", "update", "patch", "delete", "approve"] {
+        assert!(writes.contains(verb), "{verb}");
     }
     let without = render(&["rbac.aggregate=false"]).unwrap().unwrap();
     assert!(!without.has("ClusterRole", "agentloop-admin"));
+    assert!(!without.has("ClusterRole", "agentloop-budget-admin"));
+}
+
+#[test]
+fn answers_to_a_budgets_question_are_held_to_a_verb_and_a_name() {
+    let Some(rendered) = render(&[]) else { return };
+    let objects = rendered.unwrap();
+    let policy = objects.one("ValidatingAdmissionPolicy", "agentloop-approval");
+    assert_eq!(policy["spec"]["failurePolicy"], "Fail");
+    let rule = &policy["spec"]["matchConstraints"]["resourceRules"][0];
+    assert_eq!(words(&rule["resources"]), ["agentbudgets"]);
+    assert_eq!(words(&rule["operations"]), ["CREATE", "UPDATE"]);
+    let binding = objects.one("ValidatingAdmissionPolicyBinding", "agentloop-approval");
+    assert_eq!(binding["spec"]["policyName"], "agentloop-approval");
+    assert_eq!(words(&binding["spec"]["validationActions"]), ["Deny"]);
+    let without = render(&["rbac.approvalPolicy=false"]).unwrap().unwrap();
+    assert!(!without.has("ValidatingAdmissionPolicy", "agentloop-approval"));
 }
