@@ -11,7 +11,7 @@ use super::validate::Invalid;
 use super::{manifest, objects};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::loops::LivePod;
-use crate::link::messages::{BudgetTerms, Directives, Known};
+use crate::link::messages::{Directives, Known};
 
 /// What is to be done with the pod.
 #[derive(Debug, PartialEq)]
@@ -126,6 +126,7 @@ pub(super) fn directives(agent: &Agent, status: &AgentStatus) -> Directives {
         wake: open.wake,
         resume: open.resume,
         // What limits it is the ledger's to say: without one, nothing does.
-        budget: Some(BudgetTerms::default()),
+        // Decided by the ledger, which `Loops` asks.
+        budget: None,
     }
 }

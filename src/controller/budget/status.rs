@@ -15,7 +15,7 @@ use crate::api::budget::{
     AgentBudgetStatus, BudgetGate, BudgetSummary, HandledAnswers, OnExhausted, TopAgent, WindowStatus,
 };
 use crate::api::condition::{self, ConditionType};
-use crate::ledger::account::AgentName;
+use crate::ledger::account::{AgentName, Ask, Who};
 use crate::ledger::window::WindowRule;
 
 /// Most Agents shown.
@@ -74,7 +74,13 @@ pub fn spent(input: &Input<'_>) -> Option<Spent> {
     };
     if let Some(kind) = limits.kinds().find(full) {
         let one = Amount::each(|each| i64::from(each == kind));
-        return Some(make(kind, account.resets_at(&AgentName::default(), &one), stops));
+        let ask = Ask {
+            lease: None,
+            open: Amount::ZERO,
+            least: one,
+            full: one,
+        };
+        return Some(make(kind, account.resets_at(&Who::default(), &ask), stops));
     }
     remembered(input, entry).map(|(kind, resets_at)| make(kind, resets_at, stops))
 }

@@ -200,8 +200,7 @@ impl World {
             clocks_right,
             overbills: random.percent(10),
             edits: clocks_right && random.percent(30),
-            // Not drawn until records say which window they were counted by.
-            new_windows: clocks_right && random.percent(0),
+            new_windows: clocks_right && random.percent(20),
             losses: if rough { random.range(0, 20) } else { 0 },
             crashes: if rough { random.range(0, 12) } else { 0 },
             call: random.range(10, 50),
