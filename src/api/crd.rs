@@ -54,9 +54,13 @@ fn finished(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
             .as_mut()
             .and_then(|properties| properties.get_mut("status"));
         for part in status.into_iter().filter_map(|status| status.properties.as_mut()) {
-            // Defaults in a status would put words into the controller's mouth; the one of status itself stays.
+            // Defaults in a status would put words into the controller's mouth; the one of status itself stays. Rules
+            // speak to people, who write no status.
             for field in part.values_mut() {
-                visit(field, &mut |schema| schema.default = None);
+                visit(field, &mut |schema| {
+                    schema.default = None;
+                    schema.x_kubernetes_validations = None;
+                });
             }
         }
     }

@@ -248,6 +248,17 @@ impl Book {
         self.with(account, now, |entry| entry.account.set_terms(terms, now));
     }
 
+    /// It limits nothing any more; what it counted stays.
+    pub fn unlimit(&mut self, account: &str, now: Timestamp) {
+        self.with(account, now, |entry| {
+            let terms = Terms {
+                limits: LimitAmounts::default(),
+                ..entry.account.terms().clone()
+            };
+            entry.account.set_terms(terms, now);
+        });
+    }
+
     /// Adds to the limits of the window at hand, once per id. `false`: it was counted before, or does not fit.
     pub fn top_up(&mut self, account: &str, id: &str, amount: Amount, now: Timestamp) -> bool {
         let counted = self.with(account, now, |entry| entry.account.top_up(id, amount, now));

@@ -53,6 +53,17 @@ pub struct Own {
 }
 
 impl AgentFacts {
+    /// The accounts of its own limits that are not set.
+    #[must_use]
+    pub fn unset(&self) -> Vec<String> {
+        let Ok(own) = &self.own else { return Vec::new() };
+        [Part::TokensPerHour, Part::Total]
+            .into_iter()
+            .filter(|part| own.iter().all(|own| own.part != *part))
+            .map(|part| self.document.account(part))
+            .collect()
+    }
+
     /// Of this Agent.
     #[must_use]
     pub fn of(agent: &Agent) -> Self {

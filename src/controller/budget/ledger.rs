@@ -196,7 +196,10 @@ impl Budgets {
             }
             state.book.load(&facts.document, own.part, terms, record, now);
         }
-        lift(state, &facts, now);
+        // Own limits that are set no more limit nothing; their record stays.
+        for account in facts.unset() {
+            state.book.unlimit(&account, now);
+        }
         let known = state.scope.agent(&key).is_some();
         let changed = state.scope.put_agent(&key, facts);
         self.tell(state, changed.then_some(key.clone()));
@@ -579,29 +582,6 @@ impl Budgets {
 }
 
 static NOTHING: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
-
-/// Own limits that are set no more limit nothing; their record stays.
-fn lift(state: &mut State, facts: &AgentFacts, now: Timestamp) {
-    let Ok(own) = &facts.own else { return };
-    for part in [Part::TokensPerHour, Part::Total] {
-        let account = facts.document.account(part);
-        if own.iter().any(|own| own.part == part) {
-            continue;
-        }
-        let Some(terms) = state
-            .book
-            .entry(&account)
-            .map(|(_, entry)| entry.account().terms().clone())
-        else {
-            continue;
-        };
-        let terms = crate::ledger::account::Terms {
-            limits: crate::api::amount::LimitAmounts::default(),
-            ..terms
-        };
-        state.book.set_terms(&account, terms, now);
-    }
-}
 
 fn later(message: &str) -> Refusal {
     Refusal {

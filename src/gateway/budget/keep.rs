@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -22,7 +23,7 @@ use crate::link::client::LinkError;
 use crate::link::messages::{AccountAnswer, AccountRequest, BudgetTerms, LeaseAnswer, LeaseRequest, LoopReport};
 
 /// Time without a call after which leases are given back.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(30);
 /// Time between two statements of a lease that is spent from.
 const STATE: Duration = Duration::from_secs(15);
 /// First and longest wait before a closed lease is said again, or what failed is tried again.
@@ -112,7 +113,7 @@ impl Budget {
             let rests = said
                 .borrow_and_update()
                 .as_ref()
-                .is_some_and(|said| is_at_rest(said.state));
+                .is_some_and(|said| is_at_rest(said, Timestamp::now()));
             if now.session.is_some() && !now.fenced {
                 self.tidy(now.directives.budget.as_ref(), rests);
             }
@@ -344,9 +345,13 @@ fn hear(wallet: &mut Wallet, answer: &AccountAnswer, sent: u64) {
     wallet.hear(&answer.account, answer.epoch, &granted, &answer.forgotten);
 }
 
-fn is_at_rest(state: LoopState) -> bool {
-    match state {
-        LoopState::Sleeping | LoopState::Paused | LoopState::Stopped => true,
+/// Whether the loop will make no call for long enough that its leases are better given back: each lease costs a write.
+fn is_at_rest(said: &LoopReport, now: Timestamp) -> bool {
+    match said.state {
+        LoopState::Sleeping => said
+            .resumes_at
+            .is_none_or(|resumes| resumes.duration_since(now).unsigned_abs() >= IDLE && resumes > now),
+        LoopState::Paused | LoopState::Stopped => true,
         LoopState::Starting | LoopState::Running | LoopState::Stopping => false,
     }
 }

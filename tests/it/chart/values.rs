@@ -84,6 +84,7 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
     ),
     ("rbac.create", &["rbac.create=false"], ""),
     ("rbac.aggregate", &["rbac.aggregate=false"], ""),
+    ("rbac.approvalPolicy", &["rbac.approvalPolicy=false"], ""),
     (
         "podDisruptionBudget.enabled",
         &["podDisruptionBudget.enabled=false"],

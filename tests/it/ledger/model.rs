@@ -20,6 +20,11 @@ const CALL: Amount = Amount {
     calls: 1,
     ..Amount::ZERO
 };
+/// What a gateway asks for if there is as much: so that each alone could spend the limit.
+const ALL: Amount = Amount {
+    calls: LIMIT,
+    ..Amount::ZERO
+};
 const LIMITS: LimitAmounts = LimitAmounts {
     calls: Some(LIMIT),
     tokens: None,
@@ -295,7 +300,7 @@ impl Model for Leases {
                 state.left.requests[gateway] -= 1;
                 let of = &state.gateways[gateway].value;
                 let statements = of.wallet.statements().map(|(_, statement)| statement).collect();
-                let ask = of.wallet.ask("a", CALL, CALL, 0);
+                let ask = of.wallet.ask("a", CALL, ALL, 0);
                 state.send(Message::Request(gateway, leader, statements, Some(ask)));
             }
             Action::Deliver(place) => {
