@@ -148,6 +148,10 @@ impl Leader {
         })
     }
 
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of a leader, each made once and handed on here"
+    )]
     fn reconciler(
         &self,
         loops: Arc<Loops>,
@@ -186,7 +190,9 @@ fn show_budgets(metrics: &Metrics, budgets: &Arc<Budgets>) {
             let known = state.scope.budgets().values();
             known.map(|facts| facts.object.clone()).collect::<Vec<_>>()
         });
-        objects.iter().for_each(|budget| visit(budget));
+        for budget in &objects {
+            visit(budget);
+        }
     });
     if let Err(error) = collector.and_then(|collector| metrics.register(collector)) {
         tracing::error!(%error, "the metrics of AgentBudgets are missing");

@@ -67,10 +67,9 @@ impl Dialect {
         const OLD: &str = "max_tokens";
         const NEW: &str = "max_completion_tokens";
         match (self, model.output_limit_parameter) {
-            (Self::Messages, _) | (Self::Chat, OutputLimitParameter::MaxTokens) => OLD,
             (Self::Chat, OutputLimitParameter::MaxCompletionTokens) => NEW,
             (Self::Chat, OutputLimitParameter::Auto) if host == Some("api.openai.com") => NEW,
-            (Self::Chat, OutputLimitParameter::Auto) => OLD,
+            (Self::Chat, OutputLimitParameter::Auto | OutputLimitParameter::MaxTokens) | (Self::Messages, _) => OLD,
         }
     }
 

@@ -114,7 +114,7 @@ impl Uplink {
         tokio::pin!(events);
         while let Some(event) = events.next().await {
             match event? {
-                DirectiveEvent::Directives(directives) => self.contact.directed(directives, Instant::now()),
+                DirectiveEvent::Directives(directives) => self.contact.directed(*directives, Instant::now()),
                 DirectiveEvent::Heartbeat => self.contact.heard(Instant::now()),
             }
         }

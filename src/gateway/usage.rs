@@ -38,11 +38,11 @@ fn of_messages(usage: &Value) -> Option<Bill> {
     let output = count(usage.get("output_tokens")?)?;
     let short = detail(usage, "cache_creation", "ephemeral_5m_input_tokens")?;
     let long = detail(usage, "cache_creation", "ephemeral_1h_input_tokens")?;
-    let written = optional(usage.get("cache_creation_input_tokens"))?.unwrap_or(short + long);
+    let written = or(usage.get("cache_creation_input_tokens"), short + long)?;
     let reasoning = detail(usage, "output_tokens_details", "thinking_tokens")?;
     (short + long <= written && reasoning <= output && !has_unpriced(usage)).then_some(Bill {
         input,
-        cache_read: optional(usage.get("cache_read_input_tokens"))?.unwrap_or(0),
+        cache_read: or(usage.get("cache_read_input_tokens"), 0)?,
         cache_write: written - long,
         cache_write_1h: long,
         output,
@@ -59,11 +59,11 @@ fn has_unpriced(usage: &Value) -> bool {
     used || passes.is_some_and(|passes| passes.len() > 1)
 }
 
-/// A count that may be missing. `None`: it is there and cannot be believed.
-fn optional(value: Option<&Value>) -> Option<Option<i64>> {
+/// A count, or `missing` where there is none. `None`: it is there and cannot be believed.
+fn or(value: Option<&Value>, missing: i64) -> Option<i64> {
     match value {
-        None | Some(Value::Null) => Some(None),
-        Some(value) => count(value).map(Some),
+        None | Some(Value::Null) => Some(missing),
+        Some(value) => count(value),
     }
 }
 
@@ -73,7 +73,7 @@ fn count(value: &Value) -> Option<i64> {
 
 /// A detail that a server does not give is none of that kind.
 fn detail(usage: &Value, group: &str, name: &str) -> Option<i64> {
-    optional(usage.get(group).and_then(|group| group.get(name))).map(Option::unwrap_or_default)
+    or(usage.get(group).and_then(|group| group.get(name)), 0)
 }
 
 #[cfg(test)]

@@ -149,17 +149,14 @@ pub fn input_bound(previous: Option<&Previous>, parts: &[Part], overhead: Overhe
     let mut hidden = overhead.drift;
     let mut grown = previous.billed_input.max(0);
     for part in parts {
-        let more = match known.get_mut(part).filter(|count| **count > 0) {
-            Some(count) => {
-                *count -= 1;
-                part.unsteady
+        let more = if let Some(count) = known.get_mut(part).filter(|count| **count > 0) {
+            *count -= 1;
+            part.unsteady
+        } else {
+            if !part.is_message {
+                hidden = hidden.max(overhead.request);
             }
-            None => {
-                if !part.is_message {
-                    hidden = hidden.max(overhead.request);
-                }
-                part.afresh(overhead)
-            }
+            part.afresh(overhead)
         };
         grown = grown.saturating_add(more);
     }

@@ -46,7 +46,7 @@ pub enum LinkError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DirectiveEvent {
     /// What the pod is to do.
-    Directives(Directives),
+    Directives(Box<Directives>),
     /// The controller is there.
     Heartbeat,
 }
@@ -102,7 +102,7 @@ impl LinkClient {
             let event = event.map_err(|error| LinkError::Transport(error.to_string()))?;
             match (event.event.as_deref(), event.data) {
                 (Some("directives"), Some(data)) => serde_json::from_str(&data)
-                    .map(DirectiveEvent::Directives)
+                    .map(|directives| DirectiveEvent::Directives(Box::new(directives)))
                     .map_err(|error| LinkError::Unreadable(error.to_string())),
                 // Comments and events of a newer version show that it is there, no more.
                 _ => Ok(DirectiveEvent::Heartbeat),

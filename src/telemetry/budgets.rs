@@ -18,7 +18,7 @@ use crate::api::amount::{Amount, Kind, LimitAmounts};
 use crate::api::budget::{AgentBudget, Bucket, LedgerRecord, Window};
 
 /// The past that the burn is measured over.
-const HORIZON: Duration = Duration::from_secs(600);
+const HORIZON: Duration = Duration::from_mins(10);
 /// Time between two samples that are kept.
 const STEP: Duration = Duration::from_secs(10);
 /// Conditions that the controller writes.

@@ -3,7 +3,7 @@
 //! A leader here is a ledger with its watch and its writer; Agents are told to it as the reconciler does, gateways ask
 //! it as the link does.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -343,11 +343,11 @@ async fn an_agents_own_limits_are_kept_in_its_status_and_count_across_leaders() 
     assert_eq!(ledger.total.unwrap().epoch, 2);
     assert_eq!(ledger.tokens_per_hour.unwrap().epoch, 2, "one document, one write");
     let second = world.leader(&[&agent]).await;
-    let word = second
+    let reply = second
         .lease(&who, &account, &[closing(lease.lease, 1000)], Some(1))
         .await
         .unwrap();
-    let refused = word.refused.unwrap();
+    let refused = reply.refused.unwrap();
     assert!(
         !refused.never && refused.resets_at.is_none(),
         "a lifetime never has room again: {refused:?}"
@@ -384,11 +384,11 @@ async fn labels_references_and_deleted_budgets_decide_who_draws_on_what() {
     agent.labels_mut().clear();
     leader.budgets.agent_seen(&agent);
     assert_eq!(leader.limit_names(&key), []);
-    let word = leader
+    let reply = leader
         .lease(&who, &account, &[closing(lease.lease, 60)], Some(100))
         .await
         .unwrap();
-    assert_eq!((word.refused, word.leases), (None, vec![]));
+    assert_eq!((reply.refused, reply.leases), (None, vec![]));
     let used = || figures(&leader, &account).0;
     assert_eq!(used(), tokens(60));
 
@@ -432,12 +432,12 @@ async fn labels_references_and_deleted_budgets_decide_who_draws_on_what() {
         .await
         .unwrap();
     leader.until("it is free", || leader.limit_names(&key).is_empty()).await;
-    let word = leader
+    let reply = leader
         .lease(&who, &account, &[said(lease.lease, 60)], None)
         .await
         .unwrap();
     assert_eq!(
-        word.forgotten,
+        reply.forgotten,
         [lease.lease],
         "all about a deleted budget is accounted for"
     );
@@ -467,9 +467,9 @@ async fn a_lowered_limit_recalls_and_a_raised_one_calls_who_was_refused() {
         returned: tokens(lease.granted.tokens - 250),
         ..said(lease.lease, 250)
     };
-    let word = leader.lease(&who, &account, &[returned], Some(100)).await.unwrap();
+    let reply = leader.lease(&who, &account, &[returned], Some(100)).await.unwrap();
     assert!(!terms().recall);
-    let refused = word.refused.unwrap();
+    let refused = reply.refused.unwrap();
     assert!(!refused.contended && refused.resets_at.is_some(), "{refused:?}");
     let before = terms().revision;
     world.edit_budget("team", &json!({"limits": {"tokens": 350}})).await;
@@ -589,13 +589,13 @@ async fn a_lease_is_answered_within_a_second_with_and_without_a_write() {
         let start = Instant::now();
         // Everything is spent, so that the next call needs a grant.
         let spent = lease.granted.tokens;
-        let word = leader
+        let reply = leader
             .lease(&who, &account, &[said(lease.lease, spent)], Some(100))
             .await
             .unwrap();
         with.push(start.elapsed());
-        assert!(word.leases[0].granted.tokens >= spent + 100);
-        lease = word.leases[0].clone();
+        assert!(reply.leases[0].granted.tokens >= spent + 100);
+        lease = reply.leases[0].clone();
     }
     for (what, times) in [("with", &mut with), ("without", &mut without)] {
         times.sort();

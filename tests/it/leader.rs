@@ -248,7 +248,7 @@ async fn options(election: bool) -> Options {
             image_pull_policy: None,
             link_url: "https://127.0.0.1:8443".into(),
             controller_namespace: "default".into(),
-            policy: Default::default(),
+            policy: agentloop::controller::policy::Policy::default(),
             watch_namespaces: Vec::new(),
             gateway_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
             worker_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),

@@ -153,7 +153,7 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
     });
     note_verdict(ctx, &subject, references.is_some(), verdict.is_ok());
     let plan = desired(agent, &old, &observed, &verdict, &memory, &ctx.shared.settings);
-    let applied = apply(ctx, &subject, &observed, plan, &memory, now).await?;
+    let applied = Box::pin(apply(ctx, &subject, &observed, plan, &memory, now)).await?;
     let outcome = Outcome {
         old: &old,
         observed: &observed,

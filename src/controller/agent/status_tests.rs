@@ -154,6 +154,7 @@ fn row(case: &Case, kstatus: Verdict, state: LoopState, ready: &str) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn each_situation_of_the_contract_has_its_verdict() {
     use LoopState::{Paused, Running, Sleeping, Starting, Stopped, Stopping};
     let of = |heard| Case {

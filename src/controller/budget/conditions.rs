@@ -216,7 +216,9 @@ pub(super) fn how_to_add(input: &Input<'_>, kind: Option<Kind>) -> String {
 /// An id that no top-up has yet.
 fn free_id(input: &Input<'_>) -> String {
     let taken = |id: &String| input.budget.spec.top_ups.iter().any(|top_up| top_up.id == *id);
-    (input.budget.spec.top_ups.len() + 1..)
+    let known = input.budget.spec.top_ups.len();
+    // Of one more than there are, one is free.
+    (known + 1..=2 * known + 1)
         .map(|number| format!("more-{number}"))
         .find(|id| !taken(id))
         .unwrap_or_default()

@@ -3,6 +3,8 @@
 //! A gate is named after the ledger record that is written with it: no name is used twice, so that an answer left on
 //! the object never answers a later question. An approval is the top-up `gate/<id>`, counted once like any other.
 
+use std::fmt::Write as _;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -73,12 +75,10 @@ pub fn hash(budget: &AgentBudget, id: &str) -> String {
     let uid = budget.metadata.uid.as_deref().unwrap_or_default();
     let question = format!("{uid}\n{id}\n{}", words::fields(&offer(budget)));
     let digest = ring::digest::digest(&ring::digest::SHA256, question.as_bytes());
-    digest
-        .as_ref()
-        .iter()
-        .take(16)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    digest.as_ref().iter().take(16).fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// The answer to the open gate of a status that its object carries. An edit of what would be added makes an approval

@@ -32,6 +32,10 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// What is known of a document's status.
 #[derive(Clone, Debug, Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "four facts that have nothing to do with each other"
+)]
 pub(super) struct Paper {
     /// All but the ledger, as last written.
     pub(super) shown: Map<String, Value>,

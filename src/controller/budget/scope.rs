@@ -110,6 +110,7 @@ impl Scope {
     }
 
     /// All Agents of a namespace, or of all.
+    #[must_use]
     pub fn agents(&self, namespace: Option<&str>) -> Vec<AgentKey> {
         let of = |agent: &&AgentKey| namespace.is_none_or(|namespace| agent.namespace == namespace);
         self.agents.keys().filter(of).cloned().collect()
@@ -298,7 +299,7 @@ impl Scope {
             }
         }
         for budget in applying.values() {
-            let name = self.limit_name(budget, agent);
+            let name = limit_name(budget, agent);
             match &budget.terms {
                 Ok(_) => {
                     let account = budget.document.account(Part::Budget);
@@ -378,15 +379,6 @@ impl Scope {
         table.or(own.flatten()).cloned()
     }
 
-    fn limit_name(&self, budget: &BudgetFacts, agent: &AgentKey) -> String {
-        let document = &budget.document;
-        if document.namespace == agent.namespace {
-            document.name.clone()
-        } else {
-            format!("{}/{}", document.namespace, document.name)
-        }
-    }
-
     /// Whether a budget selects an Agent. `Err`: that cannot be known.
     fn selects(&self, budget: &BudgetFacts, agent: &AgentKey, facts: &AgentFacts) -> Result<bool, String> {
         let matches = |selector: &Selector| selector.matches(&facts.labels);
@@ -433,5 +425,15 @@ struct Obstacles {
 impl Obstacles {
     fn add(&mut self, reason: ScopeReason, message: String) {
         self.first.get_or_insert(Obstacle { reason, message });
+    }
+}
+
+/// A budget as its Agents name it.
+fn limit_name(budget: &BudgetFacts, agent: &AgentKey) -> String {
+    let document = &budget.document;
+    if document.namespace == agent.namespace {
+        document.name.clone()
+    } else {
+        format!("{}/{}", document.namespace, document.name)
     }
 }

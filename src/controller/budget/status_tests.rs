@@ -49,12 +49,12 @@ impl World {
             book: Book::default(),
             status: AgentBudgetStatus::default(),
         };
-        let (document, terms) = (world.document(), world.terms());
+        let (document, terms) = (World::document(), world.terms());
         world.book.load(&document, Part::Budget, terms, None, START);
         world
     }
 
-    fn document(&self) -> DocumentId {
+    fn document() -> DocumentId {
         DocumentId {
             kind: DocumentKind::Budget,
             namespace: "ns".into(),
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    fn input<'a>(&'a self, seconds: i64) -> Input<'a> {
+    fn input(&self, seconds: i64) -> Input<'_> {
         Input {
             budget: &self.budget,
             old: &self.status,
@@ -97,9 +97,9 @@ impl World {
         if let Some((id, amount)) = gate::approved(&self.budget, &self.status) {
             self.book.top_up("b", &id, amount, at(seconds));
         }
-        let writes = self.book.compose(&self.document(), at(seconds));
+        let writes = self.book.compose(&Self::document(), at(seconds));
         let status = self.look(seconds);
-        self.book.written(&self.document(), &writes, at(seconds));
+        self.book.written(&Self::document(), &writes, at(seconds));
         self.status = status;
         &self.status
     }
@@ -306,11 +306,11 @@ fn the_next_leader_does_not_call_a_spent_budget_free_before_its_moment() {
     let mut world = World::new(&json!({}));
     world.spend("a", 1, 950, 1);
     world.ask("b", 100, 2);
-    let record = world.book.compose(&world.document(), at(2)).remove(0).record;
+    let record = world.book.compose(&World::document(), at(2)).remove(0).record;
     world.status = world.look(2);
     let resets = world.status.window.clone().unwrap().resets_at.unwrap().0;
     let mut next = Book::default();
-    next.load(&world.document(), Part::Budget, world.terms(), Some(&record), at(3));
+    next.load(&World::document(), Part::Budget, world.terms(), Some(&record), at(3));
     world.book = next;
     assert_eq!(says(&world.look(3), ConditionType::Exhausted).0, "True");
     let moment = resets.duration_since(START).as_secs();
@@ -342,10 +342,10 @@ fn stop_holds_through_its_window_and_a_failover_until_more_is_added() {
     assert!(held(&world, 2));
     assert_eq!(says(&world.status, ConditionType::Ready), ("False", "Exhausted"));
     assert_eq!(says(&world.status, ConditionType::Exhausted).1, "Stopped");
-    let record = world.book.compose(&world.document(), at(3)).remove(0).record;
+    let record = world.book.compose(&World::document(), at(3)).remove(0).record;
     let mut next = Book::default();
     next.load(
-        &world.document(),
+        &World::document(),
         Part::Budget,
         world.terms(),
         Some(&record),
@@ -376,7 +376,11 @@ fn ask_opens_one_gate_and_its_approval_adds_once() {
         message.contains(&words) && message.contains("adds 50 tokens"),
         "{message}"
     );
-    assert_eq!(world.write(2).gates, [gate.clone()], "the question stays the same");
+    assert_eq!(
+        world.write(2).gates,
+        std::slice::from_ref(&gate),
+        "the question stays the same"
+    );
     let value = format!("{}:{}", gate.id, gate.arguments_hash);
     world.annotate(&[(gate::APPROVE, &value)]);
     assert_eq!(

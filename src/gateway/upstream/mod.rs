@@ -30,6 +30,7 @@ pub struct Upstream {
     timeout: Duration,
 }
 
+#[expect(clippy::large_enum_variant, reason = "there is one in a gateway")]
 enum Source {
     Server(server::Server),
     Scripted(Script),

@@ -123,7 +123,7 @@ mod tests {
         [
             Message::User { text: text.into() },
             Message::Assistant {
-                text: (number % 2 == 0).then(|| "thinking".into()),
+                text: number.is_multiple_of(2).then(|| "thinking".into()),
                 tool_calls: vec![ToolCall {
                     id: id.clone(),
                     name: "look".into(),

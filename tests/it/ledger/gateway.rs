@@ -186,9 +186,10 @@ impl Gateway {
                 .collect();
             let known = wallet.epochs().find(|(known, _)| *known == word.account);
             let known = known.map_or(0, |(_, epoch)| epoch);
-            let epoch = match mutation {
-                Mutation::BelieveOlderEpoch => word.epoch.max(known),
-                _ => word.epoch,
+            let epoch = if mutation == Mutation::BelieveOlderEpoch {
+                word.epoch.max(known)
+            } else {
+                word.epoch
             };
             changed |= wallet.hear(&word.account, epoch, &granted, &word.forgotten);
         }

@@ -69,8 +69,8 @@ pub fn rows() -> Vec<Row> {
         none("spec.perAgent.costUSD must be", money(per_agent)),
         none("spec.topUps[] names no kind", amounts(top_up)),
         none("spec.topUps[].costUSD must be", money(top_up)),
-        none("spec.ask.topUp names no kind", amounts(|amount| asking(amount))),
-        none("spec.ask.topUp.costUSD must be", money(|amount| asking(amount))),
+        none("spec.ask.topUp names no kind", amounts(asking)),
+        none("spec.ask.topUp.costUSD must be", money(asking)),
     ]);
     rows
 }

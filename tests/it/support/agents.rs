@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 pub fn idle_ledger(client: Client, loops: &Arc<Loops>) -> Arc<Budgets> {
     Arc::new(Budgets::new(Setup {
         client,
-        policy: Default::default(),
+        policy: agentloop::controller::policy::Policy::default(),
         namespace: "agentloop-system".into(),
         watch_namespaces: Vec::new(),
         loops: loops.clone(),

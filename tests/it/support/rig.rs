@@ -62,7 +62,7 @@ pub fn settings() -> Settings {
         image_pull_policy: None,
         link_url: "https://agentloop-link.agentloop-system.svc:8443".into(),
         controller_namespace: "agentloop-system".into(),
-        policy: Default::default(),
+        policy: agentloop::controller::policy::Policy::default(),
         watch_namespaces: Vec::new(),
         gateway_resources: resources("32Mi"),
         worker_resources: resources("64Mi"),
