@@ -12,6 +12,7 @@ cargo clippy --locked --all-targets --quiet -- -D warnings
 say "Tests without a cluster"
 cargo test --locked --quiet --lib --bins
 # INSTA_UPDATE=no: a changed snapshot fails instead of being written.
-INSTA_UPDATE=no cargo test --locked --quiet --test it -- --skip e2e::
+# A few of the ledger's schedules; `make test` runs all.
+AGENTLOOP_SIM_SCHEDULES=5000 INSTA_UPDATE=no cargo test --locked --quiet --test it -- --skip e2e::
 say "Generated files"
 "$ROOT/hack/generate.sh" --check

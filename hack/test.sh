@@ -76,6 +76,7 @@ simulate() {
     AGENTLOOP_SIM_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --test it -- ledger::no_schedule
 }
 soak() {
+  export AGENTLOOP_E2E_CHAOS_SECONDS=${AGENTLOOP_E2E_CHAOS_SECONDS:-300}
   local end=$((SECONDS + ${MINUTES:-60} * 60)) round=0
   while [ $SECONDS -lt $end ] && [ $failed = 0 ]; do
     round=$((round + 1))
