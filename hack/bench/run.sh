@@ -11,8 +11,8 @@ command -v python3 >/dev/null || die "python3 is missing"
 say "Building the release binary"
 build_release build
 export BIN AGENTLOOP_BINARY=$CARGO_TARGET_DIR/$TARGET/release/agentloop
-say "The engine, without I/O"
-build_release bench --bench engine
+say "Engine and ledger, without I/O"
+build_release bench --bench engine --bench ledger
 out=$ROOT/hack/bench/results/agentloop-$(git rev-parse --short HEAD).json
 python3 -B hack/bench/bench.py hack/bench/agentloop.json --sizes "${SIZES:-200,1000}" --out "$out" "$@"
 say "Beside others (hack/bench/README.md says how, where and with what noise)"
