@@ -53,7 +53,7 @@ fn the_platform_budget_holds_agents_of_another_namespace_until_its_limit_is_rais
     let Some(cluster) = shared() else { return };
     let file = example("platform-budget.yaml");
     let system = &cluster.system;
-    system.in_namespace("default").ok(&["apply", "-f", &file]);
+    system.in_namespace("").ok(&["apply", "-f", &file]);
     let gone = Gone(&file, system);
     let platform = system.in_namespace(SYSTEM);
     until_budget(&platform, "sandboxes", "Exhausted", "True", 120);
@@ -89,7 +89,7 @@ impl Drop for Gone<'_> {
             eprintln!("{}{}", said.stdout, said.stderr);
         }
         let delete = ["delete", "--ignore-not-found", "--wait=false", "-f", self.0];
-        self.1.in_namespace("default").run(&delete);
+        self.1.in_namespace("").run(&delete);
     }
 }
 

@@ -231,7 +231,9 @@ impl ModelServer {
     /// All lines of a label, oldest first.
     pub fn lines(&self, label: &str) -> Vec<Line> {
         let text = std::fs::read_to_string(&self.record).expect("the record can be read");
-        let lines = text
+        // The last line may be half written.
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let lines = whole
             .lines()
             .map(|line| serde_json::from_str::<Line>(line).expect("a whole line"));
         lines.filter(|line| line.label == label).collect()

@@ -54,7 +54,7 @@ impl Kubectl {
         }
     }
 
-    /// The same cluster, another namespace.
+    /// The same cluster, another namespace; an empty one leaves it to the manifests.
     pub fn in_namespace(&self, namespace: &str) -> Self {
         Self::new(&self.kubeconfig, namespace)
     }
@@ -67,7 +67,10 @@ impl Kubectl {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(tool("kubectl"));
         command.arg("--kubeconfig").arg(&self.kubeconfig);
-        command.args(["--namespace", &self.namespace]).args(args);
+        if !self.namespace.is_empty() {
+            command.args(["--namespace", &self.namespace]);
+        }
+        command.args(args);
         command
     }
 
