@@ -23,7 +23,7 @@ fn a_pod_that_is_cut_off_makes_no_call_after_the_run_lease_and_heals() {
     let busy = json!({"guardrails": {"maxConsecutiveTurns": 1000}});
     let agent = Agent::apply(&namespace, "alone", &openai(&server.base_url(label)), &busy);
     let pod = agent.until_pod(None, 60);
-    server.until_in_call(label, 30);
+    server.until_in_call(label, 90);
 
     let start = model_server::now();
     let cut = CutOff::start(&pod, LINK_PORT);
