@@ -310,3 +310,168 @@ impl Settled {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[rstest]
+    // Clocks go forward: the day has 23 hours; and back: 25.
+    #[case::forward(
+        Period::Daily,
+        "Europe/Berlin",
+        "2026-03-29T12:00:00Z",
+        "2026-03-28T23:00:00Z",
+        "2026-03-29T22:00:00Z"
+    )]
+    #[case::back(
+        Period::Daily,
+        "Europe/Berlin",
+        "2026-10-25T12:00:00Z",
+        "2026-10-24T22:00:00Z",
+        "2026-10-25T23:00:00Z"
+    )]
+    #[case::forward_west(
+        Period::Daily,
+        "America/New_York",
+        "2026-03-08T12:00:00Z",
+        "2026-03-08T05:00:00Z",
+        "2026-03-09T04:00:00Z"
+    )]
+    #[case::back_west(
+        Period::Daily,
+        "America/New_York",
+        "2026-11-01T12:00:00Z",
+        "2026-11-01T04:00:00Z",
+        "2026-11-02T05:00:00Z"
+    )]
+    // A day without a midnight begins with its first moment.
+    #[case::no_midnight(
+        Period::Daily,
+        "Asia/Beirut",
+        "2022-03-27T12:00:00Z",
+        "2022-03-26T22:00:00Z",
+        "2022-03-27T21:00:00Z"
+    )]
+    #[case::no_midnight_west(
+        Period::Daily,
+        "America/Sao_Paulo",
+        "2018-11-04T12:00:00Z",
+        "2018-11-04T03:00:00Z",
+        "2018-11-05T02:00:00Z"
+    )]
+    // Weeks begin on Monday, also over a change of the clocks.
+    #[case::week(
+        Period::Weekly,
+        "UTC",
+        "2026-11-22T23:59:59Z",
+        "2026-11-16T00:00:00Z",
+        "2026-11-23T00:00:00Z"
+    )]
+    #[case::week_of_a_change(
+        Period::Weekly,
+        "Europe/Berlin",
+        "2026-10-25T12:00:00Z",
+        "2026-10-18T22:00:00Z",
+        "2026-10-25T23:00:00Z"
+    )]
+    // Months have their own lengths.
+    #[case::short_month(
+        Period::Monthly,
+        "UTC",
+        "2026-02-28T23:59:59Z",
+        "2026-02-01T00:00:00Z",
+        "2026-03-01T00:00:00Z"
+    )]
+    #[case::leap_day(
+        Period::Monthly,
+        "UTC",
+        "2028-02-29T12:00:00Z",
+        "2028-02-01T00:00:00Z",
+        "2028-03-01T00:00:00Z"
+    )]
+    #[case::leap_year_daily(
+        Period::Daily,
+        "UTC",
+        "2028-02-29T12:00:00Z",
+        "2028-02-29T00:00:00Z",
+        "2028-03-01T00:00:00Z"
+    )]
+    #[case::year_end(
+        Period::Monthly,
+        "Asia/Tokyo",
+        "2026-12-31T16:00:00Z",
+        "2026-12-31T15:00:00Z",
+        "2027-01-31T15:00:00Z"
+    )]
+    fn a_calendar_window_goes_from_its_first_moment_to_the_next_ones(
+        #[case] period: Period,
+        #[case] zone: &str,
+        #[case] now: &str,
+        #[case] start: &str,
+        #[case] end: &str,
+    ) {
+        let rule = WindowRule::Calendar(period, TimeZone::get(zone).unwrap());
+        let (start, end) = (at(start), at(end));
+        assert_eq!((rule.start(at(now)), rule.end(at(now))), (start, Some(end)));
+        // It holds from its first moment to its last, and not a moment longer.
+        let last = end - SignedDuration::from_nanos(1);
+        assert_eq!((rule.start(start), rule.start(last)), (start, start));
+        assert_eq!(rule.start(end), end);
+    }
+
+    #[test]
+    fn the_use_of_a_day_counts_until_its_last_moment() {
+        let rule = WindowRule::Calendar(Period::Daily, TimeZone::get("Europe/Berlin").unwrap());
+        let used = Amount {
+            tokens: 5,
+            ..Amount::ZERO
+        };
+        let mut settled = Settled::new(PIECES);
+        settled.add(&rule, at("2026-03-29T00:30:00Z"), &used);
+        settled.advance(&rule, at("2026-03-29T21:59:59Z"));
+        assert_eq!(settled.total().tokens, 5);
+        settled.advance(&rule, at("2026-03-29T22:00:00Z"));
+        assert_eq!(settled.total().tokens, 0);
+    }
+
+    #[rstest]
+    #[case(None, None, None)]
+    #[case(Some(Rolling { seconds: 60 }), None, Some(Lifetime {}))]
+    fn exactly_one_kind_of_window_can_be_read(
+        #[case] rolling: Option<Rolling>,
+        #[case] calendar: Option<Calendar>,
+        #[case] lifetime: Option<Lifetime>,
+    ) {
+        let window = Window {
+            rolling,
+            calendar,
+            lifetime,
+        };
+        assert_eq!(WindowRule::read(&window).unwrap_err(), WindowError::NotOne);
+    }
+
+    #[test]
+    fn a_zone_that_is_none_is_named() {
+        let window = Window {
+            rolling: None,
+            calendar: Some(Calendar {
+                period: Period::Daily,
+                time_zone: "Europe/Atlantis".into(),
+            }),
+            lifetime: None,
+        };
+        let error = WindowRule::read(&window).unwrap_err().to_string();
+        assert!(
+            error.contains("Europe/Atlantis") && error.contains("spec.window.calendar.timeZone"),
+            "{error}"
+        );
+    }
+}

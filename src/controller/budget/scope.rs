@@ -437,3 +437,189 @@ fn limit_name(budget: &BudgetFacts, agent: &AgentKey) -> String {
         format!("{}/{}", document.namespace, document.name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::api::{Agent, AgentBudget};
+
+    fn key() -> AgentKey {
+        AgentKey {
+            namespace: "shop".into(),
+            name: "a".into(),
+        }
+    }
+
+    fn agent(labels: &Value, spec: &Value) -> AgentFacts {
+        let mut object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+            "metadata": {"name": "a", "namespace": "shop", "uid": "agent", "labels": labels},
+            "spec": {"instructions": "x", "model": {"api": "Scripted", "name": "small"}},
+        });
+        for (field, value) in spec.as_object().unwrap() {
+            object["spec"][field] = value.clone();
+        }
+        AgentFacts::of(&serde_json::from_value::<Agent>(object).unwrap())
+    }
+
+    fn budget(place: &str, spec: &Value) -> BudgetFacts {
+        let (namespace, name) = place.split_once('/').unwrap();
+        let mut object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget",
+            "metadata": {"name": name, "namespace": namespace, "uid": place},
+            "spec": {"limits": {"tokens": 10}, "window": {"lifetime": {}}},
+        });
+        for (field, value) in spec.as_object().unwrap() {
+            object["spec"][field] = value.clone();
+        }
+        BudgetFacts::of(&Arc::new(serde_json::from_value::<AgentBudget>(object).unwrap())).unwrap()
+    }
+
+    fn scope(policy: Policy, facts: AgentFacts, budgets: Vec<BudgetFacts>) -> Scope {
+        let mut scope = Scope::new(policy, "system");
+        scope.put_agent(&key(), facts);
+        for budget in budgets {
+            scope.put_budget(budget);
+        }
+        scope
+    }
+
+    fn names(scope: &Scope) -> Vec<String> {
+        let name = |(_, name): &(AccountId, LimitName)| match name {
+            LimitName::Budget(name) => name.clone(),
+            LimitName::TokensPerHour => "tokensPerHour".into(),
+            LimitName::Total => "total".into(),
+        };
+        scope.decision(&key()).unwrap().accounts.iter().map(name).collect()
+    }
+
+    fn obstacle(scope: &Scope) -> Option<(ScopeReason, String)> {
+        let obstacle = scope.decision(&key()).unwrap().obstacle.clone();
+        obstacle.map(|obstacle| (obstacle.reason, obstacle.message))
+    }
+
+    #[test]
+    fn every_budget_that_selects_or_is_named_applies_once_and_others_do_not() {
+        let budgets = vec![
+            budget("shop/all", &json!({"selector": {}})),
+            budget("shop/team", &json!({"selector": {"matchLabels": {"team": "a"}}})),
+            budget("shop/other", &json!({"selector": {"matchLabels": {"team": "b"}}})),
+            budget("shop/named", &json!({})),
+            budget("shop/unnamed", &json!({})),
+            budget("elsewhere/all", &json!({"selector": {}})),
+        ];
+        let spec = json!({
+            "budgetRefs": [{"name": "named"}, {"name": "all"}],
+            "guardrails": {"tokensPerHour": 5, "total": {"tokens": 5}},
+        });
+        let scope = scope(Policy::default(), agent(&json!({"team": "a"}), &spec), budgets);
+        assert_eq!(names(&scope), ["all", "named", "team", "tokensPerHour", "total"]);
+        assert_eq!(obstacle(&scope), None);
+        assert_eq!(scope.members("shop/team").collect::<Vec<_>>(), [&key()]);
+    }
+
+    #[test]
+    fn a_platform_budget_selects_namespaces_by_label_only_from_the_controllers_own() {
+        let spec = json!({"selector": {}, "namespaceSelector": {"matchLabels": {"tier": "free"}}});
+        let budgets = vec![budget("system/free", &spec), budget("shop/free", &spec)];
+        let mut scope = scope(Policy::default(), agent(&json!({}), &json!({})), budgets);
+        let (reason, message) = obstacle(&scope).unwrap();
+        assert_eq!(reason, ScopeReason::BudgetUnavailable, "the labels are not known");
+        assert!(message.contains("system/free"), "{message}");
+        let labels = |tier: &str| Some(BTreeMap::from([("tier".to_owned(), tier.to_owned())]));
+        assert_eq!(scope.put_namespace("shop", labels("free")), [key()]);
+        assert_eq!(
+            (names(&scope), obstacle(&scope)),
+            (vec!["system/free".to_owned()], None)
+        );
+        assert_eq!(scope.put_namespace("shop", labels("free")), []);
+        assert_eq!(scope.put_namespace("shop", labels("paid")), [key()]);
+        assert_eq!(names(&scope), [""; 0]);
+    }
+
+    #[test]
+    fn a_required_budget_is_one_that_applies_and_not_a_limit_of_its_own() {
+        let policy = Policy {
+            require_budget: true,
+            ..Policy::default()
+        };
+        let own = agent(&json!({}), &json!({"guardrails": {"tokensPerHour": 5}}));
+        let mut scope = scope(policy, own, vec![]);
+        assert_eq!(obstacle(&scope).unwrap().0, ScopeReason::BudgetRequired);
+        scope.put_budget(budget("shop/all", &json!({"selector": {}})));
+        assert_eq!(obstacle(&scope), None);
+        scope.remove_budget("shop/all");
+        assert_eq!(obstacle(&scope).unwrap().0, ScopeReason::BudgetRequired);
+    }
+
+    #[test]
+    fn a_limit_of_money_needs_a_price_that_the_platform_accepts() {
+        let price = |dollars: &str| json!({"inputPerMillion": dollars, "outputPerMillion": "1"});
+        let priced = json!({"model": {"api": "Scripted", "name": "small", "price": price("3")}});
+        let costly = || {
+            vec![budget(
+                "shop/all",
+                &json!({"selector": {}, "limits": {"costUSD": "1.00"}}),
+            )]
+        };
+        let table = Policy {
+            prices: BTreeMap::from([("small".to_owned(), serde_json::from_value(price("2")).unwrap())]),
+            ..Policy::default()
+        };
+        let deny = Policy {
+            agent_prices: AgentPrices::Deny,
+            ..Policy::default()
+        };
+        for (policy, spec, known) in [
+            (Policy::default(), json!({}), None),
+            (Policy::default(), priced.clone(), Some("3")),
+            (deny, priced.clone(), None),
+            (table, priced, Some("2")),
+        ] {
+            let scope = scope(policy, agent(&json!({}), &spec), costly());
+            let decision = scope.decision(&key()).unwrap();
+            let found = decision.price.as_ref().map(|price| price.input_per_million.as_str());
+            assert_eq!(found, known);
+            let reason = decision.obstacle.as_ref().map(|obstacle| obstacle.reason);
+            assert_eq!(reason, known.is_none().then_some(ScopeReason::PriceUnknown));
+        }
+        let free = scope(
+            Policy::default(),
+            agent(&json!({}), &json!({})),
+            vec![budget("shop/all", &json!({"selector": {}}))],
+        );
+        assert_eq!(obstacle(&free), None, "tokens need no price");
+        let told = scope(Policy::default(), agent(&json!({}), &json!({})), costly());
+        let message = obstacle(&told).unwrap().1;
+        assert!(
+            message.contains("small") && message.contains("spec.model.price"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_or_used_lets_nobody_call_and_one_read_before_limits_as_it_did() {
+        let zone = json!({"selector": {}, "window": {"calendar": {"period": "Daily", "timeZone": "Mars/Base"}}});
+        let unusable = scope(
+            Policy::default(),
+            agent(&json!({}), &json!({})),
+            vec![budget("shop/mars", &zone)],
+        );
+        let (reason, message) = obstacle(&unusable).unwrap();
+        assert_eq!(reason, ScopeReason::BudgetUnavailable);
+        assert!(message.contains("mars") && message.contains("Mars/Base"), "{message}");
+
+        let mut scope = scope(Policy::default(), agent(&json!({}), &json!({})), vec![]);
+        assert_eq!(scope.put_unreadable("u", "elsewhere", "b", "broken"), []);
+        assert_eq!(scope.put_unreadable("v", "shop", "b", "broken"), [key()]);
+        assert_eq!(obstacle(&scope).unwrap().0, ScopeReason::BudgetUnavailable);
+        assert_eq!(scope.remove_budget("v"), [key()]);
+        scope.put_budget(budget("shop/all", &json!({"selector": {}})));
+        assert_eq!(scope.put_unreadable("shop/all", "shop", "all", "broken"), []);
+        assert_eq!((names(&scope), obstacle(&scope)), (vec!["all".to_owned()], None));
+    }
+}
