@@ -964,6 +964,13 @@ impl World {
         if !self.gateways[gateway].hear(answer, self.setup.mutation, crash) {
             return;
         }
+        // As the gateway does at once: what only a lease of a window that is over has is said to be free.
+        self.change(gateway, "drops what is over", |wallet, draws, now| {
+            wallet.close_idle(draws, now)
+        });
+        if !self.gateways[gateway].up {
+            return;
+        }
         // A call that waits is tried again before anything else is done with what came.
         if let Some((least, full)) = self.gateways[gateway].wants {
             let _ = self.reserve(gateway, &least, &full);
