@@ -17,7 +17,7 @@ use super::plan::draws;
 use crate::api::amount::Amount;
 use crate::api::status::LoopState;
 use crate::gateway::contact::View;
-use crate::ledger::account::{Granted, Statement};
+use crate::ledger::account::{GENEROSITY, Granted, Statement};
 use crate::ledger::wallet::Wallet;
 use crate::link::client::LinkError;
 use crate::link::messages::{AccountAnswer, AccountRequest, BudgetTerms, LeaseAnswer, LeaseRequest, LoopReport};
@@ -26,6 +26,8 @@ use crate::link::messages::{AccountAnswer, AccountRequest, BudgetTerms, LeaseAns
 const IDLE: Duration = Duration::from_secs(30);
 /// Time between two statements of a lease that is spent from.
 const STATE: Duration = Duration::from_secs(15);
+/// Time between two questions that no call waits for.
+const AHEAD: Duration = Duration::from_secs(5);
 /// First and longest wait before a closed lease is said again, or what failed is tried again.
 const REPEAT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 
@@ -44,8 +46,10 @@ pub(super) struct Pace {
     rested: Instant,
     /// What the last call was to have.
     last: Amount,
-    /// Another call like the last one should be asked for.
+    /// A call was made since calls were asked for ahead.
     early: bool,
+    /// When they were.
+    asked_ahead: Option<Instant>,
     said: BTreeMap<(String, i64), Statement>,
     said_at: Option<Instant>,
     /// The attach at which it was said.
@@ -64,6 +68,7 @@ impl Pace {
             rested: Instant::now(),
             last: Amount::ZERO,
             early: false,
+            asked_ahead: None,
             said: BTreeMap::new(),
             said_at: None,
             attach: 0,
@@ -188,7 +193,7 @@ impl Budget {
         let mut due = None;
         let mut at = |moment: Instant| due = Some(due.map_or(moment, |due: Instant| due.min(moment)));
         if wishes {
-            at(now);
+            at(pace.asked_ahead.map_or(now, |asked| asked + AHEAD));
         }
         for (key, statement) in &statements {
             let before = pace.said.get(key);
@@ -211,11 +216,11 @@ impl Budget {
         due.map(|due| soonest.map_or(due, |soonest| due.max(soonest)))
     }
 
-    /// Whether another call like the last one should be asked for now.
+    /// Whether more calls like the last one should be asked for, as soon as that was not done for a while.
     fn wishes(&self, view: &View, rests: bool) -> bool {
         let (early, last) = {
             let pace = self.pace();
-            (pace.early && pace.calls == 0, pace.last)
+            (pace.early && pace.waiting == 0, pace.last)
         };
         let Some(terms) = view.directives.budget.as_ref().filter(|_| early && !rests) else {
             return false;
@@ -225,12 +230,14 @@ impl Budget {
             .iter()
             .any(|account| account.recall || account.held.is_some());
         let now = self.clock.now();
-        let draws = draws(terms);
+        let enough = ahead(&last);
         !recalled
             && self.store.look(|wallet| {
                 // With nothing held at all the next call asks.
                 wallet.statements().any(|(_, said)| !said.closed)
-                    && draws.iter().any(|draw| wallet.lacking(draw, &last, now).is_some())
+                    && draws(terms)
+                        .iter()
+                        .any(|draw| wallet.lacking(draw, &enough, now).is_some())
             })
     }
 
@@ -241,7 +248,12 @@ impl Budget {
                 least: Amount::ZERO,
                 full: pace.last,
             };
-            std::mem::take(&mut pace.early).then_some(wish)
+            let due = pace.asked_ahead.is_none_or(|asked| asked.elapsed() >= AHEAD);
+            let asks = due && std::mem::take(&mut pace.early);
+            if asks {
+                pace.asked_ahead = Some(Instant::now());
+            }
+            asks.then_some(wish)
         };
         let before = self.pace().said.clone();
         let result = self.exchange(early).await;
@@ -308,8 +320,13 @@ impl Budget {
             let Some((wish, terms)) = wish.zip(terms) else {
                 return;
             };
+            let enough = if wish.least.is_zero() {
+                ahead(&wish.full)
+            } else {
+                wish.full
+            };
             for draw in draws(terms) {
-                if wallet.lacking(&draw, &wish.full, now).is_some() {
+                if wallet.lacking(&draw, &enough, now).is_some() {
                     let ask = wallet.ask(draw.account, wish.least, wish.full, now);
                     let request = accounts
                         .entry(draw.account.to_owned())
@@ -324,6 +341,11 @@ impl Budget {
             accounts: accounts.into_values().collect(),
         }
     }
+}
+
+/// What should be held for calls to come: half a full lease.
+fn ahead(call: &Amount) -> Amount {
+    Amount::each(|kind| call.get(kind).saturating_mul(GENEROSITY / 2))
 }
 
 fn hear(wallet: &mut Wallet, answer: &AccountAnswer, sent: u64) {

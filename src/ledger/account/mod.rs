@@ -42,8 +42,9 @@ pub type LeaseId = i64;
 pub const WAIT: SignedDuration = SignedDuration::from_secs(30);
 /// After a wait in vain others have their turn so many times as long.
 pub const TURNS: i32 = 5;
-/// A grant is at most so many times what the next call needs.
-pub const GENEROSITY: i64 = 8;
+/// A lease is filled for at most so many calls like the next one: enough for a busy gateway to go from one regular write
+/// to the one after, so that a budget under load is not written for each of its gateways by itself.
+pub const GENEROSITY: i64 = 64;
 /// Gateways that hold leases at one time; more wait until some close theirs. The record must stay far below what the
 /// API server takes.
 pub const MAX_LEASES: usize = 1_000;
@@ -107,8 +108,8 @@ pub struct Ask {
     pub lease: Option<LeaseId>,
     /// Reservations open on that lease.
     pub open: Amount,
-    /// The least with which the call is worth making. Nothing: the gateway asks ahead, and no call waits for it; the
-    /// answer comes at once and the grant with a later one.
+    /// The least with which the call is worth making. Nothing: the gateway asks ahead, and no call waits for it; its
+    /// lease is filled up with the next regular write, and a later answer says so.
     pub least: Amount,
     /// What the call is to have.
     pub full: Amount,

@@ -64,6 +64,9 @@ struct Need {
     /// Granted, as far as it is of use: a kind that was not limited before has been granted nothing, whatever was spent
     /// of it.
     held: Amount,
+    /// Settled and given back of the lease at hand, and open on it.
+    base: Amount,
+    open: Amount,
     least: Amount,
     full: Amount,
 }
@@ -73,6 +76,10 @@ impl Account {
     pub fn ask(&mut self, who: &Who, ask: &Ask, now: Timestamp) -> Result<(), Refused> {
         self.advance(now);
         let need = self.need(&who.record, ask);
+        if ask.least.is_zero() {
+            self.refill(who, ask, &need);
+            return Ok(());
+        }
         let taken = self.taken();
         for waiter in &mut self.waiting {
             waiter.look(&taken, self.time);
@@ -97,6 +104,26 @@ impl Account {
         Ok(())
     }
 
+    /// Fills up a lease that is less than half full, from what there is plenty of: nobody waits for it, and the last
+    /// room is for calls that do.
+    fn refill(&mut self, who: &Who, ask: &Ask, need: &Need) {
+        let gone = full(&need.base, &need.open);
+        let lacks = Amount::each(|kind| {
+            let aim = ask.full.get(kind).saturating_mul(GENEROSITY);
+            let free = need.held.get(kind) - gone.get(kind).min(need.held.get(kind));
+            if free < aim / 2 { aim - free } else { 0 }
+        });
+        let lacks = lacks.limited_by(&self.both_limits());
+        let crowded = need.current.is_none() && self.leases.len() >= MAX_LEASES;
+        let spare = self.spare(&self.room_for(who));
+        let more = lacks.min(&spare);
+        // Less than a call would be of no use, in whichever kind it is.
+        let of_use = Amount::each(|kind| if lacks.get(kind) > 0 { ask.full.get(kind) } else { 0 });
+        if !crowded && more.covers(&of_use) {
+            self.grant(who, need, &more);
+        }
+    }
+
     fn need(&self, record: &str, ask: &Ask) -> Need {
         let current = self.current(record);
         let base = current.map_or(Amount::ZERO, |(_, lease)| lease.base());
@@ -108,6 +135,8 @@ impl Account {
         Need {
             current,
             held,
+            base,
+            open,
             least: missing(&ask.least),
             full: missing(&ask.full),
         }
@@ -273,17 +302,18 @@ impl Account {
 
     /// What a gateway gets beyond its next call, so that it need not ask for each: less the less there is.
     fn extra(&self, room: &LimitAmounts, full: &Amount, call: &Amount) -> Amount {
+        let beyond = left(room, full);
+        let more = Amount::each(|kind| call.get(kind).saturating_mul(GENEROSITY - 1));
+        more.min(&self.spare(&beyond))
+    }
+
+    /// What may be given beyond calls that wait: each holder's part of a quarter of the room.
+    fn spare(&self, room: &LimitAmounts) -> Amount {
         if self.waiting.iter().any(Waiter::goes_first) {
             return Amount::ZERO;
         }
         let holders = i64::try_from(self.leases.len()).unwrap_or(i64::MAX).max(1);
-        Amount::each(|kind| match room.get(kind) {
-            Some(room) => {
-                let spare = (room - full.get(kind)).max(0) / holders.saturating_mul(4);
-                call.get(kind).saturating_mul(GENEROSITY - 1).min(spare)
-            }
-            None => 0,
-        })
+        Amount::each(|kind| room.get(kind).unwrap_or(0) / holders.saturating_mul(4))
     }
 }
 

@@ -19,6 +19,40 @@ fn what_is_granted_beyond_the_next_call_is_less_the_less_there_is() {
 }
 
 #[test]
+fn a_lease_less_than_half_full_is_filled_ahead_but_never_with_the_last_room() {
+    let ahead = Ask {
+        least: Amount::ZERO,
+        ..for_a_call(100)
+    };
+    let full = 100 * GENEROSITY;
+    let after = |limited: i64, spent: i64, waits: bool| {
+        let mut account = new(terms(limit(limited), WindowRule::Lifetime));
+        account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+        write(&mut account);
+        account.hear(&who("a"), &says(1, spent, 0, false), at(1));
+        if waits {
+            let refused = account.ask(&who("b"), &for_a_call(limited - 5_000), at(1)).unwrap_err();
+            assert!(refused.contended);
+        }
+        let before = account.reserved().tokens;
+        account.ask(&who("a"), &ahead, at(1)).unwrap();
+        assert!(!account.must_wait("record of a", &ahead), "no call waits for it");
+        account.check();
+        (before, account.reserved().tokens)
+    };
+    assert_eq!(after(1_000_000, full / 2 + 1, false), (full / 2 - 1, full));
+    assert_eq!(after(1_000_000, full / 2, false), (full / 2, full / 2));
+    assert_eq!(after(30_000, full / 2 + 1, true).1, full / 2 - 1, "another one waits");
+    // 1,000 of 4,000 are given beyond the first call; then a quarter of what is left, if that is a call's worth.
+    assert_eq!(after(4_100, 1_000, false), (100, 100 + 3_000 / 4));
+    assert_eq!(
+        after(498, 0, false),
+        (100 + 398 / 4, 100 + 398 / 4),
+        "less than a call's worth"
+    );
+}
+
+#[test]
 fn a_clipped_call_gets_what_is_left() {
     let mut account = new(terms(limit(100), WindowRule::Lifetime));
     let ask = Ask {
