@@ -23,6 +23,7 @@ pub mod settings;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+pub mod tool;
 mod turn;
 mod view;
 mod wake;
