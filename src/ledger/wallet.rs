@@ -30,6 +30,9 @@ struct Held {
     spent: Amount,
     returned: Amount,
     open: Amount,
+    /// Of `spent`, what was billed above reservations since calls are open on it: said once none is, or the leader would
+    /// take it from what those still hold.
+    over: Amount,
     /// Calls open on it.
     calls: u32,
     /// Use for new calls ends at this moment of the boot-time clock, in milliseconds. `None`: not by time.
@@ -42,6 +45,15 @@ impl Held {
     fn available(&self) -> Amount {
         let gone = full(&self.spent, &full(&self.returned, &self.open));
         self.granted.without(&gone)
+    }
+
+    fn statement(&self, lease: LeaseId) -> Statement {
+        Statement {
+            lease,
+            spent: self.spent.without(&self.over),
+            returned: self.returned,
+            closed: self.closed,
+        }
     }
 
     fn give_back(&mut self) -> bool {
@@ -194,6 +206,11 @@ impl Wallet {
                 held.open = held.open.without(&reservation.amount);
                 held.calls = held.calls.saturating_sub(1);
                 held.spent = full(&held.spent, bill);
+                held.over = if held.calls == 0 {
+                    Amount::ZERO
+                } else {
+                    full(&held.over, &bill.without(&reservation.amount))
+                };
             }
         }
     }
@@ -241,15 +258,8 @@ impl Wallet {
     /// What to say of every lease.
     pub fn statements(&self) -> impl Iterator<Item = (&str, Statement)> {
         self.purses.iter().flat_map(|(account, purse)| {
-            purse.leases.iter().map(|(lease, held)| {
-                let statement = Statement {
-                    lease: *lease,
-                    spent: held.spent,
-                    returned: held.returned,
-                    closed: held.closed,
-                };
-                (account.as_str(), statement)
-            })
+            let said = |(lease, held): (&LeaseId, &Held)| (account.as_str(), held.statement(*lease));
+            purse.leases.iter().map(said)
         })
     }
 
@@ -342,5 +352,54 @@ impl Wallet {
 
     fn held_mut(&mut self, account: &str, lease: LeaseId) -> Option<&mut Held> {
         self.purses.get_mut(account)?.leases.get_mut(&lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(tokens: i64) -> Amount {
+        Amount { tokens, ..Amount::ZERO }
+    }
+
+    fn draws() -> [Draw<'static>; 1] {
+        [Draw {
+            account: "team",
+            limits: LimitAmounts {
+                tokens: Some(0),
+                ..LimitAmounts::default()
+            },
+        }]
+    }
+
+    /// A wallet with one lease, number 1, of so much.
+    fn holding(amount: i64) -> Wallet {
+        let mut wallet = Wallet::default();
+        let lease = Granted {
+            lease: 1,
+            granted: tokens(amount),
+            ends: None,
+        };
+        assert!(wallet.hear("team", 1, &[(lease, None)], &[]));
+        wallet
+    }
+
+    fn said(wallet: &Wallet) -> i64 {
+        wallet.statements().map(|(_, said)| said.spent.tokens).sum()
+    }
+
+    #[test]
+    fn a_bill_above_its_reservation_takes_nothing_from_what_another_call_holds() {
+        let mut wallet = holding(10);
+        let first = wallet.reserve(&draws(), &tokens(8), 0).unwrap();
+        let second = wallet.reserve(&draws(), &tokens(1), 0).unwrap();
+        wallet.settle(&second, &tokens(8));
+        // 8 of the 10 are still held for the first call: of the bill only 1 can have come out of this lease.
+        assert_eq!((said(&wallet), wallet.available("team", 0)), (1, Amount::ZERO));
+        wallet.settle(&first, &tokens(5));
+        assert_eq!(said(&wallet), 13, "all of it is said once nothing is open");
+        let third = wallet.reserve(&draws(), &tokens(1), 0);
+        assert!(third.is_err(), "the lease is overdrawn");
     }
 }
