@@ -285,7 +285,7 @@ impl Budget {
         let terms = self.contact.subscribe().borrow().directives.budget.clone();
         let sent = self.clock.now();
         let request = self.request(terms.as_ref(), wish, sent);
-        let said = self.statements();
+        let said = said(&request);
         self.store.count(|budget| budget.lease_requests += 1);
         let answer = self.client.lease(&request).await?;
         let draws = terms.as_ref().map(draws).unwrap_or_default();
@@ -341,6 +341,16 @@ impl Budget {
             accounts: accounts.into_values().collect(),
         }
     }
+}
+
+/// What the leader knows of each lease once it has this request. A call that is settled after it was made is not in it,
+/// and has still to be said.
+fn said(request: &LeaseRequest) -> BTreeMap<(String, i64), Statement> {
+    let accounts = request.accounts.iter();
+    accounts
+        .flat_map(|part| part.statements.iter().map(|said| (&part.account, said)))
+        .map(|(account, said)| ((account.clone(), said.lease), said.clone()))
+        .collect()
 }
 
 /// What should be held for calls to come: half a full lease.
