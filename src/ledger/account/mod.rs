@@ -40,6 +40,8 @@ pub type LeaseId = i64;
 
 /// How long a refused gateway is waited for while nothing comes back, before others may take what it needs.
 pub const WAIT: SignedDuration = SignedDuration::from_secs(30);
+/// How long a refused gateway keeps its place without asking again: one whose call waits asks every second.
+pub const SILENCE: SignedDuration = SignedDuration::from_secs(10);
 /// After a wait in vain others have their turn so many times as long.
 pub const TURNS: i32 = 5;
 /// A lease is filled for at most so many calls like the next one: enough for a busy gateway to go from one regular write

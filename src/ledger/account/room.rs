@@ -3,17 +3,19 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::lease::Lease;
-use super::{Account, Ask, GENEROSITY, LeaseId, MAX_LEASES, Refused, TURNS, WAIT, Who};
+use super::{Account, Ask, GENEROSITY, LeaseId, MAX_LEASES, Refused, SILENCE, TURNS, WAIT, Who};
 use crate::api::amount::{Amount, Kind, LimitAmounts};
 use crate::ledger::sum::full;
 
 /// A gateway that others hold enough for. What it lacks is kept for it while something comes back; when nothing does
-/// for [`WAIT`], those who hold it may be dead: others have their turn, [`TURNS`] times as long as it was waited.
+/// for [`WAIT`], those who hold it may be dead: others have their turn, [`TURNS`] times as long as it was waited. So they
+/// have when it does not ask any more, for [`SILENCE`].
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Waiter {
     pub(super) record: String,
     missing: Amount,
     since: Timestamp,
+    asked: Timestamp,
     /// The least that was taken of the account so far, and when it became so little.
     taken: Amount,
     moved: Timestamp,
@@ -28,7 +30,8 @@ impl Waiter {
 
     /// When it changes by time alone.
     pub(super) fn due(&self) -> Timestamp {
-        self.steps_back.unwrap_or(later(self.moved, WAIT))
+        let tires = later(self.moved, WAIT).min(later(self.asked, SILENCE));
+        self.steps_back.unwrap_or(tires)
     }
 
     fn look(&mut self, taken: &Amount, now: Timestamp) {
@@ -253,13 +256,14 @@ impl Account {
 
     fn wait(&mut self, who: &Who, missing: Amount) {
         if let Some(waiter) = self.waiting.iter_mut().find(|waiter| waiter.record == who.record) {
-            waiter.missing = missing;
+            (waiter.missing, waiter.asked) = (missing, self.time);
             return;
         }
         let waiter = Waiter {
             record: who.record.clone(),
             missing,
             since: self.time,
+            asked: self.time,
             taken: self.taken(),
             moved: self.time,
             steps_back: None,

@@ -24,8 +24,8 @@ use world::Outcome;
 const SCHEDULES: u64 = 100_000;
 const UNNOTICED: u64 = 10_000;
 /// Seeds that found a mistake: the number of a lease that was told before it was written; a bill above its bound that
-/// took what another call of the same lease held.
-const FOUND: [u64; 2] = [5697, 35484];
+/// took what another call of the same lease held; room kept for a gateway that had stopped asking.
+const FOUND: [u64; 3] = [5697, 35484, 81648];
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()

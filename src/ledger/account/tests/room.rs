@@ -130,11 +130,35 @@ fn who_waits_longest_goes_first() {
     account.check();
 }
 
+/// Asks every second, as a gateway does whose call waits, and is refused.
+fn insist(account: &mut Account, name: &str, of: i64, seconds: std::ops::Range<i64>) {
+    for second in seconds {
+        account.ask(&who(name), &for_a_call(of), at(second)).unwrap_err();
+    }
+}
+
+#[test]
+fn who_asks_no_more_loses_its_place() {
+    let silence = SILENCE.as_secs();
+    let mut account = crowded();
+    account.ask(&who("gone"), &for_a_call(200), at(0)).unwrap_err();
+    insist(&mut account, "small", 100, 1..silence);
+    account.ask(&who("small"), &for_a_call(100), at(silence)).unwrap();
+    // It asks again at the last moment: it keeps its place.
+    let mut account = crowded();
+    insist(&mut account, "slow", 200, 0..1);
+    insist(&mut account, "slow", 200, silence - 1..silence);
+    insist(&mut account, "small", 100, silence..2 * silence - 1);
+    account
+        .ask(&who("small"), &for_a_call(100), at(2 * silence - 1))
+        .unwrap();
+}
+
 #[test]
 fn what_the_dead_hold_keeps_others_back_for_a_while_only() {
     let mut account = crowded();
     let wait = WAIT.as_secs();
-    account.ask(&who("big"), &for_a_call(500), at(0)).unwrap_err();
+    insist(&mut account, "big", 500, 0..wait);
     account.ask(&who("small"), &for_a_call(100), at(wait - 1)).unwrap_err();
     // Nothing came back: big steps back, though it goes on asking.
     account.ask(&who("big"), &for_a_call(500), at(wait)).unwrap_err();
@@ -156,13 +180,13 @@ fn what_the_dead_hold_keeps_others_back_for_a_while_only() {
 fn a_wait_goes_on_while_something_comes_back() {
     let mut account = crowded();
     let wait = WAIT.as_secs();
-    account.ask(&who("big"), &for_a_call(900), at(0)).unwrap_err();
+    insist(&mut account, "big", 900, 0..wait - 1);
     account.hear(
         &who("a"),
         &says(1, 0, account.leases_of("record of a")[0].granted.tokens, true),
         at(wait - 1),
     );
-    account.ask(&who("big"), &for_a_call(900), at(wait - 1)).unwrap_err();
+    insist(&mut account, "big", 900, wait - 1..2 * wait - 2);
     account
         .ask(&who("small"), &for_a_call(100), at(2 * wait - 2))
         .unwrap_err();
