@@ -32,16 +32,16 @@ pub(super) fn write(change: &Transaction<'_>, old: &Wallet, new: &Wallet) -> rus
         )?;
     }
     for row in after.iter().filter(|row| !before.contains(row)) {
-        change.execute(
+        let mut insert = change.prepare_cached(
             "INSERT OR REPLACE INTO leases (account, lease, spent, returned, closed) VALUES (?, ?, ?, ?, ?)",
-            params![
-                row.account,
-                row.lease,
-                to_json(&row.spent)?,
-                to_json(&row.returned)?,
-                row.closed
-            ],
         )?;
+        insert.execute(params![
+            row.account,
+            row.lease,
+            to_json(&row.spent)?,
+            to_json(&row.returned)?,
+            row.closed
+        ])?;
     }
     for (account, epoch) in new.epochs() {
         if !old.epochs().any(|known| known == (account, epoch)) {
@@ -92,11 +92,9 @@ pub(super) fn write_previous(change: &Transaction<'_>, model: &str, previous: &P
             bytes
         })
         .collect();
-    change.execute("DELETE FROM previous", [])?;
-    change.execute(
-        "INSERT INTO previous (model, billed_input, parts) VALUES (?, ?, ?)",
-        params![model, previous.billed_input, parts],
-    )?;
+    change.prepare_cached("DELETE FROM previous")?.execute([])?;
+    let mut insert = change.prepare_cached("INSERT INTO previous (model, billed_input, parts) VALUES (?, ?, ?)")?;
+    insert.execute(params![model, previous.billed_input, parts])?;
     Ok(())
 }
 

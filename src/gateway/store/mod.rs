@@ -1,8 +1,11 @@
 //! The gateway's record: every call from before it is sent until the worker's journal has its outcome, and the totals.
 //!
 //! One SQLite file, one transaction for each change, on disk before it counts (`synchronous=FULL`). A call is recorded
-//! as open **before** it is sent, and settled together with its answer **before** the worker gets the end of it. What
-//! was open when the gateway died is lost: it counts as sent, its use as unknown.
+//! as open **before** it is sent, and settled together with its answer **before** the worker gets the end of it: two
+//! flushes, all that a call waits for. What was open when the gateway died is lost: it counts as sent, its use as unknown.
+//!
+//! An acknowledgement is written without a flush: a machine that fails right after it keeps an answer too many. It is
+//! also the time to tidy up: what the log holds goes into the tables then, since otherwise a call would have to wait.
 //!
 //! What a call may cost is reserved in the wallet in the transaction that opens it, and settled in the one that ends it.
 //! The wallet in memory is what is on disk: it is changed as a copy, written, and then put in its place.
@@ -41,6 +44,8 @@ use crate::link::messages::BudgetReport;
 pub const FILE_NAME: &str = "calls.db";
 /// Ended calls that are kept, for people who ask what a call used.
 const KEPT_CALLS: i64 = 1000;
+/// Acknowledgements between two times that the log is emptied. About half of what SQLite lets it grow to by itself.
+const TIDY: u32 = 16;
 
 const ACKED: &str = "acked";
 const SCRIPTED: &str = "scripted";
@@ -168,6 +173,17 @@ struct Inner {
     /// Outcomes that could not be written yet: the disk was full. They go first as soon as it is not.
     unsettled: Vec<Settlement>,
     budget: BudgetReport,
+    /// Acknowledgements since the log was emptied.
+    untidy: u32,
+}
+
+/// What a crash of the machine right after a change may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Crash {
+    /// Nothing: the change is on the disk.
+    LosesNothing,
+    /// The change, and nothing else: it is on the disk with the next one at the latest.
+    MayLoseIt,
 }
 
 /// What is kept in memory of what is on disk; both change together or not at all.
@@ -196,6 +212,7 @@ impl Store {
             budget: counts.budget.clone(),
             counts,
             unsettled: Vec::new(),
+            untidy: 0,
         };
         Ok(Self {
             name,
@@ -220,7 +237,7 @@ impl Store {
             return Ok(Some(Recorded::Acknowledged));
         }
         let sql = "SELECT state, failure, content_type, answer FROM calls WHERE turn = ? AND call = ? AND attempt = ?";
-        Ok(inner.db.query_row(sql, key(id), recorded).optional()?)
+        Ok(inner.db.prepare_cached(sql)?.query_row(key(id), recorded).optional()?)
     }
 
     /// Reserves `amount` in each of `draws`, and records that the call is about to be sent. `clock`: the wallet's time.
@@ -241,18 +258,18 @@ impl Store {
         let model = inner.model.clone();
         inner.change(|change, counts| {
             counts.wallet = wallet;
-            change.execute(
+            let mut insert = change.prepare_cached(
                 "INSERT INTO calls (turn, call, attempt, state, model, opened_at, reservation)
                  VALUES (?, ?, ?, 'Open', ?, ?, ?)",
-                params![
-                    id.turn,
-                    id.call,
-                    id.attempt,
-                    model,
-                    now.to_string(),
-                    to_json(&reservation)?
-                ],
             )?;
+            insert.execute(params![
+                id.turn,
+                id.call,
+                id.attempt,
+                model,
+                now.to_string(),
+                to_json(&reservation)?
+            ])?;
             Ok(Begun::Held(reservation))
         })
     }
@@ -328,20 +345,25 @@ impl Store {
         if inner.counts.acked.is_some_and(|acked| id <= acked) {
             return Ok(());
         }
-        inner.change(|change, counts| {
+        inner.write(Crash::MayLoseIt, |change, counts| {
             set_meta(change, ACKED, &id.to_string())?;
-            change.execute(
-                "UPDATE calls SET answer = NULL WHERE answer IS NOT NULL AND (turn, call, attempt) <= (?, ?, ?)",
-                key(id),
+            // Of the calls before the last acknowledgement nothing is kept any more.
+            let before = counts.acked.map_or((0, 0, 0), key);
+            let mut forget = change.prepare_cached(
+                "UPDATE calls SET answer = NULL WHERE answer IS NOT NULL
+                 AND (turn, call, attempt) <= (?, ?, ?) AND (turn, call, attempt) > (?, ?, ?)",
             )?;
-            change.execute(
+            forget.execute(params![id.turn, id.call, id.attempt, before.0, before.1, before.2])?;
+            let mut delete = change.prepare_cached(
                 "DELETE FROM calls WHERE state <> 'Open' AND (turn, call, attempt) <= (?1, ?2, ?3)
                  AND number <= (SELECT max(number) FROM calls) - ?4",
-                params![id.turn, id.call, id.attempt, KEPT_CALLS],
             )?;
+            delete.execute(params![id.turn, id.call, id.attempt, KEPT_CALLS])?;
             counts.acked = Some(id);
             Ok(())
-        })
+        })?;
+        inner.tidy();
+        Ok(())
     }
 
     /// The totals. `turns` is not counted here.
@@ -371,6 +393,20 @@ impl Inner {
         &mut self,
         act: impl FnOnce(&Transaction<'_>, &mut Counts) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
+        self.write(Crash::LosesNothing, act)
+    }
+
+    fn write<T>(
+        &mut self,
+        crash: Crash,
+        act: impl FnOnce(&Transaction<'_>, &mut Counts) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        // Said each time, so that no change is ever made under what another one left.
+        let flush = match crash {
+            Crash::LosesNothing => "FULL",
+            Crash::MayLoseIt => "NORMAL",
+        };
+        self.db.pragma_update(None, "synchronous", flush)?;
         let mut counts = self.counts.clone();
         let change = self.db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let done = act(&change, &mut counts)?;
@@ -382,6 +418,19 @@ impl Inner {
         change.commit()?;
         self.counts = counts;
         Ok(done)
+    }
+
+    /// Now and then puts into the tables what the log holds. That it fails costs nothing: it is tried again, and the
+    /// next change says what is wrong.
+    fn tidy(&mut self) {
+        self.untidy += 1;
+        if self.untidy < TIDY {
+            return;
+        }
+        match self.db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
+            Ok(()) => self.untidy = 0,
+            Err(error) => tracing::warn!(%error, "the log of the record stays as it is"),
+        }
     }
 
     fn settle_rest(&mut self) -> Result<(), StoreError> {
@@ -447,9 +496,11 @@ impl Counts {
             End::Answered { content_type, body } => ("Settled", None, Some(content_type), Some(body)),
             End::Failed(failure) => ("Failed", Some(to_json(failure)?), None, None),
         };
-        let model: String = change.query_row(
+        let mut update = change.prepare_cached(
             "UPDATE calls SET state = ?4, ended_at = ?5, usage = ?6, failure = ?7, content_type = ?8, answer = ?9
              WHERE turn = ?1 AND call = ?2 AND attempt = ?3 RETURNING model",
+        )?;
+        let model: String = update.query_row(
             params![
                 id.turn,
                 id.call,
@@ -513,7 +564,8 @@ fn meta<T: FromStr>(change: &Transaction<'_>, name: &str) -> rusqlite::Result<Op
 }
 
 fn set_meta(change: &Transaction<'_>, name: &str, value: &str) -> rusqlite::Result<()> {
-    change.execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", [name, value])?;
+    let mut insert = change.prepare_cached("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)")?;
+    insert.execute([name, value])?;
     Ok(())
 }
 

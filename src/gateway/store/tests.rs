@@ -248,9 +248,8 @@ fn a_record_of_a_newer_version_is_refused() {
 
 #[test]
 fn old_calls_leave_and_the_totals_stay() {
-    let directory = TempDir::new().unwrap();
+    let directory = in_memory();
     let store = open(&directory);
-    store.lock().db.pragma_update(None, "synchronous", "OFF").unwrap();
     for turn in 1..=KEPT_CALLS + 5 {
         call(&store, &format!("t{turn}c1a1"), "x");
     }
@@ -266,6 +265,52 @@ fn old_calls_leave_and_the_totals_stay() {
     assert_eq!(count("SELECT min(turn) FROM calls"), 6);
     assert_eq!(count("SELECT count(*) FROM calls WHERE answer IS NOT NULL"), 0);
     assert_eq!(store.usage().calls, KEPT_CALLS + 5);
+}
+
+/// Where a flush is free, for many calls.
+fn in_memory() -> TempDir {
+    TempDir::new_in("/dev/shm").unwrap()
+}
+
+#[test]
+fn every_change_is_flushed_but_an_acknowledgement() {
+    let directory = TempDir::new().unwrap();
+    let store = open(&directory);
+    let flushed = || -> i64 {
+        let inner = store.lock();
+        inner.db.query_row("PRAGMA synchronous", [], |row| row.get(0)).unwrap()
+    };
+    let (normal, full) = (1, 2);
+    for turn in 1..=2 {
+        let id = CallId {
+            turn,
+            call: 1,
+            attempt: 1,
+        };
+        begin(&store, id).unwrap();
+        assert_eq!(flushed(), full);
+        store.settle(answered(&id.to_string(), "x")).unwrap();
+        assert_eq!(flushed(), full);
+        store.acknowledge(id).unwrap();
+        assert_eq!(flushed(), normal);
+    }
+    grant(&store, 100);
+    assert_eq!(flushed(), full);
+}
+
+#[test]
+fn the_log_is_emptied_with_acknowledgements_and_not_in_a_call() {
+    let directory = in_memory();
+    let store = open(&directory);
+    let log = directory.path().join(format!("{FILE_NAME}-wal"));
+    let length = || std::fs::metadata(&log).unwrap().len();
+    for turn in 1..=20 * i64::from(TIDY) {
+        let name = format!("t{turn}c1a1");
+        call(&store, &name, &"x".repeat(5_000));
+        store.acknowledge(id(&name)).unwrap();
+    }
+    // SQLite itself would empty it at 1,000 pages of 4 KiB, by whichever change comes then.
+    assert!(length() < 3_000_000, "{}", length());
 }
 
 #[test]

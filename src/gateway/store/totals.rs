@@ -131,21 +131,19 @@ impl Totals {
 }
 
 fn write(change: &Transaction<'_>, total: &ModelUsage) -> rusqlite::Result<()> {
-    change.execute(
-        "INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        params![
-            total.model,
-            total.calls,
-            total.unknown_calls,
-            total.input_tokens,
-            total.output_tokens,
-            total.cache_read_tokens,
-            total.reasoning_tokens,
-            total.estimated_calls,
-            total.cache_write_tokens,
-            total.cost
-        ],
-    )?;
+    let mut insert = change.prepare_cached("INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?;
+    insert.execute(params![
+        total.model,
+        total.calls,
+        total.unknown_calls,
+        total.input_tokens,
+        total.output_tokens,
+        total.cache_read_tokens,
+        total.reasoning_tokens,
+        total.estimated_calls,
+        total.cache_write_tokens,
+        total.cost
+    ])?;
     Ok(())
 }
 
