@@ -332,15 +332,6 @@ impl Wallet {
             .map_or(Amount::ZERO, Held::available)
     }
 
-    /// Whether any lease holds more than its open calls need.
-    #[must_use]
-    pub fn holds_unused(&self) -> bool {
-        self.purses
-            .values()
-            .flat_map(|purse| purse.leases.values())
-            .any(|held| !held.closed && !held.available().is_zero())
-    }
-
     /// The kind of which an account has too little for `amount`.
     #[must_use]
     pub fn lacking(&self, draw: &Draw<'_>, amount: &Amount, now: u64) -> Option<Kind> {
@@ -356,50 +347,5 @@ impl Wallet {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tokens(tokens: i64) -> Amount {
-        Amount { tokens, ..Amount::ZERO }
-    }
-
-    fn draws() -> [Draw<'static>; 1] {
-        [Draw {
-            account: "team",
-            limits: LimitAmounts {
-                tokens: Some(0),
-                ..LimitAmounts::default()
-            },
-        }]
-    }
-
-    /// A wallet with one lease, number 1, of so much.
-    fn holding(amount: i64) -> Wallet {
-        let mut wallet = Wallet::default();
-        let lease = Granted {
-            lease: 1,
-            granted: tokens(amount),
-            ends: None,
-        };
-        assert!(wallet.hear("team", 1, &[(lease, None)], &[]));
-        wallet
-    }
-
-    fn said(wallet: &Wallet) -> i64 {
-        wallet.statements().map(|(_, said)| said.spent.tokens).sum()
-    }
-
-    #[test]
-    fn a_bill_above_its_reservation_takes_nothing_from_what_another_call_holds() {
-        let mut wallet = holding(10);
-        let first = wallet.reserve(&draws(), &tokens(8), 0).unwrap();
-        let second = wallet.reserve(&draws(), &tokens(1), 0).unwrap();
-        wallet.settle(&second, &tokens(8));
-        // 8 of the 10 are still held for the first call: of the bill only 1 can have come out of this lease.
-        assert_eq!((said(&wallet), wallet.available("team", 0)), (1, Amount::ZERO));
-        wallet.settle(&first, &tokens(5));
-        assert_eq!(said(&wallet), 13, "all of it is said once nothing is open");
-        let third = wallet.reserve(&draws(), &tokens(1), 0);
-        assert!(third.is_err(), "the lease is overdrawn");
-    }
-}
+#[path = "wallet_tests.rs"]
+mod tests;

@@ -1,0 +1,310 @@
+//! Tests of the wallet: each function by itself.
+
+use pretty_assertions::assert_eq;
+
+use super::*;
+
+/// The end of the leases that end by time.
+const END: u64 = 1_000;
+
+fn tokens(tokens: i64) -> Amount {
+    Amount { tokens, ..Amount::ZERO }
+}
+
+fn draw(account: &str) -> Draw<'_> {
+    let limits = LimitAmounts {
+        tokens: Some(1),
+        ..LimitAmounts::default()
+    };
+    Draw { account, limits }
+}
+
+fn grant(lease: LeaseId, granted: i64) -> (Granted, Option<u64>) {
+    let granted = Granted {
+        lease,
+        granted: tokens(granted),
+        ends: None,
+    };
+    (granted, None)
+}
+
+fn ending(lease: LeaseId, granted: i64) -> (Granted, Option<u64>) {
+    (grant(lease, granted).0, Some(END))
+}
+
+/// Holds lease 1 of each of these accounts, granted by record 1.
+fn holding(accounts: &[(&str, i64)]) -> Wallet {
+    let mut wallet = Wallet::default();
+    for (account, granted) in accounts {
+        wallet.hear(account, 1, &[grant(1, *granted)], &[]);
+    }
+    wallet
+}
+
+fn reserve(wallet: &mut Wallet, account: &str, amount: i64) -> Reservation {
+    wallet.reserve(&[draw(account)], &tokens(amount), 0).unwrap()
+}
+
+/// Granted, spent, returned and open of one lease.
+fn held(wallet: &Wallet, account: &str, lease: LeaseId) -> (i64, i64, i64, i64) {
+    let held = &wallet.purses[account].leases[&lease];
+    let [granted, spent, returned, open] = [held.granted, held.spent, held.returned, held.open].map(|sum| sum.tokens);
+    (granted, spent, returned, open)
+}
+
+fn is_closed(wallet: &Wallet, account: &str, lease: LeaseId) -> bool {
+    wallet.purses[account].leases[&lease].closed
+}
+
+fn short(accounts: &[&str]) -> Result<Reservation, BTreeSet<AccountId>> {
+    Err(accounts.iter().map(|account| (*account).to_owned()).collect())
+}
+
+#[test]
+fn all_that_a_call_needs_is_reserved_or_nothing_and_who_is_short_is_named() {
+    let mut wallet = holding(&[("a", 10), ("b", 9), ("c", 9)]);
+    let before = wallet.clone();
+    let draws = ["a", "b", "c"].map(draw);
+    assert_eq!(wallet.reserve(&draws, &tokens(10), 0), short(&["b", "c"]));
+    assert_eq!(wallet, before);
+    let reservation = wallet.reserve(&draws, &tokens(9), 0).unwrap();
+    assert_eq!(reservation.leases.len(), 3);
+    assert_eq!(held(&wallet, "a", 1), (10, 0, 0, 9));
+    assert_eq!(wallet.reserve(&[draw("a")], &tokens(2), 0), short(&["a"]));
+    assert!(wallet.reserve(&[draw("a")], &tokens(1), 0).is_ok());
+    // An account that nothing is held of is short, and without accounts nothing is.
+    assert_eq!(wallet.reserve(&[draw("x")], &tokens(0), 0), short(&["x"]));
+    assert!(wallet.reserve(&[], &tokens(i64::MAX), 0).is_ok());
+}
+
+#[test]
+fn only_the_kinds_that_an_account_limits_must_fit() {
+    let mut wallet = holding(&[("a", 5)]);
+    let dear = Amount {
+        cost: 1_000,
+        ..tokens(5)
+    };
+    assert!(wallet.reserve(&[draw("a")], &dear, 0).is_ok());
+}
+
+#[test]
+fn a_call_takes_all_it_needs_from_the_newest_lease_that_has_it() {
+    let mut wallet = holding(&[("a", 10)]);
+    wallet.hear("a", 2, &[grant(1, 10), grant(2, 5)], &[]);
+    assert_eq!(reserve(&mut wallet, "a", 6).leases, [("a".to_owned(), 1)]);
+    assert_eq!(reserve(&mut wallet, "a", 4).leases, [("a".to_owned(), 2)]);
+    // 4 and 1 are left: no call is paid from two leases.
+    assert_eq!(wallet.reserve(&[draw("a")], &tokens(5), 0), short(&["a"]));
+}
+
+#[test]
+fn a_lease_is_good_for_calls_before_its_end_and_not_at_it() {
+    let mut wallet = Wallet::default();
+    wallet.hear("a", 1, &[ending(1, 10)], &[]);
+    assert!(wallet.reserve(&[draw("a")], &tokens(1), END - 1).is_ok());
+    assert_eq!(wallet.available("a", END - 1), tokens(9));
+    assert_eq!(wallet.reserve(&[draw("a")], &tokens(1), END), short(&["a"]));
+    assert_eq!(wallet.available("a", END), Amount::ZERO);
+}
+
+#[test]
+fn a_settlement_frees_the_reservation_and_spends_the_bill() {
+    let mut wallet = holding(&[("a", 10)]);
+    let first = reserve(&mut wallet, "a", 6);
+    let second = reserve(&mut wallet, "a", 4);
+    wallet.settle(&first, &tokens(2));
+    assert_eq!(held(&wallet, "a", 1), (10, 2, 0, 4));
+    wallet.settle(&second, &Amount::ZERO);
+    assert_eq!(held(&wallet, "a", 1), (10, 2, 0, 0));
+    assert_eq!(wallet.available("a", 0), tokens(8));
+}
+
+#[test]
+fn a_bill_above_its_reservation_is_spent_as_it_is() {
+    let mut wallet = holding(&[("a", 10)]);
+    let reservation = reserve(&mut wallet, "a", 6);
+    wallet.settle(&reservation, &tokens(25));
+    assert_eq!(held(&wallet, "a", 1), (10, 25, 0, 0));
+    assert_eq!(wallet.available("a", 0), Amount::ZERO, "and never less than nothing");
+    assert_eq!(wallet.reserve(&[draw("a")], &tokens(1), 0), short(&["a"]));
+    wallet.hear("a", 2, &[grant(1, 26)], &[]);
+    assert!(wallet.reserve(&[draw("a")], &tokens(1), 0).is_ok());
+}
+
+#[test]
+fn a_bill_above_its_reservation_takes_nothing_from_what_another_call_holds() {
+    let mut wallet = holding(&[("a", 10)]);
+    let said = |wallet: &Wallet| wallet.statements().map(|(_, said)| said.spent.tokens).sum::<i64>();
+    let first = reserve(&mut wallet, "a", 8);
+    let second = reserve(&mut wallet, "a", 1);
+    wallet.settle(&second, &tokens(8));
+    // 8 of the 10 are still held for the first call: of the bill only 1 can have come out of this lease.
+    assert_eq!((said(&wallet), wallet.available("a", 0)), (1, Amount::ZERO));
+    wallet.settle(&first, &tokens(5));
+    assert_eq!(said(&wallet), 13, "all of it is said once nothing is open");
+    assert_eq!(
+        wallet.reserve(&[draw("a")], &tokens(1), 0),
+        short(&["a"]),
+        "the lease is overdrawn"
+    );
+}
+
+#[test]
+fn after_a_restart_the_open_call_is_open_again_and_nothing_can_be_spent_until_the_leader_speaks() {
+    let mut wallet = holding(&[("a", 10)]);
+    let settled = reserve(&mut wallet, "a", 3);
+    wallet.settle(&settled, &tokens(3));
+    let open = reserve(&mut wallet, "a", 5);
+    let epochs: Vec<_> = wallet.epochs().map(|(id, epoch)| (id.to_owned(), epoch)).collect();
+    let mut again = Wallet::restore(epochs, wallet.rows());
+    again.reopen(&open);
+    assert_eq!(held(&again, "a", 1), (0, 3, 0, 5));
+    assert_eq!(again.reserve(&[draw("a")], &tokens(1), 0), short(&["a"]));
+    assert!(
+        !again.hear("a", 1, &[grant(1, 10)], &[]),
+        "what is granted need not be on disk"
+    );
+    assert_eq!(again, wallet);
+    again.settle(&open, &open.amount);
+    assert_eq!(held(&again, "a", 1), (10, 8, 0, 0));
+}
+
+#[test]
+fn a_call_of_a_lease_that_is_not_on_disk_is_opened_and_settled_all_the_same() {
+    let mut wallet = Wallet::default();
+    let open = reserve(&mut holding(&[("a", 10)]), "a", 5);
+    wallet.reopen(&open);
+    wallet.settle(&open, &open.amount);
+    assert_eq!(held(&wallet, "a", 1), (0, 5, 0, 0));
+}
+
+#[test]
+fn what_no_open_call_needs_is_given_back_once_and_of_the_account_that_is_meant() {
+    let mut wallet = holding(&[("a", 10), ("b", 10)]);
+    let reservation = reserve(&mut wallet, "a", 4);
+    assert!(wallet.give_back(Some("a")));
+    assert_eq!(held(&wallet, "a", 1), (10, 0, 6, 4));
+    assert_eq!(held(&wallet, "b", 1), (10, 0, 0, 0));
+    assert!(!wallet.give_back(Some("a")));
+    wallet.settle(&reservation, &tokens(1));
+    assert!(wallet.give_back(None));
+    assert_eq!(
+        (held(&wallet, "a", 1), held(&wallet, "b", 1)),
+        ((10, 1, 9, 0), (10, 0, 10, 0))
+    );
+    assert!(!is_closed(&wallet, "a", 1), "it may be filled again");
+    wallet.hear("a", 2, &[grant(1, 12)], &[]);
+    assert_eq!(wallet.available("a", 0), tokens(2));
+}
+
+#[test]
+fn leases_that_are_of_no_more_use_are_closed_and_the_others_stay() {
+    let mut wallet = Wallet::default();
+    wallet.hear("a", 1, &[ending(1, 10), grant(2, 10)], &[]);
+    wallet.hear("b", 1, &[grant(1, 10)], &[]);
+    let all = ["a", "b"].map(draw);
+    assert!(!wallet.close_idle(&all, END - 1));
+    // Its window is over.
+    assert!(wallet.close_idle(&all, END));
+    assert!(is_closed(&wallet, "a", 1) && !is_closed(&wallet, "a", 2) && !is_closed(&wallet, "b", 1));
+    // Its account does not apply any more.
+    assert!(wallet.close_idle(&all[..1], 0));
+    assert!(is_closed(&wallet, "b", 1) && !is_closed(&wallet, "a", 2));
+    assert!(!wallet.close_idle(&all[..1], END), "nothing is closed twice");
+    assert_eq!(wallet.reserve(&[draw("b")], &tokens(1), 0), short(&["b"]));
+}
+
+#[test]
+fn a_lease_with_an_open_call_gives_the_rest_back_and_is_closed_after_it() {
+    let mut wallet = holding(&[("a", 10)]);
+    let reservation = reserve(&mut wallet, "a", 4);
+    assert!(wallet.close_all());
+    assert!(!is_closed(&wallet, "a", 1));
+    assert_eq!(held(&wallet, "a", 1), (10, 0, 6, 4));
+    assert!(!wallet.close_all());
+    wallet.settle(&reservation, &tokens(3));
+    assert!(wallet.close_all());
+    assert!(is_closed(&wallet, "a", 1));
+    let (_, said) = wallet.statements().next().unwrap();
+    // The 1 that was not billed needs no return: a closed lease holds nothing.
+    assert_eq!((said.spent, said.returned, said.closed), (tokens(3), tokens(6), true));
+}
+
+#[test]
+fn an_older_record_is_a_deposed_leaders_word_and_changes_nothing() {
+    let mut wallet = holding(&[("a", 10)]);
+    assert!(
+        wallet.hear("a", 5, &[grant(1, 20)], &[]),
+        "a newer record is to be on disk"
+    );
+    let before = wallet.clone();
+    assert!(!wallet.hear("a", 4, &[grant(1, 90), grant(2, 90)], &[1]));
+    assert_eq!(wallet, before);
+    // The same record again, late: totals do not go back.
+    assert!(!wallet.hear("a", 5, &[grant(1, 15)], &[]));
+    assert_eq!(wallet, before);
+    assert!(wallet.hear("a", 5, &[grant(2, 1)], &[]), "a new lease is to be on disk");
+    assert_eq!(wallet.epochs().collect::<Vec<_>>(), [("a", 5)]);
+}
+
+#[test]
+fn a_forgotten_lease_leaves_and_one_with_a_call_open_is_only_closed() {
+    let mut wallet = holding(&[("a", 10)]);
+    wallet.hear("a", 1, &[grant(2, 10)], &[]);
+    let reservation = reserve(&mut wallet, "a", 4);
+    assert_eq!(reservation.leases, [("a".to_owned(), 2)]);
+    assert!(wallet.hear("a", 1, &[], &[1, 2]));
+    assert_eq!(wallet.statements().map(|(_, said)| said.lease).collect::<Vec<_>>(), [2]);
+    assert!(is_closed(&wallet, "a", 2));
+    wallet.settle(&reservation, &tokens(4));
+    assert!(wallet.hear("a", 1, &[], &[2]));
+    assert_eq!(wallet.rows().count(), 0);
+    assert!(!wallet.hear("a", 1, &[], &[2]), "nothing is known of it");
+}
+
+#[test]
+fn more_is_asked_for_on_the_newest_lease_that_can_be_used() {
+    let mut wallet = Wallet::default();
+    let ask = |wallet: &Wallet, now| wallet.ask("a", tokens(5), tokens(50), now);
+    let fresh = ask(&wallet, 0);
+    assert_eq!((fresh.lease, fresh.open), (None, Amount::ZERO));
+    assert_eq!((fresh.least, fresh.full), (tokens(5), tokens(50)));
+    wallet.hear("a", 1, &[grant(1, 10), ending(2, 10)], &[]);
+    reserve(&mut wallet, "a", 4);
+    let asked = ask(&wallet, END - 1);
+    assert_eq!((asked.lease, asked.open), (Some(2), tokens(4)));
+    let asked = ask(&wallet, END);
+    assert_eq!((asked.lease, asked.open), (Some(1), Amount::ZERO));
+}
+
+#[test]
+fn what_is_lacking_is_the_first_limited_kind_that_has_too_little() {
+    let mut wallet = Wallet::default();
+    let granted = Granted {
+        lease: 1,
+        granted: Amount { calls: 1, ..tokens(10) },
+        ends: None,
+    };
+    wallet.hear("a", 1, &[(granted, None)], &[]);
+    let both = LimitAmounts {
+        tokens: Some(100),
+        calls: Some(100),
+        ..LimitAmounts::default()
+    };
+    let draw = Draw {
+        account: "a",
+        limits: both,
+    };
+    let call = |calls, amount| Amount {
+        calls,
+        ..tokens(amount)
+    };
+    let dear = Amount { cost: 1, ..call(1, 10) };
+    assert_eq!(wallet.lacking(&draw, &dear, 0), None, "money is not limited");
+    assert_eq!(wallet.lacking(&draw, &call(1, 11), 0), Some(Kind::Tokens));
+    assert_eq!(wallet.lacking(&draw, &call(2, 10), 0), Some(Kind::Calls));
+    assert_eq!(
+        wallet.lacking(&Draw { account: "b", ..draw }, &call(0, 1), 0),
+        Some(Kind::Tokens)
+    );
+}
