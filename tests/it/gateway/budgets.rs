@@ -1,19 +1,25 @@
 //! No call without room: what a gateway reserves, spends, says and gives back, against real accounts.
 
+use std::time::Duration;
+
 use agentloop::api::amount::{Amount, Kind, LimitAmounts};
+use agentloop::api::budget::Period;
 use agentloop::api::failure::{Failure, FailureKind};
 use agentloop::api::price::Price;
 use agentloop::api::status::LoopState;
+use agentloop::ledger::account::{Statement, Terms};
+use agentloop::ledger::window::WindowRule;
 use agentloop::link::messages::{Directives, LoopReport};
 use pretty_assertions::assert_eq;
 use reqwest::StatusCode;
 use rstest::rstest;
 use serde_json::json;
 
+use super::ledger::Ledger;
 use super::link::until_event;
-use super::provider::{ANSWER, Act, Step};
+use super::provider::{ANSWER, Act, STREAM_HEAD, STREAM_TAIL, Step, send};
 use super::scripted::scripted;
-use super::world::{PROMPT, World, failure, streamed, url, whole};
+use super::world::{PROMPT, World, failure, streamed, url, whole, write};
 
 /// 15 tokens, 100 of input, 5 of output, and with the price below 15 + 10 + 9 = 34 micro-USD.
 const SCRIPT: &str = "turns: [{text: one, usage: {inputTokens: 10, outputTokens: 5, cacheReadTokens: 90}}]";
@@ -86,7 +92,7 @@ async fn limited(world: &World, id: &str, limits: LimitAmounts) {
 /// Waits until all is given back, and gives what was used.
 async fn settled(world: &World, id: &str) -> Amount {
     say(world, LoopState::Sleeping).await;
-    let free = |ledger: &super::ledger::Ledger| ledger.reserved(id).is_zero();
+    let free = |ledger: &Ledger| ledger.reserved(id).is_zero();
     world.controller.until_ledger("nothing reserved", free).await;
     world.controller.ledger(|ledger| ledger.used(id))
 }
@@ -147,6 +153,68 @@ async fn a_call_needs_room_in_all_accounts_and_counts_in_all() {
     assert!(failure.message.contains("AgentBudget tight"), "{}", failure.message);
     assert_eq!(settled(&world, "tight").await.calls, 2);
     assert_eq!(settled(&world, "wide").await.tokens, 30);
+}
+
+#[tokio::test]
+async fn an_agents_part_of_a_budget_is_spent_while_others_go_on() {
+    let world = scripted(SCRIPT).await;
+    let terms = |per_agent| Terms {
+        limits: limit(Kind::Tokens, 1_000),
+        per_agent: limit(Kind::Calls, per_agent),
+        window: WindowRule::Lifetime,
+    };
+    world.controller.ledger(|ledger| ledger.account("team", terms(2)));
+    told(&world).await;
+    for turn in 1..=2 {
+        answered(&world, &format!("t{turn}c1a1")).await;
+    }
+    let failure = refused(&world, "t3c1a1").await;
+    assert_eq!(failure.kind, FailureKind::BudgetExhausted);
+    for part in ["the Agent's part (perAgent) of AgentBudget team", "spec.perAgent.calls"] {
+        assert!(failure.message.contains(part), "{}", failure.message);
+    }
+    let another = Amount {
+        calls: 2,
+        ..Amount::ZERO
+    };
+    assert_eq!(world.controller.ledger(|ledger| ledger.other("team", another)), Ok(()));
+    world.controller.ledger(|ledger| ledger.account("team", terms(3)));
+    told(&world).await;
+    answered(&world, "t3c1a1").await;
+    assert_eq!(refused(&world, "t4c1a1").await.kind, FailureKind::BudgetExhausted);
+}
+
+#[tokio::test]
+async fn what_the_controller_blocks_is_not_made_and_the_call_in_flight_goes_on() {
+    let world = World::started().await;
+    limited(&world, "team", limit(Kind::Calls, 10)).await;
+    world
+        .provider
+        .will(Act::stream(vec![Step::Hold, send(STREAM_HEAD), send(STREAM_TAIL)]));
+    let call = world.call_aside("t1c1a1", &streamed());
+    world.provider.until_asked(1).await;
+    let why = Failure {
+        kind: FailureKind::LoopDetected,
+        message: "the same request 20 times".into(),
+        retry_after_milliseconds: None,
+        resumes_at: None,
+    };
+    world
+        .controller
+        .ledger(|ledger| ledger.terms.blocked = Some(why.clone()));
+    told(&world).await;
+    assert_eq!(refused(&world, "t2c1a1").await, why);
+    world.provider.release();
+    assert_eq!(
+        call.await.unwrap(),
+        (StatusCode::OK, format!("{STREAM_HEAD}{STREAM_TAIL}"))
+    );
+    assert_eq!(world.provider.seen().len(), 1);
+    world.controller.ledger(|ledger| ledger.terms.blocked = None);
+    told(&world).await;
+    answered(&world, "t2c1a1").await;
+    assert_eq!(settled(&world, "team").await.calls, 2);
+    assert_eq!(world.until_counted(2, 0).await.budget.refused_calls, 1);
 }
 
 #[tokio::test]
@@ -295,7 +363,7 @@ async fn what_another_gateway_waits_for_is_given_back_at_once() {
     };
     let got = world.controller.ledger(|ledger| ledger.other("team", rest));
     assert_eq!(got, Err(()), "it is out");
-    let free = |ledger: &super::ledger::Ledger| ledger.reserved("team").is_zero();
+    let free = |ledger: &Ledger| ledger.reserved("team").is_zero();
     world.controller.until_ledger("all given back", free).await;
     assert_eq!(world.controller.ledger(|ledger| ledger.other("team", rest)), Ok(()));
     assert_eq!(refused(&world, "t2c1a1").await.kind, FailureKind::BudgetExhausted);
@@ -311,6 +379,92 @@ async fn leases_go_back_when_the_loop_sleeps_and_the_leader_is_left_alone_then()
     // It is said until the leader has forgotten the lease; the next call gets another one.
     answered(&world, "t2c1a1").await;
     assert_eq!(settled(&world, "team").await.tokens, 30);
+}
+
+#[tokio::test]
+async fn leases_go_back_after_thirty_seconds_without_a_call_and_not_before() {
+    let mut world = World::new().await;
+    world.set(&json!({"api": "Scripted", "baseURL": null, "apiKeySecretRef": null}));
+    write(&world.path("script"), SCRIPT);
+    // In this process, so that its time can be moved on.
+    let gateway = tokio::spawn(agentloop::gateway::run(
+        world.options(Duration::from_hours(1)),
+        std::future::pending(),
+    ));
+    told(&world).await;
+    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    answered(&world, "t1c1a1").await;
+    let pass = async |seconds| {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        tokio::time::resume();
+    };
+    // What is spent is said long before; it is a sign that the gateway has looked at the clock.
+    let said = |ledger: &Ledger| last_statement(ledger).is_some_and(|said| said.spent.tokens == 15);
+    pass(29).await;
+    world.controller.until_ledger("what is spent", said).await;
+    world.controller.ledger(|ledger| {
+        assert!(!ledger.reserved("team").is_zero());
+        assert!(!last_statement(ledger).unwrap().closed);
+    });
+    pass(1).await;
+    let free = |ledger: &Ledger| ledger.reserved("team").is_zero();
+    world.controller.until_ledger("all given back", free).await;
+    assert_eq!(world.controller.ledger(|ledger| ledger.used("team").tokens), 15);
+    // The next call gets a lease again.
+    answered(&world, "t2c1a1").await;
+    gateway.abort();
+}
+
+/// What the gateway last said of a lease.
+fn last_statement(ledger: &Ledger) -> Option<&Statement> {
+    ledger.requests.last()?.accounts.last()?.statements.last()
+}
+
+#[tokio::test]
+async fn a_lease_of_one_day_is_not_spent_on_the_next_though_it_has_room() {
+    let world = scripted(SCRIPT).await;
+    let day = Terms {
+        limits: limit(Kind::Calls, 1_000),
+        per_agent: LimitAmounts::default(),
+        window: WindowRule::Calendar(Period::Daily, jiff::tz::TimeZone::UTC),
+    };
+    let at = |ledger: &mut Ledger, time: &str| ledger.at = Some(time.parse().unwrap());
+    world.controller.ledger(|ledger| {
+        at(ledger, "2026-03-01T12:00:00Z");
+        ledger.account("team", day);
+    });
+    told(&world).await;
+    answered(&world, "t1c1a1").await;
+    let (lease, room) = world
+        .controller
+        .ledger(|ledger| (last_lease(ledger), ledger.reserved("team").calls));
+    assert!(room > 1, "{room}");
+    // It hears how long its lease is good for each time that it attaches.
+    for (time, over) in [("2026-03-01T23:00:00Z", false), ("2026-03-02T00:00:00Z", true)] {
+        let before = world.controller.ledger(|ledger| {
+            at(ledger, time);
+            ledger.requests.len()
+        });
+        world.controller.silence(true);
+        world.controller.silence(false);
+        let heard = |ledger: &Ledger| ledger.requests.len() > before && ledger.reserved("team").is_zero() == over;
+        world.controller.until_ledger(time, heard).await;
+    }
+    assert_eq!(
+        world.controller.ledger(|ledger| ledger.used("team").calls),
+        0,
+        "a new day"
+    );
+    answered(&world, "t2c1a1").await;
+    assert_ne!(world.controller.ledger(|ledger| last_lease(ledger)), lease);
+    assert_eq!(settled(&world, "team").await.calls, 1);
+}
+
+/// The newest lease that is held.
+fn last_lease(ledger: &Ledger) -> i64 {
+    let record = &ledger.requests.last().unwrap().record;
+    ledger.accounts["team"].leases_of(record).last().unwrap().lease
 }
 
 #[tokio::test]

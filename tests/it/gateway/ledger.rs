@@ -18,6 +18,8 @@ pub struct Ledger {
     /// Answers that get lost although what was said is heard.
     pub lose: usize,
     pub terms: BudgetTerms,
+    /// The leader's time; `None`: the time that it is.
+    pub at: Option<Timestamp>,
 }
 
 impl Ledger {
@@ -28,12 +30,21 @@ impl Ledger {
             per_agent: LimitAmounts::default(),
             window: WindowRule::Lifetime,
         };
+        self.account(id, terms);
+    }
+
+    pub fn account(&mut self, id: &str, terms: Terms) {
+        let now = self.now();
         if let Some(account) = self.accounts.get_mut(id) {
-            account.set_terms(terms, Timestamp::now());
+            account.set_terms(terms, now);
         } else {
-            let account = Account::restore(terms, &LedgerRecord::default(), Timestamp::now());
+            let account = Account::restore(terms, &LedgerRecord::default(), now);
             self.accounts.insert(id.into(), account);
         }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.at.unwrap_or_else(Timestamp::now)
     }
 
     /// What the gateway is told of its limits.
@@ -57,6 +68,7 @@ impl Ledger {
 
     pub fn lease(&mut self, request: &LeaseRequest) -> LeaseAnswer {
         self.requests.push(request.clone());
+        let now = self.now();
         let answers = request.accounts.iter().map(|said| {
             let Some(account) = self.accounts.get_mut(&said.account) else {
                 return AccountAnswer {
@@ -65,7 +77,7 @@ impl Ledger {
                     ..AccountAnswer::default()
                 };
             };
-            answer(account, &who(&request.record), said)
+            answer(account, &who(&request.record), said, now)
         });
         LeaseAnswer {
             accounts: answers.collect(),
@@ -85,8 +97,9 @@ impl Ledger {
             statements: vec![],
             ask: Some(ask),
         };
+        let now = self.now();
         let account = self.accounts.get_mut(id).unwrap();
-        let answer = answer(account, &who("other"), &request);
+        let answer = answer(account, &who("other"), &request, now);
         answer.refused.map_or(Ok(()), |_| Err(()))
     }
 
@@ -111,8 +124,7 @@ fn who(record: &str) -> Who {
     }
 }
 
-fn answer(account: &mut Account, who: &Who, said: &AccountRequest) -> AccountAnswer {
-    let now = Timestamp::now();
+fn answer(account: &mut Account, who: &Who, said: &AccountRequest, now: Timestamp) -> AccountAnswer {
     let unknown = |statement: &&agentloop::ledger::account::Statement| !account.hear(who, statement, now);
     let forgotten = said.statements.iter().filter(unknown).map(|statement| statement.lease);
     let forgotten = forgotten.collect();
@@ -122,7 +134,7 @@ fn answer(account: &mut Account, who: &Who, said: &AccountRequest) -> AccountAns
     let leases = account.leases_of(&who.record).into_iter().map(|granted| LeaseGrant {
         lease: granted.lease,
         granted: granted.granted,
-        valid_milliseconds: None,
+        valid_milliseconds: granted.ends.map(|end| milliseconds(now, end)),
     });
     AccountAnswer {
         account: said.account.clone(),
@@ -131,4 +143,8 @@ fn answer(account: &mut Account, who: &Who, said: &AccountRequest) -> AccountAns
         forgotten,
         refused,
     }
+}
+
+fn milliseconds(now: Timestamp, end: Timestamp) -> u64 {
+    u64::try_from(end.duration_since(now).as_millis()).unwrap_or(0)
 }
