@@ -122,6 +122,7 @@ impl Leader {
             watch_namespaces: settings.watch_namespaces.clone(),
             loops: loops.clone(),
             face: Arc::new(Shown::new(&settings.controller_namespace, events)),
+            metrics: self.metrics.clone(),
             wall: clock(),
         }))
     }

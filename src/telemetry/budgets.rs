@@ -120,7 +120,7 @@ fn limit(limits: &LimitAmounts, kind: Kind) -> i64 {
     limits.get(kind).unwrap_or_default()
 }
 
-fn label(kind: Kind) -> &'static str {
+pub(super) fn label(kind: Kind) -> &'static str {
     match kind {
         Kind::Tokens => "tokens",
         Kind::InputTokens => "input_tokens",
@@ -130,7 +130,7 @@ fn label(kind: Kind) -> &'static str {
     }
 }
 
-fn value(kind: Kind, amount: i64) -> f64 {
+pub(super) fn value(kind: Kind, amount: i64) -> f64 {
     scale(kind, number(amount))
 }
 

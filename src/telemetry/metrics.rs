@@ -4,9 +4,15 @@
 
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry, TextEncoder};
+use prometheus::{
+    CounterVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry, TextEncoder,
+};
 
+use strum::IntoEnumIterator;
+
+use super::budgets::{label, value};
 use super::registry::{self, Metric};
+use crate::api::amount::{Amount, Kind};
 
 /// Upper bounds of the buckets of a reconcile's duration, in seconds.
 const RECONCILE_BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
@@ -34,6 +40,8 @@ pub struct Metrics {
     pub link_reports: IntCounter,
     /// Refusals by code.
     pub link_refusals: IntCounterVec,
+    /// What was lost with gateways, by kind.
+    buried: CounterVec,
 }
 
 impl Metrics {
@@ -53,7 +61,9 @@ impl Metrics {
             link_attaches: IntCounter::with_opts(registry::LINK_ATTACHES.opts())?,
             link_reports: IntCounter::with_opts(registry::LINK_REPORTS.opts())?,
             link_refusals: counters(&registry::LINK_REFUSALS)?,
+            buried: CounterVec::new(registry::BURIED.opts(), registry::BURIED.labels)?,
         };
+        metrics.bury(&Amount::ZERO);
         metrics.register_all()?;
         Ok(metrics)
     }
@@ -61,6 +71,14 @@ impl Metrics {
     /// Adds a collector, such as the one of Agents.
     pub fn register(&self, collector: impl Collector + 'static) -> prometheus::Result<()> {
         self.registry.register(Box::new(collector))
+    }
+
+    /// A gateway is lost, and what it held of one limit counts as spent.
+    pub fn bury(&self, lost: &Amount) {
+        for kind in Kind::iter() {
+            let counter = self.buried.with_label_values(&[label(kind)]);
+            counter.inc_by(value(kind, lost.get(kind)));
+        }
     }
 
     /// Every series, in the text format of Prometheus.
@@ -83,6 +101,7 @@ impl Metrics {
         self.register(self.link_attaches.clone())?;
         self.register(self.link_reports.clone())?;
         self.register(self.link_refusals.clone())?;
+        self.register(self.buried.clone())?;
         self.register(ProcessCollector::for_self())
     }
 }

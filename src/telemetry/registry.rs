@@ -143,6 +143,8 @@ metrics! {
 
     BUILD_INFO = Controller Gauge "agentloop_build_info" ["version", "revision"]
         "Always 1; the labels say which build this is.";
+    BURIED = Controller Counter "agentloop_ledger_buried_total" ["kind"]
+        "What gateways held when they were lost for good, which counts as spent: of each limit for itself, by kind (tokens, input_tokens, output_tokens, calls, cost_usd).";
     LINK_ATTACHES = Controller Counter "agentloop_link_attaches_total" []
         "Pods that attached to this controller, each time counted.";
     LINK_REFUSALS = Controller Counter "agentloop_link_refusals_total" ["code"]

@@ -5,6 +5,8 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod http;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,6 +21,7 @@ use agentloop::controller::loops::{AgentKey, Loops};
 use agentloop::controller::policy::Policy;
 use agentloop::ledger::account::{AgentName, Ask, Statement, Who};
 use agentloop::link::messages::{AccountAnswer, AccountRequest, LeaseRequest, LimitName, Refusal};
+use agentloop::telemetry::metrics::Metrics;
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
@@ -46,6 +49,8 @@ struct World {
 /// One leader. Dropping it freezes nothing: it ends.
 struct Leader {
     budgets: Arc<Budgets>,
+    loops: Arc<Loops>,
+    metrics: Arc<Metrics>,
     stop: CancellationToken,
     task: JoinHandle<Result<(), Conflict>>,
 }
@@ -131,13 +136,15 @@ impl World {
         // Nobody reconciles here.
         drop(changed);
         let (loops, stop) = (Arc::new(loops), CancellationToken::new());
+        let metrics = Arc::new(Metrics::new().unwrap());
         let budgets = Arc::new(Budgets::new(Setup {
             client: self.client.clone(),
             policy: Policy::default(),
             namespace: "agentloop-system".into(),
             watch_namespaces: vec![self.namespace.clone()],
-            loops,
+            loops: loops.clone(),
             face: Arc::new(Figures),
+            metrics: metrics.clone(),
             wall: Timestamp::now(),
         }));
         let present: BTreeSet<AgentKey> = agents.iter().map(|agent| self.key(&agent.name_any())).collect();
@@ -146,7 +153,13 @@ impl World {
         }
         budgets.agents_listed(Some(&self.namespace), &present);
         let task = tokio::spawn(budgets.clone().run(stop.clone()));
-        let leader = Leader { budgets, stop, task };
+        let leader = Leader {
+            budgets,
+            loops,
+            metrics,
+            stop,
+            task,
+        };
         for agent in agents {
             let key = self.key(&agent.name_any());
             leader
@@ -441,6 +454,44 @@ async fn labels_references_and_deleted_budgets_decide_who_draws_on_what() {
         [lease.lease],
         "all about a deleted budget is accounted for"
     );
+    leader.end().await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_gateway_held_is_spent_and_counted() {
+    let Some(world) = World::start().await else { return };
+    let agent = world.agent("a", &json!({}), &json!({})).await;
+    let account = world.budget("team", &hourly(10_000)).await;
+    let leader = world.leader(&[&agent]).await;
+    leader.budgets.pods_listed(Some(&world.namespace), &BTreeSet::new());
+    let buried = |kind: &str| {
+        let text = leader.metrics.text().unwrap();
+        let series = format!(r#"agentloop_ledger_buried_total{{kind="{kind}"}} "#);
+        let value = text.lines().find_map(|line| line.strip_prefix(&series)).unwrap();
+        value.to_owned()
+    };
+    assert_eq!((buried("tokens"), buried("cost_usd")), ("0".into(), "0".into()));
+    let lost = world.who("a");
+    let lease = leader
+        .lease(&lost, &account, &[], Some(100))
+        .await
+        .unwrap()
+        .leases
+        .remove(0);
+    leader
+        .lease(&lost, &account, &[said(lease.lease, 40)], None)
+        .await
+        .unwrap();
+    // Its pod speaks with another record: the first one's volume is gone.
+    let fresh = Who {
+        record: format!("{:0<32}", "fe"),
+        ..lost
+    };
+    leader.lease(&fresh, &account, &[], Some(100)).await.unwrap();
+    let used = || figures(&leader, &account).0;
+    leader.until("it is buried", || used() == lease.granted).await;
+    assert_eq!(buried("tokens"), (lease.granted.tokens - 40).to_string());
     leader.end().await;
     world.end().await;
 }

@@ -61,7 +61,7 @@ fn review(token: &str) -> Value {
 }
 
 /// A client of an API server that knows reviews of tokens only, and counts them.
-fn api_server(reviews: Arc<AtomicUsize>) -> kube::Client {
+pub fn api_server(reviews: Arc<AtomicUsize>) -> kube::Client {
     let answer = tower::service_fn(move |request: Request<kube::client::Body>| {
         let reviews = reviews.clone();
         async move {
@@ -292,6 +292,7 @@ async fn who_may_not_speak_is_refused_on_every_route(
 ) {
     let rig = Rig::start().await;
     let report = json!({"epoch": epoch}).to_string();
+    let lease = json!({"epoch": epoch, "record": "0".repeat(32)}).to_string();
     let listen = rig
         .client
         .get(rig.url(&format!("/v1/directives?epoch={epoch}")))
@@ -299,6 +300,7 @@ async fn who_may_not_speak_is_refused_on_every_route(
     for response in [
         rig.attach(token, epoch).await,
         rig.post("/v1/report", token, report).await,
+        rig.post("/v1/lease", token, lease).await,
         listen.send().await.unwrap(),
     ] {
         let (got, refusal) = refusal(response).await;
@@ -307,7 +309,7 @@ async fn who_may_not_speak_is_refused_on_every_route(
     }
     assert_eq!(rig.loops.heard(&x(), "u2"), None);
     let series = format!(r#"agentloop_link_refusals_total{{code="{code}"}}"#);
-    assert_eq!(rig.sample(&series), 3.0);
+    assert_eq!(rig.sample(&series), 4.0);
 }
 
 #[tokio::test]

@@ -356,6 +356,13 @@ impl Book {
             .collect()
     }
 
+    /// Whether the gateway names a record that is another Agent's.
+    #[must_use]
+    pub fn is_of_another(&self, who: &Who, request: &LeaseRequest) -> bool {
+        let mut entries = request.accounts.iter().filter_map(|part| self.entry(&part.account));
+        entries.any(|(_, entry)| entry.account.is_of_another(who))
+    }
+
     /// What a gateway is told: of what is written, and no more.
     #[must_use]
     pub fn answer(&self, who: &Who, request: &LeaseRequest, heard: &Heard) -> LeaseAnswer {

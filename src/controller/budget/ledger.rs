@@ -18,6 +18,7 @@ use super::bury::{Hope, PodFact, Witness};
 use super::clock::LeaderClock;
 use super::facts::{AgentFacts, BudgetFacts, agent_key, document, ledger_name};
 use super::persist::Paper;
+use super::refusals::{later, of_another};
 use super::scope::{Decision, Scope, WindowedLimit};
 use super::view::{BudgetView, Face, Held};
 use crate::api::failure::{Failure, FailureKind};
@@ -25,7 +26,8 @@ use crate::api::{Agent, AgentBudget};
 use crate::controller::loops::{AgentKey, Loops};
 use crate::controller::policy::Policy;
 use crate::ledger::account::Who;
-use crate::link::messages::{AccountTerms, BudgetTerms, LeaseAnswer, LeaseRequest, LimitName, Refusal, RefusalCode};
+use crate::link::messages::{AccountTerms, BudgetTerms, LeaseAnswer, LeaseRequest, LimitName, Refusal};
+use crate::telemetry::metrics::Metrics;
 
 /// How long a request waits for its record to be written.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -44,6 +46,8 @@ pub struct Setup {
     pub loops: Arc<Loops>,
     /// Shows budgets.
     pub face: Arc<dyn Face>,
+    /// Counts what is lost.
+    pub metrics: Arc<Metrics>,
     /// The wall clock at the take-over.
     pub wall: Timestamp,
 }
@@ -58,6 +62,7 @@ pub struct Budgets {
     /// Something may have to be written.
     pub(super) kick: Notify,
     loops: Arc<Loops>,
+    metrics: Arc<Metrics>,
     wrote: watch::Sender<u64>,
     state: Mutex<State>,
 }
@@ -101,6 +106,7 @@ impl Budgets {
             face: setup.face,
             kick: Notify::new(),
             loops: setup.loops,
+            metrics: setup.metrics,
             wrote: watch::Sender::new(0),
             state: Mutex::new(state),
         }
@@ -411,6 +417,9 @@ impl Budgets {
                     "the controller has not looked at this Agent's budgets yet; try again",
                 ));
             }
+            if state.book.is_of_another(who, request) {
+                return Err(of_another());
+            }
             let applies = self.drawn_on(state, &agent);
             let speaker = (who.record.clone(), who.pod_uid.clone());
             state.witness.speakers.insert(agent.clone(), speaker);
@@ -481,6 +490,7 @@ impl Budgets {
         state.witness.keep(|record| live.contains(record));
         for (account, who) in dead {
             let lost = state.book.bury(&account, &who.record, now);
+            self.metrics.bury(&lost);
             tracing::warn!(
                 account,
                 namespace = who.agent.namespace,
@@ -582,10 +592,3 @@ impl Budgets {
 }
 
 static NOTHING: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
-
-fn later(message: &str) -> Refusal {
-    Refusal {
-        code: RefusalCode::NotLeading,
-        message: message.into(),
-    }
-}

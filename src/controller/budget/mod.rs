@@ -13,6 +13,7 @@ pub mod gate;
 pub mod ledger;
 mod notices;
 pub mod persist;
+mod refusals;
 pub mod scope;
 pub mod shares;
 pub mod status;

@@ -234,6 +234,13 @@ impl Account {
         true
     }
 
+    /// Whether the record that this gateway names holds leases of another Agent: it has a copy of that one's volume.
+    #[must_use]
+    pub fn is_of_another(&self, who: &Who) -> bool {
+        let mut leases = self.leases.of(&who.record);
+        leases.any(|(_, lease)| lease.who.agent != who.agent)
+    }
+
     /// A gateway says what became of a lease. `false`: there is no such lease of this gateway (any more): everything
     /// about it is accounted for, and nothing may be spent from it.
     pub fn hear(&mut self, who: &Who, statement: &Statement, now: Timestamp) -> bool {

@@ -7,6 +7,7 @@ use agentloop::controller::agent::AgentsView;
 use agentloop::controller::budget::view::Figures;
 use agentloop::controller::budget::{Budgets, Setup};
 use agentloop::controller::loops::Loops;
+use agentloop::telemetry::metrics::Metrics;
 use jiff::Timestamp;
 use kube::Client;
 use kube::runtime::reflector;
@@ -22,6 +23,7 @@ pub fn idle_ledger(client: Client, loops: &Arc<Loops>) -> Arc<Budgets> {
         watch_namespaces: Vec::new(),
         loops: loops.clone(),
         face: Arc::new(Figures),
+        metrics: Arc::new(Metrics::new().unwrap()),
         wall: Timestamp::now(),
     }))
 }

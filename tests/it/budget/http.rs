@@ -1,0 +1,196 @@
+//! Leases over the real link: HTTPS and tokens before the ledger, a real API server behind it.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use agentloop::controller::ca::Authority;
+use agentloop::controller::certificates::server_config;
+use agentloop::controller::identity::Identities;
+use agentloop::controller::loops::LivePod;
+use agentloop::controller::serve::ControllerLink;
+use agentloop::link::client::{LinkClient, LinkError};
+use agentloop::link::messages::{Directives, Known, RefusalCode};
+use agentloop::link::server::{Limits, serve};
+use agentloop::telemetry::metrics::Metrics;
+use axum_server::tls_rustls::RustlsConfig;
+use pretty_assertions::assert_eq;
+use tempfile::TempDir;
+
+use super::*;
+use crate::link::api_server;
+use crate::support::agents::{agent, view};
+
+/// Epoch of every pod.
+const EPOCH: i64 = 4;
+
+/// The link's server, for the pods of these Agents.
+struct Link {
+    url: String,
+    namespace: String,
+    directory: TempDir,
+    _stop: tokio_util::sync::DropGuard,
+}
+
+impl Link {
+    async fn serve(world: &World, leader: &Leader, agents: &[&str]) -> Self {
+        let authority = Authority::make(Timestamp::now()).unwrap();
+        let leaf = authority.sign(&["127.0.0.1".into()], Timestamp::now()).unwrap();
+        let tls = RustlsConfig::from_config(server_config(&leaf).unwrap());
+        let directory = TempDir::new().unwrap();
+        std::fs::write(directory.path().join("ca.crt"), &authority.certificate).unwrap();
+        for name in agents {
+            let pod = LivePod {
+                uid: format!("pod-of-{name}"),
+                epoch: EPOCH,
+            };
+            let key = world.key(name);
+            leader.loops.expect(&key, pod, Known::default(), Directives::default());
+        }
+        let objects: Vec<Value> = agents
+            .iter()
+            .map(|name| agent(&world.namespace, name, &json!({})))
+            .collect();
+        let link = ControllerLink {
+            identities: Identities::new(api_server(Arc::default())),
+            loops: leader.loops.clone(),
+            agents: Arc::new(OnceLock::from(view(&objects))),
+            budgets: leader.budgets.clone(),
+            metrics: Arc::new(Metrics::new().unwrap()),
+            clock: Arc::new(Timestamp::now),
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let stop = CancellationToken::new();
+        tokio::spawn(serve(listener, tls, Arc::new(link), Limits::default(), stop.clone()));
+        Self {
+            url,
+            namespace: world.namespace.clone(),
+            directory,
+            _stop: stop.drop_guard(),
+        }
+    }
+
+    /// The gateway of this Agent's pod.
+    fn gateway(&self, agent: &str) -> LinkClient {
+        let token = format!(
+            "agentloop.dev/link {} agentloop-agent {agent} pod-of-{agent}",
+            self.namespace
+        );
+        self.with_token(agent, &token)
+    }
+
+    fn with_token(&self, name: &str, token: &str) -> LinkClient {
+        let path = |name: &str| Path::join(self.directory.path(), name);
+        std::fs::write(path(name), token).unwrap();
+        LinkClient::new(&self.url, path("ca.crt"), path(name))
+    }
+}
+
+fn request(who: &Who, account: &str, statements: &[Statement], ask: Option<i64>) -> LeaseRequest {
+    let ask = ask.map(|least| Ask {
+        lease: None,
+        open: Amount::ZERO,
+        least: tokens(least),
+        full: tokens(least),
+    });
+    LeaseRequest {
+        epoch: EPOCH,
+        record: who.record.clone(),
+        accounts: vec![AccountRequest {
+            account: account.into(),
+            statements: statements.to_vec(),
+            ask,
+        }],
+    }
+}
+
+fn refusal(answer: Result<agentloop::link::messages::LeaseAnswer, LinkError>) -> Refusal {
+    match answer {
+        Err(LinkError::Refused(refusal)) => refusal,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_is_said_again_and_a_repeated_request_counts_nothing_twice() {
+    let Some(world) = World::start().await else { return };
+    let agent = world.agent("a", &json!({}), &json!({})).await;
+    let account = world.budget("team", &hourly(10_000)).await;
+    let leader = world.leader(&[&agent]).await;
+    let link = Link::serve(&world, &leader, &["a"]).await;
+    let (gateway, who) = (link.gateway("a"), world.who("a"));
+
+    let ask = request(&who, &account, &[], Some(100));
+    let lost = gateway.lease(&ask).await.unwrap().accounts.remove(0);
+    let again = gateway.lease(&ask).await.unwrap().accounts.remove(0);
+    assert_eq!(again, lost);
+    let lease = again.leases[0].clone();
+    assert!(lease.granted.tokens >= 100, "{lease:?}");
+    assert_eq!(figures(&leader, &account), (Amount::ZERO, lease.granted));
+
+    // Said twice, and an older word after it.
+    for spent in [60, 60, 10] {
+        let said = request(&who, &account, &[said(lease.lease, spent)], None);
+        gateway.lease(&said).await.unwrap();
+        let left = tokens(lease.granted.tokens - 60);
+        assert_eq!(figures(&leader, &account), (tokens(60), left));
+    }
+    let farewell = request(&who, &account, &[closing(lease.lease, 60)], None);
+    for _ in 0..2 {
+        gateway.lease(&farewell).await.unwrap();
+        assert_eq!(figures(&leader, &account), (tokens(60), Amount::ZERO));
+    }
+    leader.end().await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_speak_of_leases_is_refused_and_changes_nothing() {
+    let Some(world) = World::start().await else { return };
+    let a = world.agent("a", &json!({}), &json!({})).await;
+    let b = world.agent("bb", &json!({}), &json!({})).await;
+    let account = world.budget("team", &hourly(10_000)).await;
+    let leader = world.leader(&[&a, &b]).await;
+    let link = Link::serve(&world, &leader, &["a", "bb"]).await;
+    let (gateway, who) = (link.gateway("a"), world.who("a"));
+    let ask = request(&who, &account, &[], Some(100));
+    let lease = gateway.lease(&ask).await.unwrap().accounts.remove(0).leases.remove(0);
+    let closing = request(&who, &account, &[closing(lease.lease, 90)], Some(100));
+
+    let refused = refusal(link.with_token("wrong", "nonsense").lease(&closing).await);
+    assert_eq!(refused.code, RefusalCode::Unauthenticated);
+    for epoch in [EPOCH - 1, EPOCH + 1] {
+        let of_another_time = LeaseRequest {
+            epoch,
+            ..closing.clone()
+        };
+        assert_eq!(refusal(gateway.lease(&of_another_time).await).code, RefusalCode::Fenced);
+    }
+    for record in ["", "abc", "not of hexadecimal digits at all"] {
+        let nameless = LeaseRequest {
+            record: record.into(),
+            ..closing.clone()
+        };
+        let refused = refusal(gateway.lease(&nameless).await);
+        assert_eq!(refused.code, RefusalCode::Malformed);
+        assert!(refused.message.contains("32 hexadecimal digits"), "{refused}");
+    }
+    // The pod of another Agent, with the record of the first, as on a copy of its volume.
+    let other = link.gateway("bb");
+    let refused = refusal(other.lease(&closing).await);
+    assert_eq!(refused.code, RefusalCode::Unknown);
+    assert!(refused.message.contains("another Agent's"), "{refused}");
+    assert_eq!(figures(&leader, &account), (Amount::ZERO, lease.granted));
+
+    // With its own record it knows nothing of that lease, and gets one of its own.
+    let own = request(&world.who("bb"), &account, &closing.accounts[0].statements, Some(100));
+    let answer = other.lease(&own).await.unwrap().accounts.remove(0);
+    assert_eq!(answer.forgotten, [lease.lease]);
+    assert_ne!(answer.leases[0].lease, lease.lease);
+    assert_eq!(figures(&leader, &account).0, Amount::ZERO);
+    // The first goes on.
+    gateway.lease(&closing).await.unwrap();
+    assert_eq!(figures(&leader, &account).0, tokens(90));
+    leader.end().await;
+    world.end().await;
+}
