@@ -11,6 +11,7 @@ use super::bounds::{DNS_SUBDOMAIN, KEY};
 pub use super::model::{Model, ModelApi, OutputLimitParameter};
 pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateStrategy};
 use super::status::AgentStatus;
+use super::tools::Tools;
 
 /// The agent's instructions, its model, and the limits that hold whatever the model does.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -137,6 +138,9 @@ pub struct AgentSpec {
     /// Settings of mode `Continuous`.
     #[serde(default)]
     pub continuous: Continuous,
+    /// Tools that the model may call, beside `yield`.
+    #[serde(default)]
+    pub tools: Tools,
     /// Limits that the model cannot change.
     #[serde(default)]
     pub guardrails: Guardrails,

@@ -16,6 +16,7 @@ mod pod;
 pub mod price;
 pub mod reference;
 pub mod status;
+pub mod tools;
 
 pub use agent::{Agent, AgentSpec};
 pub use budget::{AgentBudget, AgentBudgetSpec};

@@ -11,6 +11,7 @@ use crate::gateway::{self, Options};
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SOCKET_PATH,
+    TOOL_HEADERS_DIR,
 };
 
 /// Flags of `agentloop gateway`.
@@ -31,6 +32,9 @@ pub(super) struct Args {
     /// The mounted key of the provider; read for each call.
     #[arg(long, env = "AGENTLOOP_API_KEY_FILE", default_value = API_KEY_FILE)]
     api_key_file: PathBuf,
+    /// The mounted headers of tool servers, a directory each; read for each request.
+    #[arg(long, env = "AGENTLOOP_TOOL_HEADERS_DIR", default_value = TOOL_HEADERS_DIR)]
+    tool_headers_dir: PathBuf,
     /// The projected token for the controller; read for each request.
     #[arg(long, env = "AGENTLOOP_LINK_TOKEN_FILE", default_value = LINK_TOKEN_FILE)]
     link_token_file: PathBuf,
@@ -52,6 +56,7 @@ impl Args {
             record_dir: self.record_dir,
             script_file: self.script_file,
             api_key_file: self.api_key_file,
+            tool_headers_dir: self.tool_headers_dir,
             link_token_file: self.link_token_file,
             link_ca_file: self.link_ca_file,
             run_lease: Duration::from_secs(RUN_LEASE_SECONDS),

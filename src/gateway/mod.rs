@@ -10,6 +10,8 @@ mod contact;
 mod dialect;
 mod failures;
 mod flight;
+mod http;
+mod mcp;
 mod request;
 mod server;
 mod store;
@@ -28,6 +30,7 @@ use tokio::sync::watch;
 use self::budget::Budget;
 use self::calls::Calls;
 use self::contact::Contact;
+use self::mcp::Mcp;
 use self::server::Gateway;
 use self::store::Store;
 use self::uplink::Uplink;
@@ -56,6 +59,8 @@ pub struct Options {
     pub script_file: PathBuf,
     /// File of the provider's key.
     pub api_key_file: PathBuf,
+    /// Directory with one directory for each tool server's headers.
+    pub tool_headers_dir: PathBuf,
     /// File of the link's token.
     pub link_token_file: PathBuf,
     /// File of the link's CA bundle.
@@ -119,9 +124,11 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         source,
     };
     let listener = server::bind(&options.socket).map_err(socket_error)?;
+    let mcp = Mcp::new(&spec.tools.servers, &options.tool_headers_dir, Arc::clone(&contact));
     let router = server::router(Gateway {
         calls: Arc::clone(&calls),
         contact,
+        mcp: Arc::new(mcp),
         said,
     });
     let serve = async { axum::serve(listener, router).await };

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path as RoutePath, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -23,6 +23,7 @@ use super::calls::{Calls, Reply};
 use super::contact::Contact;
 use super::failures::failure;
 use super::flight::{Flight, Next};
+use super::mcp::Mcp;
 use super::store::End;
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::CallId;
@@ -43,6 +44,8 @@ pub struct Gateway {
     pub calls: Arc<Calls>,
     /// The link.
     pub contact: Arc<Contact>,
+    /// The tool servers.
+    pub mcp: Arc<Mcp>,
     /// What the worker last said.
     pub said: watch::Sender<Option<LoopReport>>,
 }
@@ -65,6 +68,7 @@ pub fn router(gateway: Gateway) -> Router {
         .route("/v1/messages", post(call))
         .route("/v1/calls/{id}/ack", post(acknowledge))
         .route("/v1/calls/{id}/cancel", post(cancel))
+        .route("/v1/mcp/{server}", post(mcp).get(mcp).delete(mcp))
         .route("/v1/report", put(report))
         .route("/v1/events", get(events))
         .route("/v1/healthz", get(StatusCode::OK))
@@ -142,6 +146,16 @@ async fn cancel(State(gateway): State<Gateway>, RoutePath(id): RoutePath<String>
     };
     gateway.calls.cancel(id);
     StatusCode::NO_CONTENT
+}
+
+async fn mcp(
+    State(gateway): State<Gateway>,
+    RoutePath(server): RoutePath<String>,
+    method: Method,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    gateway.mcp.forward(&server, method, &headers, body).await
 }
 
 async fn report(State(gateway): State<Gateway>, Json(report): Json<LoopReport>) -> StatusCode {

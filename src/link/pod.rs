@@ -22,6 +22,8 @@ pub const INSTRUCTIONS_FILE: &str = "/etc/agentloop/instructions/text";
 pub const SCRIPT_FILE: &str = "/etc/agentloop/script/text";
 /// Mounted Secret key of `model.apiKeySecretRef` (gateway).
 pub const API_KEY_FILE: &str = "/etc/agentloop/key/value";
+/// Mounted Secrets of `tools.servers[].headersSecretRef` (gateway): a directory per server, a file per header.
+pub const TOOL_HEADERS_DIR: &str = "/etc/agentloop/tools";
 /// Projected token of the link's audience (gateway).
 pub const LINK_TOKEN_FILE: &str = "/var/run/secrets/agentloop/token";
 /// CA bundle of the link (gateway).

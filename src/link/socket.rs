@@ -7,6 +7,7 @@
 //! | `POST /v1/messages` | the same, of api `AnthropicMessages` |
 //! | `POST /v1/calls/{id}/ack` | the journal has the answer: the gateway may forget it |
 //! | `POST /v1/calls/{id}/cancel` | cut the call in flight |
+//! | `POST`, `GET`, `DELETE /v1/mcp/{server}` | passed on to that tool server of the spec, streaming; [`MCP_FAILURE_HEADER`] |
 //! | `PUT /v1/report` | a [`LoopReport`](super::messages::LoopReport), relayed upwards |
 //! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |
 //! | `GET /v1/healthz` | 200 while the gateway serves |
@@ -24,6 +25,13 @@ use super::messages::{Directives, Known};
 pub const CALL_HEADER: &str = "x-agentloop-call";
 /// Response header of a failed call: its [`FailureKind`](crate::api::failure::FailureKind).
 pub const FAILURE_HEADER: &str = "x-agentloop-failure";
+/// Response header of a request that a tool server did not answer: `NotSent` when it certainly did not get it, else
+/// `NoAnswer`. The body says why, in words. An answer of the server itself never has this header.
+pub const MCP_FAILURE_HEADER: &str = "x-agentloop-mcp-failure";
+/// The server certainly did not get the request.
+pub const NOT_SENT: &str = "NotSent";
+/// The server may have got the request.
+pub const NO_ANSWER: &str = "NoAnswer";
 /// Name of the last event of a stream that failed after its start.
 pub const FAILURE_EVENT: &str = "agentloop.failure";
 

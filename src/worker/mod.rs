@@ -12,3 +12,4 @@ pub mod model;
 pub mod outbox;
 pub mod report;
 pub mod startup;
+pub mod tools;

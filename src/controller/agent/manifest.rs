@@ -1,6 +1,6 @@
 //! The pod of an Agent. Pure: the same Agent, epoch and settings give the same pod.
 //!
-//! Who may see what (DESIGN 1) is decided here by mounts: the key, the token and the script only in the gateway, the
+//! Who may see what (DESIGN 1) is decided here by mounts: the keys, the token and the script only in the gateway, the
 //! instructions and the journal only in the worker, the socket in both.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,8 @@ use crate::api::agent::{KeyRef, PodSettings, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, LINK_CA_CONFIGMAP,
-    LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SERVICE_ACCOUNT, SOCKET_DIR, WORKER_UID,
+    LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SERVICE_ACCOUNT, SOCKET_DIR, TOOL_HEADERS_DIR,
+    WORKER_UID,
 };
 
 /// The binary in the image.
@@ -141,6 +142,10 @@ fn gateway(agent: &Agent, epoch: i64, settings: &Settings) -> Container {
     if agent.spec.model.scripted.is_some() {
         mounts.push(mount("script", directory(SCRIPT_FILE), true));
     }
+    for (server, _) in header_secrets(&agent.spec) {
+        let directory = format!("{TOOL_HEADERS_DIR}/{server}");
+        mounts.push(mount(&header_volume(server), &directory, true));
+    }
     Container {
         restart_policy: Some("Always".into()),
         startup_probe: Some(Probe {
@@ -228,7 +233,26 @@ fn volumes(agent: &Agent) -> Vec<Volume> {
     if let Some(instructions) = &agent.spec.instructions_from {
         volumes.push(text_volume("instructions", &instructions.config_map_key_ref));
     }
+    volumes.extend(header_secrets(&agent.spec).map(|(server, secret)| Volume {
+        name: header_volume(server),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(secret.into()),
+            default_mode: Some(GROUP_READABLE),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    }));
     volumes
+}
+
+/// Tool servers with a Secret of headers, and its name.
+fn header_secrets(spec: &AgentSpec) -> impl Iterator<Item = (&str, &str)> {
+    let servers = spec.tools.servers.iter();
+    servers.filter_map(|server| Some((server.name.as_str(), server.headers_secret_ref.as_ref()?.name.as_str())))
+}
+
+fn header_volume(server: &str) -> String {
+    format!("tool-{server}")
 }
 
 fn socket_volume() -> Volume {

@@ -151,11 +151,17 @@ async fn references(ctx: &Context, subject: &Subject<'_>) -> Result<References, 
             None => Ok(None),
         }
     };
-    let (key, script, instructions) = tokio::try_join!(key, script, instructions)?;
+    let servers = spec.tools.servers.iter();
+    let headers = futures::future::try_join_all(servers.filter_map(|server| {
+        let secret = server.headers_secret_ref.as_ref()?;
+        Some(async move { Ok((server.name.clone(), keys(ctx, subject, &secret.name).await?)) })
+    }));
+    let (key, script, instructions, headers) = tokio::try_join!(key, script, instructions, headers)?;
     Ok(References {
         key,
         script,
         instructions,
+        headers: headers.into_iter().collect(),
     })
 }
 
@@ -168,6 +174,15 @@ async fn secret(ctx: &Context, subject: &Subject<'_>, reference: &KeyRef) -> Res
         Some(secret) if secret.data.iter().flatten().any(|(key, _)| *key == reference.key) => Looked::Found(()),
         Some(_) => Looked::NoKey,
     })
+}
+
+/// The keys of a Secret; what they hold is dropped at once.
+async fn keys(ctx: &Context, subject: &Subject<'_>, name: &str) -> Result<Looked<Vec<String>>, Error> {
+    let api: Api<Secret> = subject.api(ctx);
+    let secret = find("get a Secret", api.get(name)).await?;
+    Ok(secret.map_or(Looked::NoObject, |secret| {
+        Looked::Found(secret.data.unwrap_or_default().into_keys().collect())
+    }))
 }
 
 async fn text(ctx: &Context, subject: &Subject<'_>, reference: &KeyRef) -> Result<Looked<String>, Error> {

@@ -1,5 +1,7 @@
 //! Whether an Agent can run: what admission could not see. Pure; a user's mistake gets a reason and the fix.
 
+use std::collections::BTreeMap;
+
 use kube::ResourceExt;
 
 use super::context::Settings;
@@ -7,6 +9,7 @@ use super::manifest;
 use super::names;
 use crate::api::Agent;
 use crate::api::agent::KeyRef;
+use crate::api::tools::is_tool_header;
 use crate::controller::budget::scope::{Obstacle as Unlimited, ScopeReason};
 
 /// Longest value of a label, and longest host name of a pod.
@@ -36,6 +39,8 @@ pub(super) struct References {
     pub(super) script: Option<Looked<String>>,
     /// `instructionsFrom`.
     pub(super) instructions: Option<Looked<String>>,
+    /// `tools.servers[].headersSecretRef`, by the server's name: the keys, never what they hold.
+    pub(super) headers: BTreeMap<String, Looked<Vec<String>>>,
 }
 
 /// Reasons of `Accepted=False`.
@@ -121,7 +126,41 @@ pub(super) fn validate(agent: &Agent, references: &References, settings: &Settin
         let text = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, field, reference)?;
         instructions(text, field, reference)?;
     }
+    for server in &agent.spec.tools.servers {
+        if let (Some(secret), Some(looked)) = (&server.headers_secret_ref, references.headers.get(&server.name)) {
+            headers(looked, &server.name, &secret.name)?;
+        }
+    }
     Ok(())
+}
+
+fn headers(looked: &Looked<Vec<String>>, server: &str, secret: &str) -> Result<(), Invalid> {
+    let field = format!("spec.tools.servers[{server}].headersSecretRef");
+    let missing = |message| Invalid {
+        reason: InvalidReason::SecretNotFound,
+        message,
+    };
+    let keys = match looked {
+        Looked::NoObject => {
+            return Err(missing(format!(
+                "{field}: Secret {secret} does not exist in this namespace: create it with a key for each header, such as \
+                 Authorization, or correct the name"
+            )));
+        }
+        Looked::Found(keys) if !keys.is_empty() => keys,
+        Looked::Found(_) | Looked::NoKey => {
+            return Err(missing(format!(
+                "{field}: Secret {secret} has no key: add one for each header, such as Authorization"
+            )));
+        }
+    };
+    match keys.iter().find(|key| !is_tool_header(key)) {
+        None => Ok(()),
+        Some(key) => Err(Invalid::spec(format!(
+            "{field}: Secret {secret} has the key {key}, which is no header that can be sent; each of its keys is sent as a \
+             header: remove it, or name another Secret"
+        ))),
+    }
 }
 
 fn name(agent: &Agent) -> Result<(), Invalid> {

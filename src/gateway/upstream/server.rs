@@ -19,10 +19,9 @@ use crate::gateway::answer::{StreamReader, Trouble, read_body};
 use crate::gateway::dialect::Dialect;
 use crate::gateway::failures::{failure, of_status};
 use crate::gateway::flight::{Flight, Sent};
+use crate::gateway::http;
 use crate::gateway::request::{Checked, Rules};
 
-const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest answer. An endless stream ends here, or at `timeoutSeconds`.
 pub const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
 /// As much of an error's body as is looked at.
@@ -59,8 +58,8 @@ impl Server {
             .ok_or("spec.model.baseURL is missing; this api needs it")?;
         let url = Url::parse(&format!("{}{}", base.trim_end_matches('/'), dialect.path()))
             .map_err(|error| format!("spec.model.baseURL is no address: {error}"))?;
-        let client =
-            client(&url).map_err(|error| format!("no connection to spec.model.baseURL is possible: {error:?}"))?;
+        let client = http::client(&url)
+            .map_err(|error| format!("no connection to spec.model.baseURL is possible: {error:?}"))?;
         Ok(Self {
             dialect,
             client,
@@ -231,20 +230,6 @@ fn headers(caller: &Caller<'_>, dialect: Dialect) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-fn client(url: &Url) -> reqwest::Result<Client> {
-    let builder = Client::builder()
-        .user_agent(USER_AGENT)
-        .no_proxy()
-        .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(CONNECT_TIMEOUT);
-    match url.scheme() {
-        // The system's CA roots (SSL_CERT_FILE or the usual places), without which there is no client.
-        "https" => builder.build(),
-        // None are needed, and none need be there.
-        _ => builder.tls_certs_only([]).build(),
-    }
-}
-
 /// Only of a 429 and a 400 the body matters; a slow one leaves the status as it is.
 async fn refusal(mut response: Response) -> Failure {
     let mut body = Vec::new();
@@ -263,13 +248,9 @@ async fn read_error(response: &mut Response, body: &mut Vec<u8>) {
     }
 }
 
-/// The innermost cause says most, and none of them carries a header or a body.
+/// None of the causes carries a header or a body.
 fn unreachable(error: &reqwest::Error) -> Failure {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    let cause: String = cause.to_string().chars().take(200).collect();
+    let cause = http::cause(error);
     let what = if error.is_connect() {
         "cannot be reached"
     } else {

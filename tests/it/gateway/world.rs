@@ -102,6 +102,7 @@ impl World {
             .env("AGENTLOOP_RECORD_DIR", self.path("record"))
             .env("AGENTLOOP_SCRIPT_FILE", self.path("script"))
             .env("AGENTLOOP_API_KEY_FILE", self.path("key"))
+            .env("AGENTLOOP_TOOL_HEADERS_DIR", self.path("tool-headers"))
             .env("AGENTLOOP_LINK_TOKEN_FILE", self.path("token"))
             .env("AGENTLOOP_LINK_CA_FILE", self.path("ca.crt"))
             .stdin(Stdio::null())
@@ -118,6 +119,7 @@ impl World {
             record_dir: self.path("record"),
             script_file: self.path("script"),
             api_key_file: self.path("key"),
+            tool_headers_dir: self.path("tool-headers"),
             link_token_file: self.path("token"),
             link_ca_file: self.path("ca.crt"),
             run_lease,

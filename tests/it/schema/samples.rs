@@ -119,6 +119,7 @@ pub fn rows() -> Vec<Row> {
     all.extend(storages());
     all.extend(pods());
     all.extend(totals());
+    all.extend(tool_servers());
     all.extend(super::budgets::rows());
     all
 }
@@ -476,6 +477,61 @@ fn base_urls() -> Vec<Row> {
                 base_url("https://host/v1?api-version=1"),
                 base_url("https://host/v1#chat"),
             ],
+        ),
+    ]
+}
+
+fn tool_server(url: &str) -> Value {
+    let server = json!({"name": "github", "url": url});
+    with(scripted(), &json!({"spec": {"tools": {"servers": [server]}}}))
+}
+
+fn tool_servers() -> Vec<Row> {
+    vec![
+        row(
+            "spec.tools.servers[].url must start with http:// or https://",
+            vec![
+                tool_server("http://10.0.0.7:8080/mcp"),
+                tool_server("https://mcp.example.com"),
+            ],
+            vec![tool_server("mcp.example.com/mcp"), tool_server("stdio://mcp")],
+        ),
+        row(
+            "spec.tools.servers[].url must be scheme://host[:port][/path]",
+            vec![
+                tool_server("http://tools.team-a.svc:8000/mcp"),
+                tool_server("http://[::1]:8080/mcp?set=all"),
+                tool_server("https://host/"),
+            ],
+            vec![
+                tool_server("https://"),
+                tool_server("https:///mcp"),
+                tool_server("http://two words/mcp"),
+                tool_server("http://host/a b"),
+                tool_server("http://host:port/"),
+            ],
+        ),
+        row(
+            "spec.tools.servers[].url has a port above 65535",
+            vec![tool_server("http://host:65535/mcp")],
+            vec![
+                tool_server("http://host:65536/mcp"),
+                tool_server("http://host:70000"),
+                tool_server("http://host:65540?a=b"),
+            ],
+        ),
+        row(
+            "spec.tools.servers[].url must not carry a user or password",
+            vec![tool_server("https://host/mcp/@cf"), tool_server("https://host?a=@b")],
+            vec![
+                tool_server("https://user:secret@host/mcp"),
+                tool_server("https://token@host"),
+            ],
+        ),
+        row(
+            "spec.tools.servers[].url must have no fragment",
+            vec![tool_server("https://host/mcp?set=all")],
+            vec![tool_server("https://host/mcp#tools")],
         ),
     ]
 }

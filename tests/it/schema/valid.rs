@@ -7,6 +7,7 @@ use agentloop::api::agent::{
     Model, ModelApi, OutputLimitParameter, PodSettings, RetentionPolicy, Storage, TextSource, Total, UpdateStrategy,
 };
 use agentloop::api::price::{LongContext, Price};
+use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use proptest::option;
 use proptest::prelude::*;
@@ -136,6 +137,52 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn rules()(
+        effect in option::of(prop_oneof![Just(ToolEffect::Read), Just(ToolEffect::Write), Just(ToolEffect::Destructive)]),
+        idempotent in option::of(any::<bool>()),
+        timeout_seconds in 1_u32..=3600,
+        retry in any::<bool>(),
+    ) -> ToolRules {
+        ToolRules {
+            name: String::new(),
+            effect,
+            idempotent,
+            timeout_seconds,
+            on_unknown_outcome: if retry { OnUnknownOutcome::Retry } else { OnUnknownOutcome::TellModel },
+        }
+    }
+}
+
+prop_compose! {
+    fn tool_server()(
+        url in "https?://[a-z]{1,9}(:[1-9][0-9]{0,3})?(/[a-z0-9]{0,9})?(\\?[a-z]{1,5}=[a-z]{0,5})?",
+        secret in option::of("[a-z]{1,20}"),
+        trusted in any::<bool>(),
+        rules in prop::collection::btree_map("[!-~]{1,20}", rules(), 0..3),
+    ) -> ToolServer {
+        ToolServer {
+            name: String::new(),
+            url,
+            headers_secret_ref: secret.map(|name| SecretRef { name }),
+            trusted,
+            tools: rules.into_iter().map(|(name, rules)| ToolRules { name, ..rules }).collect(),
+        }
+    }
+}
+
+prop_compose! {
+    fn tools()(
+        servers in prop::collection::btree_map("[a-z]([-a-z0-9]{0,30}[a-z0-9])?", tool_server(), 0..3),
+        max_result_bytes in 256_u32..=1_048_576,
+    ) -> Tools {
+        Tools {
+            servers: servers.into_iter().map(|(name, server)| ToolServer { name, ..server }).collect(),
+            max_result_bytes,
+        }
+    }
+}
+
 fn entries() -> impl Strategy<Value = BTreeMap<String, String>> {
     prop::collection::btree_map("example\\.com/[a-z]{1,20}", "[a-z0-9]{0,20}", 0..4)
 }
@@ -198,6 +245,7 @@ prop_compose! {
         (tokens_per_hour, total) in (option::of(0_i64..=1_000_000_000_000_000), option::of(total())),
         mode in prop_oneof![Just(DetectionMode::Enforce), Just(DetectionMode::Warn), Just(DetectionMode::Disabled)],
         budgets in prop::collection::btree_set("[a-z]{1,20}", 0..4),
+        tools in tools(),
         storage in storage(),
         pod in pod(),
     ) -> AgentSpec {
@@ -213,6 +261,7 @@ prop_compose! {
                 max_consecutive_errors,
             },
             continuous: Continuous { max_sleep_seconds },
+            tools,
             guardrails: Guardrails {
                 max_consecutive_turns,
                 max_calls_per_turn,

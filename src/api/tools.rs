@@ -1,0 +1,192 @@
+//! The tools of an Agent: where they come from, and the rules that hold for each.
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::bounds::DNS_SUBDOMAIN;
+
+/// A server's name: it becomes part of its tools' names, of a volume's name and of a path.
+const SERVER: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+/// A tool's name, as servers choose it.
+const TOOL: &str = "^[!-~]+$";
+
+/// Headers that the protocol and the connection write themselves.
+const OWN_HEADERS: [&str; 15] = [
+    "accept",
+    "accept-encoding",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "keep-alive",
+    "last-event-id",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+];
+
+/// Whether a key of the Secret of [`ToolServer::headers_secret_ref`] can be sent as a header: a name of letters, digits,
+/// `-`, `_` and `.`, and none that the protocol writes itself.
+#[must_use]
+pub fn is_tool_header(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    let spelt = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    let own = OWN_HEADERS.contains(&name.as_str()) || name.starts_with("mcp-") || name.starts_with("x-agentloop-");
+    !name.is_empty() && spelt && !own
+}
+
+/// Tools of an Agent.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Tools {
+    /// MCP servers whose tools the model may call; at most 16. Their order is that of the tools in the prompt.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub servers: Vec<ToolServer>,
+    /// Longest result of a tool that the model gets, in bytes, 256 to 1,048,576. What is longer is cut, and says so.
+    #[schemars(range(min = 256, max = 1_048_576))]
+    pub max_result_bytes: u32,
+}
+
+impl Default for Tools {
+    fn default() -> Self {
+        Self {
+            servers: Vec::new(),
+            max_result_bytes: 32_768,
+        }
+    }
+}
+
+/// An MCP server that is reached over streamable HTTP.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ToolServer {
+    /// Name of the server, at most 32 lower-case letters, digits and '-'. The model calls its tools `<name>__<tool>`.
+    #[schemars(length(min = 1, max = 32), regex(pattern = SERVER))]
+    pub name: String,
+    /// Address of its MCP endpoint: http or https, a host, no user. Redirects are not followed.
+    #[schemars(length(min = 1, max = 2048))]
+    #[x_kube(
+        validation = Rule::new("self.startsWith('http://') || self.startsWith('https://')").message(
+            "spec.tools.servers[].url must start with http:// or https://, such as https://mcp.example.com/mcp"
+        ),
+        validation = Rule::new(r"self.matches('^[a-zA-Z]+://(\\[[0-9a-fA-F:.]+\\]|[-_.a-zA-Z0-9]+)(:[0-9]{1,5})?([/?][!-~]*)?$')").message(
+            "spec.tools.servers[].url must be scheme://host[:port][/path] without spaces, such as https://mcp.example.com/mcp"
+        ),
+        validation = Rule::new("!self.matches('^[^/]*//[^/?]*:(6553[6-9]|655[4-9][0-9]|65[6-9][0-9]{2}|6[6-9][0-9]{3}|[7-9][0-9]{4})([/?]|$)')").message(
+            "spec.tools.servers[].url has a port above 65535: correct the number"
+        ),
+        validation = Rule::new("!self.matches('^[^/]*//[^/?]*@')").message(
+            "spec.tools.servers[].url must not carry a user or password: put them into a Secret as the header Authorization and name it in headersSecretRef"
+        ),
+        validation = Rule::new("!self.contains('#')").message(
+            "spec.tools.servers[].url must have no fragment: remove everything from '#' on"
+        )
+    )]
+    pub url: String,
+    /// A Secret whose keys are names of headers, such as `Authorization`, and whose values are sent with each request.
+    /// They reach the server only: neither the model nor the loop sees them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers_secret_ref: Option<SecretRef>,
+    /// True: what the server says of its tools is believed (`readOnlyHint`, `destructiveHint`, `idempotentHint`). False:
+    /// each of its tools counts as `Write` and not idempotent, unless `tools` says otherwise.
+    #[serde(default)]
+    pub trusted: bool,
+    /// Rules for single tools; at most 128. All other tools of the server are offered too, under the rules above.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub tools: Vec<ToolRules>,
+}
+
+/// A whole Secret in the Agent's own namespace.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretRef {
+    /// Name of the Secret, in the Agent's own namespace.
+    #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
+    pub name: String,
+}
+
+/// Rules for one tool.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ToolRules {
+    /// Name of the tool as its server has it, without the server's name.
+    #[schemars(length(min = 1, max = 128), regex(pattern = TOOL))]
+    pub name: String,
+    /// What it may do. `Read`: it changes nothing, so up to four such calls run at a time, and one that a crash cut is run
+    /// again. `Write`: it changes something. `Destructive`: it may remove or overwrite something. Default: what the
+    /// server says if it is trusted, else `Write`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effect: Option<ToolEffect>,
+    /// True: a repeat with the same arguments and the same idempotency key changes nothing more, so a call that a crash
+    /// cut is run again. Default: what the server says if it is trusted, else false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idempotent: Option<bool>,
+    /// Longest time a call may take, in seconds, 1 to 3,600. After it the outcome is unknown.
+    #[serde(default = "default_timeout_seconds")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub timeout_seconds: u32,
+    /// What follows when nobody knows whether a call was carried out. `TellModel`: the model is told so. `Retry`: it is
+    /// made again, with the same idempotency key.
+    #[serde(default)]
+    pub on_unknown_outcome: OnUnknownOutcome,
+}
+
+/// Longest time a call of a tool may take where nothing else is said, in seconds.
+pub const DEFAULT_TIMEOUT_SECONDS: u32 = 60;
+
+fn default_timeout_seconds() -> u32 {
+    DEFAULT_TIMEOUT_SECONDS
+}
+
+/// What a tool may do to the world.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolEffect {
+    /// Changes nothing.
+    Read,
+    /// Changes something.
+    Write,
+    /// May remove or overwrite something.
+    Destructive,
+}
+
+/// What follows when nobody knows whether a call was carried out.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnUnknownOutcome {
+    /// The model is told so.
+    #[default]
+    TellModel,
+    /// The call is made again, with the same idempotency key.
+    Retry,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_of_a_tool_server_is_any_that_the_protocol_does_not_write() {
+        for name in ["Authorization", "X-API-Key", "x.y_z", "Cookie"] {
+            assert!(is_tool_header(name), "{name}");
+        }
+        for name in [
+            "",
+            "two words",
+            "Host",
+            "MCP-Session-Id",
+            "Content-Type",
+            "X-Agentloop-Call",
+            "a:b",
+        ] {
+            assert!(!is_tool_header(name), "{name}");
+        }
+    }
+}

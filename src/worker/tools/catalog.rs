@@ -1,0 +1,222 @@
+//! What a server offers, with the rules of the spec. Pure.
+//!
+//! The order is by name and the same tools give the same list, so that prompts stay the same, and caches of them good.
+
+use std::collections::{BTreeMap, HashMap};
+
+use jiff::SignedDuration;
+use rmcp::model::{Tool, ToolAnnotations};
+use serde_json::Value;
+
+use super::name;
+use crate::api::tools::{self as api, DEFAULT_TIMEOUT_SECONDS, ToolServer};
+use crate::engine::tool::{OnUnknownOutcome, ToolEffect, ToolSpec};
+
+/// Most tools of one server that are offered.
+pub(super) const MAX_TOOLS: usize = 128;
+/// Longest description of a tool, in bytes; a longer one is cut.
+const MAX_DESCRIPTION: usize = 4096;
+/// Largest schema of a tool's arguments, in bytes of JSON; a tool with a larger one is left out.
+const MAX_SCHEMA: usize = 16 * 1024;
+
+/// The tools of one server.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Catalog {
+    /// As the loop sees them.
+    pub(super) specs: Vec<ToolSpec>,
+    /// The server's own names, by ours.
+    pub(super) own_names: HashMap<String, String>,
+    /// How many were left out: too many, or too large.
+    pub(super) left_out: usize,
+}
+
+impl Catalog {
+    /// What of a server's list is offered.
+    pub(super) fn new(server: &ToolServer, tools: Vec<Tool>) -> Self {
+        let count = tools.len();
+        // Sorted, and once: a server may name one twice.
+        let by_name: BTreeMap<_, _> = tools.into_iter().map(|tool| (tool.name.to_string(), tool)).collect();
+        let mut catalog = Self::default();
+        for (own, tool) in by_name {
+            let name = name::of(&server.name, &own);
+            let parameters = Value::Object((*tool.input_schema).clone());
+            let fits = catalog.specs.len() < MAX_TOOLS && parameters.to_string().len() <= MAX_SCHEMA;
+            if !fits || catalog.own_names.contains_key(&name) {
+                continue;
+            }
+            catalog.specs.push(spec(server, name.clone(), &own, &tool, parameters));
+            catalog.own_names.insert(name, own);
+        }
+        catalog.specs.sort_by(|one, other| one.name.cmp(&other.name));
+        catalog.left_out = count - catalog.specs.len();
+        catalog
+    }
+}
+
+fn spec(server: &ToolServer, name: String, own: &str, tool: &Tool, parameters: Value) -> ToolSpec {
+    let rules = server.tools.iter().find(|rules| rules.name == own);
+    let hints = tool.annotations.as_ref().filter(|_| server.trusted);
+    let effect = rules.and_then(|rules| rules.effect).map(effect_of);
+    let idempotent = rules.and_then(|rules| rules.idempotent);
+    let seconds = rules.map_or(DEFAULT_TIMEOUT_SECONDS, |rules| rules.timeout_seconds);
+    let on_unknown = rules.map(|rules| rules.on_unknown_outcome).unwrap_or_default();
+    ToolSpec {
+        name,
+        description: description(tool),
+        parameters,
+        effect: effect.unwrap_or_else(|| {
+            if server.trusted {
+                hinted(hints)
+            } else {
+                ToolEffect::Write
+            }
+        }),
+        idempotent: idempotent.unwrap_or_else(|| hints.and_then(|hints| hints.idempotent_hint).unwrap_or(false)),
+        timeout: SignedDuration::from_secs(seconds.into()),
+        on_unknown: match on_unknown {
+            api::OnUnknownOutcome::TellModel => OnUnknownOutcome::TellModel,
+            api::OnUnknownOutcome::Retry => OnUnknownOutcome::Retry,
+        },
+    }
+}
+
+fn effect_of(effect: api::ToolEffect) -> ToolEffect {
+    match effect {
+        api::ToolEffect::Read => ToolEffect::Read,
+        api::ToolEffect::Write => ToolEffect::Write,
+        api::ToolEffect::Destructive => ToolEffect::Destructive,
+    }
+}
+
+/// What a trusted server's hints mean; the protocol's own defaults are: not read-only, destructive.
+fn hinted(hints: Option<&ToolAnnotations>) -> ToolEffect {
+    let read_only = hints.and_then(|hints| hints.read_only_hint).unwrap_or(false);
+    let destructive = hints.and_then(|hints| hints.destructive_hint).unwrap_or(true);
+    match (read_only, destructive) {
+        (true, _) => ToolEffect::Read,
+        (false, true) => ToolEffect::Destructive,
+        (false, false) => ToolEffect::Write,
+    }
+}
+
+fn description(tool: &Tool) -> String {
+    let text = tool
+        .description
+        .as_deref()
+        .or(tool.title.as_deref())
+        .unwrap_or_default();
+    let end = text.floor_char_boundary(MAX_DESCRIPTION);
+    text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pretty_assertions::assert_eq;
+    use serde_json::json;
+
+    fn server(change: Value) -> ToolServer {
+        let mut server = json!({"name": "s", "url": "http://s"});
+        server
+            .as_object_mut()
+            .unwrap()
+            .extend(change.as_object().unwrap().clone());
+        serde_json::from_value(server).unwrap()
+    }
+
+    fn tool(name: &str, annotations: Value) -> Tool {
+        serde_json::from_value(json!({
+            "name": name, "description": "does it", "inputSchema": {"type": "object"}, "annotations": annotations,
+        }))
+        .unwrap()
+    }
+
+    fn one(server: &ToolServer, annotations: Value) -> (ToolEffect, bool) {
+        let catalog = Catalog::new(server, vec![tool("t", annotations)]);
+        (catalog.specs[0].effect, catalog.specs[0].idempotent)
+    }
+
+    #[test]
+    fn hints_of_a_server_that_is_not_trusted_are_not_believed() {
+        let says = json!({"readOnlyHint": true, "idempotentHint": true, "destructiveHint": false});
+        assert_eq!(one(&server(json!({})), says), (ToolEffect::Write, false));
+        assert_eq!(
+            one(&server(json!({})), json!({"destructiveHint": true})),
+            (ToolEffect::Write, false)
+        );
+    }
+
+    #[test]
+    fn hints_of_a_trusted_server_are_believed_with_the_protocols_defaults() {
+        let trusted = server(json!({"trusted": true}));
+        assert_eq!(one(&trusted, json!({"readOnlyHint": true})), (ToolEffect::Read, false));
+        assert_eq!(
+            one(&trusted, json!({"idempotentHint": true})),
+            (ToolEffect::Destructive, true)
+        );
+        assert_eq!(
+            one(&trusted, json!({"destructiveHint": false})),
+            (ToolEffect::Write, false)
+        );
+        assert_eq!(one(&trusted, json!({})), (ToolEffect::Destructive, false));
+    }
+
+    #[test]
+    fn rules_of_the_spec_win_over_hints_and_only_for_their_tool() {
+        let rules = json!([{"name": "t", "effect": "Write", "idempotent": false, "timeoutSeconds": 7, "onUnknownOutcome": "Retry"}]);
+        let server = server(json!({"trusted": true, "tools": rules}));
+        let says = json!({"readOnlyHint": true, "idempotentHint": true});
+        let catalog = Catalog::new(&server, vec![tool("t", says.clone()), tool("u", says)]);
+        let [t, u] = &catalog.specs[..] else { panic!() };
+        assert_eq!(
+            (t.effect, t.idempotent, t.timeout),
+            (ToolEffect::Write, false, SignedDuration::from_secs(7))
+        );
+        assert_eq!(t.on_unknown, OnUnknownOutcome::Retry);
+        assert_eq!(
+            (u.effect, u.idempotent, u.timeout),
+            (ToolEffect::Read, true, SignedDuration::from_secs(60))
+        );
+        assert_eq!(u.on_unknown, OnUnknownOutcome::TellModel);
+    }
+
+    #[test]
+    fn the_same_tools_in_any_order_give_the_same_list_and_a_repeated_one_counts_once() {
+        let plain = server(json!({}));
+        let list = |names: &[&str]| Catalog::new(&plain, names.iter().map(|name| tool(name, json!({}))).collect());
+        let (one, other) = (list(&["b", "a.x", "c"]), list(&["c", "b", "a.x", "b"]));
+        assert_eq!(one.specs, other.specs);
+        assert_eq!((one.left_out, other.left_out), (0, 1));
+        assert_eq!(one.own_names[&name::of("s", "a.x")], "a.x");
+    }
+
+    #[test]
+    fn too_many_tools_and_schemas_too_large_are_left_out_and_counted() {
+        let plain = server(json!({}));
+        let many = |count: usize| {
+            (0..count)
+                .map(|number| tool(&format!("t{number:03}"), json!({})))
+                .collect()
+        };
+        let catalog: Catalog = Catalog::new(&plain, many(MAX_TOOLS));
+        assert_eq!((catalog.specs.len(), catalog.left_out), (MAX_TOOLS, 0));
+        let catalog = Catalog::new(&plain, many(MAX_TOOLS + 1));
+        assert_eq!((catalog.specs.len(), catalog.left_out), (MAX_TOOLS, 1));
+        let sized = |bytes: usize| {
+            let mut tool = tool("t", json!({}));
+            let bare = json!({"a": ""}).to_string().len();
+            tool.input_schema =
+                std::sync::Arc::new(serde_json::from_value(json!({"a": "x".repeat(bytes - bare)})).unwrap());
+            Catalog::new(&plain, vec![tool]).left_out
+        };
+        assert_eq!((sized(MAX_SCHEMA), sized(MAX_SCHEMA + 1)), (0, 1));
+    }
+
+    #[test]
+    fn a_long_description_is_cut_at_a_character() {
+        let mut long = tool("t", json!({}));
+        long.description = Some("ä".repeat(MAX_DESCRIPTION).into());
+        let catalog = Catalog::new(&server(json!({})), vec![long]);
+        assert_eq!(catalog.specs[0].description, "ä".repeat(MAX_DESCRIPTION / 2));
+    }
+}

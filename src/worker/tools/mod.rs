@@ -1,0 +1,90 @@
+//! The tools of the spec's servers: which there are, and runs of them.
+//!
+//! Owns the connections to MCP servers, through the gateway's socket: the worker has no network identity and no secret.
+//! Decides nothing about whether a tool may run: the engine's gate has, before a run comes here.
+
+mod catalog;
+mod name;
+mod result;
+mod server;
+mod socket;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_stream::wrappers::WatchStream;
+
+use self::server::Server;
+use crate::api;
+use crate::engine::tool::{ToolOutcome, ToolRun, ToolSpec};
+
+pub use self::server::IDEMPOTENCY_META;
+
+/// All tools of a spec. Connections end when it is dropped.
+pub struct Tools {
+    servers: Vec<Arc<Server>>,
+    offered: watch::Receiver<Arc<[ToolSpec]>>,
+    _tasks: JoinSet<()>,
+}
+
+impl Tools {
+    /// Begins to connect the servers of a spec through the gateway's socket. Fails only when the client of the socket
+    /// cannot be made.
+    pub fn new(spec: &api::tools::Tools, socket: &Path) -> reqwest::Result<Self> {
+        let http = socket::client(socket)?;
+        let servers = spec.servers.iter();
+        let servers: Vec<_> = servers
+            .map(|server| Arc::new(Server::new(server.clone(), http.clone())))
+            .collect();
+        let (sender, offered) = watch::channel(Arc::from([]));
+        let mut tasks = JoinSet::new();
+        for server in servers.iter().cloned() {
+            tasks.spawn(async move { server.keep().await });
+        }
+        tasks.spawn(merge(servers.clone(), sender));
+        Ok(Self {
+            servers,
+            offered,
+            _tasks: tasks,
+        })
+    }
+
+    /// The tools that are offered: those of each server that has ever answered, in the order of the spec. Empty at first.
+    /// Those of a server that is down stay.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Arc<[ToolSpec]>> {
+        self.offered.clone()
+    }
+
+    /// One run, within `limit`. Never panics. Dropping it cancels the call at the server.
+    pub async fn run(&self, run: ToolRun, limit: Duration) -> ToolOutcome {
+        let deadline = Instant::now() + limit;
+        let wanted = name::server(&run.name);
+        match self.servers.iter().find(|server| Some(server.name()) == wanted) {
+            Some(server) => server.run(run, deadline).await,
+            None => ToolOutcome::Unavailable {
+                message: "the spec names no server of this tool any more".into(),
+            },
+        }
+    }
+}
+
+/// Puts the lists of all servers together, whenever one changes.
+async fn merge(servers: Vec<Arc<Server>>, offered: watch::Sender<Arc<[ToolSpec]>>) {
+    let lists: Vec<_> = servers.iter().map(|server| server.catalog()).collect();
+    let mut changes = futures::stream::select_all(lists.iter().cloned().map(WatchStream::new));
+    while changes.next().await.is_some() {
+        let known = lists.iter().filter_map(|list| list.borrow().clone());
+        let all: Arc<[ToolSpec]> = known.flat_map(|catalog| catalog.specs.clone()).collect();
+        offered.send_if_modified(|before| {
+            let is_new = *before != all;
+            *before = all;
+            is_new
+        });
+    }
+}

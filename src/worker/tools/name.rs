@@ -1,0 +1,71 @@
+//! Names under which models call tools. Pure.
+//!
+//! Models take 1 to 64 of `a-z`, `A-Z`, `0-9`, `_` and `-`; servers take more. A name that has to be changed ends in a hash
+//! of the original, so that it stays the same whatever other tools come and go.
+
+/// Most characters that models take.
+const LONGEST: usize = 64;
+/// Hexadecimal digits of the hash.
+const HASH_DIGITS: usize = 8;
+
+/// Between the server's name and the tool's. Names of servers have no `_`.
+const BETWEEN: &str = "__";
+
+/// The name of a server's tool.
+pub(super) fn of(server: &str, tool: &str) -> String {
+    let spelt: String = tool.chars().map(valid).collect();
+    let whole = format!("{server}{BETWEEN}{spelt}");
+    if spelt == tool && whole.len() <= LONGEST {
+        return whole;
+    }
+    let digest = ring::digest::digest(&ring::digest::SHA256, tool.as_bytes());
+    let hash: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let kept = whole.len().min(LONGEST - HASH_DIGITS - 1);
+    format!("{}_{}", &whole[..kept], &hash[..HASH_DIGITS])
+}
+
+/// The server that a name belongs to.
+pub(super) fn server(name: &str) -> Option<&str> {
+    name.split_once(BETWEEN).map(|(server, _)| server)
+}
+
+fn valid(character: char) -> char {
+    let fits = character.is_ascii_alphanumeric() || character == '_' || character == '-';
+    if fits { character } else { '_' }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_name_that_models_take_stays_as_it_is() {
+        assert_eq!(of("github", "create_issue"), "github__create_issue");
+        assert_eq!(of("a-b", "X-9__z"), "a-b__X-9__z");
+        assert_eq!(server("a-b__X-9__z"), Some("a-b"));
+        assert_eq!(server("yield"), None);
+        let longest = "t".repeat(64 - "github__".len());
+        assert_eq!(of("github", &longest), format!("github__{longest}"));
+    }
+
+    #[test]
+    fn names_that_differ_only_in_what_models_do_not_take_stay_apart() {
+        let names = [of("db", "query.read"), of("db", "query/read"), of("db", "query_read")];
+        assert_eq!(names[2], "db__query_read");
+        assert!(names[0].starts_with("db__query_read_") && names[1].starts_with("db__query_read_"));
+        assert_ne!(names[0], names[1]);
+        let long = "t".repeat(80);
+        assert_eq!(of("db", &long).len(), 64);
+        assert_ne!(of("db", &format!("{long}a")), of("db", &format!("{long}b")));
+    }
+
+    proptest! {
+        #[test]
+        fn any_tool_gets_a_name_that_models_take(server_name in "[a-z]([-a-z0-9]{0,30}[a-z0-9])?", tool in "\\PC{0,200}") {
+            let name = of(&server_name, &tool);
+            prop_assert!(name.len() <= LONGEST && name.chars().all(|character| valid(character) == character), "{}", name);
+            prop_assert_eq!(server(&name), Some(server_name.as_str()));
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! One tool server: connected for as long as it answers, connected anew when it does not, asked for its tools.
+//!
+//! Knows nothing of the loop. A server that is down costs a log line and a wait, never more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::Client;
+use rmcp::ClientHandler;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, ClientCapabilities, ClientConfig, Implementation, JsonObject,
+    PaginatedRequestParams, ProtocolVersion, RequestMetaObject, SubscriptionFilter, Tool,
+};
+use rmcp::service::{
+    ClientInitializeError, ClientLifecycleMode, ClientServiceExt, NotificationContext, RoleClient, RunningService,
+    ServiceError, Subscription,
+};
+use rmcp::transport::DynamicTransportError;
+use rmcp::transport::common::client_side_sse::ExponentialBackoff;
+use rmcp::transport::streamable_http_client::{
+    StreamableHttpClientTransport, StreamableHttpClientTransportConfig, StreamableHttpError,
+};
+use serde_json::json;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::catalog::Catalog;
+use super::result;
+use super::socket::{Socket, Trouble};
+use crate::api::tools::ToolServer;
+use crate::engine::tool::{ToolOutcome, ToolRun};
+
+/// Key of the idempotency key in `_meta` of a call: the same for each repeat of one run.
+pub const IDEMPOTENCY_META: &str = "agentloop.dev/idempotency-key";
+/// First and longest wait before a server is connected again.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// Longest time that connecting, or a page of the list, may take. Discovery alone waits 10 s for servers of the older
+/// revision that do not answer it.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a run waits for a server that answered before and is gone: a restart of it takes about as long.
+const AWAY: Duration = Duration::from_secs(10);
+/// Time after which the list is read again although the server did not say that it changed: not all say so.
+const REFRESH: Duration = Duration::from_secs(300);
+/// Most pages of a list.
+const MAX_PAGES: usize = 64;
+/// Tries to open a broken stream of notifications again before the server counts as gone.
+const STREAM_TRIES: usize = 3;
+
+/// One server of the spec.
+pub(super) struct Server {
+    spec: ToolServer,
+    http: Client,
+    /// What it offers; kept while it is down, so that prompts stay the same. `None` until it answered once.
+    catalog: watch::Sender<Option<Arc<Catalog>>>,
+    session: watch::Sender<Option<Arc<Session>>>,
+}
+
+/// One connection.
+struct Session {
+    number: u64,
+    service: RunningService<RoleClient, Listener>,
+    lost: CancellationToken,
+    changed: Arc<Notify>,
+}
+
+/// Hears what a server says by itself.
+struct Listener {
+    changed: Arc<Notify>,
+}
+
+impl ClientHandler for Listener {
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.changed.notify_one();
+    }
+
+    fn get_info(&self) -> ClientConfig {
+        let own = Implementation::new("agentloop", env!("CARGO_PKG_VERSION"));
+        ClientConfig::new(ClientCapabilities::default(), own)
+    }
+}
+
+/// Why a request to a server led to nothing. The words are ours, but for `Said`.
+#[derive(Debug, PartialEq, Eq)]
+enum Miss {
+    /// The server certainly did not get it.
+    NotSent(String),
+    /// It got it and did nothing: its status.
+    Refused(u16),
+    /// It may have got it.
+    NoAnswer(String),
+    /// It answered with an error, in its own words, which are for the model and for nobody else.
+    Said { code: i32, words: String },
+}
+
+impl Miss {
+    /// For the log: never the server's words.
+    fn for_log(&self) -> String {
+        match self {
+            Self::NotSent(words) | Self::NoAnswer(words) => words.clone(),
+            Self::Refused(status) => format!("the server refused with status {status}"),
+            Self::Said { code, .. } => format!("the server answered with error {code}"),
+        }
+    }
+}
+
+impl Server {
+    pub(super) fn new(spec: ToolServer, http: Client) -> Self {
+        Self {
+            spec,
+            http,
+            catalog: watch::Sender::new(None),
+            session: watch::Sender::new(None),
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// What it offers.
+    pub(super) fn catalog(&self) -> watch::Receiver<Option<Arc<Catalog>>> {
+        self.catalog.subscribe()
+    }
+
+    /// Keeps the server connected, for ever. An error is said once, until the server answers again.
+    pub(super) async fn keep(&self) {
+        let mut wait = RETRY.0;
+        let mut is_said = false;
+        for number in 1.. {
+            let why = match self.connect(number).await {
+                Ok(session) => {
+                    let began = Instant::now();
+                    is_said = false;
+                    let why = self.follow(&session).await;
+                    self.session.send_replace(None);
+                    if began.elapsed() > RETRY.1 {
+                        wait = RETRY.0;
+                    }
+                    why
+                }
+                Err(miss) => miss.for_log(),
+            };
+            if !std::mem::replace(&mut is_said, true) {
+                tracing::warn!(server = self.spec.name, why, "a tool server is away; connecting again");
+            }
+            sleep(wait).await;
+            wait = (wait * 2).min(RETRY.1);
+        }
+    }
+
+    /// A connection whose tools are known.
+    async fn connect(&self, number: u64) -> Result<Arc<Session>, Miss> {
+        let lost = CancellationToken::new();
+        let changed = Arc::new(Notify::new());
+        let uri = format!("http://gateway/v1/mcp/{}", self.spec.name);
+        let mut config = StreamableHttpClientTransportConfig::with_uri(uri).reinit_on_expired_session(false);
+        let mut retry = ExponentialBackoff::default();
+        retry.max_times = Some(STREAM_TRIES);
+        config.retry_config = Arc::new(retry);
+        let socket = Socket::new(self.http.clone(), lost.clone());
+        let transport = StreamableHttpClientTransport::with_client(socket, config);
+        let listener = Listener {
+            changed: Arc::clone(&changed),
+        };
+        let lifecycle = ClientLifecycleMode::Auto {
+            preferred_versions: vec![ProtocolVersion::V_2026_07_28],
+            legacy_version: Some(ProtocolVersion::V_2025_11_25),
+        };
+        let service = timeout(PATIENCE, listener.serve_with_lifecycle(transport, lifecycle))
+            .await
+            .map_err(|_| Miss::NoAnswer("it does not answer".into()))?
+            .map_err(|error| unconnected(&error))?;
+        let session = Session {
+            number,
+            service,
+            lost,
+            changed,
+        };
+        let tools = session.list().await?;
+        let version = session
+            .service
+            .peer_info()
+            .map(|info| info.protocol_version.to_string());
+        tracing::info!(
+            server = self.spec.name,
+            tools = tools.len(),
+            version,
+            "a tool server answers"
+        );
+        self.offer(tools);
+        let session = Arc::new(session);
+        self.session.send_replace(Some(Arc::clone(&session)));
+        Ok(session)
+    }
+
+    fn offer(&self, tools: Vec<Tool>) {
+        let catalog = Catalog::new(&self.spec, tools);
+        let is_new = self.catalog.send_if_modified(|known| {
+            let is_new = known.as_deref() != Some(&catalog);
+            if is_new {
+                *known = Some(Arc::new(catalog.clone()));
+            }
+            is_new
+        });
+        if is_new && catalog.left_out > 0 {
+            let (offered, left_out) = (catalog.specs.len(), catalog.left_out);
+            tracing::warn!(
+                server = self.spec.name,
+                offered,
+                left_out,
+                "a tool server offers too much; the rest is left out"
+            );
+        }
+    }
+
+    /// Reads the list again whenever it may have changed; returns, with the reason, when the connection is of no use.
+    async fn follow(&self, session: &Session) -> String {
+        let mut subscription = session.subscribe().await;
+        if subscription.is_some() {
+            // What changed before the subscription.
+            session.changed.notify_one();
+        }
+        loop {
+            tokio::select! {
+                () = session.lost.cancelled() => return "it is gone, or has forgotten the session".into(),
+                () = session.changed.notified() => {}
+                heard = heard(&mut subscription) => if !heard {
+                    return "its stream of notifications ended".into();
+                },
+                () = sleep(REFRESH) => {}
+            }
+            match session.list().await {
+                Ok(tools) => self.offer(tools),
+                Err(miss) => return miss.for_log(),
+            }
+        }
+    }
+
+    /// Does one run; `deadline` is its own. A server that certainly did not get it is tried once more when it is back.
+    pub(super) async fn run(&self, run: ToolRun, deadline: Instant) -> ToolOutcome {
+        let mut seen = 0;
+        let mut why = "it does not answer".to_owned();
+        for _ in 0..2 {
+            let Some(session) = self.session(seen, deadline).await else {
+                break;
+            };
+            let catalog = self.catalog.borrow().clone().unwrap_or_default();
+            let Some(tool) = catalog.own_names.get(&run.name) else {
+                let message = format!("the server {} has no such tool any more", self.spec.name);
+                return ToolOutcome::Unavailable { message };
+            };
+            match session.call(tool, &run, deadline).await {
+                Ok(outcome) => return outcome,
+                Err(Miss::NotSent(words)) => why = words,
+                Err(Miss::Refused(status)) => {
+                    let message = format!("the server {} refused the call with status {status}", self.spec.name);
+                    return ToolOutcome::Unavailable { message };
+                }
+                Err(Miss::NoAnswer(words)) => return ToolOutcome::Unknown { message: words },
+                Err(Miss::Said { code, words }) => {
+                    let text = format!("error {code}: {words}");
+                    return ToolOutcome::Failed { text };
+                }
+            }
+            seen = session.number;
+            session.lost.cancel();
+        }
+        let message = format!("the server {} cannot be reached: {why}", self.spec.name);
+        ToolOutcome::Unavailable { message }
+    }
+
+    /// A connection later than `seen`. A server that never answered is waited for until `deadline`.
+    async fn session(&self, seen: u64, deadline: Instant) -> Option<Arc<Session>> {
+        let is_known = self.catalog.borrow().is_some();
+        let patience = if is_known {
+            deadline.min(Instant::now() + AWAY)
+        } else {
+            deadline
+        };
+        let mut sessions = self.session.subscribe();
+        let is_later = |session: &Option<Arc<Session>>| session.as_ref().is_some_and(|session| session.number > seen);
+        let found = timeout_at(patience, sessions.wait_for(is_later)).await.ok()?.ok()?;
+        found.clone()
+    }
+}
+
+impl Session {
+    async fn list(&self) -> Result<Vec<Tool>, Miss> {
+        let mut tools = Vec::new();
+        let mut cursor = None;
+        for _ in 0..MAX_PAGES {
+            let params = PaginatedRequestParams::default().with_cursor(cursor);
+            let page = timeout(PATIENCE, self.service.list_tools(Some(params)))
+                .await
+                .map_err(|_| Miss::NoAnswer("it does not answer a question for its tools".into()))?
+                .map_err(|error| miss(&error))?;
+            tools.extend(page.tools);
+            cursor = page.next_cursor;
+            if cursor.is_none() {
+                return Ok(tools);
+            }
+        }
+        Err(Miss::NoAnswer(format!(
+            "its list of tools has more than {MAX_PAGES} pages"
+        )))
+    }
+
+    /// Servers of the newer revision tell of changes to those who ask. `None`: it does not, or by another way.
+    async fn subscribe(&self) -> Option<Subscription> {
+        let info = self.service.peer_info()?;
+        if info.protocol_version.has_initialize() {
+            return None;
+        }
+        let filter = SubscriptionFilter::builder().tools_list_changed().build();
+        let asked = timeout(PATIENCE, self.service.listen(filter)).await;
+        asked.ok()?.ok()
+    }
+
+    async fn call(&self, tool: &str, run: &ToolRun, deadline: Instant) -> Result<ToolOutcome, Miss> {
+        let mut params = CallToolRequestParams::new(tool.to_owned()).with_arguments(run.arguments.clone());
+        let mut meta = JsonObject::new();
+        meta.insert(IDEMPOTENCY_META.into(), json!(run.idempotency_key));
+        params.meta = Some(RequestMetaObject::from(meta));
+        // A call that is dropped, here or with the run, is cancelled at the server.
+        let answer = match timeout_at(deadline, self.service.call_tool_once(params)).await {
+            Err(_) => return Err(Miss::NoAnswer("it did not answer in time".into())),
+            Ok(answer) => answer.map_err(|error| miss(&error))?,
+        };
+        match answer {
+            CallToolResponse::Complete(result) => Ok(result::outcome(&result)),
+            CallToolResponse::InputRequired(_) => Ok(ToolOutcome::Failed {
+                text: "it asks a person for input, and there is none: call it with all that it needs".into(),
+            }),
+            _ => Err(Miss::NoAnswer(
+                "it goes on by itself, and there is no way to learn how it ends".into(),
+            )),
+        }
+    }
+}
+
+/// Whether the server said something; never ends without a subscription. False: there is none any more.
+async fn heard(subscription: &mut Option<Subscription>) -> bool {
+    match subscription {
+        Some(subscription) => matches!(subscription.next().await, Ok(Some(_))),
+        None => std::future::pending().await,
+    }
+}
+
+fn miss(error: &ServiceError) -> Miss {
+    match error {
+        ServiceError::McpError(error) => Miss::Said {
+            code: error.code.0,
+            words: error.message.to_string(),
+        },
+        ServiceError::TransportSend(error) => transport_miss(error),
+        ServiceError::TransportClosed => Miss::NoAnswer("the connection broke before an answer".into()),
+        ServiceError::Cancelled { .. } => Miss::NoAnswer("the server cancelled it".into()),
+        _ => Miss::NoAnswer("the server's answer is not of MCP".into()),
+    }
+}
+
+fn transport_miss(error: &DynamicTransportError) -> Miss {
+    match error.error.downcast_ref::<StreamableHttpError<Trouble>>() {
+        Some(StreamableHttpError::Client(Trouble::NotSent(words))) => Miss::NotSent(words.clone()),
+        Some(StreamableHttpError::Client(Trouble::NoAnswer(words))) => Miss::NoAnswer(words.clone()),
+        Some(StreamableHttpError::Client(Trouble::Refused(status))) => Miss::Refused(*status),
+        Some(StreamableHttpError::SessionExpired) => Miss::NotSent("it has forgotten the session".into()),
+        _ => Miss::NoAnswer("the connection broke before an answer".into()),
+    }
+}
+
+fn unconnected(error: &ClientInitializeError) -> Miss {
+    match error {
+        ClientInitializeError::TransportError { error, .. } => transport_miss(error),
+        ClientInitializeError::JsonRpcError(error) => Miss::Said {
+            code: error.code.0,
+            words: String::new(),
+        },
+        ClientInitializeError::NoCompatibleProtocolVersion { .. } => {
+            Miss::NoAnswer("it speaks no version of MCP that is known here".into())
+        }
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => unconnected(fallback),
+        _ => Miss::NoAnswer("it does not speak MCP at this address".into()),
+    }
+}

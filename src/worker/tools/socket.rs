@@ -1,0 +1,360 @@
+//! HTTP to a tool server through the gateway's socket, as the protocol's own client library wants it.
+//!
+//! Says of each failed request whether the server may have got it: a tool that may have run is never run again unasked.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt, stream};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue};
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
+use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorData, RequestId, ServerJsonRpcMessage};
+use rmcp::transport::streamable_http_client::{
+    SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
+};
+use sse_stream::{Sse, SseStream};
+use tokio_util::sync::CancellationToken;
+
+use crate::link::socket::{MCP_FAILURE_HEADER, NOT_SENT};
+
+const JSON: &str = "application/json";
+const EVENT_STREAM: &str = "text/event-stream";
+const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+/// Longest message of a server. A result that a model gets is far shorter (`tools.maxResultBytes`).
+pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+/// As much of a refusal as is read.
+const MAX_REFUSAL_BYTES: usize = 16 * 1024;
+
+/// Why a request has no answer. The words are the gateway's or ours, never the server's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Trouble {
+    /// The server certainly did not get it.
+    #[error("{0}")]
+    NotSent(String),
+    /// The server may have got it.
+    #[error("{0}")]
+    NoAnswer(String),
+    /// The server answered with a status that means it did nothing.
+    #[error("the server refused it with status {0}")]
+    Refused(u16),
+}
+
+type Failed = StreamableHttpError<Trouble>;
+
+/// Speaks to one server.
+#[derive(Clone)]
+pub(super) struct Socket {
+    http: Client,
+    /// Cancelled once the server is known to be gone, or to have forgotten the session.
+    lost: CancellationToken,
+}
+
+/// A client of the gateway's socket at `path`, for all servers.
+pub(super) fn client(path: &Path) -> reqwest::Result<Client> {
+    Client::builder()
+        .unix_socket(path)
+        .no_proxy()
+        // There is no TLS on this socket, so no roots are loaded.
+        .tls_certs_only([])
+        // The gateway keeps the connections that are worth keeping.
+        .pool_max_idle_per_host(0)
+        .build()
+}
+
+impl Socket {
+    /// For one connection, which ends with `lost`.
+    pub(super) fn new(http: Client, lost: CancellationToken) -> Self {
+        Self { http, lost }
+    }
+
+    /// Sends a request that belongs to a session, or to none.
+    async fn send(&self, mut request: RequestBuilder, session: Option<&str>) -> Result<Response, Failed> {
+        if let Some(session) = session {
+            request = request.header(SESSION_ID, session);
+        }
+        let response = request.send().await.map_err(|error| {
+            let away = "the pod's gateway is away".to_owned();
+            StreamableHttpError::Client(if error.is_connect() {
+                Trouble::NotSent(away)
+            } else {
+                Trouble::NoAnswer(away)
+            })
+        })?;
+        let status = response.status();
+        if let Some(kind) = response.headers().get(MCP_FAILURE_HEADER) {
+            let is_unsent = kind == NOT_SENT;
+            let words = read(response, MAX_REFUSAL_BYTES).await.unwrap_or_default();
+            let words = String::from_utf8_lossy(&words).into_owned();
+            if is_unsent {
+                self.lost.cancel();
+                return Err(StreamableHttpError::Client(Trouble::NotSent(words)));
+            }
+            return Err(StreamableHttpError::Client(Trouble::NoAnswer(words)));
+        }
+        if status == StatusCode::NOT_FOUND && session.is_some() {
+            self.lost.cancel();
+            return Err(StreamableHttpError::SessionExpired);
+        }
+        Ok(response)
+    }
+}
+
+impl StreamableHttpClient for Socket {
+    type Error = Trouble;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session_id: Option<Arc<str>>,
+        _auth_header: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<StreamableHttpPostResponse, Failed> {
+        let request = self
+            .http
+            .post(uri.as_ref())
+            .header(ACCEPT, format!("{EVENT_STREAM}, {JSON}"))
+            .headers(headers.into_iter().collect())
+            .json(&message);
+        let response = self.send(request, session_id.as_deref()).await?;
+        let status = response.status();
+        if !status.is_success() {
+            return refusal(response, &message).await;
+        }
+        let session = text(&response, &SESSION_ID);
+        let kind = text(&response, &CONTENT_TYPE).unwrap_or_default();
+        let ClientJsonRpcMessage::Request(request) = message else {
+            return Ok(StreamableHttpPostResponse::Accepted);
+        };
+        if status == StatusCode::ACCEPTED || status == StatusCode::NO_CONTENT {
+            return Ok(StreamableHttpPostResponse::Accepted);
+        }
+        if kind.starts_with(EVENT_STREAM) {
+            return Ok(StreamableHttpPostResponse::Sse(
+                events(response, Some(request.id)),
+                session,
+            ));
+        }
+        if !kind.starts_with(JSON) {
+            return Err(no_answer("the server's answer is neither JSON nor an event stream"));
+        }
+        let message = match read(response, MAX_MESSAGE_BYTES).await {
+            Ok(body) => serde_json::from_slice(&body).map_err(|_| no_answer("the server's answer is not of MCP"))?,
+            Err(Cut::TooLong) => too_long(request.id),
+            Err(Cut::Broken) => return Err(no_answer("the server cut its answer short")),
+        };
+        Ok(StreamableHttpPostResponse::Json(message, session))
+    }
+
+    async fn delete_session(
+        &self,
+        uri: Arc<str>,
+        session_id: Arc<str>,
+        _auth_header: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<(), Failed> {
+        let request = self.http.delete(uri.as_ref()).headers(headers.into_iter().collect());
+        self.send(request, Some(&session_id)).await.map(|_| ())
+    }
+
+    async fn get_stream(
+        &self,
+        uri: Arc<str>,
+        session_id: Option<Arc<str>>,
+        last_event_id: Option<String>,
+        _auth_header: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Failed> {
+        let mut request = self
+            .http
+            .get(uri.as_ref())
+            .header(ACCEPT, EVENT_STREAM)
+            .headers(headers.into_iter().collect());
+        if let Some(last) = last_event_id {
+            request = request.header(LAST_EVENT_ID, last);
+        }
+        let response = self.send(request, session_id.as_deref()).await?;
+        let is_stream = text(&response, &CONTENT_TYPE).is_some_and(|kind| kind.starts_with(EVENT_STREAM));
+        if response.status().is_success() && is_stream {
+            return Ok(events(response, None));
+        }
+        // 405 as the protocol has it; whatever else was answered is no stream either.
+        Err(StreamableHttpError::ServerDoesNotSupportSse)
+    }
+}
+
+/// The error that a refusal carries, else what its status means.
+async fn refusal(response: Response, message: &ClientJsonRpcMessage) -> Result<StreamableHttpPostResponse, Failed> {
+    let status = response.status();
+    let body = read(response, MAX_REFUSAL_BYTES).await.unwrap_or_default();
+    let ClientJsonRpcMessage::Request(request) = message else {
+        return Err(StreamableHttpError::Client(Trouble::Refused(status.as_u16())));
+    };
+    let error = match serde_json::from_slice(&body) {
+        Ok(ServerJsonRpcMessage::Error(error)) if status.is_client_error() => error.error,
+        // A server of an older revision knows no discovery, and may say so without an error of the protocol.
+        _ if matches!(request.request, ClientRequest::DiscoverRequest(_)) && says_unknown(status) => {
+            ErrorData::invalid_request("the server refused discovery", None)
+        }
+        _ if status.is_server_error() => {
+            let status = status.as_u16();
+            return Err(no_answer(format!("the server answered with status {status}")));
+        }
+        _ => return Err(StreamableHttpError::Client(Trouble::Refused(status.as_u16()))),
+    };
+    // A server that could not read the request does not know its id.
+    let error = ServerJsonRpcMessage::error(error, Some(request.id.clone()));
+    Ok(StreamableHttpPostResponse::Json(error, None))
+}
+
+/// Whether a status may mean that a request is unknown, and not that its sender is.
+fn says_unknown(status: StatusCode) -> bool {
+    status.is_client_error() && status != StatusCode::UNAUTHORIZED && status != StatusCode::FORBIDDEN
+}
+
+fn no_answer(words: impl Into<String>) -> Failed {
+    StreamableHttpError::Client(Trouble::NoAnswer(words.into()))
+}
+
+fn too_long(id: RequestId) -> ServerJsonRpcMessage {
+    let limit = MAX_MESSAGE_BYTES / 1024 / 1024;
+    let words = format!("it ran, but its result is longer than {limit} MiB and was dropped: ask for less");
+    ServerJsonRpcMessage::error(ErrorData::internal_error(words, None), Some(id))
+}
+
+fn text(response: &Response, header: &HeaderName) -> Option<String> {
+    let value = response.headers().get(header)?;
+    value.to_str().ok().map(str::to_owned)
+}
+
+/// Why a body was not read to its end.
+#[derive(Debug)]
+enum Cut {
+    TooLong,
+    Broken,
+}
+
+async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, Cut> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|_| Cut::Broken)? {
+        if body.len() + chunk.len() > limit {
+            return Err(Cut::TooLong);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+/// The events of a stream. One that is too long ends it; where the stream answers a request, with words instead.
+fn events(response: Response, answers: Option<RequestId>) -> BoxStream<'static, Result<Sse, SseError>> {
+    let bytes = bounded(response.bytes_stream());
+    let events = SseStream::from_bytes_stream(bytes).map(move |event| match (event, &answers) {
+        (Err(SseError::Body(error)), Some(id)) if error.downcast_ref::<Unread>().is_some_and(Unread::is_too_long) => {
+            let data = serde_json::to_string(&too_long(id.clone())).ok();
+            Ok(Sse {
+                event: None,
+                data,
+                id: None,
+                retry: None,
+            })
+        }
+        (event, _) => event,
+    });
+    events.boxed()
+}
+
+/// Why a stream is not read on.
+#[derive(Debug, thiserror::Error)]
+enum Unread {
+    #[error("an event of the server is too long")]
+    TooLong,
+    #[error("the stream broke")]
+    Broken,
+}
+
+impl Unread {
+    fn is_too_long(&self) -> bool {
+        matches!(self, Self::TooLong)
+    }
+}
+
+/// The same bytes, until an event is too long.
+fn bounded(
+    bytes: impl Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
+) -> impl Stream<Item = Result<Bytes, Unread>> + Send {
+    let state = (Box::pin(bytes), EventLength::default(), false);
+    stream::unfold(state, |(mut bytes, mut length, ended)| async move {
+        if ended {
+            return None;
+        }
+        let chunk = match bytes.next().await? {
+            Ok(chunk) if length.take(&chunk) <= MAX_MESSAGE_BYTES => Ok(chunk),
+            Ok(_) => Err(Unread::TooLong),
+            Err(_) => Err(Unread::Broken),
+        };
+        let ended = chunk.is_err();
+        Some((chunk, (bytes, length, ended)))
+    })
+}
+
+/// How long the event is that is being read. An empty line ends one.
+#[derive(Debug, Default)]
+struct EventLength {
+    event: usize,
+    line: usize,
+}
+
+impl EventLength {
+    /// Takes more bytes; the greatest length of an event within them.
+    fn take(&mut self, bytes: &[u8]) -> usize {
+        let mut greatest = self.event;
+        for byte in bytes {
+            match byte {
+                b'\n' if self.line == 0 => self.event = 0,
+                b'\n' => {
+                    self.line = 0;
+                    self.event += 1;
+                }
+                b'\r' => self.event += 1,
+                _ => {
+                    self.line += 1;
+                    self.event += 1;
+                }
+            }
+            greatest = greatest.max(self.event);
+        }
+        greatest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_of_an_event_ends_with_an_empty_line_however_the_bytes_are_cut() {
+        for size in 1..8 {
+            let mut length = EventLength::default();
+            let stream = b"data: aaaa\r\n\r\ndata: b\n\nid: 1\ndata: cc\n\n";
+            let greatest = stream.chunks(size).map(|chunk| length.take(chunk)).max();
+            assert_eq!(greatest, Some("id: 1\ndata: cc\n".len()), "{size}");
+            assert_eq!(length.take(b""), 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stream_ends_one_byte_above_the_longest_event_and_not_at_it() {
+        let read = |bytes: usize| async move {
+            let event = [vec![b'x'; bytes], b"\n\n".to_vec()].concat();
+            let chunks = vec![Ok(Bytes::from(event)), Ok(Bytes::from_static(b"data: next\n\n"))];
+            let chunks: Vec<_> = bounded(stream::iter(chunks)).collect().await;
+            chunks.iter().map(Result::is_ok).collect::<Vec<_>>()
+        };
+        assert_eq!(read(MAX_MESSAGE_BYTES - 1).await, [true, true]);
+        assert_eq!(read(MAX_MESSAGE_BYTES).await, [false]);
+    }
+}
