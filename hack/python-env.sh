@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# python-env.sh: makes (once) a Python environment with hack/model-server/requirements.txt and prints its interpreter.
+# python-env.sh [FILE]: makes (once) a Python environment with the packages of a file under hack/ and prints its
+# interpreter. Without FILE: model-server/requirements.txt.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
-requirements=$ROOT/hack/model-server/requirements.txt
+requirements=$ROOT/hack/${1:-model-server/requirements.txt}
 
-command -v python3 >/dev/null || die "python3 is missing; the tests against a real model need it"
+command -v python3 >/dev/null || die "python3 is missing; the tests against real servers need it"
 key=$(python3 -c 'import sys; print(sys.prefix, sys.version)' | cat - "$requirements" | sha256sum | cut -c 1-12)
 env=$CACHE/python-$key
 if [ ! -e "$env/complete" ]; then
@@ -12,7 +13,7 @@ if [ ! -e "$env/complete" ]; then
   exec 9>"$CACHE/.python.lock"
   flock 9   # tests ask side by side
   if [ ! -e "$env/complete" ]; then
-    say "Installing the model server and its weights (once; cached in $env)" >&2
+    say "Installing the packages of ${requirements#"$ROOT"/} (once; cached in $env)" >&2
     python3 -c 'import ensurepip' 2>/dev/null || "$ROOT/hack/packages.sh" python >&2
     rm -rf "$env"
     python3 -m venv "$env" >&2

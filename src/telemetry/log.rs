@@ -10,6 +10,7 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Directive;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
 use tracing_subscriber::registry::{LookupSpan, Scope};
@@ -36,13 +37,16 @@ pub fn init() {
 /// The filter that `text` asks for, and what is wrong with it.
 fn filter(text: Option<&str>) -> (EnvFilter, Option<String>) {
     let builder = || EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
-    match builder().parse(text.unwrap_or_default()) {
+    let (filter, complaint) = match builder().parse(text.unwrap_or_default()) {
         Ok(filter) => (filter, None),
         Err(error) => (
             builder().parse_lossy(""),
             Some(format!("{FILTER_ENV} is ignored, level info is used: {error}")),
         ),
-    }
+    };
+    // The MCP library logs messages whole, with what tools were asked and said.
+    let silent = Directive::from(LevelFilter::OFF);
+    (filter.add_directive("rmcp=off".parse().unwrap_or(silent)), complaint)
 }
 
 /// The format. The clock comes from outside for the tests.
@@ -149,10 +153,14 @@ mod tests {
     }
 
     fn lines(log: impl FnOnce()) -> Vec<Value> {
+        lines_of(None, log)
+    }
+
+    fn lines_of(chosen: Option<&str>, log: impl FnOnce()) -> Vec<Value> {
         let buffer = Buffer::default();
         let writer = buffer.clone();
         let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(filter(None).0)
+            .with_env_filter(filter(chosen).0)
             .fmt_fields(JsonFields::new())
             .event_format(Lines {
                 now: || jiff::Timestamp::UNIX_EPOCH,
@@ -189,6 +197,19 @@ mod tests {
     fn fields_cannot_overwrite_the_fixed_keys() {
         let lines = lines(|| tracing::info!(target: "room", msg = "forged", level = "forged", "true"));
         assert_eq!((&lines[0]["msg"], &lines[0]["level"]), (&"true".into(), &"info".into()));
+    }
+
+    #[test]
+    fn the_mcp_library_is_silent_whatever_is_chosen() {
+        let log = || {
+            tracing::error!(target: "rmcp::transport", "a result");
+            tracing::info!("shown");
+        };
+        for chosen in [None, Some("trace"), Some("rmcp=trace,info")] {
+            let lines = lines_of(chosen, log);
+            assert_eq!(lines.len(), 1, "{chosen:?}");
+            assert_eq!(lines[0]["msg"], "shown");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use agentloop::api::status::{HandledRequests, LoopState, Outcome, PauseReason, Usage};
 use agentloop::link::messages::{HeldReason, LoopReport, ModelReport, Report};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 use crate::support::rig::{AGENTS, NAMESPACE, Rig, agent_key, in_state};
@@ -214,6 +214,93 @@ async fn a_missing_secret_is_named_and_heals_by_itself_when_it_appears() {
     rig.pass(5).await;
     assert_eq!(rig.ready("coast").0, "True");
     assert_eq!(rig.condition("coast", "Stalled"), None);
+}
+
+/// An Agent with a tool server whose headers are in the Secret `hub`.
+fn with_tools() -> Value {
+    json!({ "tools": { "servers": [
+        { "name": "hub", "url": "https://hub.example.com/mcp", "headersSecretRef": { "name": "hub" } },
+        { "name": "plain", "url": "http://plain/mcp" },
+    ] } })
+}
+
+fn put_headers(rig: &Rig, data: &Value) {
+    rig.server.put(
+        "/secrets",
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "hub", "namespace": NAMESPACE }, "data": data }),
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_of_a_tool_server_reach_the_gateway_alone() {
+    let rig = Rig::start().await;
+    put_headers(&rig, &json!({ "Authorization": "Y2FuYXJ5", "X-Team": "YQ==" }));
+    rig.bring_up("coast", &with_tools()).await;
+    let pod = rig.pod("coast").unwrap();
+    let mounts = |container: &Value| {
+        let mounts = container["volumeMounts"].as_array().unwrap().clone();
+        mounts.into_iter().find(|mount| mount["name"] == "tool-hub")
+    };
+    let gateway = mounts(&pod["spec"]["initContainers"][0]).unwrap();
+    assert_eq!(gateway["mountPath"], "/etc/agentloop/tools/hub");
+    assert_eq!(gateway["readOnly"], true);
+    assert_eq!(mounts(&pod["spec"]["containers"][0]), None);
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let secrets: Vec<_> = volumes.iter().filter(|volume| !volume["secret"].is_null()).collect();
+    assert_eq!(secrets.len(), 1);
+    assert_eq!(
+        secrets[0]["secret"],
+        json!({ "secretName": "hub", "defaultMode": 0o440 })
+    );
+    assert!(!rig.agent("coast").status.is_none_or(|status| {
+        let status = serde_json::to_string(&status).unwrap();
+        status.contains("canary") || status.contains("Y2FuYXJ5")
+    }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_or_odd_secret_of_headers_is_named_and_heals_when_it_is_right() {
+    let rig = Rig::start().await;
+    let said = |reason: &str, words: &str| {
+        assert_eq!(
+            rig.condition("coast", "Accepted"),
+            Some(("False".into(), reason.into()))
+        );
+        let conditions = rig.status("coast").conditions;
+        let accepted = conditions
+            .into_iter()
+            .find(|condition| condition.type_ == "Accepted")
+            .unwrap();
+        assert_eq!(
+            accepted.message,
+            format!("spec.tools.servers[hub].headersSecretRef: Secret hub {words}")
+        );
+        assert_eq!(rig.pod("coast"), None);
+    };
+    rig.apply("coast", &with_tools());
+    rig.pass(20).await;
+    said(
+        "SecretNotFound",
+        "does not exist in this namespace: create it with a key for each header, such as Authorization, or correct the name",
+    );
+    put_headers(&rig, &json!({}));
+    rig.pass(31).await;
+    said(
+        "SecretNotFound",
+        "has no key: add one for each header, such as Authorization",
+    );
+    put_headers(&rig, &json!({ "Authorization": "YQ==", "Content-Length": "YQ==" }));
+    rig.pass(31).await;
+    said(
+        "InvalidSpec",
+        "has the key Content-Length, which is no header that can be sent; each of its keys is sent as a header: remove it, or \
+         name another Secret",
+    );
+    put_headers(&rig, &json!({ "Authorization": "YQ==", "Content-Length": null }));
+    rig.pass(31).await;
+    rig.come_up("coast").await;
+    rig.pass(5).await;
+    assert_eq!(rig.ready("coast").0, "True");
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,15 +4,16 @@
 
 mod anthropic;
 mod budgets;
-mod controller;
+pub mod controller;
 mod crashes;
 mod faults;
 mod ledger;
 mod link;
-mod provider;
+pub mod provider;
 mod real;
 mod scripted;
-mod world;
+mod tools;
+pub mod world;
 
 use pretty_assertions::assert_eq;
 use reqwest::StatusCode;

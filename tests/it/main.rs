@@ -13,6 +13,7 @@ mod link;
 mod metrics;
 mod rooms;
 mod schema;
+mod tools;
 mod worker;
 
 #[path = "../e2e/mod.rs"]

@@ -84,7 +84,7 @@ pub(super) async fn observe(
     };
     let intent = situation.intent();
     let references = if matter(intent, subject, memory) {
-        Some(references(ctx, subject).await?)
+        Some(Box::pin(references(ctx, subject)).await?)
     } else {
         None
     };

@@ -117,13 +117,12 @@ mod tests {
 
     fn server(change: Value) -> ToolServer {
         let mut server = json!({"name": "s", "url": "http://s"});
-        server
-            .as_object_mut()
-            .unwrap()
-            .extend(change.as_object().unwrap().clone());
+        let Value::Object(change) = change else { panic!() };
+        server.as_object_mut().unwrap().extend(change);
         serde_json::from_value(server).unwrap()
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "it is written in place")]
     fn tool(name: &str, annotations: Value) -> Tool {
         serde_json::from_value(json!({
             "name": name, "description": "does it", "inputSchema": {"type": "object"}, "annotations": annotations,

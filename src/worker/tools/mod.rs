@@ -43,7 +43,8 @@ impl Tools {
             .collect();
         let (sender, offered) = watch::channel(Arc::from([]));
         let mut tasks = JoinSet::new();
-        for server in servers.iter().cloned() {
+        for server in &servers {
+            let server = Arc::clone(server);
             tasks.spawn(async move { server.keep().await });
         }
         tasks.spawn(merge(servers.clone(), sender));

@@ -19,9 +19,10 @@ pub(super) fn of(server: &str, tool: &str) -> String {
         return whole;
     }
     let digest = ring::digest::digest(&ring::digest::SHA256, tool.as_bytes());
-    let hash: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = digest.as_ref().iter().take(HASH_DIGITS / 2);
+    let hash = hash.fold(0_u32, |hash, byte| hash << 8 | u32::from(*byte));
     let kept = whole.len().min(LONGEST - HASH_DIGITS - 1);
-    format!("{}_{}", &whole[..kept], &hash[..HASH_DIGITS])
+    format!("{}_{hash:08x}", &whole[..kept])
 }
 
 /// The server that a name belongs to.

@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a run waits for a server that answered before and is gone: a restart of it takes about as long.
 const AWAY: Duration = Duration::from_secs(10);
 /// Time after which the list is read again although the server did not say that it changed: not all say so.
-const REFRESH: Duration = Duration::from_secs(300);
+const REFRESH: Duration = Duration::from_mins(5);
 /// Most pages of a list.
 const MAX_PAGES: usize = 64;
 /// Tries to open a broken stream of notifications again before the server counts as gone.
@@ -332,7 +332,7 @@ impl Session {
             CallToolResponse::InputRequired(_) => Ok(ToolOutcome::Failed {
                 text: "it asks a person for input, and there is none: call it with all that it needs".into(),
             }),
-            _ => Err(Miss::NoAnswer(
+            CallToolResponse::Task(_) | _ => Err(Miss::NoAnswer(
                 "it goes on by itself, and there is no way to learn how it ends".into(),
             )),
         }
@@ -356,7 +356,11 @@ fn miss(error: &ServiceError) -> Miss {
         ServiceError::TransportSend(error) => transport_miss(error),
         ServiceError::TransportClosed => Miss::NoAnswer("the connection broke before an answer".into()),
         ServiceError::Cancelled { .. } => Miss::NoAnswer("the server cancelled it".into()),
-        _ => Miss::NoAnswer("the server's answer is not of MCP".into()),
+        ServiceError::UnexpectedResponse
+        | ServiceError::SubscriptionLagged { .. }
+        | ServiceError::Timeout { .. }
+        | ServiceError::InputRequiredRoundsExceeded { .. }
+        | _ => Miss::NoAnswer("the server's answer is not of MCP".into()),
     }
 }
 
@@ -381,6 +385,13 @@ fn unconnected(error: &ClientInitializeError) -> Miss {
             Miss::NoAnswer("it speaks no version of MCP that is known here".into())
         }
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => unconnected(fallback),
-        _ => Miss::NoAnswer("it does not speak MCP at this address".into()),
+        ClientInitializeError::ExpectedInitResponse(_)
+        | ClientInitializeError::ExpectedInitResult(_)
+        | ClientInitializeError::ConflictInitResponseId(..)
+        | ClientInitializeError::UncorrelatedErrorResponse { .. }
+        | ClientInitializeError::ConnectionClosed(_)
+        | ClientInitializeError::NoPreferredProtocolVersion
+        | ClientInitializeError::Cancelled
+        | _ => Miss::NoAnswer("it does not speak MCP at this address".into()),
     }
 }

@@ -24,6 +24,8 @@ pub struct World {
     pub controller: Controller,
     pub directory: TempDir,
     pub model: Value,
+    /// `spec.tools`.
+    pub tools: Value,
     pub worker: Client,
     /// Where calls go on the socket.
     pub route: &'static str,
@@ -55,6 +57,7 @@ impl World {
             controller,
             directory,
             model,
+            tools: json!({}),
             worker,
             route: "/v1/chat/completions",
             gateway: None,
@@ -129,8 +132,15 @@ impl World {
     fn config(&self) -> Value {
         json!({
             "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 3,
-            "linkUrl": format!("https://{}", self.controller.address), "spec": {"model": self.model},
+            "linkUrl": format!("https://{}", self.controller.address), "spec": {"model": self.model, "tools": self.tools},
         })
+    }
+
+    /// Writes a file of the Secret with a tool server's headers, as the kubelet does.
+    pub fn write_header(&self, server: &str, header: &str, value: &str) {
+        let directory = self.path("tool-headers").join(server);
+        std::fs::create_dir_all(&directory).unwrap();
+        std::fs::write(directory.join(header), value).unwrap();
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

@@ -1,0 +1,304 @@
+//! Tools of real MCP servers, through a real gateway.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+pub mod python;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
+use agentloop::worker::tools::Tools;
+use pretty_assertions::assert_eq;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use self::python::Edition::{self, Newer, Older};
+use self::python::McpServer;
+use crate::gateway::world::World;
+
+const TOKEN: &str = "Bearer canary-tool-token";
+const LONG: Duration = Duration::from_mins(1);
+
+/// A gateway, and the tools of a worker behind it.
+struct Bench {
+    world: World,
+    tools: Arc<Tools>,
+}
+
+impl Bench {
+    async fn start(server: &McpServer, fields: Value) -> Self {
+        let mut world = World::new().await;
+        let mut spec = json!({"name": "hub", "url": server.url(), "headersSecretRef": {"name": "s"}});
+        let Value::Object(fields) = fields else { panic!() };
+        spec.as_object_mut().unwrap().extend(fields);
+        world.tools = json!({"servers": [spec]});
+        world.write_header("hub", "Authorization", TOKEN);
+        world.start().await;
+        let spec = serde_json::from_value(world.tools.clone()).unwrap();
+        let tools = Arc::new(Tools::new(&spec, &world.path("gateway.sock")).unwrap());
+        Self { world, tools }
+    }
+
+    /// Waits until the tools offered are as wanted.
+    async fn until(&self, what: &str, wanted: impl Fn(&[ToolSpec]) -> bool) -> Arc<[ToolSpec]> {
+        let mut offered = self.tools.watch();
+        let found = tokio::time::timeout(LONG, offered.wait_for(|offered| wanted(offered))).await;
+        found.unwrap_or_else(|_| panic!("not offered: {what}")).unwrap().clone()
+    }
+
+    async fn until_known(&self) -> Arc<[ToolSpec]> {
+        self.until("anything", |offered| !offered.is_empty()).await
+    }
+
+    async fn run(&self, tool: &str, arguments: Value) -> ToolOutcome {
+        self.tools.run(run(tool, arguments), LONG).await
+    }
+}
+
+fn run(tool: &str, arguments: Value) -> ToolRun {
+    let Value::Object(arguments) = arguments else { panic!() };
+    ToolRun {
+        id: ToolRunId {
+            turn: 1,
+            call: 1,
+            index: 1,
+        },
+        name: format!("hub__{tool}"),
+        arguments,
+        idempotency_key: "0123456789abcdef".into(),
+    }
+}
+
+fn names(offered: &[ToolSpec]) -> Vec<&str> {
+    offered.iter().map(|spec| spec.name.as_str()).collect()
+}
+
+fn done(text: &str) -> ToolOutcome {
+    ToolOutcome::Done { text: text.into() }
+}
+
+fn three() -> Value {
+    json!({"a": 1, "b": 2})
+}
+
+#[rstest]
+#[case(Newer, &[])]
+#[case(Newer, &["--json"])]
+#[case(Older, &[])]
+#[case(Older, &["--json"])]
+#[tokio::test]
+async fn tools_of_both_generations_are_offered_and_what_they_say_becomes_text(
+    #[case] edition: Edition,
+    #[case] args: &[&'static str],
+) {
+    if !python::is_there() {
+        return;
+    }
+    let server = McpServer::start(edition, args);
+    let bench = Bench::start(&server, json!({"trusted": true})).await;
+    let offered = bench.until_known().await;
+    let odd = offered
+        .iter()
+        .find(|spec| spec.name.starts_with("hub__odd_name_"))
+        .unwrap();
+    let rest: Vec<_> = names(&offered).into_iter().filter(|name| *name != odd.name).collect();
+    let expected = ["add", "fail", "grow", "huge", "note", "picture", "slow"].map(|name| format!("hub__{name}"));
+    assert_eq!(rest, expected);
+    assert!(offered.is_sorted_by_key(|spec| &spec.name));
+    assert_eq!(offered[0].description, "Adds two numbers.");
+    assert_eq!(offered[0].parameters["required"], json!(["a", "b"]));
+    let rules = |name: &str| {
+        let spec = offered.iter().find(|spec| spec.name.ends_with(name)).unwrap();
+        (spec.effect, spec.idempotent)
+    };
+    assert_eq!(rules("__add"), (ToolEffect::Read, false));
+    assert_eq!(rules("__note"), (ToolEffect::Write, true));
+    assert_eq!(rules("__slow"), (ToolEffect::Destructive, false));
+
+    assert_eq!(bench.run("add", three()).await, done("3"));
+    let record = &server.records()[0];
+    assert_eq!(
+        *record,
+        json!({"what": "add", "key": "0123456789abcdef", "authorization": TOKEN, "protocol": edition.protocol()})
+    );
+    assert_eq!(
+        bench.run(odd.name.trim_start_matches("hub__"), json!({})).await,
+        done("odd")
+    );
+    let picture = bench.run("picture", json!({})).await;
+    assert_eq!(picture, done("[image of 20 bytes, image/png, left out]"));
+    let ToolOutcome::Failed { text } = bench.run("fail", json!({})).await else {
+        panic!()
+    };
+    assert!(text.contains("there is no bread"), "{text}");
+    let ToolOutcome::Failed { text } = bench.run("add", json!({"a": "x"})).await else {
+        panic!()
+    };
+    assert!(!text.is_empty());
+    let ToolOutcome::Done { text } = bench.run("huge", json!({"bytes": 1_000_000})).await else {
+        panic!()
+    };
+    assert_eq!(text.len(), 1_000_000);
+    let ToolOutcome::Failed { text } = bench.run("huge", json!({"bytes": 5_000_000})).await else {
+        panic!()
+    };
+    assert!(text.contains("longer than 4 MiB"), "{text}");
+    assert_eq!(bench.run("add", three()).await, done("3"), "after all that");
+    assert!(!bench.world.log().contains("canary-tool-token"));
+}
+
+#[tokio::test]
+async fn a_list_in_pages_is_read_whole_and_a_server_that_is_not_trusted_only_writes() {
+    if !python::is_there() {
+        return;
+    }
+    let server = McpServer::start(Newer, &["--page", "3"]);
+    let bench = Bench::start(&server, json!({"tools": [{"name": "add", "effect": "Read"}]})).await;
+    let offered = bench.until_known().await;
+    assert_eq!(offered.len(), 8);
+    for spec in offered.iter() {
+        let effect = if spec.name == "hub__add" {
+            ToolEffect::Read
+        } else {
+            ToolEffect::Write
+        };
+        assert_eq!((spec.effect, spec.idempotent), (effect, false), "{}", spec.name);
+    }
+}
+
+#[rstest]
+#[case(Newer)]
+#[case(Older)]
+#[tokio::test]
+async fn a_list_that_changes_is_heard_of(#[case] edition: Edition) {
+    if !python::is_there() {
+        return;
+    }
+    let server = McpServer::start(edition, &[]);
+    let bench = Bench::start(&server, json!({})).await;
+    let before = bench.until_known().await;
+    assert_eq!(bench.run("grow", json!({"name": "fresh"})).await, done("grown"));
+    let after = bench
+        .until("fresh", |offered| names(offered).contains(&"hub__fresh"))
+        .await;
+    let kept: Vec<_> = after.iter().filter(|spec| spec.name != "hub__fresh").cloned().collect();
+    assert_eq!(kept, before.to_vec());
+    assert_eq!(bench.run("fresh", json!({})).await, done("new"));
+}
+
+#[rstest]
+#[case(Newer, &[])]
+#[case(Older, &[])]
+#[case(Older, &["--json"])]
+#[tokio::test]
+async fn a_server_killed_in_mid_call_leaves_the_outcome_unknown_and_serves_again_when_it_is_back(
+    #[case] edition: Edition,
+    #[case] args: &[&'static str],
+) {
+    if !python::is_there() {
+        return;
+    }
+    let mut server = McpServer::start(edition, args);
+    let bench = Bench::start(&server, json!({})).await;
+    let offered = bench.until_known().await;
+    let tools = Arc::clone(&bench.tools);
+    let call = tokio::spawn(async move { tools.run(run("slow", json!({"seconds": 600})), LONG).await });
+    server.until("slow began").await;
+    let killed = Instant::now();
+    server.kill();
+    let outcome = call.await.unwrap();
+    assert!(matches!(outcome, ToolOutcome::Unknown { .. }), "{outcome:?}");
+    assert!(killed.elapsed() < LONG / 3, "known at once, not at its timeout");
+    assert_eq!(*bench.tools.watch().borrow(), offered, "prompts stay the same");
+    let away = bench.tools.run(run("add", three()), Duration::from_millis(300)).await;
+    assert!(matches!(away, ToolOutcome::Unavailable { .. }), "{away:?}");
+    server.go();
+    // Begun while the server may still be away: it waits.
+    assert_eq!(bench.run("add", three()).await, done("3"));
+    assert_eq!(server.did(), ["slow began", "add"], "nothing ran twice");
+}
+
+#[rstest]
+#[case(Newer)]
+#[case(Older)]
+#[tokio::test]
+async fn a_server_that_restarted_between_two_calls_is_met_again_without_a_lost_or_repeated_call(
+    #[case] edition: Edition,
+) {
+    if !python::is_there() {
+        return;
+    }
+    let mut server = McpServer::start(edition, &[]);
+    let bench = Bench::start(&server, json!({})).await;
+    assert_eq!(bench.run("note", json!({"text": "one"})).await, done("noted"));
+    server.kill();
+    server.go();
+    assert_eq!(bench.run("note", json!({"text": "two"})).await, done("noted"));
+    assert_eq!(server.did(), ["note one", "note two"]);
+}
+
+#[rstest]
+#[case(Newer, &[])]
+// That server has no way to cancel what it answers as JSON in the newer generation.
+#[case(Older, &[])]
+#[case(Older, &["--json"])]
+#[tokio::test]
+async fn a_call_that_takes_too_long_or_is_dropped_is_cancelled_at_the_server(
+    #[case] edition: Edition,
+    #[case] args: &[&'static str],
+) {
+    if !python::is_there() {
+        return;
+    }
+    let server = McpServer::start(edition, args);
+    let bench = Bench::start(&server, json!({})).await;
+    bench.until_known().await;
+    let slow = || run("slow", json!({"seconds": 600}));
+    let outcome = bench.tools.run(slow(), Duration::from_secs(2)).await;
+    assert!(matches!(outcome, ToolOutcome::Unknown { .. }), "{outcome:?}");
+    server.until("slow cancelled").await;
+    let tools = Arc::clone(&bench.tools);
+    let dropped = tokio::spawn(async move { tools.run(slow(), LONG).await });
+    server.until("slow began").await;
+    dropped.abort();
+    server.until("slow cancelled").await;
+    assert_eq!(bench.run("slow", json!({"seconds": 0.01})).await, done("at last"));
+}
+
+#[tokio::test]
+async fn a_server_that_never_answered_is_waited_for_within_the_runs_own_time() {
+    if !python::is_there() {
+        return;
+    }
+    let mut server = McpServer::stopped(Newer, &[]);
+    let bench = Bench::start(&server, json!({})).await;
+    let outcome = bench.tools.run(run("add", three()), Duration::from_millis(500)).await;
+    assert!(matches!(outcome, ToolOutcome::Unavailable { .. }), "{outcome:?}");
+    assert!(bench.tools.watch().borrow().is_empty());
+    let tools = Arc::clone(&bench.tools);
+    let waiting = tokio::spawn(async move { tools.run(run("add", three()), LONG).await });
+    server.go();
+    assert_eq!(waiting.await.unwrap(), done("3"));
+    assert_eq!(server.did(), ["add"]);
+}
+
+#[tokio::test]
+async fn a_run_of_a_tool_that_nobody_offers_is_unavailable_at_once() {
+    if !python::is_there() {
+        return;
+    }
+    let server = McpServer::start(Older, &[]);
+    let bench = Bench::start(&server, json!({})).await;
+    bench.until_known().await;
+    for name in ["hub__absent", "other__add", "yield"] {
+        let mut wanted = run("add", three());
+        wanted.name = name.into();
+        let outcome = bench.tools.run(wanted, LONG).await;
+        assert!(
+            matches!(outcome, ToolOutcome::Unavailable { .. }),
+            "{name}: {outcome:?}"
+        );
+    }
+    assert!(server.did().is_empty());
+}
