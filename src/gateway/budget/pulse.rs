@@ -22,9 +22,10 @@ pub(super) struct Beats {
 }
 
 impl Beats {
-    /// A person looked at the loop and said that it may go on: what was seen before counts no more.
+    /// A person looked at the loop and said that it may go on: what was seen before counts no more. `None`: nobody
+    /// says so at the moment, since the request was handled.
     pub(super) fn resumed(&mut self, request: Option<&str>) {
-        if self.resume.as_deref() != request {
+        if request.is_some_and(|request| self.resume.as_deref() != Some(request)) {
             *self = Self {
                 resume: request.map(str::to_owned),
                 ..Self::default()
@@ -111,6 +112,10 @@ mod tests {
         beats.add(Some([1; 32]), 7, start);
         beats.resumed(Some("once"));
         assert_eq!(beats.pulse(start).unwrap().tokens, 7);
+        beats.resumed(None);
+        assert_eq!(beats.pulse(start).unwrap().tokens, 7, "handled, not said anew");
+        beats.resumed(Some("again"));
+        assert_eq!(beats.pulse(start), None);
     }
 
     #[test]
