@@ -1,7 +1,8 @@
 """A fast OpenAI-compatible server that answers at random and counts by itself. `/<label>/v1/chat/completions` bills one
-input token for every four bytes of the messages and tools, and a random number of output tokens up to the request's limit.
-Each call leaves a `begin` and an `end` line in the record, as record.py does; the bill counts from `begin`, whether the
-client hears of it or not. `bytes` is the length of messages and tools, `limit` the output limit of the request.
+input token for every four bytes of the messages and tools, and as output at random half of the request's limit up to all
+of it. Each call leaves a `begin` and an `end` line in the record, as record.py does; the bill counts from `begin`, whether
+the client hears of it or not. `parts` are the lengths of the request's messages (`true`) and of all else in it, `limit` its
+output limit.
 """
 
 import json
@@ -13,19 +14,27 @@ import common
 SECONDS = (0.02, 0.3)
 
 
+def length(value):
+    """In bytes, as a client writes it."""
+    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
 class Counting(common.Handler):
     record = None
 
     def do_POST(self):
         label = self.path.split("/")[1]
         request = json.loads(self.request_body())
-        shown = sum(len(json.dumps(request.get(part) or "").encode()) for part in ("messages", "tools"))
+        messages = [(length(message), True) for message in request.pop("messages")]
+        tools = [(length(tool), False) for tool in request.pop("tools", [])]
+        shown = sum(bytes for bytes, _ in messages + tools)
         limit = request.get("max_completion_tokens") or request.get("max_tokens")
-        output = random.randint(1, limit)
+        output = random.randint(-(-limit // 2), limit)
         usage = {"prompt_tokens": -(-shown // 4), "completion_tokens": output}
         usage["total_tokens"] = sum(usage.values())
         call = {"id": self.record.next_id(), "label": label, "key": self.headers.get("Idempotency-Key")}
-        self.record.append(event="begin", usage=usage, bytes=shown, limit=limit, **call)
+        parts = messages + tools + [(length(request), False)]
+        self.record.append(event="begin", usage=usage, parts=parts, limit=limit, **call)
         delivered = False
         try:
             time.sleep(random.uniform(*SECONDS))

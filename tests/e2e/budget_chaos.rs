@@ -3,8 +3,10 @@
 //!
 //! `AGENTLOOP_E2E_CHAOS_SECONDS` says for how long (40).
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use agentloop::ledger::bound::{Overhead, Part, input_bound};
 use serde_json::{Value, json};
 
 use super::agents::{Agent, openai};
@@ -17,8 +19,14 @@ use crate::support::kubectl::Kubectl;
 const COUNT: usize = 20;
 /// Length of the rolling window in seconds.
 const WINDOW: f64 = 20.0;
-/// What the Agents may use in one window. They could use several times as much.
-const LIMIT: i64 = 400_000;
+/// What the Agents may use in one window. They could use more.
+const LIMIT: i64 = 5_000_000;
+/// Worst cases of a call that fit into the limit at least: so many that what is reserved and not billed is little of it.
+const RATIO: i64 = 200;
+/// Of the limit, what the fullest window uses at least then.
+const USABLE_PERCENT: i64 = 95;
+/// Seconds between two kills of the leader: the next one has the Lease after about four.
+const RHYTHM: u64 = 6;
 /// The clock of the record and that of the ledger are one clock, but the record is written with a delay.
 const BLUR: f64 = 0.005;
 
@@ -33,22 +41,19 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     });
     let short = Short::start(&cluster.system);
     let namespace = Namespace::new(&cluster.system, "chaos");
-    let label = namespace.kubectl.namespace();
+    let label = |number: usize| format!("{}.{number}", namespace.kubectl.namespace());
     let window = json!({"rolling": {"seconds": 20}});
     let spec = json!({"selector": {}, "limits": {"tokens": LIMIT}, "window": window});
     namespace.kubectl.apply(&manifest("all", &spec));
+    // Long answers and a short history: what a call may cost and what it does cost are not far apart.
     let limits = json!({
         "guardrails": {"maxConsecutiveTurns": 1000}, "loop": {"minDelayMilliseconds": 1},
-        "model": {"maxOutputTokens": 64, "contextTokens": 2000},
+        "model": {"maxOutputTokens": 16_000, "contextTokens": 17_000},
     });
     let agents: Vec<_> = (0..COUNT)
         .map(|number| {
-            Agent::apply(
-                &namespace,
-                &format!("spender-{number}"),
-                &openai(&server.base_url(label)),
-                &limits,
-            )
+            let model = openai(&server.base_url(&label(number)));
+            Agent::apply(&namespace, &format!("spender-{number}"), &model, &limits)
         })
         .collect();
     for agent in &agents {
@@ -59,22 +64,13 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     let end = model_server::now();
     drop(short);
 
-    let lines = server.lines(label);
-    let bills = bills(&lines);
-    let spent: Vec<_> = bills.iter().map(|bill| (bill.at, bill.tokens)).collect();
-    let most = most_in_a_window(&spent, WINDOW - BLUR);
-    assert!(
-        most <= LIMIT,
-        "{most} tokens in a window of {WINDOW} s, but {LIMIT} is the limit"
-    );
-    // Had they waited for room most of the time?
+    let of_agents: Vec<_> = (0..COUNT).map(|number| bills(&server.lines(&label(number)))).collect();
+    let mut bills: Vec<_> = of_agents.iter().flatten().collect();
+    bills.sort_by(|a, b| a.at.total_cmp(&b.at));
+    let most = most_billed(&bills);
+    bills.retain(|bill| bill.at >= start);
+    let among_kills = most_billed(&bills);
     let worst = bills.iter().map(|bill| bill.worst).max().expect("calls were made");
-    let share = |tokens: i64| {
-        // Far below 2^53.
-        #[allow(clippy::cast_precision_loss)]
-        let share = tokens as f64 / LIMIT as f64;
-        format!("{:.1}", 100.0 * share)
-    };
     figure(
         "budget_chaos_kills_leader_worker_gateway",
         format!("{}/{}/{}", kills[0], kills[1], kills[2]),
@@ -82,19 +78,53 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     );
     figure("budget_chaos_calls", bills.len(), "calls");
     figure("budget_chaos_limit_to_worst_case", LIMIT / worst, "times");
-    figure("budget_chaos_usable_share", share(most), "%");
-    let calm = bills.iter().filter(|bill| (start + WINDOW..end).contains(&bill.at));
-    let calm: Vec<_> = calm.collect();
-    let total: i64 = calm.iter().map(|bill| bill.tokens).sum();
+    figure("budget_chaos_fullest_window", share(most), "% of the limit");
+    figure(
+        "budget_chaos_fullest_window_among_kills",
+        share(among_kills),
+        "% of the limit",
+    );
+    let later = bills.iter().filter(|bill| (start + WINDOW..end).contains(&bill.at));
+    let total: i64 = later.map(|bill| bill.tokens).sum();
     #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
     let mean = (total as f64 * WINDOW / (end - start - WINDOW)) as i64;
-    figure("budget_chaos_mean_share", share(mean), "%");
+    figure("budget_chaos_mean_window", share(mean), "% of the limit");
     figure(
         "budget_chaos_in_flight_at_once",
         share(most_in_flight(&bills)),
-        "% of the limit, which a check after the fact cannot see",
+        "% of the limit",
     );
-    assert!(most > LIMIT / 2, "the limit was never felt: {most} of {LIMIT}");
+    let afterwards = afterwards(&of_agents, LIMIT, end - start);
+    let afterwards = most_billed(&afterwards.iter().collect::<Vec<_>>());
+    figure(
+        "budget_chaos_fullest_window_if_counted_afterwards",
+        share(afterwards),
+        "% of the limit",
+    );
+    assert!(
+        most <= LIMIT,
+        "{most} tokens in a window of {WINDOW} s, but {LIMIT} is the limit"
+    );
+    assert!(
+        LIMIT / worst >= RATIO,
+        "the limit is to be {RATIO} times what a call may cost, but that is {worst}"
+    );
+    assert!(
+        most * 100 >= LIMIT * USABLE_PERCENT,
+        "the fullest window has {most} tokens of {LIMIT}: the rest was of no use, or the limit was never felt"
+    );
+    assert!(
+        among_kills * 2 > LIMIT,
+        "among the kills the fullest window has {among_kills} tokens of {LIMIT}: nearly nothing goes on"
+    );
+}
+
+/// In percent of the limit.
+fn share(tokens: i64) -> String {
+    // Far below 2^53.
+    #[allow(clippy::cast_precision_loss)]
+    let share = tokens as f64 / LIMIT as f64;
+    format!("{:.1}", 100.0 * share)
 }
 
 /// Kills the leader every few seconds, and workers and gateways now and then; how many of each.
@@ -116,7 +146,7 @@ fn kill_for(system: &Kubectl, agents: &[Agent<'_>], long: Duration) -> [usize; 3
         }
         round += 1;
         // The rhythm of the kills is the test's own: nothing is waited for.
-        std::thread::park_timeout(Duration::from_secs(4).min(deadline.saturating_duration_since(Instant::now())));
+        std::thread::park_timeout(Duration::from_secs(RHYTHM).min(deadline.saturating_duration_since(Instant::now())));
     }
     kills
 }
@@ -165,17 +195,19 @@ impl Drop for Short<'_> {
     }
 }
 
+/// One call as its server counted it.
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Bill {
     at: f64,
     until: f64,
     tokens: i64,
-    /// What the call could have cost at most, by its request.
+    /// What the call could have cost at most, by its request, with nothing known of the calls before.
     worst: i64,
 }
 
 /// Every call that the server began, whether anybody heard its answer or not.
 fn bills(lines: &[Line]) -> Vec<Bill> {
-    let ends: std::collections::HashMap<_, _> = lines
+    let ends: HashMap<_, _> = lines
         .iter()
         .filter(|line| line.event == "end")
         .map(|line| (line.id, line.at))
@@ -185,11 +217,28 @@ fn bills(lines: &[Line]) -> Vec<Bill> {
         at: line.at,
         until: ends.get(&line.id).copied().unwrap_or(line.at),
         tokens: line.used().input + line.used().output,
-        worst: line.bytes + line.limit + 1024 + 32 * 64,
+        worst: worst(line),
     });
     let mut bills: Vec<_> = bills.collect();
     bills.sort_by(|a, b| a.at.total_cmp(&b.at));
     bills
+}
+
+/// The gateway's own bound, but for what it knows of earlier bills.
+fn worst(line: &Line) -> i64 {
+    let part = |(bytes, is_message): &(i64, bool)| Part {
+        hash: [0; 32],
+        bytes: *bytes,
+        unsteady: 0,
+        is_message: *is_message,
+    };
+    let parts: Vec<_> = line.parts.iter().map(part).collect();
+    input_bound(None, &parts, Overhead::CHAT_COMPLETIONS) + line.limit
+}
+
+fn most_billed(bills: &[&Bill]) -> i64 {
+    let spent: Vec<_> = bills.iter().map(|bill| (bill.at, bill.tokens)).collect();
+    most_in_a_window(&spent, WINDOW - BLUR)
 }
 
 /// The most that lies within any window of that length; `spent` is ordered.
@@ -208,7 +257,7 @@ fn most_in_a_window(spent: &[(f64, i64)], length: f64) -> i64 {
 
 /// The most tokens in calls that were under way at the same time: what whoever counts only finished calls oversees at
 /// the moment at which the limit is reached.
-fn most_in_flight(bills: &[Bill]) -> i64 {
+fn most_in_flight(bills: &[&Bill]) -> i64 {
     let starts = bills.iter().map(|bill| (bill.at, bill.tokens));
     let ends = bills.iter().map(|bill| (bill.until, -bill.tokens));
     let mut steps: Vec<_> = starts.chain(ends).collect();
@@ -220,16 +269,75 @@ fn most_in_flight(bills: &[Bill]) -> i64 {
     })
 }
 
+/// The same Agents under a check that counts afterwards: a call begins when the finished calls of the window are below
+/// the limit. Each makes the calls that it made, each of the cost and length that it had, as fast after one another as
+/// it was at its fastest; the calls in their order of begin.
+fn afterwards(agents: &[Vec<Bill>], limit: i64, seconds: f64) -> Vec<Bill> {
+    let fastest = |calls: &[Bill]| {
+        let pauses = calls.windows(2).map(|pair| (pair[1].at - pair[0].until).max(0.0));
+        pauses.fold(f64::INFINITY, f64::min)
+    };
+    let pauses: Vec<_> = agents.iter().map(|calls| fastest(calls)).collect();
+    let mut ready: Vec<_> = agents.iter().map(|_| (0.0, 0)).collect();
+    let mut made: Vec<Bill> = Vec::new();
+    let next = |ready: &[(f64, usize)]| {
+        let those = ready
+            .iter()
+            .enumerate()
+            .filter(|(agent, (at, _))| !agents[*agent].is_empty() && *at < seconds);
+        those
+            .min_by(|a, b| a.1.0.total_cmp(&b.1.0))
+            .map(|(agent, (at, calls))| (agent, *at, *calls))
+    };
+    while let Some((agent, now, calls)) = next(&ready) {
+        let counted = || {
+            made.iter()
+                .filter(|bill| bill.until <= now && now < bill.until + WINDOW)
+        };
+        if counted().map(|bill| bill.tokens).sum::<i64>() >= limit {
+            // The next look is when something leaves.
+            ready[agent].0 = counted().map(|bill| bill.until + WINDOW).fold(f64::INFINITY, f64::min);
+            continue;
+        }
+        let call = agents[agent][calls % agents[agent].len()];
+        let until = now + (call.until - call.at);
+        made.push(Bill { at: now, until, ..call });
+        ready[agent] = (until + pauses[agent], calls + 1);
+    }
+    made
+}
+
 #[test]
 fn the_judge_of_windows_is_strict() {
     let spent = [(0.0, 5), (10.0, 5), (19.9, 5), (20.0, 5)];
     assert_eq!(most_in_a_window(&spent, 20.0), 15, "what is a window old has left");
     assert_eq!(most_in_a_window(&spent, 20.1), 20);
-    let bill = |at: f64, until: f64| Bill {
+    let calls = [bill(0.0, 2.0), bill(1.0, 3.0), bill(2.5, 4.0)];
+    assert_eq!(most_in_flight(&calls.iter().collect::<Vec<_>>()), 10);
+}
+
+#[test]
+fn a_check_afterwards_oversees_what_is_in_flight() {
+    let calls = vec![bill(0.0, 1.0), bill(3.0, 4.0)];
+    let begins = |agents: &[Vec<Bill>], limit| {
+        let made = afterwards(agents, limit, 25.0);
+        made.iter().map(|bill| bill.at).collect::<Vec<_>>()
+    };
+    // 5 tokens each second, and two of pause between; the third would begin when 10 are finished.
+    assert_eq!(begins(std::slice::from_ref(&calls), 10), [0.0, 3.0, 21.0, 24.0]);
+    assert_eq!(begins(std::slice::from_ref(&calls), 11), [0.0, 3.0, 6.0, 21.0, 24.0]);
+    // Three at once: 15 where 5 are allowed.
+    assert_eq!(
+        begins(&[calls.clone(), calls.clone(), calls], 5),
+        [0.0, 0.0, 0.0, 21.0, 21.0, 21.0]
+    );
+}
+
+fn bill(at: f64, until: f64) -> Bill {
+    Bill {
         at,
         until,
         tokens: 5,
         worst: 9,
-    };
-    assert_eq!(most_in_flight(&[bill(0.0, 2.0), bill(1.0, 3.0), bill(2.5, 4.0)]), 10);
+    }
 }

@@ -44,9 +44,9 @@ pub struct Line {
     /// A short hash of each message of the request (faulty server only).
     #[serde(default)]
     pub messages: Vec<String>,
-    /// Length of messages and tools of the request (counting server only).
+    /// Lengths of the parts of the request, and whether each is a message (counting server only).
     #[serde(default)]
-    pub bytes: i64,
+    pub parts: Vec<(i64, bool)>,
     /// Output limit of the request (counting server only).
     #[serde(default)]
     pub limit: i64,
