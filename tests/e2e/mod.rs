@@ -15,6 +15,7 @@ mod link_lost;
 mod metering;
 mod mistakes;
 pub mod model_server;
+mod outside;
 mod prometheus;
 mod providers;
 mod quickstart;
