@@ -7,6 +7,7 @@
 mod agents;
 mod budget_chaos;
 mod budget_examples;
+mod budget_writes;
 mod budgets;
 mod cluster;
 mod control_plane;

@@ -1,0 +1,144 @@
+//! How often a budget is written: under load once in fifteen seconds, at rest never. The API server is the judge.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::agents::{Agent, openai, status_used};
+use super::budgets::{BUDGETS, manifest};
+use super::cluster::{Namespace, figure, shared};
+use super::model_server;
+use crate::support::kubectl::{Kubectl, Watch};
+
+const COUNT: usize = 5;
+/// How long the load is watched.
+const SECONDS: u64 = 46;
+/// Time between two writes for which no call waits.
+const STEP: u64 = 15;
+
+#[test]
+fn a_budget_under_load_is_written_once_in_fifteen_seconds_and_at_rest_never() {
+    let (Some(cluster), Some(server)) = (shared(), model_server::counting()) else {
+        return;
+    };
+    let namespace = Namespace::new(&cluster.system, "budget-writes");
+    let kubectl = &namespace.kubectl;
+    let label = kubectl.namespace();
+    let window = json!({"rolling": {"seconds": 3600}});
+    let spec = json!({"selector": {}, "limits": {"tokens": 1_000_000_000}, "perAgent": {"tokens": 500_000_000}, "window": window});
+    kubectl.apply(&manifest("roomy", &spec));
+    let busy = json!({
+        "guardrails": {"maxConsecutiveTurns": 10_000, "loopDetection": {"mode": "Disabled"}},
+    });
+    let agents: Vec<_> = (0..COUNT)
+        .map(|number| {
+            let model = openai(&server.base_url(&format!("{label}.{number}")));
+            Agent::apply(&namespace, &format!("busy-{number}"), &model, &busy)
+        })
+        .collect();
+    // The first call of each waits for its lease, and that is a write.
+    let calls = |number: usize| server.ends(&format!("{label}.{number}")).len();
+    for number in 0..COUNT {
+        let label = format!("{label}.{number}");
+        server.until("a loop that goes on", &label, 180, |lines| {
+            (lines.len() > 20).then_some(())
+        });
+    }
+    let before: usize = (0..COUNT).map(calls).sum();
+    let under_load = writes(kubectl, SECONDS);
+    let made = (0..COUNT).map(calls).sum::<usize>() - before;
+    figure(
+        "budget_writes_under_load",
+        under_load.len(),
+        &format!("writes in {SECONDS} s, {made} calls of {COUNT} gateways"),
+    );
+    assert!(made > COUNT * 10, "no load: {made} calls");
+    let most = usize::try_from(SECONDS / STEP).expect("a few") + 1;
+    assert!(
+        (1..=most).contains(&under_load.len()),
+        "{} writes in {SECONDS} s: {:#?}",
+        under_load.len(),
+        under_load.iter().map(said).collect::<Vec<_>>()
+    );
+
+    for agent in &agents {
+        agent.suspend(true);
+    }
+    kubectl.until("nothing reserved", 120, BUDGETS, "roomy", |budget| {
+        let tokens = &budget["status"]["reserved"]["tokens"];
+        (tokens.as_i64().unwrap_or(0) == 0).then_some(())
+    });
+    // What was said last is written at most one step later.
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        let rest = writes(kubectl, STEP + 6);
+        figure(
+            "budget_writes_at_rest",
+            rest.len(),
+            &format!("writes in {} s", STEP + 6),
+        );
+        if rest.is_empty() {
+            break;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "written at rest: {:#?}",
+            rest.iter().map(said).collect::<Vec<_>>()
+        );
+    }
+    adds_up(&kubectl.get(BUDGETS, "roomy").expect("the budget exists"), &agents);
+}
+
+/// The versions of the budget that the API server makes known within so many seconds.
+fn writes(kubectl: &Kubectl, seconds: u64) -> Vec<Value> {
+    let watch = kubectl.watch(BUDGETS, &["--field-selector", "metadata.name=roomy"]);
+    let first = next(&watch, Instant::now() + Duration::from_secs(30)).expect("the watch stands");
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let mut versions = Vec::new();
+    while let Some(version) = next(&watch, deadline) {
+        if version["metadata"]["resourceVersion"] != first["metadata"]["resourceVersion"] {
+            versions.push(version);
+        }
+    }
+    versions
+}
+
+fn next(watch: &Watch, deadline: Instant) -> Option<Value> {
+    watch.next(deadline).map(|event| event.object)
+}
+
+/// What helps to understand a write that is one too many.
+fn said(version: &Value) -> Value {
+    let status = &version["status"];
+    let holders = status["ledger"]["holders"].as_array().into_iter().flatten();
+    let holders: Vec<_> = holders
+        .map(|holder| json!([holder["name"], holder["amount"]["tokens"], holder["spent"]["tokens"]]))
+        .collect();
+    json!({"watermark": status["ledger"]["watermark"], "holders": holders, "used": status["used"]["tokens"]})
+}
+
+/// What all used is what each used, and that is what each Agent says of itself. An answer that was cut counts as
+/// reserved here, and there as a call of which the tokens are not known.
+fn adds_up(budget: &Value, agents: &[Agent<'_>]) {
+    let status = &budget["status"];
+    let shares: Vec<_> = status["topAgents"].as_array().into_iter().flatten().collect();
+    let tokens = |value: &Value| value["tokens"].as_i64().unwrap_or(0);
+    let sum: i64 = shares.iter().map(|share| tokens(share)).sum();
+    assert_eq!(tokens(&status["used"]), sum, "{status:#}");
+    let mut calls = 0;
+    for agent in agents {
+        let object = agent.object();
+        let used = status_used(&object);
+        let share = shares.iter().find(|share| share["name"] == agent.name.as_str());
+        let share = share.map_or(0, |share| tokens(share));
+        let counted = used.input + used.output;
+        let cut = used.unknown_calls > 0;
+        assert!(
+            share == counted || cut && share > counted,
+            "{}: {share} here, {used:?} there",
+            agent.name
+        );
+        calls += used.calls;
+    }
+    assert_eq!(status["used"]["calls"].as_i64(), Some(calls), "{status:#}");
+}
