@@ -278,6 +278,8 @@ fn afterwards(agents: &[Vec<Bill>], limit: i64, seconds: f64) -> Vec<Bill> {
         pauses.fold(f64::INFINITY, f64::min)
     };
     let pauses: Vec<_> = agents.iter().map(|calls| fastest(calls)).collect();
+    let lengths = agents.iter().flatten().map(|bill| bill.until - bill.at);
+    let longest = lengths.fold(0.0, f64::max);
     let mut ready: Vec<_> = agents.iter().map(|_| (0.0, 0)).collect();
     let mut made: Vec<Bill> = Vec::new();
     let next = |ready: &[(f64, usize)]| {
@@ -290,9 +292,10 @@ fn afterwards(agents: &[Vec<Bill>], limit: i64, seconds: f64) -> Vec<Bill> {
             .map(|(agent, (at, calls))| (agent, *at, *calls))
     };
     while let Some((agent, now, calls)) = next(&ready) {
+        let recent = made.iter().rev().take_while(|bill| now < bill.at + longest + WINDOW);
         let counted = || {
-            made.iter()
-                .filter(|bill| bill.until <= now && now < bill.until + WINDOW)
+            let finished = recent.clone().filter(|bill| bill.until <= now);
+            finished.filter(|bill| now < bill.until + WINDOW)
         };
         if counted().map(|bill| bill.tokens).sum::<i64>() >= limit {
             // The next look is when something leaves.

@@ -54,9 +54,10 @@ impl Tampered {
     }
 }
 
-/// An Agent that makes an honest call every three seconds.
+/// An Agent that makes an honest call every eight seconds: few enough to keep the tampered worker's among the last twenty
+/// while a status is waited for.
 fn honest<'a>(namespace: &'a Namespace, name: &str, mode: &str) -> Agent<'a> {
-    let turn = json!({"text": "One more.", "yield": {"sleep": 3}});
+    let turn = json!({"text": "One more.", "yield": {"sleep": 8}});
     namespace.kubectl.apply(&script("plan", &json!({"turns": [turn]})));
     let watched = json!({"guardrails": {"loopDetection": {"mode": mode}}});
     let agent = Agent::apply(namespace, name, &scripted("plan"), &watched);
