@@ -159,19 +159,16 @@ impl Journal {
 
     fn read(&mut self, owner: &Owner) -> Result<Restored, JournalError> {
         let found = schema::version(&self.connection).map_err(|error| self.sqlite(&error))?;
-        match found {
-            0 => {
-                schema::create(&mut self.connection).map_err(|error| self.sqlite(&error))?;
-                return Ok(Restored::default());
-            }
-            schema::VERSION => {}
-            newer => {
-                return Err(JournalError::Newer {
-                    file: self.file.clone(),
-                    found: newer,
-                    known: schema::VERSION,
-                });
-            }
+        if found > schema::VERSION {
+            return Err(JournalError::Newer {
+                file: self.file.clone(),
+                found,
+                known: schema::VERSION,
+            });
+        }
+        if found == 0 {
+            self.migrate(found)?;
+            return Ok(Restored::default());
         }
         let last: Option<OwnerRow> = self.get(OWNER_KEY)?;
         if let Some(last) = &last {
@@ -179,6 +176,10 @@ impl Journal {
             if !last.closed {
                 self.check()?;
             }
+        }
+        // Only of a file that is ours and sound.
+        if found < schema::VERSION {
+            self.migrate(found)?;
         }
         let mut snapshot: Option<Snapshot> = self.get(SNAPSHOT_KEY)?;
         if last.is_some_and(|last| last.owner.agent_uid != owner.agent_uid) {
@@ -188,6 +189,10 @@ impl Journal {
             snapshot,
             transcript: self.transcript()?,
         })
+    }
+
+    fn migrate(&mut self, found: i64) -> Result<(), JournalError> {
+        schema::migrate(&mut self.connection, found).map_err(|error| self.sqlite(&error))
     }
 
     fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, JournalError> {

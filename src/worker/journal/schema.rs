@@ -3,11 +3,11 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Version of the tables, kept in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 1;
+pub(super) const VERSION: i64 = 2;
 
-/// `journal`: one line per event, safe to read aloud. `messages`: the conversation; `live` rows are the transcript
+/// Of version 1. `journal`: one line per event, safe to read aloud. `messages`: the conversation; `live` rows are the transcript
 /// that the engine still sends, the others are history. `kv`: the engine's snapshot and the journal's owner.
-const TABLES: &str = "
+const VERSION_1: &str = "
 CREATE TABLE journal (
     seq INTEGER PRIMARY KEY,
     at TEXT NOT NULL,
@@ -27,15 +27,30 @@ CREATE INDEX messages_turn ON messages (turn);
 CREATE TABLE kv (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 ";
 
+/// Version 2: what a line says of a tool call. A run is a line `ToolIntent` and, later, a line `ToolOutcome`.
+const VERSION_2: &str = "
+ALTER TABLE journal ADD COLUMN run TEXT;
+ALTER TABLE journal ADD COLUMN tool TEXT;
+ALTER TABLE journal ADD COLUMN effect TEXT;
+ALTER TABLE journal ADD COLUMN key TEXT;
+ALTER TABLE journal ADD COLUMN arguments TEXT;
+ALTER TABLE journal ADD COLUMN outcome TEXT;
+";
+
+/// Step `n` makes version `n + 1` of version `n`; version 0 is an empty file.
+const STEPS: [&str; 2] = [VERSION_1, VERSION_2];
+
 /// The version of the tables found; 0 for an empty file.
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0))
 }
 
-/// Makes the tables in an empty file.
-pub(super) fn create(connection: &mut Connection) -> rusqlite::Result<()> {
+/// Brings tables of version `found` up to [`VERSION`], all of it or nothing.
+pub(super) fn migrate(connection: &mut Connection, found: i64) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    transaction.execute_batch(TABLES)?;
+    for step in STEPS.iter().skip(usize::try_from(found).unwrap_or(usize::MAX)) {
+        transaction.execute_batch(step)?;
+    }
     transaction.pragma_update(None, "user_version", VERSION)?;
     transaction.commit()
 }

@@ -3,7 +3,8 @@
 use std::io::{Read, Seek, SeekFrom, Write};
 
 use super::*;
-use crate::engine::{CallId, RecordKind};
+use crate::engine::tool::{ToolEffect, ToolRunId};
+use crate::engine::{CallId, OutcomeKind, RecordKind, ToolLine};
 
 fn owner(epoch: i64) -> Owner {
     Owner {
@@ -27,6 +28,7 @@ fn record(kind: RecordKind, turn: i64, messages: Vec<Message>) -> Record {
             attempt: 1,
         }),
         note: "note".into(),
+        tool: None,
         messages: messages.into_iter().map(Into::into).collect(),
         retract: 0,
         forget: 0,
@@ -157,9 +159,110 @@ fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
     assert!(
         error
             .to_string()
-            .contains("schema version 2 and this agentloop knows versions up to 1")
+            .contains("schema version 3 and this agentloop knows versions up to 2")
     );
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
+}
+
+/// What version 0.1.0 wrote.
+const OF_VERSION_1: &str = r#"
+CREATE TABLE journal (seq INTEGER PRIMARY KEY, at TEXT NOT NULL, kind TEXT NOT NULL, turn INTEGER NOT NULL, call TEXT,
+    note TEXT NOT NULL);
+CREATE TABLE messages (id INTEGER PRIMARY KEY, turn INTEGER NOT NULL, live INTEGER NOT NULL, json TEXT NOT NULL);
+CREATE INDEX messages_live ON messages (id) WHERE live = 1;
+CREATE INDEX messages_turn ON messages (turn);
+CREATE TABLE kv (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+INSERT INTO journal VALUES (1, '2026-01-01T00:00:00Z', 'CallAnswered', 7, 't7c1a1', 'Stop');
+INSERT INTO messages VALUES (1, 7, 1, '{"role":"user","text":"look"}'),
+    (2, 7, 1, '{"role":"assistant","text":null,"tool_calls":[{"id":"a","name":"yield","arguments":"{}"}]}'),
+    (3, 7, 1, '{"role":"tool","id":"a","text":"The next turn begins at once."}');
+INSERT INTO kv VALUES
+    ('owner', '{"agent_uid":"agent","pod_uid":"pod-1","epoch":1,"closed":true}'),
+    ('snapshot', '{"epoch":1,"lifecycle":"Active","turns_begun":7,"turns_completed":6,"turn":{"number":7,"call":2,
+        "attempt":1,"failures":0,"step":"Open","messages":3,"crashes":0,"asked_under":4,
+        "briefing":{"cause":"it goes on","notes":[]}},"counters":{"turns":3}}');
+PRAGMA user_version = 1;
+"#;
+
+#[test]
+fn a_journal_of_version_1_goes_on_with_all_it_held() {
+    let dir = tempfile::tempdir().unwrap();
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    connection.execute_batch(OF_VERSION_1).unwrap();
+    drop(connection);
+    let (mut journal, restored) = open(dir.path(), 2);
+    assert_eq!(restored.transcript.len(), 3);
+    let snapshot = restored.snapshot.unwrap();
+    let text = serde_json::to_string(&snapshot).unwrap();
+    assert!(
+        text.contains(r#""turns_begun":7"#) && text.contains(r#""step":"Open""#),
+        "{text}"
+    );
+    assert_eq!(count(&journal, "PRAGMA user_version"), schema::VERSION);
+    assert_eq!(
+        count(
+            &journal,
+            "SELECT count(*) FROM journal WHERE kind = 'CallAnswered' AND tool IS NULL"
+        ),
+        1
+    );
+    write(&mut journal, &[tool_record()]);
+    assert_eq!(
+        count(&journal, "SELECT count(*) FROM journal WHERE tool = 'files__write'"),
+        1
+    );
+    journal.close(&owner(2)).unwrap();
+    drop(open(dir.path(), 2));
+}
+
+#[test]
+fn a_migration_that_fails_leaves_the_file_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    connection.execute_batch(OF_VERSION_1).unwrap();
+    // The last of the new columns is there already.
+    connection
+        .execute_batch("ALTER TABLE journal ADD COLUMN outcome TEXT")
+        .unwrap();
+    drop(connection);
+    refusal(dir.path(), 2);
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    let version: i64 = connection
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .unwrap();
+    assert_eq!(version, 1);
+    assert!(connection.prepare("SELECT run FROM journal").is_err());
+}
+
+fn tool_record() -> Record {
+    let mut record = record(RecordKind::ToolOutcome, 7, vec![]);
+    record.tool = Some(ToolLine {
+        run: ToolRunId {
+            turn: 7,
+            call: 1,
+            index: 2,
+        },
+        tool: Some("files__write".into()),
+        effect: Some(ToolEffect::Write),
+        key: Some("k".into()),
+        arguments: Some("h".into()),
+        outcome: Some(OutcomeKind::Unknown),
+    });
+    record
+}
+
+#[test]
+fn a_line_about_a_tool_says_which_run_what_it_may_do_and_what_became_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    write(
+        &mut journal,
+        &[tool_record(), record(RecordKind::TurnStarted, 8, vec![])],
+    );
+    let told = "SELECT count(*) FROM journal WHERE kind = 'ToolOutcome' AND run = 't7c1r2' AND tool = 'files__write'
+                AND effect = 'Write' AND key = 'k' AND arguments = 'h' AND outcome = 'Unknown'";
+    assert_eq!(count(&journal, told), 1);
+    assert_eq!(count(&journal, "SELECT count(*) FROM journal WHERE run IS NULL"), 1);
 }
 
 #[test]

@@ -46,14 +46,24 @@ pub(super) fn put(connection: &Connection, key: &str, value: &str) -> rusqlite::
 }
 
 fn line(transaction: &Transaction<'_>, now: Timestamp, record: &Record) -> rusqlite::Result<()> {
+    let tool = record.tool.as_ref();
     transaction
-        .prepare_cached("INSERT INTO journal (at, kind, turn, call, note) VALUES (?1, ?2, ?3, ?4, ?5)")?
+        .prepare_cached(
+            "INSERT INTO journal (at, kind, turn, call, note, run, tool, effect, key, arguments, outcome)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        )?
         .execute(params![
             now.to_string(),
             record.kind.as_ref(),
             record.turn,
             record.call.map(|call| call.to_string()),
             record.note,
+            tool.map(|tool| tool.run.to_string()),
+            tool.and_then(|tool| tool.tool.as_deref()),
+            tool.and_then(|tool| tool.effect).as_ref().map(AsRef::<str>::as_ref),
+            tool.and_then(|tool| tool.key.as_deref()),
+            tool.and_then(|tool| tool.arguments.as_deref()),
+            tool.and_then(|tool| tool.outcome).as_ref().map(AsRef::<str>::as_ref),
         ])?;
     Ok(())
 }
