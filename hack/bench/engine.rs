@@ -9,7 +9,7 @@ use agentloop::engine::budget::Budget;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{Answer, Finish, ToolCall};
 use agentloop::engine::settings::Settings;
-use agentloop::engine::{Effect, Input};
+use agentloop::engine::{Effect, Input, Known};
 use jiff::{SignedDuration, Timestamp};
 
 const TURNS: u32 = 20_000;
@@ -36,15 +36,19 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         max_calls_per_turn: 25,
         context_tokens,
         max_output_tokens: 1_000,
+        actions_per_minute: 10,
+        max_result_bytes: 32 * 1024,
     });
     engine.set_instructions("You watch a queue. Yield when it is empty.".to_owned());
     let mut now = Timestamp::UNIX_EPOCH;
     let mut effects = engine.handle(
         now,
         Input::Started {
+            agent: String::new(),
             epoch: 1,
-            known_turn: 0,
+            known: Known::default(),
             budget: Budget::default(),
+            link_silent: false,
         },
     );
     let mut times = Vec::new();

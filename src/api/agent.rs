@@ -242,6 +242,10 @@ pub struct Guardrails {
     /// Model calls in one turn, 1 to 1,000; at the cap the turn ends and the model is told so in the next one.
     #[schemars(range(min = 1, max = 1000))]
     pub max_calls_per_turn: u32,
+    /// Tool runs with side effects (all but those of tools with effect `Read`) in any 60 seconds, 1 to 600; the next one
+    /// waits until one of them is 60 s old, and the loop is paused until then.
+    #[schemars(range(min = 1, max = 600))]
+    pub actions_per_minute: u32,
     /// Tokens (uncached input, cache writes, output) in any 3,600 seconds. A call whose worst case does not fit waits
     /// until it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -311,6 +315,7 @@ impl Default for Guardrails {
         Self {
             max_consecutive_turns: 50,
             max_calls_per_turn: 25,
+            actions_per_minute: 10,
             tokens_per_hour: None,
             total: None,
             loop_detection: LoopDetection::default(),

@@ -122,6 +122,8 @@ pub enum PauseReason {
     ProviderRateLimit,
     /// `guardrails.maxConsecutiveTurns`; cleared when the forced sleep ends.
     MaxConsecutiveTurns,
+    /// `guardrails.actionsPerMinute`; cleared when the oldest of these actions is 60 s old.
+    ActionsPerMinute,
     /// `loop.maxConsecutiveErrors`; cleared by the cool-down or a resume request.
     ConsecutiveErrors,
     /// The same turn ended the worker three times; cleared by the cool-down or a resume request.
@@ -260,6 +262,12 @@ pub struct Usage {
     /// Turns completed.
     #[schemars(range(min = 0))]
     pub turns: i64,
+    /// Runs of tools that were sent, as the worker says; a repeat after a restart is no new one.
+    #[schemars(range(min = 0))]
+    pub tool_calls: i64,
+    /// Those of them with side effects: all but those of tools with effect `Read`.
+    #[schemars(range(min = 0))]
+    pub actions: i64,
     /// The same per model; at most 10.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["model"]))]

@@ -89,6 +89,7 @@ pub(super) fn waits_for_room(reason: PauseReason) -> bool {
         | PauseReason::SuspendedBySpec
         | PauseReason::ProviderRateLimit
         | PauseReason::MaxConsecutiveTurns
+        | PauseReason::ActionsPerMinute
         | PauseReason::ConsecutiveErrors
         | PauseReason::CrashLoop
         | PauseReason::LinkLost => false,
@@ -208,8 +209,14 @@ impl Engine {
     }
 
     /// Cuts the call in flight. Its answer is lost and what it cost is not; the same call is made again once there is
-    /// room.
+    /// room. So are runs of tools that only look; others finish, and no further one begins.
     fn cut_by_budget(&mut self, message: String, out: &mut Outbox) {
+        if let Some(turn) = self.state.turn.as_mut().filter(|turn| turn.step == Step::Tools) {
+            turn.asked_under = self.state.budget.revision;
+            self.cut_runs(false, out);
+            self.refused(PauseReason::BudgetExhausted, stopped(message), out);
+            return;
+        }
         let Some(call) = self.call_in_flight() else {
             return;
         };

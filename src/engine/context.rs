@@ -94,13 +94,19 @@ pub fn half(transcript: &[Arc<Message>], fixed: u64, limit: u64) -> usize {
     starts.iter().find(halves).copied().unwrap_or(newest)
 }
 
-/// Estimated tokens of what every prompt carries: the system message and the tools.
-pub fn fixed(system: &str, tools: &[Tool]) -> u64 {
-    let tools: u64 = tools
+/// Estimated tokens of the system message.
+pub fn system(text: &str) -> u64 {
+    PER_MESSAGE + text_tokens(text)
+}
+
+/// Estimated tokens of the tools that every prompt carries.
+pub fn tools(tools: &[Tool]) -> u64 {
+    tools
         .iter()
-        .map(|tool| text_tokens(tool.name) + text_tokens(tool.description) + text_tokens(&tool.parameters.to_string()))
-        .sum();
-    PER_MESSAGE + text_tokens(system) + tools
+        .map(|tool| {
+            text_tokens(&tool.name) + text_tokens(&tool.description) + text_tokens(&tool.parameters.to_string())
+        })
+        .sum()
 }
 
 fn begins_turn(message: &Message) -> bool {
@@ -111,7 +117,7 @@ fn tokens(message: &Message) -> u64 {
     PER_MESSAGE
         + match message {
             Message::System { text } | Message::User { text } => text_tokens(text),
-            Message::Tool { id, text } => text_tokens(id) + text_tokens(text),
+            Message::Tool { id, text, .. } => text_tokens(id) + text_tokens(text),
             Message::Assistant { text, tool_calls } => {
                 let calls: u64 = tool_calls
                     .iter()

@@ -1,6 +1,7 @@
 //! The engine: one loop's state, and the one function that changes it. Here: who hears which input, the lifecycle, and
 //! what the loop does next. The rules of turns, pauses and sleeps are in files of their own.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -9,9 +10,11 @@ pub use super::snapshot::Snapshot;
 pub use super::view::{Held, View};
 
 use super::budget::{Budget, LET_THROUGH, PROBE, Probe};
+use super::gate::Toolbox;
 use super::outbox::{Outbox, line};
 use super::snapshot::{Hold, Lifecycle, Step};
-use super::{CallId, Effect, Input, RecordKind, StopCause, clock, message::Message, settings::Settings};
+use super::tool::ToolRunId;
+use super::{CallId, Effect, Input, Known, RecordKind, StopCause, clock, message::Message, settings::Settings};
 use crate::api::status::PauseReason;
 
 /// One loop.
@@ -23,6 +26,14 @@ pub struct Engine {
     pub(super) state: Snapshot,
     /// This process has handed the open call to the driver and waits for its outcome.
     pub(super) in_flight: bool,
+    /// Uid of the Agent.
+    pub(super) agent: String,
+    /// What the model may call.
+    pub(super) toolbox: Toolbox,
+    /// Runs of tools that this process has handed to the driver and waits for.
+    pub(super) running: BTreeSet<ToolRunId>,
+    /// No contact for so long that no tool with side effects starts.
+    pub(super) link_silent: bool,
     /// The moment of the driver's timer.
     timer: Option<Timestamp>,
     /// Another pod runs the loop: nothing is heard or written any more.
@@ -49,6 +60,10 @@ impl Engine {
             transcript: transcript.into_iter().map(Into::into).collect(),
             state: snapshot,
             in_flight: false,
+            agent: String::new(),
+            toolbox: Toolbox::default(),
+            running: BTreeSet::new(),
+            link_silent: false,
             timer: None,
             fenced: false,
         }
@@ -67,6 +82,10 @@ impl Engine {
 
     /// The one transition function. `now` may be earlier than before (a clock that was set back).
     pub fn handle(&mut self, now: Timestamp, input: Input) -> Vec<Effect> {
+        if let Input::ToolsChanged { tools } = input {
+            self.tools_changed(tools);
+            return Vec::new();
+        }
         let mut out = Outbox::new(now);
         if self.fenced {
             if matches!(input, Input::Stop { .. }) {
@@ -89,10 +108,17 @@ impl Engine {
         }
         match input {
             Input::Started {
+                agent,
                 epoch,
-                known_turn,
+                known,
                 budget,
-            } => self.start(epoch, known_turn, budget, out),
+                link_silent,
+            } => {
+                self.agent = agent;
+                self.link_silent = link_silent;
+                self.start(epoch, known, budget, out);
+            }
+            Input::ToolFinished { run, outcome } => self.tool_finished(run, outcome, out),
             Input::Answered { call, answer } => self.answered(call, &answer, out),
             Input::Failed { call, failure } => self.failed(call, failure, out),
             Input::Timer => self.timer = None,
@@ -100,23 +126,28 @@ impl Engine {
             Input::WakeRequested { token } => self.wake_requested(token, out),
             Input::ResumeRequested { token } => self.resume_requested(token, out),
             Input::BudgetChanged { budget } => self.budget_changed(budget, out),
+            Input::LinkSilent => self.link_silent = true,
             Input::LinkLost => self.link_lost(),
             Input::LinkBack => self.link_back(),
             Input::Stop { cause } => self.stop(cause, live, out),
             Input::DrainEnded if self.state.lifecycle == Lifecycle::Stopping => self.cut(out),
-            Input::DrainEnded => {}
+            // The second was heard before: a level without effects.
+            Input::DrainEnded | Input::ToolsChanged { .. } => {}
         }
     }
 
-    fn start(&mut self, epoch: i64, known_turn: i64, budget: Budget, out: &mut Outbox) {
+    fn start(&mut self, epoch: i64, known: Known, budget: Budget, out: &mut Outbox) {
         if epoch < self.state.epoch {
             self.fence(out);
             return;
         }
         let same_pod = epoch == self.state.epoch;
         self.state.epoch = epoch;
-        self.state.turns_begun = self.state.turns_begun.max(known_turn);
+        self.state.turns_begun = self.state.turns_begun.max(known.turn);
+        self.state.tool_calls = self.state.tool_calls.max(known.tool_calls);
+        self.state.actions = self.state.actions.max(known.actions);
         self.in_flight = false;
+        self.running.clear();
         self.timer = None;
         self.budget_changed(budget, out);
         out.record(line(RecordKind::Started, self.turn_number(), format!("epoch {epoch}")));
@@ -139,6 +170,7 @@ impl Engine {
             "the loop starts".clone_into(&mut self.state.briefing.cause);
         }
         self.state.lifecycle = Lifecycle::Active;
+        self.settle_cut_runs(out);
     }
 
     fn stop(&mut self, cause: StopCause, live: bool, out: &mut Outbox) {
@@ -148,12 +180,13 @@ impl Engine {
         }
         if live {
             self.state.lifecycle = Lifecycle::Stopping;
+            self.cut_runs(false, out);
         } else {
             out.stopped();
         }
         if cause == StopCause::Suspend {
             self.state.suspended = true;
-            self.cut(out);
+            self.cut_call(out);
         }
         self.note_transition(out);
     }
@@ -166,8 +199,14 @@ impl Engine {
         out.stopped();
     }
 
-    /// Cuts the call in flight. It stays open, so that the next process asks for the same one: its answer may be kept.
+    /// Cuts all that is under way.
     fn cut(&mut self, out: &mut Outbox) {
+        self.cut_call(out);
+        self.cut_runs(true, out);
+    }
+
+    /// Cuts the call in flight. It stays open, so that the next process asks for the same one: its answer may be kept.
+    fn cut_call(&mut self, out: &mut Outbox) {
         if let Some(call) = self.call_in_flight() {
             out.push(Effect::CancelCall { call });
         }
@@ -185,7 +224,7 @@ impl Engine {
                 self.act(out);
                 self.note_transition(out);
             }
-            Lifecycle::Stopping if !self.in_flight => {
+            Lifecycle::Stopping if !self.in_flight && self.running.is_empty() => {
                 self.state.lifecycle = Lifecycle::Stopped;
                 self.note_transition(out);
                 out.stopped();
@@ -193,7 +232,7 @@ impl Engine {
             Lifecycle::Stopping => self.note_transition(out),
             Lifecycle::Stopped | Lifecycle::Starting => {}
         }
-        let timer = self.next_moment();
+        let timer = self.next_moment(out.now);
         if timer != self.timer {
             self.timer = timer;
             out.push(Effect::SetTimer(timer));
@@ -211,6 +250,7 @@ impl Engine {
             None => self.begin_turn(out),
             Some((Step::Due(_), _)) => self.send_attempt(out),
             Some((Step::Open, call)) => self.issue(call, out),
+            Some((Step::Tools, _)) => self.go_on(out),
         }
     }
 
@@ -224,19 +264,21 @@ impl Engine {
         let due = match self.state.turn.as_ref().map(|turn| turn.step) {
             None => self.state.next_turn?,
             Some(Step::Due(at)) => at,
-            Some(Step::Open) => Timestamp::MIN,
+            Some(Step::Open | Step::Tools) => Timestamp::MIN,
         };
         Some(due.max(free_from))
     }
 
     /// The earliest moment at which something changes by itself.
-    fn next_moment(&self) -> Option<Timestamp> {
+    fn next_moment(&self, now: Timestamp) -> Option<Timestamp> {
         if self.fenced || self.state.lifecycle != Lifecycle::Active {
             return None;
         }
         let holds = self.state.reasons.values().filter_map(Hold::ends);
         let sleep = self.state.sleep.iter().map(|sleep| sleep.until);
-        holds.chain(sleep).chain(self.due()).min()
+        // What can be done for tools now is done: the rest waits for something else than time.
+        let due = self.due().filter(|due| self.work().is_none() || *due > now);
+        holds.chain(sleep).chain(due).min()
     }
 
     /// Deadlines are wall clock. When the clock was set back, delays move with it, and nothing lasts longer from now
@@ -253,6 +295,11 @@ impl Engine {
         self.timer = None;
         let moved = |moment: Timestamp| moment.checked_sub(back).unwrap_or(now);
         self.state.next_turn = self.state.next_turn.map(moved);
+        self.state
+            .counters
+            .recent_actions
+            .iter_mut()
+            .for_each(|at| *at = moved(*at));
         if let Some(turn) = &mut self.state.turn
             && let Step::Due(at) = turn.step
         {

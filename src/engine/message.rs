@@ -1,6 +1,9 @@
 //! Messages of a conversation, as the engine knows them; no vendor's format.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// One message of the conversation.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -29,6 +32,9 @@ pub enum Message {
         id: String,
         /// The result.
         text: String,
+        /// Why the model wanted it, in its own words. Kept in the journal's history; sent to nobody.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reasoning: Option<String>,
     },
 }
 
@@ -43,15 +49,24 @@ pub struct ToolCall {
     pub arguments: String,
 }
 
+/// The arguments of a call by name; `None`: they are not one JSON object. Servers write no arguments as an empty text.
+#[must_use]
+pub fn arguments(text: &str) -> Option<Map<String, Value>> {
+    if text.trim().is_empty() {
+        return Some(Map::new());
+    }
+    serde_json::from_str(text).ok()
+}
+
 /// A tool offered to the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
     /// Name.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// What it does, for the model.
-    pub description: &'static str,
+    pub description: Cow<'static, str>,
     /// JSON schema of its arguments.
-    pub parameters: serde_json::Value,
+    pub parameters: Value,
 }
 
 /// A model's answer.

@@ -12,6 +12,7 @@
 pub mod budget;
 mod clock;
 mod context;
+mod gate;
 mod guardrails;
 pub mod machine;
 pub mod message;
@@ -27,16 +28,20 @@ pub mod tool;
 mod turn;
 mod view;
 mod wake;
+mod work;
 mod yield_tool;
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::api::failure::Failure;
 use budget::Budget;
 use message::{Answer, Message, Tool};
+use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
+
+pub use gate::check_schema;
 
 /// Identity of one attempt at one model call; unique over the life of an Agent. Shown as `t12c1a1`.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,15 +86,18 @@ impl std::str::FromStr for CallId {
 /// What happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
-    /// The worker is up, for the first time or again. `epoch` is its pod's; `known_turn` is the last turn that the
-    /// controller knows of, which a new journal goes on from.
+    /// The worker is up, for the first time or again.
     Started {
+        /// Uid of the Agent: runs of tools have keys that no other Agent's have.
+        agent: String,
         /// Epoch of the pod. The same as before: the container restarted. Higher: a new pod.
         epoch: i64,
-        /// `status.loop.turn`.
-        known_turn: i64,
+        /// What the controller knows of, which a new journal goes on from.
+        known: Known,
         /// What limits the calls.
         budget: Budget,
+        /// Whether [`Input::LinkSilent`] holds.
+        link_silent: bool,
     },
     /// A model call gave an answer.
     Answered {
@@ -104,6 +112,20 @@ pub enum Input {
         call: CallId,
         /// Why.
         failure: Failure,
+    },
+    /// What the sources of tools offer, whenever it has changed. A level, heard at any time and without effects; feed it
+    /// before [`Input::Started`] as far as it is known, since an answer that was kept over a restart may ask for tools at
+    /// once.
+    ToolsChanged {
+        /// All of it, in the order of the prompt.
+        tools: Vec<ToolSpec>,
+    },
+    /// A run of a tool came to an end.
+    ToolFinished {
+        /// Which.
+        run: ToolRunId,
+        /// How.
+        outcome: ToolOutcome,
     },
     /// The moment of the last [`Effect::SetTimer`] has come. Harmless when early or repeated.
     Timer,
@@ -127,7 +149,9 @@ pub enum Input {
         /// All of it.
         budget: Budget,
     },
-    /// No contact with the controller for the whole run lease.
+    /// No contact with the controller for half the run lease: no tool with side effects starts.
+    LinkSilent,
+    /// No contact with the controller for the whole run lease: nothing starts.
     LinkLost,
     /// Contact again.
     LinkBack,
@@ -140,7 +164,18 @@ pub enum Input {
     DrainEnded,
 }
 
-/// Why a loop is to stop.
+/// Totals that outlive a journal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// `status.loop.turn`.
+    pub turn: i64,
+    /// `status.usage.toolCalls`.
+    pub tool_calls: i64,
+    /// `status.usage.actions`.
+    pub actions: i64,
+}
+
+/// Why a loop is to stop. Runs of tools that only look are cut with it, others may finish within the drain time.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopCause {
     /// SIGTERM: the call in flight may finish within the drain time. The next pod goes on.
@@ -162,9 +197,14 @@ pub enum Effect {
         call: CallId,
         /// The whole prompt, the system message first; shared with the engine, since it may be large.
         messages: Vec<Arc<Message>>,
-        /// Tools offered.
-        tools: Vec<Tool>,
+        /// Tools offered; shared with the engine, since their schemas may be large.
+        tools: Arc<[Tool]>,
     },
+    /// Run a tool, for so long at most; an end by that time is an unknown outcome. Several at a time: the engine says how
+    /// many.
+    RunTool(ToolRun, SignedDuration),
+    /// Cut a run; whatever it still says means nothing.
+    CancelTool(ToolRunId),
     /// Cut the call in flight; its end is reported as [`Input::Failed`] with kind `Cancelled`, or not at all.
     CancelCall {
         /// Which.
@@ -195,6 +235,8 @@ pub struct Record {
     pub call: Option<CallId>,
     /// A short note without any text of a prompt or an answer: `Running -> Sleeping`, a failure kind.
     pub note: String,
+    /// The tool call it belongs to.
+    pub tool: Option<ToolLine>,
     /// Messages that join the transcript.
     pub messages: Vec<Arc<Message>>,
     /// How many of the newest messages leave the live transcript, before `messages` join it: those of a turn that
@@ -202,6 +244,36 @@ pub struct Record {
     pub retract: usize,
     /// How many of the oldest messages leave the live transcript (they stay in the journal's history).
     pub forget: usize,
+}
+
+/// What a journal line says of a tool call; safe to log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolLine {
+    /// Which.
+    pub run: ToolRunId,
+    /// Name of the tool; none where the model called one that there is not.
+    pub tool: Option<String>,
+    /// What it may do.
+    pub effect: Option<ToolEffect>,
+    /// Its idempotency key.
+    pub key: Option<String>,
+    /// Hash of its arguments.
+    pub arguments: Option<String>,
+    /// What became of it.
+    pub outcome: Option<OutcomeKind>,
+}
+
+/// What became of a run, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
+pub enum OutcomeKind {
+    /// It ran.
+    Ok,
+    /// It said that it failed.
+    Error,
+    /// It certainly did not run.
+    Unavailable,
+    /// It may have run.
+    Unknown,
 }
 
 /// Kinds of journal lines.
@@ -221,6 +293,12 @@ pub enum RecordKind {
     CallAnswered,
     /// A call gave none: the outcome.
     CallFailed,
+    /// A tool is about to be run, for the first time or again: the intent.
+    ToolIntent,
+    /// A run of a tool came to an end: the outcome. A run whose intent has none may have happened.
+    ToolOutcome,
+    /// A tool call was denied: nothing was run.
+    ToolDenied,
     /// A turn ended.
     TurnCompleted,
     /// A turn was given up after its calls failed.

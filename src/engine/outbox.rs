@@ -22,6 +22,7 @@ pub fn line(kind: RecordKind, turn: i64, note: impl Into<String>) -> Record {
         turn,
         call: None,
         note: note.into(),
+        tool: None,
         messages: Vec::new(),
         retract: 0,
         forget: 0,
@@ -51,6 +52,16 @@ impl Outbox {
     /// Adds a journal line.
     pub fn record(&mut self, record: Record) {
         self.records.push(record);
+    }
+
+    /// Lets messages join the transcript with the newest line; with one of its own where there is none.
+    pub fn attach(&mut self, mut messages: Vec<Arc<Message>>, line: impl FnOnce() -> Record) {
+        if self.records.is_empty() {
+            self.records.push(line());
+        }
+        if let Some(last) = self.records.last_mut() {
+            last.messages.append(&mut messages);
+        }
     }
 
     /// Adds any other effect.

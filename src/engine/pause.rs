@@ -56,6 +56,7 @@ impl Engine {
                 }
             }
             PauseReason::MaxConsecutiveTurns
+            | PauseReason::ActionsPerMinute
             | PauseReason::ProviderRateLimit
             | PauseReason::LinkLost
             | PauseReason::SuspendedBySpec
@@ -100,12 +101,14 @@ impl Engine {
 
     /// No contact with the controller: nothing new starts until it is back, however long that takes.
     pub(super) fn link_lost(&mut self) {
+        self.link_silent = true;
         let message = "no contact with the controller for the whole run lease; the loop goes on when it is back";
         self.hold(PauseReason::LinkLost, None, message.to_owned());
     }
 
     /// Contact again.
     pub(super) fn link_back(&mut self) {
+        self.link_silent = false;
         self.clear(PauseReason::LinkLost);
     }
 
@@ -164,6 +167,7 @@ impl Engine {
     pub(super) fn longest_hold(&self, reason: PauseReason) -> Option<SignedDuration> {
         match reason {
             PauseReason::MaxConsecutiveTurns => Some(self.settings.max_sleep),
+            PauseReason::ActionsPerMinute => Some(guardrails::MINUTE),
             PauseReason::ProviderRateLimit => Some(retry::LONGEST_RETRY_AFTER),
             PauseReason::LinkLost => Some(retry::LINK_PROBE),
             PauseReason::ConsecutiveErrors | PauseReason::CrashLoop => Some(LONGEST_COOLDOWN),

@@ -23,7 +23,14 @@ pub struct Settings {
     pub context_tokens: u32,
     /// Output limit of one answer, in tokens.
     pub max_output_tokens: u32,
+    /// Tool runs with side effects in 60 s.
+    pub actions_per_minute: u32,
+    /// Bytes of one result of a tool.
+    pub max_result_bytes: usize,
 }
+
+/// Bytes of one result of a tool that the model gets.
+const MAX_RESULT_BYTES: usize = 32 * 1024;
 
 impl From<&AgentSpec> for Settings {
     fn from(spec: &AgentSpec) -> Self {
@@ -36,6 +43,8 @@ impl From<&AgentSpec> for Settings {
             max_calls_per_turn: spec.guardrails.max_calls_per_turn,
             context_tokens: spec.model.context_tokens,
             max_output_tokens: spec.model.max_output_tokens,
+            actions_per_minute: spec.guardrails.actions_per_minute,
+            max_result_bytes: MAX_RESULT_BYTES,
         }
     }
 }

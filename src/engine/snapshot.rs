@@ -1,12 +1,13 @@
 //! What of a loop outlives its process, but for the transcript. Plain data; the rules are elsewhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::CallId;
 use super::budget::{Budget, Probe};
+use super::work::Work;
 use crate::api::failure::Failure;
 use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason};
 
@@ -26,6 +27,9 @@ pub struct Snapshot {
     pub(super) suspended: bool,
     pub(super) turns_begun: i64,
     pub(super) turns_completed: i64,
+    /// Runs of tools that were sent, each once; those of them that do not only look.
+    pub(super) tool_calls: i64,
+    pub(super) actions: i64,
     /// The turn that is not finished yet.
     pub(super) turn: Option<Turn>,
     /// When the next turn may begin, once nothing holds the loop.
@@ -104,6 +108,15 @@ pub struct Turn {
     /// [`Budget::revision`] when the last attempt was sent.
     #[serde(default)]
     pub asked_under: u64,
+    /// Tool calls of its last answer; only in [`Step::Tools`].
+    #[serde(default)]
+    pub work: Option<Work>,
+    /// How often each tool was denied in it.
+    #[serde(default)]
+    pub denials: BTreeMap<String, u32>,
+    /// A tool that does not only look was run in it: its messages stay, however it ends.
+    #[serde(default)]
+    pub acted: bool,
     /// What its first message said; the next turn says it again when this one fails.
     pub briefing: Briefing,
 }
@@ -126,6 +139,8 @@ pub enum Step {
     Due(Timestamp),
     /// An attempt was sent, and its outcome is not known.
     Open,
+    /// It was answered, and tool calls of its answer have no result yet.
+    Tools,
 }
 
 /// A sleep that the agent chose.
@@ -176,6 +191,8 @@ pub struct Counters {
     pub turns: u32,
     /// Forced sleeps since the agent last slept of its own choice.
     pub forced_sleeps: u32,
+    /// When the tool runs with side effects of the last minute were sent, the oldest first.
+    pub recent_actions: VecDeque<Timestamp>,
 }
 
 /// What a turn's first message tells the model.

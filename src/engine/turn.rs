@@ -1,14 +1,15 @@
 //! One turn: its first message, its calls one after the other, what their answers mean, and its end.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::guardrails::{self, Guardrail};
 use super::machine::Engine;
-use super::message::{Answer, Finish, Message, ToolCall};
+use super::message::{Answer, Finish, Message, Tool};
 use super::outbox::{Outbox, call_line, line};
 use super::retry::{self, Next};
 use super::snapshot::{Briefing, Lifecycle, Sleep, Step, Turn};
-use super::yield_tool::{self, Pace};
+use super::yield_tool::Pace;
 use super::{CallId, Effect, Record, RecordKind, budget, clock, context, prompt};
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::{Outcome, PauseReason};
@@ -32,6 +33,9 @@ impl Engine {
             messages: 1,
             crashes: 0,
             asked_under: 0,
+            work: None,
+            denials: BTreeMap::new(),
+            acted: false,
             briefing,
         });
         self.transcript.push(message.clone());
@@ -67,13 +71,18 @@ impl Engine {
         out.push(Effect::CallModel {
             call,
             messages: std::iter::once(system).chain(self.transcript.iter().cloned()).collect(),
-            tools: vec![yield_tool::tool()],
+            tools: self.offered(),
         });
     }
 
     /// Estimated tokens of what is in every prompt.
     pub(super) fn fixed_tokens(&self) -> u64 {
-        context::fixed(&prompt::system(&self.instructions), &[yield_tool::tool()])
+        context::system(&prompt::system(&self.instructions)) + self.toolbox.tokens()
+    }
+
+    fn offered(&self) -> Arc<[Tool]> {
+        let denials = self.state.turn.as_ref().map(|turn| &turn.denials);
+        self.toolbox.offered(denials.unwrap_or(&BTreeMap::new()))
     }
 
     /// Lets oldest turns leave until the prompt fits. False: it cannot fit, and the turn has failed.
@@ -127,26 +136,27 @@ impl Engine {
             self.fail_turn(failure(message.to_owned()), out);
             return;
         }
-        let mut results: Vec<ToolResult> = answer.tool_calls.iter().map(|call| self.run_tool(call, out)).collect();
-        let pace = last_pace(&mut results);
-        let messages = messages_of(answer, silent, results);
-        let again = pace.is_none() && !answer.tool_calls.is_empty();
-        self.append(&messages);
-        out.record(call_line(
-            RecordKind::CallAnswered,
-            call,
-            format!("{:?}", answer.finish),
-            messages,
-        ));
+        let message = Arc::new(Message::Assistant {
+            // Servers refuse an assistant message with nothing in it.
+            text: if silent {
+                Some("[no text]".to_owned())
+            } else {
+                answer.text.clone()
+            },
+            tool_calls: answer.tool_calls.clone(),
+        });
+        self.append(std::slice::from_ref(&message));
+        let note = format!("{:?}", answer.finish);
+        out.record(call_line(RecordKind::CallAnswered, call, note, vec![message]));
         match answer.finish {
             Finish::Length => self.note("your last answer was cut at the output limit"),
             Finish::Refused => self.note("the provider refused or filtered your last answer"),
             Finish::Stop | Finish::ToolCalls => {}
         }
-        if again && !self.ended_by_guardrail(call.call) {
-            self.next_call(out);
+        if answer.tool_calls.is_empty() {
+            self.complete_turn(Pace::Continue, out);
         } else {
-            self.complete_turn(pace.unwrap_or(Pace::Continue), out);
+            self.begin_work(call, answer, out);
         }
     }
 
@@ -223,28 +233,14 @@ impl Engine {
         }
     }
 
-    fn run_tool(&self, call: &ToolCall, out: &Outbox) -> ToolResult {
-        let read = if call.name == yield_tool::NAME {
-            yield_tool::read(&call.arguments, &self.settings, out.now)
-        } else {
-            let name: String = call.name.chars().take(64).collect();
-            let error = format!("unknown tool {name}; available: {}", yield_tool::NAME);
-            Err(serde_json::json!({ "error": error }).to_string())
-        };
-        match read {
-            Ok((pace, text)) => ToolResult { pace: Some(pace), text },
-            Err(text) => ToolResult { pace: None, text },
-        }
-    }
-
-    fn append(&mut self, messages: &[Arc<Message>]) {
+    pub(super) fn append(&mut self, messages: &[Arc<Message>]) {
         self.transcript.extend_from_slice(messages);
         if let Some(turn) = &mut self.state.turn {
             turn.messages = turn.messages.saturating_add(messages.len());
         }
     }
 
-    fn ended_by_guardrail(&mut self, calls: u32) -> bool {
+    pub(super) fn ended_by_guardrail(&mut self, calls: u32) -> bool {
         let settings = &self.settings;
         let ask = |guardrail: &&dyn Guardrail| guardrail.before_call(settings, calls);
         let Some(note) = guardrails::ALL.iter().find_map(ask) else {
@@ -254,7 +250,7 @@ impl Engine {
         true
     }
 
-    fn next_call(&mut self, out: &Outbox) {
+    pub(super) fn next_call(&mut self, out: &Outbox) {
         if let Some(turn) = &mut self.state.turn {
             turn.call = turn.call.saturating_add(1);
             turn.attempt = 0;
@@ -263,7 +259,7 @@ impl Engine {
         }
     }
 
-    fn complete_turn(&mut self, pace: Pace, out: &mut Outbox) {
+    pub(super) fn complete_turn(&mut self, pace: Pace, out: &mut Outbox) {
         let note = match &pace {
             Pace::Continue => "continue",
             Pace::Sleep { .. } => "sleep",
@@ -306,23 +302,31 @@ impl Engine {
         }
     }
 
-    /// Gives the turn up. Its messages leave the transcript: half a turn would confuse the model more than none.
+    /// Gives the turn up. Its messages leave the transcript: half a turn would confuse the model more than none. Unless it
+    /// has changed something: who forgets that does it again.
     fn fail_turn(&mut self, failure: Failure, out: &mut Outbox) {
         let Some(turn) = self.state.turn.take() else {
             return;
         };
-        let kept = self.transcript.len().saturating_sub(turn.messages);
-        let retract = self.transcript.len() - kept;
-        self.transcript.truncate(kept);
+        let retract = if turn.acted {
+            0
+        } else {
+            turn.messages.min(self.transcript.len())
+        };
+        self.transcript.truncate(self.transcript.len() - retract);
         let note = failure.kind.to_string();
         out.record(Record {
             retract,
             ..line(RecordKind::TurnFailed, turn.number, note)
         });
-        let Briefing { cause, mut notes } = turn.briefing;
-        notes.append(&mut self.state.briefing.notes);
-        notes.dedup();
-        self.state.briefing = Briefing { cause, notes };
+        if turn.acted {
+            "the last turn failed before its end; what its tools did stands".clone_into(&mut self.state.briefing.cause);
+        } else {
+            let Briefing { cause, mut notes } = turn.briefing;
+            notes.append(&mut self.state.briefing.notes);
+            notes.dedup();
+            self.state.briefing = Briefing { cause, notes };
+        }
         let counters = &mut self.state.counters;
         counters.errors = counters.errors.saturating_add(1);
         let delay = clock::doubled(self.settings.min_delay, counters.errors, self.settings.max_delay);
@@ -337,45 +341,6 @@ impl Engine {
             notes.push(note.to_owned());
         }
     }
-}
-
-/// What became of one tool call.
-struct ToolResult {
-    /// What a valid `yield` asked for.
-    pace: Option<Pace>,
-    text: String,
-}
-
-/// Of several valid `yield`s in one answer the last one counts, and the model is told so.
-fn last_pace(results: &mut [ToolResult]) -> Option<Pace> {
-    let mut valid = results.iter_mut().rev().filter(|result| result.pace.is_some());
-    let pace = valid.next()?.pace.clone();
-    for earlier in valid {
-        "Replaced by a later yield in the same answer.".clone_into(&mut earlier.text);
-    }
-    pace
-}
-
-/// The answer and its tool results, as they join the transcript.
-fn messages_of(answer: &Answer, silent: bool, results: Vec<ToolResult>) -> Vec<Arc<Message>> {
-    let assistant = Message::Assistant {
-        // Servers refuse an assistant message with nothing in it.
-        text: if silent {
-            Some("[no text]".to_owned())
-        } else {
-            answer.text.clone()
-        },
-        tool_calls: answer.tool_calls.clone(),
-    };
-    let results = answer
-        .tool_calls
-        .iter()
-        .zip(results)
-        .map(|(call, result)| Message::Tool {
-            id: call.id.clone(),
-            text: result.text,
-        });
-    std::iter::once(assistant).chain(results).map(Arc::new).collect()
 }
 
 fn failure(message: String) -> Failure {

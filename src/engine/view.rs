@@ -29,6 +29,10 @@ pub struct View {
     pub turn: i64,
     /// Turns completed.
     pub turns_completed: i64,
+    /// Runs of tools that were sent.
+    pub tool_calls: i64,
+    /// Those of them that do not only look.
+    pub actions: i64,
     /// Failed turns in a row.
     pub consecutive_errors: u32,
     /// Turns since the last sleep.
@@ -65,6 +69,8 @@ impl Engine {
             outcome: state.outcome,
             turn: state.turns_begun,
             turns_completed: state.turns_completed,
+            tool_calls: state.tool_calls,
+            actions: state.actions,
             consecutive_errors: state.counters.errors,
             consecutive_turns: state.counters.turns,
             handled: state.handled.clone(),

@@ -3,9 +3,11 @@
 use std::sync::LazyLock;
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{clock, message::Tool, settings::Settings};
+use super::message::{self, Tool};
+use super::{clock, settings::Settings};
 
 /// The tool's name.
 pub const NAME: &str = "yield";
@@ -16,7 +18,7 @@ const MAX_NAME: usize = 128;
 const MAX_REASON: usize = 500;
 
 /// What an agent asked for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Pace {
     /// The next turn, at once.
     Continue,
@@ -62,8 +64,8 @@ static PARAMETERS: LazyLock<Value> = LazyLock::new(|| {
 /// The tool as it is offered to the model.
 pub fn tool() -> Tool {
     Tool {
-        name: NAME,
-        description: "Ends the turn and sets when the next one begins: now, after a sleep, or never.",
+        name: NAME.into(),
+        description: "Ends the turn and sets when the next one begins: now, after a sleep, or never.".into(),
         parameters: PARAMETERS.clone(),
     }
 }
@@ -74,6 +76,14 @@ pub fn read(arguments: &str, settings: &Settings, now: Timestamp) -> Result<(Pac
         let Refused { argument, fix } = refused;
         json!({"error": "invalid argument", "argument": argument, "fix": fix}).to_string()
     })
+}
+
+/// The result's text of a sleep that begins only once other tools of the same answer are done.
+pub fn once_all_is_done(wait: SignedDuration) -> String {
+    format!(
+        "Sleeping for {} s once the other calls of this answer are done.",
+        wait.as_secs()
+    )
 }
 
 fn parse(arguments: &str, settings: &Settings, now: Timestamp) -> Result<(Pace, String), Refused> {
@@ -114,12 +124,9 @@ fn refused(argument: &str, fix: impl Into<String>) -> Refused {
     }
 }
 
-/// The arguments by name. Servers write no arguments as an empty string; models write absent ones as null.
+/// The arguments by name; models write absent ones as null.
 fn object(arguments: &str) -> Result<Map<String, Value>, Refused> {
-    if arguments.trim().is_empty() {
-        return Ok(Map::new());
-    }
-    let Ok(Value::Object(mut object)) = serde_json::from_str(arguments) else {
+    let Some(mut object) = message::arguments(arguments) else {
         return Err(refused(
             "(all)",
             "write the arguments as one JSON object, such as {\"sleep\": 30}",

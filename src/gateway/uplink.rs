@@ -156,14 +156,17 @@ impl Uplink {
     fn compose(&self) -> Report {
         let loop_ = self.said.borrow().clone();
         let mut usage = self.calls.store().usage();
-        let known_turns = self
-            .contact
-            .subscribe()
+        let known = self.contact.subscribe();
+        let known = known
             .borrow()
             .session
             .as_ref()
-            .map_or(0, |session| session.known.usage.turns);
-        usage.turns = loop_.as_ref().map_or(0, |said| said.turns_completed).max(known_turns);
+            .map(|session| session.known.usage.clone());
+        let known = known.unwrap_or_default();
+        let said = |total: fn(&LoopReport) -> i64| loop_.as_ref().map_or(0, total);
+        usage.turns = said(|said| said.turns_completed).max(known.turns);
+        usage.tool_calls = said(|said| said.tool_calls).max(known.tool_calls);
+        usage.actions = said(|said| said.actions).max(known.actions);
         Report {
             epoch: self.epoch,
             loop_,

@@ -263,6 +263,10 @@ pub struct LoopReport {
     pub turn: i64,
     /// Turns completed.
     pub turns_completed: i64,
+    /// Runs of tools that were sent.
+    pub tool_calls: i64,
+    /// Those of them with side effects.
+    pub actions: i64,
     /// Failed turns in a row.
     pub consecutive_errors: i32,
     /// Turns since the last sleep.

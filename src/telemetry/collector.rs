@@ -101,6 +101,8 @@ fn agent_series(families: &mut Families, agent: &Agent, refused: &Refused) {
     let refused = refused(id[0], id[1]).unwrap_or_default();
     families.put(&registry::AGENT_REFUSED_CALLS, &id, number(refused));
     families.put(&registry::AGENT_TURNS, &id, number(usage.turns));
+    families.put(&registry::AGENT_TOOL_CALLS, &id, number(usage.tool_calls));
+    families.put(&registry::AGENT_ACTIONS, &id, number(usage.actions));
     for used in by_model(usage, model) {
         usage_series(families, &used, id);
     }

@@ -83,6 +83,8 @@ macro_rules! metrics {
 }
 
 metrics! {
+    AGENT_ACTIONS = Agents Counter "agentloop_agent_actions_total" ["namespace", "agent"]
+        "Runs of tools with side effects that were sent, as persisted in the status; a part of agentloop_agent_tool_calls_total.";
     AGENT_CALLS = Agents Counter "agentloop_agent_calls_total" ["namespace", "agent", "model"]
         "Model calls sent, each attempt for itself, as persisted in the status.";
     AGENT_COST = Agents Counter "agentloop_agent_cost_usd_total" ["namespace", "agent", "model"]
@@ -113,6 +115,8 @@ metrics! {
         "Generation of the spec that the status speaks of; 0 until there is one.";
     AGENT_TOKENS = Agents Counter "agentloop_agent_tokens_total" ["namespace", "agent", "model", "type"]
         "Tokens as the provider billed them and as persisted in the status; types input, cache_read, cache_write and output are disjoint.";
+    AGENT_TOOL_CALLS = Agents Counter "agentloop_agent_tool_calls_total" ["namespace", "agent"]
+        "Runs of tools that were sent, as persisted in the status; a repeat after a restart is no new one.";
     AGENT_TURNS = Agents Counter "agentloop_agent_turns_total" ["namespace", "agent"]
         "Turns completed, as persisted in the status.";
     AGENT_UNKNOWN_CALLS = Agents Counter "agentloop_agent_unknown_calls_total" ["namespace", "agent", "model"]

@@ -12,6 +12,10 @@ use crate::link::messages::RUN_LEASE_SECONDS;
 /// How long a worker may act without contact.
 pub const RUN_LEASE: Duration = Duration::from_secs(RUN_LEASE_SECONDS);
 
+/// How long a worker may start tools with side effects without contact: half of it, so that what it starts last has
+/// some time before nothing may go on.
+pub const SILENCE: Duration = Duration::from_secs(RUN_LEASE_SECONDS / 2);
+
 /// A reading of both clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
@@ -77,6 +81,18 @@ impl Contact {
         self.age(now) >= RUN_LEASE
     }
 
+    /// Whether no tool with side effects may start any more.
+    #[must_use]
+    pub fn is_silent(&self, now: Clocks) -> bool {
+        self.age(now) >= SILENCE
+    }
+
+    /// How long such tools may still start; zero when they may not.
+    #[must_use]
+    pub fn left_to_silence(&self, now: Clocks) -> Duration {
+        SILENCE.saturating_sub(self.age(now))
+    }
+
     /// How long the run lease still holds; zero when it has run out.
     #[must_use]
     pub fn left(&self, now: Clocks) -> Duration {
@@ -104,6 +120,16 @@ mod tests {
         assert_eq!(contact.left(later(start, 49, 49)), Duration::from_secs(1));
         assert!(contact.is_lost(later(start, 50, 50)));
         assert_eq!(contact.left(later(start, 51, 51)), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_link_is_silent_at_half_the_lease_and_not_before() {
+        let start = Clocks::now();
+        let contact = Contact::new(start, Duration::from_secs(10));
+        assert!(!contact.is_silent(later(start, 19, 19)));
+        assert_eq!(contact.left_to_silence(later(start, 19, 19)), Duration::from_secs(1));
+        assert!(contact.is_silent(later(start, 20, 20)));
+        assert_eq!(contact.left_to_silence(later(start, 21, 21)), Duration::ZERO);
     }
 
     #[test]

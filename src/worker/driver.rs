@@ -2,19 +2,23 @@
 //!
 //! Holds no rule about loops. Nothing is done before its record is on disk.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use futures::future;
+use jiff::{SignedDuration, Timestamp};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::agent::Model;
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::machine::Engine;
 use crate::engine::message::Answer;
-use crate::engine::{CallId, Effect, Input, Record, StopCause};
+use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId, ToolSpec};
+use crate::engine::{CallId, Effect, Input, Known, Record, StopCause};
 use crate::link::messages::Directives;
 use crate::link::socket::Session;
 
@@ -25,9 +29,16 @@ use super::journal::{Committed, Journal, JournalError};
 use super::model::Format;
 use super::outbox::Outbox;
 use super::report;
+use super::tool_source::ToolSource;
 
 /// Longest sleep until the clocks are looked at again: a suspended machine or a clock that was set is noticed by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// Longest wait for the sources of tools before the loop starts: an answer that was kept over a restart may ask for them
+/// at once, and a first turn without them is none.
+const TOOLS_WAIT: Duration = Duration::from_secs(5);
+/// What a source may take beyond a run's timeout to say that it is over.
+const TIMEOUT_SLACK: Duration = Duration::from_secs(2);
 
 /// What the driver hears of the world.
 pub struct World {
@@ -50,7 +61,12 @@ pub enum Ended {
 
 /// Drives one engine.
 pub struct Driver<'a> {
+    agent: String,
     engine: Engine,
+    tools: Option<Arc<dyn ToolSource>>,
+    offered: Option<watch::Receiver<Arc<[ToolSpec]>>>,
+    runs: JoinSet<ToolOutcome>,
+    running: BTreeMap<ToolRunId, AbortHandle>,
     model: &'a Model,
     instructions: Instructions,
     journal: &'a mut Journal,
@@ -60,19 +76,25 @@ pub struct Driver<'a> {
     calls: JoinSet<(CallId, Result<Answer, Failure>)>,
     in_flight: Option<CallId>,
     contact: Contact,
+    link_silent: bool,
     link_lost: bool,
     looked: Clocks,
     directives: Directives,
     stop: Option<StopCause>,
     drain: Duration,
     drain_from: Option<Clocks>,
+    terminated: bool,
     stopped: bool,
 }
 
 /// What a driver is made of.
 pub struct Parts<'a> {
+    /// Uid of the Agent.
+    pub agent: String,
     /// New or restored.
     pub engine: Engine,
+    /// `None`: the Agent has no tools but the engine's own.
+    pub tools: Option<Arc<dyn ToolSource>>,
     /// The model of the spec.
     pub model: &'a Model,
     /// The system prompt.
@@ -83,13 +105,15 @@ pub struct Parts<'a> {
     pub gateway: &'a GatewayClient,
     /// For reports and errands.
     pub outbox: &'a Outbox,
-    /// How long a call in flight may go on after SIGTERM.
+    /// How long a call in flight may go on after SIGTERM, and a run of a tool after any stop.
     pub drain: Duration,
 }
 
 /// What the driver waits for.
 enum Happening {
     Called(CallId, Result<Answer, Failure>),
+    Ran(ToolRunId, ToolOutcome),
+    Offered,
     Heard,
     Terminated,
     Moment,
@@ -100,7 +124,12 @@ impl<'a> Driver<'a> {
     #[must_use]
     pub fn new(parts: Parts<'a>, first: &Heard) -> Self {
         Self {
+            agent: parts.agent,
             engine: parts.engine,
+            offered: parts.tools.as_ref().map(|tools| tools.offered()),
+            tools: parts.tools,
+            runs: JoinSet::new(),
+            running: BTreeMap::new(),
             model: parts.model,
             instructions: parts.instructions,
             journal: parts.journal,
@@ -110,22 +139,25 @@ impl<'a> Driver<'a> {
             calls: JoinSet::new(),
             in_flight: None,
             contact: first.contact(),
+            link_silent: false,
             link_lost: false,
             looked: first.at,
             directives: Directives::default(),
             stop: None,
             drain: parts.drain,
             drain_from: None,
+            terminated: false,
             stopped: false,
         }
     }
 
-    /// Drives until the loop has stopped. An error is the journal's: then the call in flight is cut, and the report
+    /// Drives until the loop has stopped. An error is the journal's: then all that is under way is cut, and the report
     /// names the error.
     pub async fn run(mut self, session: &Session, mut world: World) -> Result<Ended, JournalError> {
         let result = self.drive(session, &mut world).await;
         if let Err(error) = &result {
-            self.cut();
+            self.cut_call();
+            self.runs.abort_all();
             let mut last = report::of(self.engine.view());
             last.last_error = Some(report::error(Timestamp::now(), error.kind(), error.to_string()));
             self.outbox.report(last);
@@ -134,24 +166,37 @@ impl<'a> Driver<'a> {
     }
 
     async fn drive(&mut self, session: &Session, world: &mut World) -> Result<Ended, JournalError> {
+        if !self.meet_tools(world).await {
+            return Ok(Ended::Exit);
+        }
         if world.heard.borrow().as_ref().is_some_and(Heard::suspends) {
             // A loop that is never started begins no turn.
             self.stop(StopCause::Suspend)?;
         } else {
             let budget = world.heard.borrow().as_ref().map(Heard::budget);
+            self.link_silent = self.contact.is_silent(Clocks::now());
+            self.offer()?;
             self.feed(Input::Started {
+                agent: self.agent.clone(),
                 epoch: session.epoch,
-                known_turn: session.known.turn,
+                known: Known {
+                    turn: session.known.turn,
+                    tool_calls: session.known.usage.tool_calls,
+                    actions: session.known.usage.actions,
+                },
                 budget: budget.unwrap_or_default(),
+                link_silent: self.link_silent,
             })?;
             self.listen(&mut world.heard)?;
         }
         while !self.stopped {
             match self.next(world).await {
                 Happening::Called(call, result) => self.called(call, result)?,
+                Happening::Ran(run, outcome) => self.feed(Input::ToolFinished { run, outcome })?,
+                Happening::Offered => self.offer()?,
                 Happening::Heard => self.listen(&mut world.heard)?,
                 Happening::Terminated => {
-                    self.drain_from = Some(Clocks::now());
+                    self.terminated = true;
                     self.stop(StopCause::Drain)?;
                 }
                 Happening::Moment => {}
@@ -166,12 +211,30 @@ impl<'a> Driver<'a> {
         })
     }
 
+    /// Waits a while for the sources of tools. False: the process is to end.
+    async fn meet_tools(&self, world: &World) -> bool {
+        let Some(tools) = &self.tools else {
+            return true;
+        };
+        tokio::select! {
+            met = timeout(TOOLS_WAIT, tools.complete()) => {
+                if met.is_err() {
+                    tracing::warn!("the loop starts without all of its tools: a source has not answered yet");
+                }
+                true
+            }
+            () = world.terminate.cancelled() => false,
+        }
+    }
+
     async fn next(&mut self, world: &mut World) -> Happening {
         let moment = sleep(self.until_moment(Clocks::now()));
         tokio::select! {
             biased;
-            () = world.terminate.cancelled(), if self.drain_from.is_none() => Happening::Terminated,
+            () = world.terminate.cancelled(), if !self.terminated => Happening::Terminated,
             Ok(()) = world.heard.changed() => Happening::Heard,
+            Some(ended) = self.runs.join_next_with_id() => ran(ended, &mut self.running),
+            true = offered(&mut self.offered) => Happening::Offered,
             Some(called) = self.calls.join_next() => match (called, self.in_flight) {
                 (Ok((call, result)), _) => Happening::Called(call, result),
                 (Err(_), Some(call)) => Happening::Called(call, Err(broken())),
@@ -186,9 +249,10 @@ impl<'a> Driver<'a> {
         let timer = self
             .timer
             .map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
+        let silence = (!self.link_silent).then(|| self.contact.left_to_silence(now));
         let lease = (!self.link_lost).then(|| self.contact.left(now));
         let drain = self.drain_from.map(|from| self.drain.saturating_sub(now.since(from)));
-        [timer, lease, drain]
+        [timer, silence, lease, drain]
             .into_iter()
             .flatten()
             .fold(LOOK_AGAIN, Duration::min)
@@ -201,6 +265,10 @@ impl<'a> Driver<'a> {
         if set_back || self.timer.is_some_and(|at| at <= now.wall) {
             // An early timer does no harm, and the engine looks at its deadlines again.
             self.feed(Input::Timer)?;
+        }
+        if !self.link_silent && self.contact.is_silent(now) {
+            self.link_silent = true;
+            self.feed(Input::LinkSilent)?;
         }
         if !self.link_lost && self.contact.is_lost(now) {
             self.link_lost = true;
@@ -225,8 +293,8 @@ impl<'a> Driver<'a> {
             self.stop(StopCause::Suspend)?;
         }
         self.contact = heard.contact();
-        if self.link_lost && !self.contact.is_lost(Clocks::now()) {
-            self.link_lost = false;
+        if self.link_silent && !self.contact.is_silent(Clocks::now()) {
+            (self.link_silent, self.link_lost) = (false, false);
             self.feed(Input::LinkBack)?;
         }
         let before = std::mem::replace(&mut self.directives, directives.clone());
@@ -250,7 +318,17 @@ impl<'a> Driver<'a> {
         if self.stop != Some(StopCause::Drain) || cause == StopCause::Fenced {
             self.stop = Some(cause);
         }
+        self.drain_from.get_or_insert(Clocks::now());
         self.feed(Input::Stop { cause })
+    }
+
+    /// Tells the engine what the sources offer now.
+    fn offer(&mut self) -> Result<(), JournalError> {
+        let Some(offered) = &mut self.offered else {
+            return Ok(());
+        };
+        let tools = offered.borrow_and_update().to_vec();
+        self.feed(Input::ToolsChanged { tools })
     }
 
     fn called(&mut self, call: CallId, result: Result<Answer, Failure>) -> Result<(), JournalError> {
@@ -283,6 +361,8 @@ impl<'a> Driver<'a> {
                 Effect::Record(record) => records.push(record),
                 Effect::CallModel { .. }
                 | Effect::CancelCall { .. }
+                | Effect::RunTool(..)
+                | Effect::CancelTool(_)
                 | Effect::Acknowledge { .. }
                 | Effect::SetTimer(_)
                 | Effect::Report
@@ -300,10 +380,15 @@ impl<'a> Driver<'a> {
         let committed = self.journal.commit(now, records, &self.engine.snapshot())?;
         for record in records {
             let call = record.call.map(|call| call.to_string());
+            let tool = record.tool.as_ref();
             tracing::info!(
                 kind = record.kind.as_ref(),
                 turn = record.turn,
                 call,
+                run = tool.map(|tool| tool.run.to_string()),
+                tool = tool.and_then(|tool| tool.tool.as_deref()),
+                effect = tool.and_then(|tool| tool.effect).as_ref().map(AsRef::<str>::as_ref),
+                outcome = tool.and_then(|tool| tool.outcome).as_ref().map(AsRef::<str>::as_ref),
                 note = record.note,
                 "journal"
             );
@@ -311,7 +396,7 @@ impl<'a> Driver<'a> {
         Ok(committed)
     }
 
-    /// The volume is full and the last room is in use: the loop ends in order, without another call.
+    /// The volume is full and the last room is in use: the loop ends in order, without another call or run.
     fn end_on_ballast(&mut self, mut actions: Vec<Effect>) -> Result<(), JournalError> {
         let stop = Input::Stop {
             cause: StopCause::Drain,
@@ -320,7 +405,7 @@ impl<'a> Driver<'a> {
             .step(stop, &mut actions)
             .and_then(|_| self.step(Input::DrainEnded, &mut actions));
         for action in actions {
-            if !matches!(action, Effect::CallModel { .. }) {
+            if !matches!(action, Effect::CallModel { .. } | Effect::RunTool(..)) {
                 self.act(action);
             }
         }
@@ -339,7 +424,13 @@ impl<'a> Driver<'a> {
                 self.calls
                     .spawn(async move { (call, gateway.call(call, format, body).await) });
             }
-            Effect::CancelCall { .. } => self.cut(),
+            Effect::CancelCall { .. } => self.cut_call(),
+            Effect::RunTool(run, limit) => self.run_tool(run, limit),
+            Effect::CancelTool(run) => {
+                if let Some(task) = self.running.remove(&run) {
+                    task.abort();
+                }
+            }
             Effect::Acknowledge { call } => self.outbox.errand(Errand::Acknowledge(call)),
             Effect::SetTimer(at) => self.timer = at,
             Effect::Report => self.outbox.report(report::of(self.engine.view())),
@@ -350,12 +441,65 @@ impl<'a> Driver<'a> {
         }
     }
 
+    fn run_tool(&mut self, run: ToolRun, limit: SignedDuration) {
+        let id = run.id;
+        let limit = Duration::try_from(limit).unwrap_or_default();
+        let source = self.tools.clone();
+        let task = self.runs.spawn(async move {
+            let Some(source) = source else {
+                return ToolOutcome::Unavailable {
+                    message: "the Agent has no source of tools any more".into(),
+                };
+            };
+            let ran = timeout(limit + TIMEOUT_SLACK, source.run(run, limit)).await;
+            ran.unwrap_or_else(|_| ToolOutcome::Unknown {
+                message: "no answer in time".into(),
+            })
+        });
+        self.running.insert(id, task);
+    }
+
     /// Cuts the call in flight, here and at the gateway.
-    fn cut(&mut self) {
+    fn cut_call(&mut self) {
         self.calls = JoinSet::new();
         if let Some(call) = self.in_flight.take() {
             self.outbox.errand(Errand::Cancel(call));
         }
+    }
+}
+
+/// Which run ended, and how. One that was cut is no longer known.
+fn ran(
+    ended: Result<(tokio::task::Id, ToolOutcome), JoinError>,
+    running: &mut BTreeMap<ToolRunId, AbortHandle>,
+) -> Happening {
+    let (task, outcome) = match ended {
+        Ok((task, outcome)) => (task, outcome),
+        Err(error) => (
+            error.id(),
+            ToolOutcome::Unknown {
+                message: "the worker failed while it read the result; this is a bug in agentloop".into(),
+            },
+        ),
+    };
+    let run = running
+        .iter()
+        .find(|(_, handle)| handle.id() == task)
+        .map(|(run, _)| *run);
+    match run {
+        Some(run) => {
+            running.remove(&run);
+            Happening::Ran(run, outcome)
+        }
+        None => Happening::Moment,
+    }
+}
+
+/// Waits until the sources offer something else. False: they never will.
+async fn offered(offered: &mut Option<watch::Receiver<Arc<[ToolSpec]>>>) -> bool {
+    match offered {
+        Some(offered) => offered.changed().await.is_ok(),
+        None => future::pending().await,
     }
 }
 

@@ -12,4 +12,8 @@ pub mod model;
 pub mod outbox;
 pub mod report;
 pub mod startup;
+<<<<<<< HEAD
 pub mod tools;
+=======
+pub mod tool_source;
+>>>>>>> a2211ca (Take tool calls through one gate: journal intent and outcome, run four looks at a time and all else alone, and call unknown what a crash left unknown)

@@ -30,6 +30,8 @@ pub fn of(view: View) -> LoopReport {
         outcome: view.outcome,
         turn: view.turn,
         turns_completed: view.turns_completed,
+        tool_calls: view.tool_calls,
+        actions: view.actions,
         consecutive_errors: view.consecutive_errors.try_into().unwrap_or(i32::MAX),
         consecutive_turns: view.consecutive_turns.try_into().unwrap_or(i32::MAX),
         handled: view.handled,

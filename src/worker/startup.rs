@@ -134,7 +134,9 @@ impl Worker {
                     None => Engine::new(Settings::from(spec)),
                 };
                 let parts = Parts {
+                    agent: self.options.config.uid.clone(),
                     engine,
+                    tools: None,
                     model: &spec.model,
                     instructions,
                     journal: &mut journal,

@@ -136,6 +136,8 @@ fn busy(name: &str) -> Value {
     });
     let mut usage = used.clone();
     usage["turns"] = json!(11);
+    usage["toolCalls"] = json!(9);
+    usage["actions"] = json!(4);
     usage["byModel"] = json!([used]);
     agent(
         "team-a",

@@ -8,6 +8,7 @@ mod disk;
 mod gateway;
 mod process;
 mod restarts;
+mod tools;
 
 use std::time::{Duration, Instant};
 

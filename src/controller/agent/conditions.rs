@@ -46,7 +46,10 @@ const GUARDRAILS: [(ConditionType, &[PauseReason]); 5] = [
         &[PauseReason::ConsecutiveErrors, PauseReason::CrashLoop],
     ),
     (ConditionType::TurnLimitReached, &[PauseReason::MaxConsecutiveTurns]),
-    (ConditionType::RateLimited, &[PauseReason::ProviderRateLimit]),
+    (
+        ConditionType::RateLimited,
+        &[PauseReason::ActionsPerMinute, PauseReason::ProviderRateLimit],
+    ),
 ];
 
 /// All conditions.

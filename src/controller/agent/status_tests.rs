@@ -163,8 +163,9 @@ fn each_situation_of_the_contract_has_its_verdict() {
     };
     row(&Case::default(), Verdict::Current, Running, "LoopRunning");
     row(&of(heard(Sleeping)), Verdict::Current, Sleeping, "LoopRunning");
-    let rate = held(Paused, PauseReason::ProviderRateLimit);
-    row(&of(rate), Verdict::Current, Paused, "RateLimited");
+    for reason in [PauseReason::ActionsPerMinute, PauseReason::ProviderRateLimit] {
+        row(&of(held(Paused, reason)), Verdict::Current, Paused, "RateLimited");
+    }
     let turns = held(Sleeping, PauseReason::MaxConsecutiveTurns);
     row(&of(turns), Verdict::Current, Sleeping, "TurnLimitReached");
     for reason in [PauseReason::ConsecutiveErrors, PauseReason::CrashLoop] {

@@ -22,6 +22,8 @@ pub(super) fn known(status: &AgentStatus, remembered: Option<&Known>, heard: Opt
         let report = heard.report.loop_.as_ref();
         let mut usage = heard.report.usage.clone();
         usage.turns = report.map_or(0, |report| report.turns_completed);
+        usage.tool_calls = report.map_or(0, |report| report.tool_calls);
+        usage.actions = report.map_or(0, |report| report.actions);
         known.usage = merge(known.usage, usage);
         known.turn = known.turn.max(report.map_or(0, |report| report.turn));
     }
@@ -49,6 +51,8 @@ pub(super) fn merge(old: Usage, new: Usage) -> Usage {
         reasoning_tokens: old.reasoning_tokens.max(new.reasoning_tokens),
         cost: old.cost.max(new.cost),
         turns: old.turns.max(new.turns),
+        tool_calls: old.tool_calls.max(new.tool_calls),
+        actions: old.actions.max(new.actions),
         by_model,
     }
 }
@@ -131,6 +135,8 @@ mod tests {
             calls: 5,
             input_tokens: 100,
             turns: 3,
+            tool_calls: 7,
+            actions: 2,
             by_model: vec![model("a", 5)],
             ..Usage::default()
         };
@@ -138,11 +144,14 @@ mod tests {
             calls: 4,
             input_tokens: 120,
             turns: 0,
+            tool_calls: 0,
+            actions: 4,
             by_model: vec![model("a", 4), model("b", 1)],
             ..Usage::default()
         };
         let merged = merge(old, new);
         assert_eq!((merged.calls, merged.input_tokens, merged.turns), (5, 120, 3));
+        assert_eq!((merged.tool_calls, merged.actions), (7, 4));
         assert_eq!(merged.by_model, [model("a", 5), model("b", 1)]);
     }
 

@@ -1,21 +1,35 @@
 //! Limits that hold whatever the model does: one small type and one file each, and one list of all. What they count is
 //! in the snapshot, so that none can lack its input.
 
+mod actions_per_minute;
 mod calls_per_turn;
 mod consecutive_turns;
 
-use jiff::SignedDuration;
+use std::collections::VecDeque;
+
+use jiff::{SignedDuration, Timestamp};
 
 use super::{settings::Settings, snapshot::Counters};
 use crate::api::status::PauseReason;
+pub use actions_per_minute::MINUTE;
 
 /// All guardrails.
-pub const ALL: [&dyn Guardrail; 2] = [&calls_per_turn::CallsPerTurn, &consecutive_turns::ConsecutiveTurns];
+pub const ALL: [&dyn Guardrail; 3] = [
+    &actions_per_minute::ActionsPerMinute,
+    &calls_per_turn::CallsPerTurn,
+    &consecutive_turns::ConsecutiveTurns,
+];
 
 /// One limit. Each method speaks up only when its limit is reached.
 pub trait Guardrail: Sync {
     /// Asked before one more call of a turn that has made `calls`. An answer ends the turn; it is a note for the model.
     fn before_call(&self, _settings: &Settings, _calls: u32) -> Option<String> {
+        None
+    }
+
+    /// Asked before a tool run with side effects, `recent` being the moments of those before it. An answer pauses the loop;
+    /// the run waits.
+    fn before_action(&self, _settings: &Settings, _recent: &VecDeque<Timestamp>, _now: Timestamp) -> Option<Trip> {
         None
     }
 

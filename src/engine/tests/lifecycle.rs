@@ -209,10 +209,17 @@ fn a_stop_of_a_stopped_loop_is_answered_at_once() {
 fn a_new_journal_goes_on_from_the_last_turn_that_the_controller_knows() {
     let mut driver = Driver::fresh(settings());
     driver.feed(Input::Started {
+        agent: "agent".into(),
         epoch: 7,
-        known_turn: 41,
+        known: Known {
+            turn: 41,
+            tool_calls: 9,
+            actions: 3,
+        },
         budget: Budget::default(),
+        link_silent: false,
     });
+    assert_eq!((driver.engine.view().tool_calls, driver.engine.view().actions), (9, 3));
     assert_eq!(driver.in_flight.unwrap().to_string(), "t42c1a1");
 }
 

@@ -8,7 +8,9 @@ mod limits;
 mod random;
 mod sleeping;
 mod tools;
+mod work;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -17,7 +19,8 @@ use super::budget::{Budget, Probe};
 use super::machine::{Engine, Snapshot};
 use super::message::{Answer, Finish, Message, ToolCall};
 use super::settings::Settings;
-use super::{CallId, Effect, Input, Record, RecordKind, StopCause};
+use super::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
+use super::{CallId, Effect, Input, Known, Record, RecordKind, StopCause};
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::{LoopState, PauseReason};
 
@@ -31,6 +34,8 @@ fn settings() -> Settings {
         max_calls_per_turn: 25,
         context_tokens: 128_000,
         max_output_tokens: 4096,
+        actions_per_minute: 10,
+        max_result_bytes: 32 * 1024,
     }
 }
 
@@ -85,6 +90,12 @@ struct Driver {
     stopped: bool,
     restarted: bool,
     budget: Budget,
+    tools: Vec<ToolSpec>,
+    offered: Vec<String>,
+    running: BTreeMap<ToolRunId, ToolRun>,
+    sent: Vec<ToolRun>,
+    cut: Vec<ToolRunId>,
+    silent: bool,
 }
 
 impl Driver {
@@ -115,6 +126,12 @@ impl Driver {
             stopped: false,
             restarted: false,
             budget: Budget::default(),
+            tools: Vec::new(),
+            offered: Vec::new(),
+            running: BTreeMap::new(),
+            sent: Vec::new(),
+            cut: Vec::new(),
+            silent: false,
         }
     }
 
@@ -124,11 +141,14 @@ impl Driver {
         self.in_flight = None;
         self.timer = None;
         self.stopped = false;
+        self.running.clear();
         let budget = self.budget.clone();
         self.feed(Input::Started {
+            agent: "agent".into(),
             epoch,
-            known_turn: 0,
+            known: Known::default(),
             budget,
+            link_silent: self.silent,
         })
     }
 
@@ -138,10 +158,23 @@ impl Driver {
         let snapshot = serde_json::from_str(&saved).unwrap();
         self.engine = Engine::restore(self.settings.clone(), snapshot, self.transcript.clone());
         self.engine.set_instructions("Watch the stars.".into());
+        self.offer(self.tools.clone());
         self.start(epoch)
     }
 
+    /// The sources offer these from now on.
+    fn offer(&mut self, tools: Vec<ToolSpec>) -> Vec<Effect> {
+        self.tools.clone_from(&tools);
+        self.feed(Input::ToolsChanged { tools })
+    }
+
     fn feed(&mut self, input: Input) -> Vec<Effect> {
+        if matches!(input, Input::LinkSilent | Input::LinkLost | Input::LinkBack) {
+            self.silent = !matches!(input, Input::LinkBack);
+        }
+        if let Input::ToolFinished { run, .. } = &input {
+            self.running.remove(run);
+        }
         let before = self.engine.clone();
         let heard = input.clone();
         if let Input::BudgetChanged { budget } = &input {
@@ -157,7 +190,15 @@ impl Driver {
                     assert!(!acted, "journal lines come before all other effects: {effects:?}");
                     self.journal(record);
                 }
-                Effect::CallModel { call, messages, .. } => self.call_model(*call, messages),
+                Effect::CallModel { call, messages, tools } => {
+                    self.offered = tools.iter().map(|tool| tool.name.to_string()).collect();
+                    self.call_model(*call, messages);
+                }
+                Effect::RunTool(run, _) => self.run_tool(run),
+                Effect::CancelTool(run) => {
+                    assert!(self.running.remove(run).is_some(), "{run} does not run");
+                    self.cut.push(*run);
+                }
                 Effect::CancelCall { call } => {
                     assert_eq!(self.in_flight.take(), Some(*call));
                     self.cancelled.push(*call);
@@ -189,6 +230,7 @@ impl Driver {
 
     fn call_model(&mut self, call: CallId, messages: &[Arc<Message>]) {
         assert_eq!(self.in_flight, None, "one call at a time");
+        assert!(self.running.is_empty(), "a call while tools run");
         match self.issued.last() {
             Some(last) if *last == call => assert!(self.restarted, "{call} was sent twice by one process"),
             Some(last) => assert!(*last < call, "{call} after {last}"),
@@ -200,6 +242,34 @@ impl Driver {
         self.issued.push(call);
         self.prompt = messages.to_vec();
         self.restarted = false;
+    }
+
+    fn run_tool(&mut self, run: &ToolRun) {
+        let intent = |record: &Record| {
+            let of_run = record.tool.as_ref().filter(|tool| tool.run == run.id);
+            record.kind == RecordKind::ToolIntent && of_run.is_some()
+        };
+        assert!(self.journal.iter().any(intent), "{} has no intent", run.id);
+        let rule = |name: &str| self.tools.iter().find(|tool| tool.name == name);
+        let reads = |name: &str| rule(name).is_some_and(|tool| tool.effect == ToolEffect::Read);
+        if reads(&run.name) {
+            assert!(self.running.len() < 4 && self.running.values().all(|other| reads(&other.name)));
+        } else {
+            assert!(self.running.is_empty(), "{} does not run alone", run.id);
+            assert!(!self.silent, "{} was sent without the link", run.id);
+        }
+        for before in &self.sent {
+            assert_eq!(before.id == run.id, before.idempotency_key == run.idempotency_key);
+            if before.id == run.id {
+                assert_eq!(before, run);
+                let may = rule(&run.name).is_some_and(|tool| {
+                    tool.effect == ToolEffect::Read || tool.idempotent || tool.on_unknown == OnUnknownOutcome::Retry
+                });
+                assert!(may, "{} was sent twice", run.id);
+            }
+        }
+        assert!(self.running.insert(run.id, run.clone()).is_none());
+        self.sent.push(run.clone());
     }
 
     /// Reasons clear by their own rule, and by no other; held calls are tried by theirs.
@@ -235,7 +305,9 @@ impl Driver {
                 }
                 PauseReason::LinkLost => matches!(input, Input::LinkBack | Input::Started { .. }),
                 PauseReason::SuspendedBySpec => matches!(input, Input::Started { .. }),
-                PauseReason::MaxConsecutiveTurns | PauseReason::ProviderRateLimit => false,
+                PauseReason::MaxConsecutiveTurns | PauseReason::ActionsPerMinute | PauseReason::ProviderRateLimit => {
+                    false
+                }
                 // The attempt was let through: it came to an end, or nobody refused it in time.
                 PauseReason::BudgetExhausted
                 | PauseReason::TokensPerHour
@@ -249,6 +321,9 @@ impl Driver {
                     Input::BudgetChanged { budget } => sent && budget.stop.is_some(),
                     Input::Started { .. }
                     | Input::Timer
+                    | Input::ToolsChanged { .. }
+                    | Input::ToolFinished { .. }
+                    | Input::LinkSilent
                     | Input::Event { .. }
                     | Input::WakeRequested { .. }
                     | Input::ResumeRequested { .. }

@@ -11,6 +11,7 @@ enum Step {
     Feed(Input),
     Answer(usize, Answer),
     Fail(usize, Failure),
+    Finish(usize, ToolOutcome),
     Restart(i64),
     Pass(i64),
     Due,
@@ -29,6 +30,11 @@ fn answers() -> impl Strategy<Value = Answer> {
         Just(Answer::default()),
         (0..2000_usize).prop_map(|length| says(&"x".repeat(length))),
         (name, arguments).prop_map(|(name, arguments)| calls(name, arguments)),
+        prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..7).prop_map(|names| work::wants(&names)),
+        prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..3).prop_map(|names| Answer {
+            finish: Finish::Refused,
+            ..work::wants(&names)
+        }),
         Just(Answer {
             finish: Finish::Length,
             ..Answer::default()
@@ -53,6 +59,16 @@ fn failures() -> impl Strategy<Value = Failure> {
     })
 }
 
+fn outcomes() -> impl Strategy<Value = ToolOutcome> {
+    let text = prop_oneof![Just(String::new()), Just("found".to_owned()), Just("x".repeat(700))];
+    prop_oneof![
+        4 => text.prop_map(|text| ToolOutcome::Done { text }),
+        1 => Just(ToolOutcome::Failed { text: "no".into() }),
+        1 => Just(ToolOutcome::Unavailable { message: "down".into() }),
+        2 => Just(ToolOutcome::Unknown { message: "cut".into() }),
+    ]
+}
+
 fn budgets() -> impl Strategy<Value = Budget> {
     let tokens = prop_oneof![Just(None), (0..5000_u64).prop_map(Some)];
     let stop = prop::option::weighted(0.2, Just("raise the limit".to_owned()));
@@ -73,6 +89,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => token.prop_map(|token| Input::ResumeRequested { token: token.into() }),
         2 => budgets().prop_map(|budget| Input::BudgetChanged { budget }),
         1 => Just(Input::LinkLost),
+        1 => Just(Input::LinkSilent),
         2 => Just(Input::LinkBack),
         1 => prop_oneof![Just(StopCause::Drain), Just(StopCause::Suspend)].prop_map(|cause| Input::Stop { cause }),
         1 => Just(Input::DrainEnded),
@@ -81,7 +98,8 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => input.prop_map(Step::Feed),
         5 => (age.clone(), answers()).prop_map(|(age, answer)| Step::Answer(age, answer)),
-        4 => (age, failures()).prop_map(|(age, failure)| Step::Fail(age, failure)),
+        4 => (age.clone(), failures()).prop_map(|(age, failure)| Step::Fail(age, failure)),
+        8 => (age, outcomes()).prop_map(|(age, outcome)| Step::Finish(age, outcome)),
         2 => (0..2_i64).prop_map(Step::Restart),
         2 => (-5000..20_000_i64).prop_map(Step::Pass),
         5 => Just(Step::Due),
@@ -100,7 +118,9 @@ fn small() -> Settings {
         max_consecutive_errors: 2,
         max_consecutive_turns: 3,
         max_calls_per_turn: 2,
-        context_tokens: 4096 + 1400,
+        actions_per_minute: 3,
+        max_result_bytes: 500,
+        context_tokens: 4096 + 2000,
         ..settings()
     }
 }
@@ -121,6 +141,16 @@ impl Driver {
                     failure: failure.clone(),
                 })
             }),
+            Step::Finish(age, outcome) => {
+                let run = self.sent.iter().rev().nth(*age).map(|run| run.id);
+                let run = self.running.keys().nth(*age).copied().or(run);
+                run.map_or_else(Vec::new, |run| {
+                    self.feed(Input::ToolFinished {
+                        run,
+                        outcome: outcome.clone(),
+                    })
+                })
+            }
             Step::Restart(epochs) => self.restart(self.epoch + epochs),
             Step::Pass(milliseconds) => {
                 self.now += SignedDuration::from_millis(*milliseconds);
@@ -141,7 +171,7 @@ impl Driver {
 proptest! {
     #[test]
     fn any_sequence_of_inputs_keeps_every_invariant(steps in prop::collection::vec(steps(), 1..60)) {
-        let mut driver = Driver::started(small());
+        let mut driver = Driver::with_tools(small());
         for step in &steps {
             driver.step(step);
         }
@@ -154,7 +184,7 @@ proptest! {
         past in prop::collection::vec(steps().prop_map(forward), 1..40),
         future in prop::collection::vec(steps().prop_map(forward), 1..15),
     ) {
-        let mut driver = Driver::started(small());
+        let mut driver = Driver::with_tools(small());
         for step in &past {
             driver.step(step);
         }

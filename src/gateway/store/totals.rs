@@ -109,7 +109,10 @@ impl Totals {
             cache_write_tokens: self.all.cache_write_tokens,
             reasoning_tokens: self.all.reasoning_tokens,
             cost: self.all.cost,
+            // The worker counts these.
             turns: 0,
+            tool_calls: 0,
+            actions: 0,
             by_model,
         }
     }

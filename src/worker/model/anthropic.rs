@@ -52,7 +52,7 @@ fn conversation(messages: &[impl Borrow<Message>]) -> Value {
         let (role, mut blocks) = match message.borrow() {
             Message::System { .. } => continue,
             Message::User { text } => ("user", text_block(text).into_iter().collect()),
-            Message::Tool { id, text } => ("user", vec![tool_result(id, text)]),
+            Message::Tool { id, text, .. } => ("user", vec![tool_result(id, text)]),
             Message::Assistant { text, tool_calls } => {
                 let text = text.as_deref().and_then(text_block);
                 (
@@ -201,10 +201,12 @@ mod tests {
             Message::Tool {
                 id: "a.1".into(),
                 text: "ok".into(),
+                reasoning: Some("kept here".into()),
             },
             Message::Tool {
                 id: "b".into(),
                 text: String::new(),
+                reasoning: None,
             },
             Message::User { text: "next".into() },
             Message::Assistant {
@@ -214,8 +216,8 @@ mod tests {
             Message::User { text: "more".into() },
         ];
         let tools = [Tool {
-            name: "yield",
-            description: "d",
+            name: "yield".into(),
+            description: "d".into(),
             parameters: json!({"type": "object"}),
         }];
         assert_eq!(

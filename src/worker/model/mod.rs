@@ -133,6 +133,7 @@ mod tests {
             Message::Tool {
                 id,
                 text: "seen".into(),
+                reasoning: None,
             },
             Message::Assistant {
                 text: Some("done".into()),
@@ -146,7 +147,7 @@ mod tests {
         fn what_was_sent_before_is_sent_again_byte_for_byte(texts in proptest::collection::vec("\\PC{1,20}x", 2..6)) {
             for (api, format) in [("OpenAIChat", Format::OpenAi), ("AnthropicMessages", Format::Anthropic)] {
                 let model: Model = serde_json::from_value(json!({"api": api, "name": "m"})).unwrap();
-                let tools = [Tool { name: "look", description: "d", parameters: json!({"type": "object", "b": 1}) }];
+                let tools = [Tool { name: "look".into(), description: "d".into(), parameters: json!({"type": "object", "b": 1}) }];
                 let mut messages = vec![Message::System { text: "be".into() }];
                 messages.extend(texts.iter().enumerate().flat_map(|(number, text)| turn(number, text)));
                 // Each prefix that ends where a call is made: after the runtime's word, and after a result.

@@ -42,7 +42,7 @@ fn message(message: &Message) -> Value {
             let calls: Vec<Value> = tool_calls.iter().map(tool_call).collect();
             json!({"role": "assistant", "content": text, "tool_calls": calls})
         }
-        Message::Tool { id, text } => json!({"role": "tool", "tool_call_id": id, "content": text}),
+        Message::Tool { id, text, .. } => json!({"role": "tool", "tool_call_id": id, "content": text}),
     }
 }
 
@@ -218,6 +218,7 @@ mod tests {
             Message::Tool {
                 id: "a".into(),
                 text: "ok".into(),
+                reasoning: Some("kept here".into()),
             },
             Message::Assistant {
                 text: Some("done".into()),
@@ -225,8 +226,8 @@ mod tests {
             },
         ];
         let tools = [Tool {
-            name: "yield",
-            description: "d",
+            name: "yield".into(),
+            description: "d".into(),
             parameters: json!({"type": "object"}),
         }];
         assert_eq!(

@@ -240,7 +240,7 @@ prop_compose! {
         model in model(),
         min_delay_milliseconds in 1_u32..=3_600_000,
         delays in 0_u32..=3_600_000,
-        (max_consecutive_errors, max_calls_per_turn) in (1_u32..=1000, 1_u32..=1000),
+        (max_consecutive_errors, max_calls_per_turn, actions_per_minute) in (1_u32..=1000, 1_u32..=1000, 1_u32..=600),
         (max_sleep_seconds, max_consecutive_turns) in (1_u32..=2_592_000, 1_u32..=10_000),
         (tokens_per_hour, total) in (option::of(0_i64..=1_000_000_000_000_000), option::of(total())),
         mode in prop_oneof![Just(DetectionMode::Enforce), Just(DetectionMode::Warn), Just(DetectionMode::Disabled)],
@@ -265,6 +265,7 @@ prop_compose! {
             guardrails: Guardrails {
                 max_consecutive_turns,
                 max_calls_per_turn,
+                actions_per_minute,
                 tokens_per_hour,
                 total,
                 loop_detection: LoopDetection { mode },

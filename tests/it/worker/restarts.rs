@@ -1,6 +1,6 @@
 //! A crash at every commit boundary: the loop goes on as if nothing had happened.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::time::Instant;
 
@@ -10,9 +10,10 @@ use agentloop::engine::budget::Budget;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{Answer, Message, ToolCall};
 use agentloop::engine::settings::Settings;
-use agentloop::engine::{CallId, Effect, Input};
+use agentloop::engine::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
+use agentloop::engine::{CallId, Effect, Input, Known};
 use agentloop::worker::journal::{Committed, Journal, JournalError, Owner, Restored};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use super::gateway::PATIENCE;
@@ -30,16 +31,19 @@ struct Simulation<'a> {
     timer: Option<Timestamp>,
     arrived: VecDeque<Input>,
     asked: BTreeSet<CallId>,
+    /// Runs of tools, as often as they were sent.
+    ran: BTreeMap<ToolRunId, Vec<ToolRun>>,
     commits: usize,
 }
 
 fn open(dir: &Path, owner: &Owner, settings: &Settings) -> (Engine, Journal) {
     let (mut journal, restored) = reopened(dir, owner);
     journal.claim(owner).unwrap();
-    let engine = match restored.snapshot {
+    let mut engine = match restored.snapshot {
         Some(snapshot) => Engine::restore(settings.clone(), snapshot, restored.transcript),
         None => Engine::new(settings.clone()),
     };
+    engine.handle(Timestamp::UNIX_EPOCH, Input::ToolsChanged { tools: tools() });
     (engine, journal)
 }
 
@@ -74,20 +78,25 @@ impl<'a> Simulation<'a> {
             timer: None,
             arrived: VecDeque::from([STARTED]),
             asked: BTreeSet::new(),
+            ran: BTreeMap::new(),
             commits: 0,
         }
     }
 
-    /// Runs all turns; the process dies right after commit number `crash_at`. Gives back the transcript.
-    fn run(mut self, crash_at: Option<usize>) -> (Vec<Message>, BTreeSet<CallId>, usize) {
+    /// Runs all turns. The process dies right after commit number `crash_at`: before it acts, or when all that it has
+    /// started is done and nothing of it has come back.
+    fn run(mut self, crash_at: Option<(usize, Moment)>) -> Ran {
         while self.engine.view().turns_completed < TURNS {
             let effects = self.step();
-            if crash_at == Some(self.commits) {
+            if crash_at == Some((self.commits, Moment::BeforeActing)) {
                 self = self.crash();
                 continue;
             }
             for effect in &effects {
                 self.act(effect);
+            }
+            if crash_at == Some((self.commits, Moment::AfterActing)) {
+                self = self.crash();
             }
         }
         let Self {
@@ -95,12 +104,18 @@ impl<'a> Simulation<'a> {
             owner,
             journal,
             asked,
+            ran,
             commits,
             ..
         } = self;
         journal.close(&owner).unwrap();
         let (_, restored) = reopened(dir, &owner);
-        (restored.transcript, asked, commits)
+        Ran {
+            transcript: restored.transcript,
+            asked,
+            ran,
+            commits,
+        }
     }
 
     /// The next input, handled and committed.
@@ -147,15 +162,74 @@ impl<'a> Simulation<'a> {
             self.asked.insert(*call);
             self.arrived.push_back(reply(*call));
         }
+        if let Effect::RunTool(run, _) = effect {
+            self.ran.entry(run.id).or_default().push(run.clone());
+            self.arrived.push_back(Input::ToolFinished {
+                run: run.id,
+                outcome: ToolOutcome::Done {
+                    text: format!("{} of {}", run.name, run.id),
+                },
+            });
+        }
         if let Effect::SetTimer(at) = effect {
             self.timer = *at;
         }
     }
 }
 
+/// When a process dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    BeforeActing,
+    AfterActing,
+}
+
+/// What a simulation leaves behind.
+struct Ran {
+    transcript: Vec<Message>,
+    asked: BTreeSet<CallId>,
+    ran: BTreeMap<ToolRunId, Vec<ToolRun>>,
+    commits: usize,
+}
+
+fn tools() -> Vec<ToolSpec> {
+    let tool = |name: &str, effect, idempotent| ToolSpec {
+        name: name.into(),
+        description: String::new(),
+        parameters: json!({"type": "object"}),
+        effect,
+        idempotent,
+        timeout: SignedDuration::from_secs(60),
+        on_unknown: OnUnknownOutcome::TellModel,
+    };
+    vec![
+        tool("files__read", ToolEffect::Read, false),
+        tool("db__put", ToolEffect::Write, true),
+        tool("mail__send", ToolEffect::Destructive, false),
+    ]
+}
+
+/// Of a tool whose runs may not be repeated a crash may leave the outcome unknown; then the model is told so. All else is
+/// the same.
+fn is_as_without_a_crash(message: &Message, without: &Message) -> bool {
+    if let (Message::Tool { id, text, .. }, Message::Tool { id: same, .. }) = (message, without)
+        && id.starts_with("mail__send")
+        && text.contains("outcome unknown")
+    {
+        return id == same;
+    }
+    message == without
+}
+
 const STARTED: Input = Input::Started {
+    agent: String::new(),
     epoch: 1,
-    known_turn: 0,
+    known: Known {
+        turn: 0,
+        tool_calls: 0,
+        actions: 0,
+    },
+    link_silent: false,
     budget: Budget {
         revision: 0,
         tokens: None,
@@ -166,9 +240,10 @@ const STARTED: Input = Input::Started {
 
 /// What the model says: turns with text, tools, several calls, a sleep, and failed attempts.
 fn reply(call: CallId) -> Input {
+    // A number makes the id another one, not the tool.
     let tool = |name: &str, arguments: &str| ToolCall {
         id: format!("{name}-{call}"),
-        name: name.into(),
+        name: name.trim_end_matches(char::is_numeric).into(),
         arguments: arguments.into(),
     };
     let (text, tool_calls) = match (call.turn, call.call, call.attempt) {
@@ -183,6 +258,24 @@ fn reply(call: CallId) -> Input {
                 },
             };
         }
+        (1, 1, _) => (
+            Some("look first".into()),
+            vec![
+                tool("files__read", "{}"),
+                tool("files__read2", "{}"),
+                tool("db__put", "{}"),
+                tool("mail__send", "{}"),
+                tool("files__read3", "{}"),
+            ],
+        ),
+        (4, 1, _) => (
+            None,
+            vec![
+                tool("mail__send", "{}"),
+                tool("yield", "{\"sleep\": 10}"),
+                tool("db__put", "{}"),
+            ],
+        ),
         (2, 1, _) => (None, vec![tool("unknown", "{}"), tool("other", "{")]),
         (2 | 4, _, _) => (None, vec![tool("yield", "{\"sleep\": 10, \"reason\": \"rest\"}")]),
         (turn, _, _) => (Some(format!("thought {turn}")), vec![]),
@@ -198,16 +291,41 @@ fn reply(call: CallId) -> Input {
 }
 
 #[test]
-fn a_crash_after_any_commit_changes_neither_the_transcript_nor_the_calls() {
+fn a_crash_after_any_commit_changes_neither_the_transcript_nor_the_calls_and_runs_nothing_twice_that_acts() {
     let dir = tempfile::tempdir().unwrap();
-    let (transcript, asked, commits) = Simulation::new(dir.path()).run(None);
-    assert!(transcript.len() > 12 && commits > 12, "{commits} {transcript:?}");
-    for crash_at in 1..commits {
-        let dir = tempfile::tempdir().unwrap();
-        let (again, asked_again, _) = Simulation::new(dir.path()).run(Some(crash_at));
-        pretty_assertions::assert_eq!(again, transcript, "crash after commit {crash_at}");
-        assert_eq!(asked_again, asked, "crash after commit {crash_at}");
+    let calm = Simulation::new(dir.path()).run(None);
+    assert!(
+        calm.transcript.len() > 20 && calm.commits > 20,
+        "{} {:?}",
+        calm.commits,
+        calm.transcript
+    );
+    assert_eq!(calm.ran.len(), 7);
+    let mut unknown = 0;
+    for crash_at in 1..calm.commits {
+        for moment in [Moment::BeforeActing, Moment::AfterActing] {
+            let dir = tempfile::tempdir().unwrap();
+            let crashed = Simulation::new(dir.path()).run(Some((crash_at, moment)));
+            let crash = format!("crash {moment:?}, after commit {crash_at}");
+            assert_eq!(crashed.transcript.len(), calm.transcript.len(), "{crash}");
+            for (message, without) in crashed.transcript.iter().zip(&calm.transcript) {
+                assert!(is_as_without_a_crash(message, without), "{crash}: {message:?}");
+                unknown += i32::from(message != without);
+            }
+            assert_eq!(crashed.asked, calm.asked, "{crash}");
+            for (id, runs) in &crashed.ran {
+                let first = &runs[0];
+                assert!(runs.iter().all(|run| run == first), "{crash}: {id} had another key");
+                assert_eq!(*first, calm.ran[id][0], "{crash}");
+                assert!(
+                    runs.len() == 1 || first.name != "mail__send",
+                    "{crash}: {id} was sent twice"
+                );
+            }
+        }
     }
+    // Two runs, each cut before and after it was sent.
+    assert_eq!(unknown, 4);
 }
 
 #[test]

@@ -1,0 +1,227 @@
+//! The gate of every tool call: whether a call that a model wants becomes a run. Here: what is offered, and the rules
+//! that need nothing but the call itself. Runs nothing; limits over time are guardrails.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jsonschema::{PatternOptions, Validator};
+use ring::digest::{SHA256, digest};
+use serde_json::{Map, Value, json};
+use strum::AsRefStr;
+
+use super::message::{self, Tool, ToolCall};
+use super::tool::ToolSpec;
+use super::{context, yield_tool};
+
+/// Denials of one tool in one turn after which it is hidden until the turn ends.
+pub const MOST_DENIALS: u32 = 3;
+/// Most characters of a name, a path or a problem that are told back to the model.
+const MAX_TOLD: usize = 500;
+/// Names that are told to a model that called an unknown tool.
+const MAX_NAMES: usize = 64;
+/// Steps that a pattern of a tool's schema may take on one text: a server's pattern must not hold the loop up.
+const MAX_BACKTRACKS: usize = 100_000;
+
+/// Why a call does not become a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr)]
+pub enum Denial {
+    /// There is no such tool.
+    UnknownTool,
+    /// The arguments do not fit the tool's schema.
+    BadArguments,
+    /// The tool was denied too often in this turn.
+    Hidden,
+    /// The provider refused the answer that asked for it.
+    AnswerRefused,
+}
+
+/// A call that does not become a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// Why; safe to log.
+    pub why: Denial,
+    /// The result for the model.
+    pub text: String,
+}
+
+/// What is offered to the model.
+#[derive(Clone, Debug)]
+pub struct Toolbox {
+    offered: Arc<[Tool]>,
+    known: BTreeMap<String, Arc<Known>>,
+    tokens: u64,
+}
+
+/// One tool of a source.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its rules.
+    pub spec: ToolSpec,
+    schema: Validator,
+}
+
+impl Default for Toolbox {
+    fn default() -> Self {
+        Self::new(Vec::new())
+    }
+}
+
+impl Toolbox {
+    /// `yield`, and these. One whose schema cannot be used is left out, and so is one that takes another's name.
+    pub fn new(specs: Vec<ToolSpec>) -> Self {
+        let mut offered = vec![yield_tool::tool()];
+        let mut known = BTreeMap::new();
+        for spec in specs {
+            if spec.name == yield_tool::NAME || known.contains_key(&spec.name) {
+                continue;
+            }
+            let Ok(schema) = compile(&spec.parameters) else {
+                continue;
+            };
+            offered.push(Tool {
+                name: spec.name.clone().into(),
+                description: spec.description.clone().into(),
+                parameters: spec.parameters.clone(),
+            });
+            known.insert(spec.name.clone(), Arc::new(Known { spec, schema }));
+        }
+        Self {
+            tokens: context::tools(&offered),
+            offered: offered.into(),
+            known,
+        }
+    }
+
+    /// Estimated tokens of all tools.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// The tools for the model, but for those that are hidden.
+    pub fn offered(&self, denials: &BTreeMap<String, u32>) -> Arc<[Tool]> {
+        let hides = |tool: &Tool| is_hidden(&tool.name, denials);
+        if self.offered.iter().any(hides) {
+            self.offered.iter().filter(|tool| !hides(tool)).cloned().collect()
+        } else {
+            self.offered.clone()
+        }
+    }
+
+    /// Resolves a call and checks its arguments.
+    pub fn judge(
+        &self,
+        call: &ToolCall,
+        denials: &BTreeMap<String, u32>,
+    ) -> Result<(Arc<Known>, Map<String, Value>), Denied> {
+        let Some(known) = self.known.get(&call.name) else {
+            return Err(self.unknown(&call.name));
+        };
+        if is_hidden(&call.name, denials) {
+            let error = format!(
+                "{} was denied {MOST_DENIALS} times and is gone until the next turn",
+                call.name
+            );
+            return Err(denied(Denial::Hidden, &json!({ "error": error })));
+        }
+        let arguments = message::arguments(&call.arguments)
+            .ok_or_else(|| bad("(all)", "write the arguments as one JSON object, and nothing else"))?;
+        known.check(arguments).map(|arguments| (known.clone(), arguments))
+    }
+
+    /// Whether a denial of a call by this name counts against a tool.
+    pub fn knows(&self, name: &str) -> bool {
+        self.known.contains_key(name)
+    }
+
+    fn unknown(&self, name: &str) -> Denied {
+        let name: String = name.chars().take(64).collect();
+        let names: Vec<&str> = self.offered.iter().take(MAX_NAMES).map(|tool| &*tool.name).collect();
+        let error = format!("unknown tool {name}; available: {}", names.join(", "));
+        denied(Denial::UnknownTool, &json!({ "error": error }))
+    }
+}
+
+impl Known {
+    /// The arguments back, when they fit the schema.
+    fn check(&self, arguments: Map<String, Value>) -> Result<Map<String, Value>, Denied> {
+        let arguments = Value::Object(arguments);
+        if let Err(problem) = self.schema.validate(&arguments) {
+            let path = match problem.instance_path().as_str() {
+                "" => "(all)",
+                path => path,
+            };
+            return Err(bad(path, &problem.to_string()));
+        }
+        match arguments {
+            Value::Object(arguments) => Ok(arguments),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Ok(Map::new()),
+        }
+    }
+}
+
+/// Whether a tool's schema can be used; what is wrong with it else. A source leaves such a tool out, and says so.
+pub fn check_schema(parameters: &Value) -> Result<(), String> {
+    compile(parameters).map(|_| ())
+}
+
+/// Nothing is fetched: a schema that refers to another document cannot be used.
+fn compile(parameters: &Value) -> Result<Validator, String> {
+    jsonschema::options()
+        .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACKS))
+        .build(parameters)
+        .map_err(|error| cut(&error.to_string()).into_owned())
+}
+
+/// A call that is denied because the answer that asked for it was refused.
+pub fn refused() -> Denied {
+    let error = "not run: the provider refused or filtered this answer";
+    denied(Denial::AnswerRefused, &json!({ "error": error }))
+}
+
+/// The hash of a run's arguments: the first 32 hexadecimal digits of SHA-256 over them as JSON with sorted names.
+pub fn arguments_hash(arguments: &Map<String, Value>) -> String {
+    hash(&sorted(arguments))
+}
+
+/// A key that each repeat of a run has and no other run. `of` says whose and which.
+pub fn idempotency_key(of: &Value, tool: &str, arguments: &Map<String, Value>) -> String {
+    hash(&json!([of, tool, sorted(arguments)]))
+}
+
+fn sorted(arguments: &Map<String, Value>) -> Value {
+    let mut value = Value::Object(arguments.clone());
+    value.sort_all_objects();
+    value
+}
+
+fn hash(value: &Value) -> String {
+    let digest = digest(&SHA256, value.to_string().as_bytes());
+    digest.as_ref()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn is_hidden(name: &str, denials: &BTreeMap<String, u32>) -> bool {
+    denials.get(name).is_some_and(|denials| *denials >= MOST_DENIALS)
+}
+
+fn bad(argument: &str, fix: &str) -> Denied {
+    let (argument, fix) = (cut(argument), cut(fix));
+    denied(
+        Denial::BadArguments,
+        &json!({"error": "invalid argument", "argument": argument, "fix": fix}),
+    )
+}
+
+fn denied(why: Denial, text: &Value) -> Denied {
+    Denied {
+        why,
+        text: text.to_string(),
+    }
+}
+
+fn cut(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MAX_TOLD) {
+        Some((end, _)) => format!("{}...", &text[..end]).into(),
+        None => text.into(),
+    }
+}

@@ -1,0 +1,708 @@
+//! Tools: the gate, runs and their order, what a restart and a stop make of them, and the limit of actions.
+
+use pretty_assertions::assert_eq;
+use rstest::rstest;
+use serde_json::json;
+
+use super::*;
+use crate::engine::ToolLine;
+
+/// Tools of every kind, and names that are none.
+pub(super) const NAMES: [&str; 8] = [
+    "files__read",
+    "files__list",
+    "files__write",
+    "mail__send",
+    "db__put",
+    "job__start",
+    "nothing",
+    "yield",
+];
+
+fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
+    ToolSpec {
+        name: name.into(),
+        description: format!("does {name}"),
+        parameters: json!({
+            "type": "object",
+            "properties": {"path": {"type": "string"}, "reasoning": {"type": "string"}},
+            "additionalProperties": false,
+        }),
+        effect,
+        idempotent: false,
+        timeout: seconds(60),
+        on_unknown: OnUnknownOutcome::TellModel,
+    }
+}
+
+fn tools() -> Vec<ToolSpec> {
+    vec![
+        tool("files__read", ToolEffect::Read),
+        tool("files__list", ToolEffect::Read),
+        tool("files__write", ToolEffect::Write),
+        tool("mail__send", ToolEffect::Destructive),
+        ToolSpec {
+            idempotent: true,
+            ..tool("db__put", ToolEffect::Write)
+        },
+        ToolSpec {
+            on_unknown: OnUnknownOutcome::Retry,
+            ..tool("job__start", ToolEffect::Write)
+        },
+    ]
+}
+
+/// An answer that calls these tools, with ids `0`, `1` and so on.
+pub(super) fn wants(names: &[&str]) -> Answer {
+    let call = |(place, name): (usize, &&str)| ToolCall {
+        id: place.to_string(),
+        name: (*name).into(),
+        arguments: "{}".into(),
+    };
+    Answer {
+        text: Some("I had better look.".into()),
+        tool_calls: names.iter().enumerate().map(call).collect(),
+        finish: Finish::ToolCalls,
+    }
+}
+
+impl Driver {
+    pub(super) fn with_tools(settings: Settings) -> Self {
+        let mut driver = Self::fresh(settings);
+        driver.offer(tools());
+        driver.start(1);
+        driver
+    }
+
+    /// The places, from 1, of the calls whose tools run.
+    fn running(&self) -> Vec<u32> {
+        self.running.keys().map(|run| run.index).collect()
+    }
+
+    fn end(&mut self, index: u32, outcome: ToolOutcome) -> Vec<Effect> {
+        let run = *self.running.keys().find(|run| run.index == index).expect("such a run");
+        self.feed(Input::ToolFinished { run, outcome })
+    }
+
+    fn done(&mut self, index: u32, text: &str) -> Vec<Effect> {
+        self.end(index, ToolOutcome::Done { text: text.into() })
+    }
+
+    /// Results in the transcript: the id of the call, and the text.
+    fn results(&self) -> Vec<(&str, &str)> {
+        let results = self.transcript.iter().filter_map(|message| match &**message {
+            Message::Tool { id, text, .. } => Some((id.as_str(), text.as_str())),
+            Message::System { .. } | Message::User { .. } | Message::Assistant { .. } => None,
+        });
+        results.collect()
+    }
+
+    fn lines(&self, kind: RecordKind) -> Vec<&ToolLine> {
+        let of_kind = self.journal.iter().filter(|record| record.kind == kind);
+        of_kind.filter_map(|record| record.tool.as_ref()).collect()
+    }
+
+    /// Journal lines of outcomes, in one word each.
+    fn outcomes(&self) -> Vec<&str> {
+        let lines = self.lines(RecordKind::ToolOutcome);
+        lines
+            .iter()
+            .map(|line| line.outcome.as_ref().map_or("", AsRef::as_ref))
+            .collect()
+    }
+}
+
+fn unknown() -> ToolOutcome {
+    ToolOutcome::Unknown { message: "cut".into() }
+}
+
+fn unavailable() -> ToolOutcome {
+    ToolOutcome::Unavailable { message: "down".into() }
+}
+
+#[test]
+fn a_call_is_journalled_before_it_is_run_and_its_result_goes_to_the_model() {
+    let mut driver = Driver::with_tools(settings());
+    assert_eq!(driver.offered[..3], ["yield", "files__read", "files__list"]);
+    let mut answer = wants(&["files__write"]);
+    answer.tool_calls[0].arguments = r#"{"reasoning": "because", "path": "a"}"#.into();
+    let effects = driver.answer(answer);
+    let mut kinds = Vec::new();
+    for effect in &effects {
+        if let Effect::Record(record) = effect {
+            kinds.push(record.kind.to_string());
+        }
+        if let Effect::RunTool(run, timeout) = effect {
+            kinds.push(format!("{} {} for {} s", run.id, run.name, timeout.as_secs()));
+        }
+    }
+    assert_eq!(kinds, ["CallAnswered", "ToolIntent", "t1c1r1 files__write for 60 s"]);
+    let line = driver.lines(RecordKind::ToolIntent)[0].clone();
+    let run = driver.sent[0].clone();
+    assert_eq!(line.tool.as_deref(), Some("files__write"));
+    assert_eq!((line.effect, line.outcome), (Some(ToolEffect::Write), None));
+    assert_eq!(line.key.as_deref(), Some(run.idempotency_key.as_str()));
+    assert_eq!((run.idempotency_key.len(), line.arguments.unwrap().len()), (32, 32));
+    assert_eq!(run.arguments["path"], "a");
+    driver.done(1, "written");
+    assert_eq!(driver.results(), [("0", "written")]);
+    assert_eq!(driver.outcomes(), ["Ok"]);
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
+    assert_eq!((driver.engine.view().tool_calls, driver.engine.view().actions), (1, 1));
+}
+
+#[test]
+fn every_result_carries_the_reasoning_of_its_call_or_of_its_answer_and_no_line_does() {
+    let mut driver = Driver::with_tools(settings());
+    let mut answer = wants(&["files__read", "files__read", "nothing"]);
+    answer.tool_calls[0].arguments = r#"{"reasoning": "to know"}"#.into();
+    driver.answer(answer);
+    driver.done(1, "a");
+    driver.done(2, "b");
+    let reasons: Vec<&str> = driver
+        .transcript
+        .iter()
+        .filter_map(|message| match &**message {
+            Message::Tool { reasoning, .. } => reasoning.as_deref(),
+            Message::System { .. } | Message::User { .. } | Message::Assistant { .. } => None,
+        })
+        .collect();
+    assert_eq!(reasons, ["to know", "I had better look.", "I had better look."]);
+    for record in &driver.journal {
+        let line = format!("{} {:?}", record.note, record.tool);
+        assert!(!line.contains("to know") && !line.contains("had better"), "{line}");
+    }
+}
+
+#[test]
+fn the_name_of_a_tool_that_there_is_not_is_in_no_journal_line() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["my password is 1234"]));
+    let denied = driver.lines(RecordKind::ToolDenied);
+    assert_eq!(denied[0].tool, None);
+    assert_eq!(driver.notes(RecordKind::ToolDenied), ["UnknownTool"]);
+    assert!(driver.result().contains("available: yield, files__read"));
+}
+
+#[rstest]
+#[case("{", "(all)")]
+#[case("[]", "(all)")]
+#[case(r#"{"path": 1}"#, "/path")]
+#[case(r#"{"way": "a"}"#, "(all)")]
+fn arguments_that_do_not_fit_are_answered_with_the_argument_and_the_problem(
+    #[case] arguments: &str,
+    #[case] argument: &str,
+) {
+    let mut driver = Driver::with_tools(settings());
+    let mut answer = wants(&["files__write"]);
+    answer.tool_calls[0].arguments = arguments.into();
+    driver.answer(answer);
+    assert_eq!(driver.sent, []);
+    let result: serde_json::Value = serde_json::from_str(driver.result()).unwrap();
+    assert_eq!(
+        (&result["error"], &result["argument"]),
+        (&json!("invalid argument"), &json!(argument))
+    );
+    assert!(!result["fix"].as_str().unwrap().is_empty());
+    assert_eq!(driver.notes(RecordKind::ToolDenied), ["BadArguments"]);
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
+}
+
+#[test]
+fn three_denials_of_a_tool_hide_it_until_the_next_turn_and_two_do_not() {
+    let mut driver = Driver::with_tools(settings());
+    let bad = || {
+        let mut answer = wants(&["files__write"]);
+        answer.tool_calls[0].arguments = r#"{"path": 1}"#.into();
+        answer
+    };
+    driver.answer(bad());
+    driver.answer(bad());
+    assert!(driver.offered.contains(&"files__write".to_owned()));
+    driver.answer(bad());
+    assert!(!driver.offered.contains(&"files__write".to_owned()));
+    assert!(driver.offered.contains(&"files__read".to_owned()));
+    driver.answer(wants(&["files__write"]));
+    assert!(
+        driver.result().contains("gone until the next turn"),
+        "{}",
+        driver.result()
+    );
+    assert_eq!(*driver.notes(RecordKind::ToolDenied).last().unwrap(), "Hidden");
+    driver.turn();
+    assert!(driver.offered.contains(&"files__write".to_owned()));
+    driver.answer(wants(&["files__write"]));
+    assert_eq!(driver.running(), [1]);
+}
+
+#[test]
+fn a_tool_whose_schema_cannot_be_used_is_not_offered_and_another_documents_is_not_fetched() {
+    let broken = |parameters| ToolSpec {
+        parameters,
+        ..tool("broken", ToolEffect::Read)
+    };
+    for parameters in [
+        json!({"type": 7}),
+        json!({"$ref": "http://127.0.0.1:1/schema"}),
+        json!({"$ref": "file:///etc/passwd"}),
+        json!({"properties": {"a": {"pattern": "("}}}),
+    ] {
+        assert!(crate::engine::check_schema(&parameters).is_err(), "{parameters}");
+        let mut driver = Driver::fresh(settings());
+        driver.offer(vec![broken(parameters), tool("files__read", ToolEffect::Read)]);
+        driver.start(1);
+        assert_eq!(driver.offered, ["yield", "files__read"]);
+    }
+}
+
+#[test]
+fn what_only_looks_runs_four_at_a_time_and_results_join_in_the_order_of_the_calls() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&[
+        "files__read",
+        "files__list",
+        "nothing",
+        "files__read",
+        "files__read",
+        "files__read",
+    ]));
+    assert_eq!(driver.running(), [1, 2, 4, 5]);
+    driver.done(4, "fourth");
+    assert_eq!(driver.running(), [1, 2, 5, 6]);
+    driver.done(2, "second");
+    assert_eq!(driver.results(), []);
+    driver.done(1, "first");
+    let ids = |driver: &Driver| {
+        driver
+            .results()
+            .iter()
+            .map(|(id, _)| (*id).to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(ids(&driver), ["0", "1", "2", "3"]);
+    driver.done(6, "sixth");
+    assert_eq!(driver.in_flight, None);
+    driver.done(5, "fifth");
+    assert_eq!(ids(&driver), ["0", "1", "2", "3", "4", "5"]);
+    assert_eq!((driver.results()[1].1, driver.results()[5].1), ("second", "sixth"));
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
+    assert_eq!((driver.engine.view().tool_calls, driver.engine.view().actions), (5, 0));
+}
+
+#[test]
+fn what_acts_runs_alone_and_in_order() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&[
+        "files__read",
+        "files__write",
+        "mail__send",
+        "files__read",
+        "files__list",
+    ]));
+    assert_eq!(driver.running(), [1]);
+    driver.done(1, "a");
+    assert_eq!(driver.running(), [2]);
+    driver.done(2, "b");
+    assert_eq!(driver.running(), [3]);
+    driver.done(3, "c");
+    assert_eq!(driver.running(), [4, 5]);
+}
+
+#[test]
+fn a_yield_beside_tools_counts_once_they_are_done() {
+    let mut driver = Driver::with_tools(settings());
+    let mut answer = wants(&["yield", "files__write"]);
+    answer.tool_calls[0].arguments = r#"{"sleep": 30}"#.into();
+    driver.answer(answer);
+    assert_eq!(driver.state(), LoopState::Running);
+    assert_eq!(
+        driver.result(),
+        "Sleeping for 30 s once the other calls of this answer are done."
+    );
+    driver.pass(seconds(100));
+    driver.done(2, "written");
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(30)));
+}
+
+#[test]
+fn the_answer_that_a_provider_refused_runs_nothing() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(Answer {
+        finish: Finish::Refused,
+        ..wants(&["files__read"])
+    });
+    assert_eq!(driver.sent, []);
+    assert_eq!(driver.notes(RecordKind::ToolDenied), ["AnswerRefused"]);
+}
+
+#[rstest]
+#[case("files__write", ToolOutcome::Done { text: "it is".into() }, "it is", "Ok")]
+#[case("files__write", ToolOutcome::Done { text: " ".into() }, "[no text]", "Ok")]
+#[case("files__write", ToolOutcome::Failed { text: "it is not".into() }, "it is not", "Error")]
+#[case("files__write", unavailable(), "not run", "Unavailable")]
+#[case("files__write", unknown(), "may or may not have happened: check first", "Unknown")]
+#[case("db__put", unknown(), "may or may not have happened: check first", "Unknown")]
+#[case("files__read", unknown(), "it changes nothing: call it again", "Unknown")]
+fn the_model_is_told_what_became_of_a_run(
+    #[case] name: &str,
+    #[case] outcome: ToolOutcome,
+    #[case] text: &str,
+    #[case] kind: &str,
+) {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&[name]));
+    driver.end(1, outcome);
+    assert!(driver.result().contains(text), "{}", driver.result());
+    assert_eq!(driver.outcomes(), [kind]);
+    assert_eq!(
+        driver.sent.len(),
+        1,
+        "the engine repeats nothing that it was not told to"
+    );
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
+}
+
+#[test]
+fn a_result_is_cut_above_its_limit_between_characters_and_at_the_limit_it_is_not() {
+    let mut driver = Driver::with_tools(Settings {
+        max_result_bytes: 10,
+        ..settings()
+    });
+    driver.answer(wants(&["files__read", "files__read", "files__read"]));
+    driver.done(1, "0123456789");
+    driver.done(2, "0123456789a");
+    driver.done(3, "012345678ää");
+    let texts: Vec<&str> = driver.results().iter().map(|(_, text)| *text).collect();
+    assert_eq!(
+        texts,
+        [
+            "0123456789",
+            "0123456789\n[cut: the first 10 of 11 bytes]",
+            "012345678\n[cut: the first 9 of 13 bytes]"
+        ]
+    );
+}
+
+#[test]
+fn a_run_of_unknown_outcome_is_sent_three_times_when_its_tool_says_retry() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["job__start"]));
+    driver.end(1, unknown());
+    driver.end(1, unknown());
+    assert_eq!((driver.running(), driver.sent.len()), (vec![1], 3));
+    driver.end(1, unknown());
+    assert_eq!((driver.running(), driver.sent.len()), (vec![], 3));
+    assert!(driver.result().contains("may or may not have happened"));
+    assert_eq!(driver.notes(RecordKind::ToolIntent), ["", "repeated", "repeated"]);
+    assert_eq!(driver.engine.view().actions, 1, "a repeat is no new action");
+}
+
+/// The restart rule: the same run again where that does no harm, else the truth.
+#[rstest]
+#[case("files__read", true)]
+#[case("db__put", true)]
+#[case("job__start", true)]
+#[case("files__write", false)]
+#[case("mail__send", false)]
+fn a_run_that_a_crash_cut_is_repeated_with_the_same_key_or_its_outcome_is_unknown(
+    #[case] name: &str,
+    #[case] repeated: bool,
+    #[values(1, 2)] epoch: i64,
+) {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&[name, "files__list"]));
+    driver.restart(epoch);
+    if repeated {
+        assert_eq!(driver.running().first(), Some(&1), "the key is compared on every send");
+        driver.done(1, "back");
+        assert_eq!(driver.results()[0], ("0", "back"));
+    } else {
+        assert_eq!(driver.running(), [2]);
+        assert!(
+            driver.results()[0]
+                .1
+                .contains("the runtime was restarted before its outcome was known")
+        );
+        assert_eq!(driver.outcomes()[0], "Unknown");
+    }
+    driver.done(2, "listed");
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
+    assert_eq!(driver.engine.view().tool_calls, 2);
+}
+
+#[test]
+fn a_repeat_that_finds_no_server_does_not_say_that_nothing_happened() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["db__put"]));
+    driver.restart(1);
+    driver.end(1, unavailable());
+    assert!(driver.result().contains("may or may not have happened"));
+    driver.answer(wants(&["files__read"]));
+    driver.restart(1);
+    driver.end(1, unavailable());
+    assert!(driver.result().contains("not run"));
+}
+
+#[test]
+fn a_restart_under_a_pause_settles_what_was_cut_and_sends_nothing() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["mail__send", "db__put"]));
+    for _ in 0..3 {
+        driver.restart(1);
+    }
+    assert_eq!(driver.reasons(), [PauseReason::CrashLoop]);
+    assert_eq!(driver.outcomes(), ["Unknown"]);
+    assert_eq!(driver.running(), [0_u32; 0]);
+    driver.next_timer();
+    assert_eq!(driver.running(), [2]);
+}
+
+#[test]
+fn the_end_of_a_run_that_another_process_sent_means_nothing() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["mail__send"]));
+    let run = driver.sent[0].id;
+    driver.restart(1);
+    let late = Input::ToolFinished {
+        run,
+        outcome: ToolOutcome::Done { text: "late".into() },
+    };
+    assert_eq!(driver.feed(late), []);
+}
+
+#[rstest]
+#[case(StopCause::Drain)]
+#[case(StopCause::Suspend)]
+fn a_stop_cuts_what_only_looks_at_once_and_awaits_the_rest_until_the_drain_ends(#[case] cause: StopCause) {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["files__read", "files__list"]));
+    driver.feed(Input::Stop { cause });
+    assert!(driver.stopped);
+    assert_eq!(driver.cut.len(), 2);
+    driver.restart(2);
+    assert_eq!(driver.running(), [1, 2]);
+    driver.done(1, "a");
+    driver.done(2, "b");
+
+    driver.answer(wants(&["mail__send", "files__read"]));
+    driver.feed(Input::Stop { cause });
+    assert_eq!((driver.stopped, driver.running()), (false, vec![1]));
+    assert_eq!(driver.state(), LoopState::Stopping);
+    driver.done(1, "sent");
+    assert!(driver.stopped, "nothing further is begun");
+    driver.restart(3);
+    assert_eq!(driver.running(), [2]);
+    driver.done(2, "c");
+
+    driver.answer(wants(&["mail__send"]));
+    driver.feed(Input::Stop { cause });
+    driver.feed(Input::DrainEnded);
+    assert!(driver.stopped);
+    assert_eq!(driver.cut.len(), 3);
+    driver.restart(4);
+    assert_eq!(driver.outcomes().last(), Some(&"Unknown"));
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c4a1");
+}
+
+#[test]
+fn a_fenced_loop_cuts_every_run_and_writes_nothing() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["mail__send"]));
+    let lines = driver.journal.len();
+    driver.feed(Input::Stop {
+        cause: StopCause::Fenced,
+    });
+    assert!(driver.stopped);
+    assert_eq!((driver.cut.len(), driver.journal.len()), (1, lines));
+}
+
+#[test]
+fn a_spent_budget_that_stops_its_loops_cuts_what_only_looks_and_goes_on_where_it_was() {
+    let mut driver = Driver::with_tools(settings());
+    let budget = |revision, stop: Option<&str>| Input::BudgetChanged {
+        budget: Budget {
+            revision,
+            held: stop.is_some(),
+            stop: stop.map(Into::into),
+            tokens: None,
+        },
+    };
+    driver.answer(wants(&["files__read", "mail__send", "mail__send"]));
+    driver.feed(budget(1, Some("add to it")));
+    assert_eq!((driver.state(), driver.cut.len()), (LoopState::Stopped, 1));
+    driver.pass(seconds(1000));
+    assert_eq!(driver.running(), [0_u32; 0]);
+    driver.feed(budget(2, None));
+    assert_eq!(driver.running(), [1]);
+    driver.done(1, "read");
+    assert_eq!(driver.running(), [2]);
+    driver.feed(budget(3, Some("add to it")));
+    assert_eq!((driver.state(), driver.running()), (LoopState::Stopped, vec![2]));
+    driver.done(2, "sent");
+    assert_eq!(
+        driver.running(),
+        [0_u32; 0],
+        "its outcome is kept, and nothing further begins"
+    );
+    assert_eq!(driver.results().len(), 2);
+    driver.feed(budget(4, None));
+    driver.done(3, "sent too");
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
+    driver.answer(says("well"));
+    assert_eq!(driver.reasons(), []);
+}
+
+#[test]
+fn without_the_link_what_only_looks_goes_on_and_what_acts_waits_for_it() {
+    let mut driver = Driver::with_tools(settings());
+    driver.feed(Input::LinkSilent);
+    driver.answer(wants(&["files__read", "files__write", "files__read"]));
+    driver.done(1, "read");
+    assert_eq!((driver.running(), driver.state()), (vec![], LoopState::Running));
+    driver.pass(seconds(20));
+    driver.feed(Input::LinkLost);
+    assert_eq!(driver.reasons(), [PauseReason::LinkLost]);
+    driver.pass(seconds(100));
+    driver.feed(Input::LinkBack);
+    assert_eq!(driver.running(), [2]);
+    driver.feed(Input::LinkSilent);
+    driver.done(2, "written");
+    assert_eq!(driver.running(), [3], "a run that only looks needs no link");
+    driver.feed(Input::LinkLost);
+    driver.done(3, "read");
+    assert_eq!(driver.in_flight, None);
+}
+
+#[test]
+fn a_restart_without_the_link_repeats_only_what_looks() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["db__put"]));
+    driver.feed(Input::LinkSilent);
+    driver.restart(1);
+    assert_eq!(driver.running(), [0_u32; 0]);
+    driver.feed(Input::LinkBack);
+    assert_eq!(driver.running(), [1]);
+}
+
+#[test]
+fn a_turn_that_has_changed_something_stays_when_it_fails_and_one_that_has_only_looked_does_not() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(wants(&["files__read"]));
+    driver.done(1, "read");
+    driver.failed_turn();
+    assert_eq!(driver.transcript.len(), 0);
+    driver.next_timer();
+    driver.answer(wants(&["mail__send"]));
+    driver.done(1, "sent");
+    driver.failed_turn();
+    assert_eq!(driver.results(), [("0", "sent")]);
+    driver.next_timer();
+    assert!(
+        driver.observed().contains("what its tools did stands"),
+        "{}",
+        driver.observed()
+    );
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t3c1a1");
+}
+
+#[test]
+fn results_of_a_turn_that_was_ended_by_its_calls_join_before_the_next_one() {
+    let mut driver = Driver::with_tools(Settings {
+        max_calls_per_turn: 1,
+        ..settings()
+    });
+    driver.answer(wants(&["files__read"]));
+    driver.done(1, "read");
+    assert_eq!(driver.engine.view().turns_completed, 1);
+    assert_eq!(driver.results().len(), 1);
+}
+
+/// Takes `count` actions, a second apart.
+fn act(driver: &mut Driver, count: usize) {
+    for _ in 0..count {
+        driver.answer(wants(&["files__write"]));
+        driver.done(1, "written");
+        driver.pass(seconds(1));
+    }
+}
+
+#[test]
+fn the_limit_of_actions_pauses_before_the_one_above_it_and_not_before() {
+    let mut driver = Driver::with_tools(Settings {
+        actions_per_minute: 3,
+        ..settings()
+    });
+    let first = driver.now;
+    act(&mut driver, 2);
+    driver.answer(wants(&["files__read", "files__write"]));
+    driver.done(1, "read");
+    assert_eq!((driver.state(), driver.running()), (LoopState::Running, vec![2]));
+    driver.done(2, "written");
+    driver.answer(wants(&["files__read", "files__write", "files__read"]));
+    driver.done(1, "read");
+    assert_eq!(driver.reasons(), [PauseReason::ActionsPerMinute]);
+    assert_eq!(driver.engine.view().resumes_at, Some(first + seconds(60)));
+    assert!(
+        driver.engine.view().reasons[0]
+            .message
+            .contains("guardrails.actionsPerMinute")
+    );
+    assert_eq!(driver.running(), [0_u32; 0]);
+}
+
+#[test]
+fn the_limit_of_actions_clears_by_its_moment_only_and_for_one_action() {
+    let mut driver = Driver::with_tools(Settings {
+        actions_per_minute: 2,
+        ..settings()
+    });
+    act(&mut driver, 2);
+    driver.answer(wants(&["mail__send", "mail__send"]));
+    for input in [
+        Input::WakeRequested { token: "w".into() },
+        Input::ResumeRequested { token: "r".into() },
+        Input::LinkBack,
+        Input::Timer,
+        Input::Event { name: "chat".into() },
+    ] {
+        driver.feed(input);
+        assert_eq!(driver.reasons(), [PauseReason::ActionsPerMinute]);
+    }
+    driver.restart(1);
+    assert_eq!(
+        driver.reasons(),
+        [PauseReason::ActionsPerMinute],
+        "a restart is no cure"
+    );
+    assert_eq!(driver.next_timer(), seconds(58));
+    assert_eq!(driver.running(), [1]);
+    driver.done(1, "sent");
+    assert_eq!(driver.next_timer(), seconds(1), "the second one is a second younger");
+    assert_eq!(driver.running(), [2]);
+}
+
+#[test]
+fn actions_of_a_clock_that_is_set_back_age_as_before() {
+    let mut driver = Driver::with_tools(Settings {
+        actions_per_minute: 1,
+        ..settings()
+    });
+    act(&mut driver, 1);
+    driver.now = "2025-01-01T00:00:00Z".parse().unwrap();
+    driver.feed(Input::Timer);
+    driver.answer(wants(&["mail__send"]));
+    assert!(driver.next_timer() <= seconds(60));
+    assert_eq!(driver.running(), [1]);
+}
+
+#[test]
+fn a_limit_of_actions_that_was_lowered_waits_for_as_many_as_it_takes() {
+    let mut driver = Driver::with_tools(settings());
+    let first = driver.now;
+    act(&mut driver, 5);
+    driver.settings.actions_per_minute = 2;
+    driver.restart(2);
+    driver.answer(wants(&["mail__send"]));
+    assert_eq!(driver.engine.view().resumes_at, Some(first + seconds(63)));
+}

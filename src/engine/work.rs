@@ -1,0 +1,513 @@
+//! The tool calls of one answer, from the gate to their results: which run now, what a restart does with those that
+//! were cut, and when their results join the transcript.
+//!
+//! Each run is journalled before it is sent. Runs that only look go up to four at a time, all others alone and in order.
+//! Results join in the order of the calls. Whoever stops the loop cuts what only looks, and awaits the rest.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::gate::{self, Denied, Toolbox};
+use super::guardrails;
+use super::machine::Engine;
+use super::message::{self, Answer, Finish, Message, ToolCall};
+use super::outbox::{Outbox, line};
+use super::snapshot::{Lifecycle, Step};
+use super::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
+use super::yield_tool::{self, Pace};
+use super::{CallId, Effect, OutcomeKind, Record, RecordKind, ToolLine};
+
+/// Runs that only look, at a time.
+pub const MOST_READS: usize = 4;
+/// Times that one run is sent when its outcome stays unknown and its tool says `Retry`.
+pub const MAX_TRIES: u32 = 3;
+/// Most characters of the reasoning that the journal keeps with a call.
+const MAX_REASONING: usize = 1_000;
+
+/// The tool calls of the turn's last answer.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct Work {
+    /// So many calls, from the first, have their results in the transcript.
+    pub joined: usize,
+    /// Where the calls after those stand.
+    pub slots: VecDeque<Slot>,
+    /// What the last valid `yield` among them asked for.
+    pub pace: Option<Pace>,
+}
+
+/// Where one call stands.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum Slot {
+    /// It passed the gate and was not sent.
+    Waiting(Plan),
+    /// It was sent, and its outcome is not known.
+    Open(Plan),
+    /// Its result; it waits for those before it.
+    Result(String),
+}
+
+/// A run, with the rules of the moment when the model asked for it: an edit changes the next one.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Name of the tool.
+    pub tool: String,
+    /// What it may do.
+    pub effect: ToolEffect,
+    /// A repeat changes nothing more.
+    pub idempotent: bool,
+    /// What follows an unknown outcome.
+    pub on_unknown: OnUnknownOutcome,
+    /// Longest that it may take.
+    pub timeout: SignedDuration,
+    /// Key of it and of its repeats.
+    pub key: String,
+    /// Hash of its arguments.
+    pub arguments: String,
+    /// Times that it was sent.
+    pub tries: u32,
+}
+
+impl Plan {
+    fn only_looks(&self) -> bool {
+        self.effect == ToolEffect::Read
+    }
+
+    /// Whether the same run may be sent once more when nobody knows what became of it.
+    fn may_be_repeated(&self) -> bool {
+        self.only_looks() || self.idempotent || self.retries()
+    }
+
+    fn retries(&self) -> bool {
+        self.on_unknown == OnUnknownOutcome::Retry
+    }
+}
+
+/// What can be done next.
+enum Next {
+    /// This slot can be sent.
+    Send(usize),
+    /// Nothing, until something else happens.
+    Wait,
+}
+
+impl Engine {
+    /// What the sources offer now; used from the next answer on. Never journalled.
+    pub(super) fn tools_changed(&mut self, tools: Vec<ToolSpec>) {
+        self.toolbox = Toolbox::new(tools);
+    }
+
+    /// Takes the tool calls of an answer through the gate, and starts with them.
+    pub(super) fn begin_work(&mut self, call: CallId, answer: &Answer, out: &mut Outbox) {
+        let mut work = Work::default();
+        let mut paces = Vec::new();
+        for (place, wanted) in answer.tool_calls.iter().enumerate() {
+            let slot = if wanted.name == yield_tool::NAME {
+                match yield_tool::read(&wanted.arguments, &self.settings, out.now) {
+                    Ok((pace, text)) => {
+                        paces.push((place, pace));
+                        Slot::Result(text)
+                    }
+                    Err(text) => Slot::Result(text),
+                }
+            } else {
+                self.pass_gate(run_id(call, place), wanted, answer.finish, out)
+            };
+            work.slots.push_back(slot);
+        }
+        work.pace = last_pace(&mut work.slots, paces);
+        if let Some(turn) = &mut self.state.turn {
+            turn.step = Step::Tools;
+            turn.work = Some(work);
+        }
+        self.go_on(out);
+    }
+
+    fn pass_gate(&mut self, id: ToolRunId, wanted: &ToolCall, finish: Finish, out: &mut Outbox) -> Slot {
+        let epoch = self.state.epoch;
+        let of = json!([self.agent, epoch, id.turn, id.call, id.index]);
+        let Some(turn) = &mut self.state.turn else {
+            return Slot::Result(String::new());
+        };
+        let judged = if finish == Finish::Refused {
+            Err(gate::refused())
+        } else {
+            self.toolbox.judge(wanted, &turn.denials)
+        };
+        match judged {
+            Ok((known, arguments)) => Slot::Waiting(Plan {
+                tool: known.spec.name.clone(),
+                effect: known.spec.effect,
+                idempotent: known.spec.idempotent,
+                on_unknown: known.spec.on_unknown,
+                timeout: known.spec.timeout,
+                key: gate::idempotency_key(&of, &known.spec.name, &arguments),
+                arguments: gate::arguments_hash(&arguments),
+                tries: 0,
+            }),
+            Err(Denied { why, text }) => {
+                let known = self.toolbox.knows(&wanted.name);
+                if known {
+                    let denials = turn.denials.entry(wanted.name.clone()).or_default();
+                    *denials = denials.saturating_add(1);
+                }
+                // A name that nobody declared is the model's text.
+                let tool = known.then(|| wanted.name.clone());
+                out.record(tool_line(RecordKind::ToolDenied, id, why.as_ref(), |line| {
+                    line.tool = tool
+                }));
+                Slot::Result(text)
+            }
+        }
+    }
+
+    /// Does what can be done for the answer's tool calls now.
+    pub(super) fn go_on(&mut self, out: &mut Outbox) {
+        while let Next::Send(place) = self.next_run(out) {
+            self.send_run(place, out);
+        }
+        self.join(out);
+        self.end_work(out);
+    }
+
+    /// The next run that may be sent. Holds the loop when a guardrail says no.
+    fn next_run(&mut self, out: &mut Outbox) -> Next {
+        let held = self.free_from().is_none_or(|moment| moment > out.now);
+        if self.fenced || held || self.state.lifecycle != Lifecycle::Active {
+            return Next::Wait;
+        }
+        let Some(work) = self.work() else {
+            return Next::Wait;
+        };
+        let mut under_way = 0;
+        for (place, slot) in work.slots.iter().enumerate() {
+            let (plan, is_new) = match slot {
+                Slot::Result(_) => continue,
+                Slot::Waiting(plan) => (plan, true),
+                Slot::Open(plan) if self.is_under_way(place) => {
+                    under_way += 1;
+                    if plan.only_looks() {
+                        continue;
+                    }
+                    return Next::Wait;
+                }
+                Slot::Open(plan) => (plan, false),
+            };
+            if plan.only_looks() {
+                return if under_way < MOST_READS {
+                    Next::Send(place)
+                } else {
+                    Next::Wait
+                };
+            }
+            if under_way > 0 || self.link_silent {
+                return Next::Wait;
+            }
+            return if is_new && self.is_held_by_guardrail(out) {
+                Next::Wait
+            } else {
+                Next::Send(place)
+            };
+        }
+        Next::Wait
+    }
+
+    fn is_held_by_guardrail(&mut self, out: &Outbox) -> bool {
+        let (settings, recent) = (&self.settings, &self.state.counters.recent_actions);
+        let mut trips = guardrails::ALL.iter();
+        let Some(trip) = trips.find_map(|guardrail| guardrail.before_action(settings, recent, out.now)) else {
+            return false;
+        };
+        self.hold_for(trip, out);
+        true
+    }
+
+    fn send_run(&mut self, place: usize, out: &mut Outbox) {
+        let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted(place)) else {
+            return;
+        };
+        let arguments = message::arguments(&wanted.arguments).unwrap_or_default();
+        let Some(slot) = self.slot(place) else {
+            return;
+        };
+        let (mut plan, is_new) = match std::mem::replace(slot, Slot::Result(String::new())) {
+            Slot::Waiting(plan) => (plan, true),
+            Slot::Open(plan) => (plan, false),
+            result @ Slot::Result(_) => {
+                *slot = result;
+                return;
+            }
+        };
+        plan.tries = plan.tries.saturating_add(1);
+        *slot = Slot::Open(plan.clone());
+        if is_new {
+            self.count_run(&plan, out);
+        }
+        let note = if is_new { "" } else { "repeated" };
+        out.record(plan_line(RecordKind::ToolIntent, id, note, &plan, None));
+        self.running.insert(id);
+        let run = ToolRun {
+            id,
+            name: plan.tool,
+            arguments,
+            idempotency_key: plan.key,
+        };
+        out.push(Effect::RunTool(run, plan.timeout));
+    }
+
+    fn count_run(&mut self, plan: &Plan, out: &Outbox) {
+        self.state.tool_calls = self.state.tool_calls.saturating_add(1);
+        if plan.only_looks() {
+            return;
+        }
+        self.state.actions = self.state.actions.saturating_add(1);
+        let recent = &mut self.state.counters.recent_actions;
+        recent.retain(|at| out.now.duration_since(*at) < guardrails::MINUTE);
+        recent.push_back(out.now);
+        if let Some(turn) = &mut self.state.turn {
+            turn.acted = true;
+        }
+    }
+
+    /// A run came to an end. One that was cut, or that another process sent, means nothing any more.
+    pub(super) fn tool_finished(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut Outbox) {
+        if !self.running.remove(&id) {
+            return;
+        }
+        let Some(place) = self.place_of(id) else {
+            return;
+        };
+        self.take_outcome(place, id, outcome, out);
+        self.go_on(out);
+    }
+
+    fn take_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut Outbox) {
+        let most = self.settings.max_result_bytes;
+        let Some(Slot::Open(plan)) = self.slot(place) else {
+            return;
+        };
+        let (kind, text) = told(outcome, plan, most);
+        if kind == OutcomeKind::Unknown && plan.retries() && plan.tries < MAX_TRIES {
+            // It stays open, and is sent again.
+            out.record(plan_line(
+                RecordKind::ToolOutcome,
+                id,
+                "to be repeated",
+                plan,
+                Some(kind),
+            ));
+            return;
+        }
+        out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
+        if let Some(slot) = self.slot(place) {
+            *slot = Slot::Result(text);
+        }
+    }
+
+    /// A process that starts finds runs that another one sent: what may not be repeated has an unknown outcome.
+    pub(super) fn settle_cut_runs(&mut self, out: &mut Outbox) {
+        let places = self.work().map_or(0, |work| work.slots.len());
+        for place in 0..places {
+            let cut = matches!(self.slot(place), Some(Slot::Open(plan)) if !plan.may_be_repeated());
+            if let (true, Some(id)) = (cut, self.run_id(place)) {
+                let message = "the runtime was restarted before its outcome was known".to_owned();
+                self.take_outcome(place, id, ToolOutcome::Unknown { message }, out);
+            }
+        }
+        if places > 0 {
+            self.go_on(out);
+        }
+    }
+
+    /// Cuts the runs under way that only look, or all. They stay open: who starts next goes by the rule of a restart.
+    pub(super) fn cut_runs(&mut self, all: bool, out: &mut Outbox) {
+        let looks = |engine: &Self, id: &ToolRunId| {
+            let slot = engine.place_of(*id).and_then(|place| engine.work()?.slots.get(place));
+            matches!(slot, Some(Slot::Open(plan)) if plan.only_looks())
+        };
+        let ids: Vec<ToolRunId> = self
+            .running
+            .iter()
+            .filter(|id| all || looks(self, id))
+            .copied()
+            .collect();
+        for id in ids {
+            self.running.remove(&id);
+            out.push(Effect::CancelTool(id));
+        }
+    }
+
+    /// Results whose predecessors have all joined join the transcript.
+    fn join(&mut self, out: &mut Outbox) {
+        let mut messages = Vec::new();
+        while let Some(Slot::Result(_)) = self.work().and_then(|work| work.slots.front()) {
+            let Some(wanted) = self.wanted(0) else {
+                return;
+            };
+            let reasoning = self.reasoning(wanted);
+            let id = wanted.id.clone();
+            let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) else {
+                return;
+            };
+            let Some(Slot::Result(text)) = work.slots.pop_front() else {
+                return;
+            };
+            work.joined += 1;
+            let message = Arc::new(Message::Tool { id, text, reasoning });
+            self.append(std::slice::from_ref(&message));
+            messages.push(message);
+        }
+        if !messages.is_empty() {
+            out.attach(messages, || line(RecordKind::ToolOutcome, self.turn_number(), ""));
+        }
+    }
+
+    /// All calls have their results: the turn goes on, or ends as a `yield` among them wanted.
+    fn end_work(&mut self, out: &mut Outbox) {
+        let Some(turn) = &mut self.state.turn else {
+            return;
+        };
+        let calls = turn.call;
+        let Some(work) = turn.work.take_if(|work| work.slots.is_empty()) else {
+            return;
+        };
+        if work.pace.is_none() && !self.ended_by_guardrail(calls) {
+            self.next_call(out);
+        } else {
+            self.complete_turn(work.pace.unwrap_or(Pace::Continue), out);
+        }
+    }
+
+    pub(super) fn work(&self) -> Option<&Work> {
+        self.state.turn.as_ref()?.work.as_ref()
+    }
+
+    fn slot(&mut self, place: usize) -> Option<&mut Slot> {
+        self.state.turn.as_mut()?.work.as_mut()?.slots.get_mut(place)
+    }
+
+    /// The call behind a slot. The answer stands in the transcript, before the results that have joined.
+    fn wanted(&self, place: usize) -> Option<&ToolCall> {
+        let (calls, _) = self.last_answer()?;
+        calls.get(self.work()?.joined + place)
+    }
+
+    fn last_answer(&self) -> Option<(&[ToolCall], Option<&str>)> {
+        let joined = self.work()?.joined;
+        let place = self.transcript.len().checked_sub(joined + 1)?;
+        match &**self.transcript.get(place)? {
+            Message::Assistant { text, tool_calls } => Some((tool_calls, text.as_deref())),
+            Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
+        }
+    }
+
+    /// Why the model wants a call: what it says in the call itself, or in the answer.
+    fn reasoning(&self, wanted: &ToolCall) -> Option<String> {
+        let own = message::arguments(&wanted.arguments)
+            .and_then(|arguments| Some(arguments.get("reasoning")?.as_str()?.to_owned()));
+        let said = own.or_else(|| Some(self.last_answer()?.1?.to_owned()))?;
+        Some(said.chars().take(MAX_REASONING).collect())
+    }
+
+    fn run_id(&self, place: usize) -> Option<ToolRunId> {
+        let turn = self.state.turn.as_ref()?;
+        Some(run_id(turn.call_id(), turn.work.as_ref()?.joined + place))
+    }
+
+    fn place_of(&self, id: ToolRunId) -> Option<usize> {
+        let places = self.work()?.slots.len();
+        (0..places).find(|place| self.run_id(*place) == Some(id))
+    }
+
+    fn is_under_way(&self, place: usize) -> bool {
+        self.run_id(place).is_some_and(|id| self.running.contains(&id))
+    }
+}
+
+/// `place` counts from 0.
+fn run_id(call: CallId, place: usize) -> ToolRunId {
+    ToolRunId {
+        turn: call.turn,
+        call: call.call,
+        index: u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1),
+    }
+}
+
+/// Of several valid `yield`s in one answer the last one counts, and the model is told so.
+fn last_pace(slots: &mut VecDeque<Slot>, mut paces: Vec<(usize, Pace)>) -> Option<Pace> {
+    let (place, pace) = paces.pop()?;
+    for (earlier, _) in paces {
+        slots[earlier] = Slot::Result("Replaced by a later yield in the same answer.".to_owned());
+    }
+    if let Pace::Sleep { wait, .. } = pace
+        && slots.iter().any(|slot| matches!(slot, Slot::Waiting(_)))
+    {
+        slots[place] = Slot::Result(yield_tool::once_all_is_done(wait));
+    }
+    Some(pace)
+}
+
+/// What became of a run, and the result for the model.
+fn told(outcome: ToolOutcome, plan: &Plan, most: usize) -> (OutcomeKind, String) {
+    match outcome {
+        ToolOutcome::Done { text } => (OutcomeKind::Ok, shown(text, most)),
+        ToolOutcome::Failed { text } => (OutcomeKind::Error, shown(text, most)),
+        ToolOutcome::Unavailable { message } if plan.only_looks() || plan.tries < 2 => {
+            let error = json!({"error": "not run", "detail": message});
+            (OutcomeKind::Unavailable, shown(error.to_string(), most))
+        }
+        // An earlier try may have arrived.
+        ToolOutcome::Unavailable { message } | ToolOutcome::Unknown { message } => {
+            let fix = if plan.only_looks() {
+                "it changes nothing: call it again if you need the result"
+            } else {
+                "it may or may not have happened: check first, and call it again only if it has not"
+            };
+            let error = json!({"error": "outcome unknown", "detail": message, "fix": fix});
+            (OutcomeKind::Unknown, shown(error.to_string(), most))
+        }
+    }
+}
+
+/// A result as the model gets it: at most so many bytes, and never empty, since servers refuse that.
+fn shown(mut text: String, most: usize) -> String {
+    if text.trim().is_empty() {
+        return "[no text]".to_owned();
+    }
+    if text.len() > most {
+        let all = text.len();
+        let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
+        text.push_str(&format!("\n[cut: the first {end} of {all} bytes]"));
+    }
+    text
+}
+
+fn tool_line(kind: RecordKind, id: ToolRunId, note: &str, fill: impl FnOnce(&mut ToolLine)) -> Record {
+    let mut tool = ToolLine {
+        run: id,
+        tool: None,
+        effect: None,
+        key: None,
+        arguments: None,
+        outcome: None,
+    };
+    fill(&mut tool);
+    Record {
+        tool: Some(tool),
+        ..line(kind, id.turn, note)
+    }
+}
+
+fn plan_line(kind: RecordKind, id: ToolRunId, note: &str, plan: &Plan, outcome: Option<OutcomeKind>) -> Record {
+    tool_line(kind, id, note, |line| {
+        line.tool = Some(plan.tool.clone());
+        line.effect = Some(plan.effect);
+        line.key = Some(plan.key.clone());
+        line.arguments = Some(plan.arguments.clone());
+        line.outcome = outcome;
+    })
+}

@@ -1,0 +1,389 @@
+//! The driver's part in runs of tools: a worker in this process, with a source of tools that does what the test says.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agentloop::api::AgentSpec;
+use agentloop::api::status::LoopState;
+use agentloop::engine::machine::Engine;
+use agentloop::engine::settings::Settings;
+use agentloop::engine::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolSpec};
+use agentloop::worker::driver::{Driver, Ended, Parts, World};
+use agentloop::worker::gateway_client::GatewayClient;
+use agentloop::worker::instructions::Instructions;
+use agentloop::worker::journal::{Journal, Owner};
+use agentloop::worker::outbox::Outbox;
+use agentloop::worker::tool_source::ToolSource;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::gateway::{Gateway, PATIENCE, answer, sleep};
+use super::is;
+
+/// What became of the runs so far.
+#[derive(Clone, Debug, Default)]
+struct Runs {
+    sent: Vec<ToolRun>,
+    under_way: usize,
+    most: usize,
+    cut: Vec<String>,
+    /// Outcomes that the test has decided on, by run.
+    ends: HashMap<String, ToolOutcome>,
+}
+
+struct Source {
+    offered: watch::Sender<Arc<[ToolSpec]>>,
+    complete: CancellationToken,
+    runs: watch::Sender<Runs>,
+}
+
+impl Source {
+    fn new() -> Arc<Self> {
+        let complete = CancellationToken::new();
+        complete.cancel();
+        Arc::new(Self {
+            offered: watch::Sender::new(tools().into()),
+            complete,
+            runs: watch::Sender::default(),
+        })
+    }
+
+    fn end(&self, run: &str, outcome: ToolOutcome) {
+        self.runs.send_modify(|runs| {
+            runs.ends.insert(run.into(), outcome);
+        });
+    }
+
+    fn done(&self, run: &str) {
+        self.end(
+            run,
+            ToolOutcome::Done {
+                text: format!("{run} is done"),
+            },
+        );
+    }
+
+    async fn until(&self, what: &str, enough: impl Fn(&Runs) -> bool) -> Runs {
+        let mut runs = self.runs.subscribe();
+        let found = tokio::time::timeout(PATIENCE, runs.wait_for(|runs| enough(runs))).await;
+        found
+            .unwrap_or_else(|_| panic!("not in time: {what}; {:?}", self.runs.borrow()))
+            .unwrap()
+            .clone()
+    }
+}
+
+/// Counts a run as under way, and as cut when it is dropped before its end.
+struct UnderWay<'a> {
+    source: &'a Source,
+    id: String,
+    ended: bool,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.source.runs.send_modify(|runs| {
+            runs.under_way -= 1;
+            if !self.ended {
+                runs.cut.push(self.id.clone());
+            }
+        });
+    }
+}
+
+impl ToolSource for Arc<Source> {
+    fn offered(&self) -> watch::Receiver<Arc<[ToolSpec]>> {
+        self.offered.subscribe()
+    }
+
+    fn complete(&self) -> BoxFuture<'static, ()> {
+        self.complete.clone().cancelled_owned().boxed()
+    }
+
+    fn run(&self, run: ToolRun, _: Duration) -> BoxFuture<'static, ToolOutcome> {
+        let source = self.clone();
+        async move {
+            let id = run.id.to_string();
+            source.runs.send_modify(|runs| {
+                runs.sent.push(run.clone());
+                runs.under_way += 1;
+                runs.most = runs.most.max(runs.under_way);
+            });
+            let mut under_way = UnderWay {
+                source: &source,
+                id: id.clone(),
+                ended: false,
+            };
+            let mut runs = source.runs.subscribe();
+            let outcome = runs.wait_for(|runs| runs.ends.contains_key(&id)).await.unwrap().ends[&id].clone();
+            assert!(
+                !matches!(&outcome, ToolOutcome::Failed { text } if text == "panic"),
+                "as the test wants"
+            );
+            under_way.ended = true;
+            outcome
+        }
+        .boxed()
+    }
+}
+
+fn tools() -> Vec<ToolSpec> {
+    let tool = |name: &str, effect, timeout| ToolSpec {
+        name: name.into(),
+        description: format!("does {name}"),
+        parameters: json!({"type": "object"}),
+        effect,
+        idempotent: false,
+        timeout: SignedDuration::from_secs(timeout),
+        on_unknown: OnUnknownOutcome::TellModel,
+    };
+    vec![
+        tool("files__read", ToolEffect::Read, 60),
+        tool("mail__send", ToolEffect::Destructive, 60),
+        tool("mail__hang", ToolEffect::Destructive, 0),
+    ]
+}
+
+/// A worker in this process.
+struct Worker {
+    terminate: CancellationToken,
+    drive: JoinHandle<Ended>,
+}
+
+impl Worker {
+    fn start(dir: &tempfile::TempDir, gateway: &Gateway, source: &Arc<Source>) -> Self {
+        Self::draining(PATIENCE, dir, gateway, source)
+    }
+
+    /// One that lets runs go on for so long after SIGTERM.
+    fn draining(drain: Duration, dir: &tempfile::TempDir, gateway: &Gateway, source: &Arc<Source>) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let terminate = CancellationToken::new();
+        let (dir, socket) = (dir.path().join("journal"), gateway.socket().to_path_buf());
+        let (source, token) = (source.clone(), terminate.clone());
+        let drive = tokio::spawn(async move {
+            let spec: AgentSpec = serde_json::from_value(json!({
+                "instructions": "Be.",
+                "model": {"api": "OpenAIChat", "name": "m"},
+                "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
+            }))
+            .unwrap();
+            let client = GatewayClient::new(&socket).unwrap();
+            let (connections, heard) = (watch::Sender::new(0), watch::Sender::new(None));
+            let outbox = Outbox::start(&client, connections.subscribe());
+            let mut listener = heard.subscribe();
+            let events = tokio::spawn(client.clone().run_events(heard, connections));
+            let session = client.session().await;
+            let first = listener.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+            let owner = Owner {
+                agent_uid: "agent".into(),
+                pod_uid: "pod".into(),
+                epoch: 1,
+            };
+            let (mut journal, restored) = Journal::open(&dir, &owner).unwrap();
+            journal.claim(&owner).unwrap();
+            let engine = match restored.snapshot {
+                Some(snapshot) => Engine::restore(Settings::from(&spec), snapshot, restored.transcript),
+                None => Engine::new(Settings::from(&spec)),
+            };
+            let parts = Parts {
+                agent: "agent".into(),
+                engine,
+                tools: Some(Arc::new(source)),
+                model: &spec.model,
+                instructions: Instructions::load(spec.instructions.clone(), dir).unwrap(),
+                journal: &mut journal,
+                gateway: &client,
+                outbox: &outbox,
+                drain,
+            };
+            let world = World {
+                heard: listener,
+                terminate: token,
+            };
+            let ended = Driver::new(parts, &first).run(&session, world).await.unwrap();
+            journal.close(&owner).unwrap();
+            outbox.finish().await;
+            events.abort();
+            ended
+        });
+        Self { terminate, drive }
+    }
+
+    async fn ended(self) -> Ended {
+        tokio::time::timeout(PATIENCE, self.drive)
+            .await
+            .expect("it ends")
+            .unwrap()
+    }
+}
+
+/// Results in a request, in order.
+fn results(request: &Value) -> Vec<String> {
+    let messages = request["messages"].as_array().unwrap().iter();
+    let tool = messages.filter(|message| message["role"] == "tool");
+    tool.map(|message| message["content"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[tokio::test]
+async fn tools_that_only_look_run_four_at_a_time_and_the_model_gets_all_results_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let calls: Vec<(&str, Value)> = (0..6).map(|_| ("files__read", json!({}))).collect();
+    let gateway = Gateway::start(dir.path(), vec![answer("look", &calls), sleep(3600)]);
+    let source = Source::new();
+    let worker = Worker::start(&dir, &gateway, &source);
+    source.until("four runs", |runs| runs.sent.len() == 4).await;
+    for run in ["t1c1r4", "t1c1r1", "t1c1r5", "t1c1r6", "t1c1r3", "t1c1r2"] {
+        source
+            .until(run, |runs| runs.sent.iter().any(|sent| sent.id.to_string() == run))
+            .await;
+        source.done(run);
+    }
+    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    let expected: Vec<String> = (1..=6).map(|run| format!("t1c1r{run} is done")).collect();
+    assert_eq!(results(&log.calls[1].1), expected);
+    let names: Vec<&str> = log.calls[0].1["tools"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|tool| tool["function"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["yield", "files__read", "mail__send", "mail__hang"]);
+    assert_eq!((log.last().tool_calls, log.last().actions), (6, 0));
+    assert_eq!(source.runs.borrow().most, 4);
+    worker.terminate.cancel();
+    assert_eq!(worker.ended().await, Ended::Exit);
+}
+
+#[tokio::test]
+async fn sigterm_awaits_a_run_that_acts_until_the_drain_ends_and_the_next_worker_calls_its_outcome_unknown() {
+    let dir = tempfile::tempdir().unwrap();
+    let wanted = [("mail__send", json!({})), ("mail__send", json!({}))];
+    let gateway = Gateway::start(dir.path(), vec![answer("", &wanted), sleep(3600)]);
+    let source = Source::new();
+    let worker = Worker::start(&dir, &gateway, &source);
+    source.until("the run", |runs| runs.sent.len() == 1).await;
+    worker.terminate.cancel();
+    gateway.until("stopping", |log| is(log, LoopState::Stopping)).await;
+    source.done("t1c1r1");
+    assert_eq!(worker.ended().await, Ended::Exit);
+    let runs = source.runs.borrow().clone();
+    assert_eq!((runs.sent.len(), runs.cut.len()), (1, 0));
+
+    let worker = Worker::draining(Duration::from_millis(50), &dir, &gateway, &source);
+    source.until("the second run", |runs| runs.sent.len() == 2).await;
+    worker.terminate.cancel();
+    assert_eq!(worker.ended().await, Ended::Exit);
+    source.until("the cut", |runs| runs.cut == ["t1c1r2"]).await;
+
+    let worker = Worker::start(&dir, &gateway, &source);
+    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    let results = results(&log.calls[1].1);
+    assert_eq!(results[0], "t1c1r1 is done");
+    assert!(results[1].contains("may or may not have happened"), "{results:?}");
+    assert_eq!(source.runs.borrow().sent.len(), 2);
+    worker.terminate.cancel();
+    worker.ended().await;
+}
+
+#[tokio::test]
+async fn a_run_that_only_looks_is_cut_by_a_suspension_and_by_sigterm_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(dir.path(), vec![answer("", &[("files__read", json!({}))])]);
+    let source = Source::new();
+    let worker = Worker::start(&dir, &gateway, &source);
+    source.until("the run", |runs| runs.sent.len() == 1).await;
+    gateway.tell(|event| event.directives.suspend = true);
+    assert_eq!(worker.ended().await, Ended::Suspended);
+    source.until("the cut", |runs| runs.cut.len() == 1).await;
+
+    gateway.tell(|event| event.directives.suspend = false);
+    let worker = Worker::start(&dir, &gateway, &source);
+    let runs = source.until("the same run", |runs| runs.sent.len() == 2).await;
+    assert_eq!(runs.sent[0], runs.sent[1]);
+    worker.terminate.cancel();
+    assert_eq!(worker.ended().await, Ended::Exit);
+    source.until("the cut", |runs| runs.cut.len() == 2).await;
+}
+
+#[tokio::test]
+async fn half_a_run_lease_without_contact_holds_runs_that_act_and_contact_lets_them_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let wanted = [("files__read", json!({})), ("mail__send", json!({}))];
+    let gateway = Gateway::start(dir.path(), vec![answer("", &wanted), sleep(3600)]);
+    gateway.tell(|event| event.link_age_milliseconds = 29_500);
+    let source = Source::new();
+    let worker = Worker::start(&dir, &gateway, &source);
+    source.until("the read", |runs| runs.sent.len() == 1).await;
+    // Longer than what was left of the half lease.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    source.done("t1c1r1");
+    let second = source.until("the run that acts", |runs| runs.sent.len() == 2);
+    assert!(tokio::time::timeout(Duration::from_millis(300), second).await.is_err());
+    assert_eq!(gateway.log().last().state, LoopState::Running);
+    gateway.tell(|event| event.link_age_milliseconds = 0);
+    source.until("the run that acts", |runs| runs.sent.len() == 2).await;
+    source.done("t1c1r2");
+    gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    worker.terminate.cancel();
+    worker.ended().await;
+}
+
+#[tokio::test]
+async fn a_source_that_says_nothing_in_time_or_breaks_leaves_an_unknown_outcome() {
+    let dir = tempfile::tempdir().unwrap();
+    let wanted = [("mail__hang", json!({})), ("mail__send", json!({}))];
+    let gateway = Gateway::start(dir.path(), vec![answer("", &wanted), sleep(3600)]);
+    let source = Source::new();
+    let worker = Worker::start(&dir, &gateway, &source);
+    source
+        .until("the end of the first", |runs| runs.cut == ["t1c1r1"])
+        .await;
+    source.end("t1c1r2", ToolOutcome::Failed { text: "panic".into() });
+    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    let results = results(&log.calls[1].1);
+    assert!(
+        results.iter().all(|text| text.contains("may or may not have happened")),
+        "{results:?}"
+    );
+    worker.terminate.cancel();
+    worker.ended().await;
+}
+
+#[tokio::test]
+async fn a_loop_waits_for_its_sources_and_takes_what_they_offer_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let wanted = [("files__late", json!({}))];
+    let gateway = Gateway::start(dir.path(), vec![answer("hm", &[]), answer("", &wanted), sleep(3600)]);
+    let source = Source::new();
+    let late = ToolSpec {
+        name: "files__late".into(),
+        ..tools().remove(0)
+    };
+    let source = Arc::new(Source {
+        offered: watch::Sender::new(Arc::from([])),
+        complete: CancellationToken::new(),
+        runs: source.runs.clone(),
+    });
+    let worker = Worker::start(&dir, &gateway, &source);
+    gateway.until("the events", |log| log.listeners == 1).await;
+    assert!(gateway.log().calls.is_empty());
+    source.offered.send_replace(Arc::from([late]));
+    source.complete.cancel();
+    source.until("the run", |runs| runs.sent.len() == 1).await;
+    source.done("t2c1r1");
+    gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    source.offered.send_replace(Arc::from([]));
+    gateway.tell(|event| event.directives.wake = Some("one".into()));
+    let log = gateway.until("the next call", |log| log.calls.len() == 4).await;
+    assert_eq!(log.calls[3].1["tools"].as_array().unwrap().len(), 1);
+    worker.terminate.cancel();
+    worker.ended().await;
+}
