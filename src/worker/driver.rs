@@ -166,7 +166,7 @@ impl<'a> Driver<'a> {
     }
 
     async fn drive(&mut self, session: &Session, world: &mut World) -> Result<Ended, JournalError> {
-        if !self.meet_tools(world).await {
+        if !meet_tools(self.tools.clone(), &world.terminate).await {
             return Ok(Ended::Exit);
         }
         if world.heard.borrow().as_ref().is_some_and(Heard::suspends) {
@@ -209,22 +209,6 @@ impl<'a> Driver<'a> {
             // Without a cause the engine found out by itself that it is fenced.
             Some(StopCause::Drain | StopCause::Fenced) | None => Ended::Exit,
         })
-    }
-
-    /// Waits a while for the sources of tools. False: the process is to end.
-    async fn meet_tools(&self, world: &World) -> bool {
-        let Some(tools) = &self.tools else {
-            return true;
-        };
-        tokio::select! {
-            met = timeout(TOOLS_WAIT, tools.complete()) => {
-                if met.is_err() {
-                    tracing::warn!("the loop starts without all of its tools: a source has not answered yet");
-                }
-                true
-            }
-            () = world.terminate.cancelled() => false,
-        }
     }
 
     async fn next(&mut self, world: &mut World) -> Happening {
@@ -465,6 +449,22 @@ impl<'a> Driver<'a> {
         if let Some(call) = self.in_flight.take() {
             self.outbox.errand(Errand::Cancel(call));
         }
+    }
+}
+
+/// Waits a while for the sources of tools. False: the process is to end.
+async fn meet_tools(tools: Option<Arc<dyn ToolSource>>, terminate: &CancellationToken) -> bool {
+    let Some(tools) = tools else {
+        return true;
+    };
+    tokio::select! {
+        met = timeout(TOOLS_WAIT, tools.complete()) => {
+            if met.is_err() {
+                tracing::warn!("the loop starts without all of its tools: a source has not answered yet");
+            }
+            true
+        }
+        () = terminate.cancelled() => false,
     }
 }
 

@@ -97,17 +97,20 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-impl ToolSource for Arc<Source> {
+/// The worker's hold of it.
+struct Hold(Arc<Source>);
+
+impl ToolSource for Hold {
     fn offered(&self) -> watch::Receiver<Arc<[ToolSpec]>> {
-        self.offered.subscribe()
+        self.0.offered.subscribe()
     }
 
     fn complete(&self) -> BoxFuture<'static, ()> {
-        self.complete.clone().cancelled_owned().boxed()
+        self.0.complete.clone().cancelled_owned().boxed()
     }
 
     fn run(&self, run: ToolRun, _: Duration) -> BoxFuture<'static, ToolOutcome> {
-        let source = self.clone();
+        let source = self.0.clone();
         async move {
             let id = run.id.to_string();
             source.runs.send_modify(|runs| {
@@ -195,7 +198,7 @@ impl Worker {
             let parts = Parts {
                 agent: "agent".into(),
                 engine,
-                tools: Some(Arc::new(source)),
+                tools: Some(Arc::new(Hold(source))),
                 model: &spec.model,
                 instructions: Instructions::load(spec.instructions.clone(), dir).unwrap(),
                 journal: &mut journal,
