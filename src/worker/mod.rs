@@ -12,8 +12,5 @@ pub mod model;
 pub mod outbox;
 pub mod report;
 pub mod startup;
-<<<<<<< HEAD
-pub mod tools;
-=======
 pub mod tool_source;
->>>>>>> a2211ca (Take tool calls through one gate: journal intent and outcome, run four looks at a time and all else alone, and call unknown what a crash left unknown)
+pub mod tools;

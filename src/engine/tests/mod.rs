@@ -1,8 +1,10 @@
 //! Drives the engine in simulated time as the worker would, and checks on every step what must always hold.
 
+mod actions;
 mod budget;
 mod context;
 mod failures;
+mod gate;
 mod lifecycle;
 mod limits;
 mod random;

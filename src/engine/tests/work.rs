@@ -1,4 +1,4 @@
-//! Tools: the gate, runs and their order, what a restart and a stop make of them, and the limit of actions.
+//! Runs of tools: their order, their results, and what a restart and a stop make of them.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;
@@ -19,7 +19,7 @@ pub(super) const NAMES: [&str; 8] = [
     "yield",
 ];
 
-fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
+pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
     ToolSpec {
         name: name.into(),
         description: format!("does {name}"),
@@ -35,7 +35,7 @@ fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
     }
 }
 
-fn tools() -> Vec<ToolSpec> {
+pub(super) fn tools() -> Vec<ToolSpec> {
     vec![
         tool("files__read", ToolEffect::Read),
         tool("files__list", ToolEffect::Read),
@@ -75,21 +75,21 @@ impl Driver {
     }
 
     /// The places, from 1, of the calls whose tools run.
-    fn running(&self) -> Vec<u32> {
+    pub(super) fn running(&self) -> Vec<u32> {
         self.running.keys().map(|run| run.index).collect()
     }
 
-    fn end(&mut self, index: u32, outcome: ToolOutcome) -> Vec<Effect> {
+    pub(super) fn end(&mut self, index: u32, outcome: ToolOutcome) -> Vec<Effect> {
         let run = *self.running.keys().find(|run| run.index == index).expect("such a run");
         self.feed(Input::ToolFinished { run, outcome })
     }
 
-    fn done(&mut self, index: u32, text: &str) -> Vec<Effect> {
+    pub(super) fn done(&mut self, index: u32, text: &str) -> Vec<Effect> {
         self.end(index, ToolOutcome::Done { text: text.into() })
     }
 
     /// Results in the transcript: the id of the call, and the text.
-    fn results(&self) -> Vec<(&str, &str)> {
+    pub(super) fn results(&self) -> Vec<(&str, &str)> {
         let results = self.transcript.iter().filter_map(|message| match &**message {
             Message::Tool { id, text, .. } => Some((id.as_str(), text.as_str())),
             Message::System { .. } | Message::User { .. } | Message::Assistant { .. } => None,
@@ -97,13 +97,13 @@ impl Driver {
         results.collect()
     }
 
-    fn lines(&self, kind: RecordKind) -> Vec<&ToolLine> {
+    pub(super) fn lines(&self, kind: RecordKind) -> Vec<&ToolLine> {
         let of_kind = self.journal.iter().filter(|record| record.kind == kind);
         of_kind.filter_map(|record| record.tool.as_ref()).collect()
     }
 
     /// Journal lines of outcomes, in one word each.
-    fn outcomes(&self) -> Vec<&str> {
+    pub(super) fn outcomes(&self) -> Vec<&str> {
         let lines = self.lines(RecordKind::ToolOutcome);
         lines
             .iter()
@@ -175,87 +175,6 @@ fn every_result_carries_the_reasoning_of_its_call_or_of_its_answer_and_no_line_d
 }
 
 #[test]
-fn the_name_of_a_tool_that_there_is_not_is_in_no_journal_line() {
-    let mut driver = Driver::with_tools(settings());
-    driver.answer(wants(&["my password is 1234"]));
-    let denied = driver.lines(RecordKind::ToolDenied);
-    assert_eq!(denied[0].tool, None);
-    assert_eq!(driver.notes(RecordKind::ToolDenied), ["UnknownTool"]);
-    assert!(driver.result().contains("available: yield, files__read"));
-}
-
-#[rstest]
-#[case("{", "(all)")]
-#[case("[]", "(all)")]
-#[case(r#"{"path": 1}"#, "/path")]
-#[case(r#"{"way": "a"}"#, "(all)")]
-fn arguments_that_do_not_fit_are_answered_with_the_argument_and_the_problem(
-    #[case] arguments: &str,
-    #[case] argument: &str,
-) {
-    let mut driver = Driver::with_tools(settings());
-    let mut answer = wants(&["files__write"]);
-    answer.tool_calls[0].arguments = arguments.into();
-    driver.answer(answer);
-    assert_eq!(driver.sent, []);
-    let result: serde_json::Value = serde_json::from_str(driver.result()).unwrap();
-    assert_eq!(
-        (&result["error"], &result["argument"]),
-        (&json!("invalid argument"), &json!(argument))
-    );
-    assert!(!result["fix"].as_str().unwrap().is_empty());
-    assert_eq!(driver.notes(RecordKind::ToolDenied), ["BadArguments"]);
-    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
-}
-
-#[test]
-fn three_denials_of_a_tool_hide_it_until_the_next_turn_and_two_do_not() {
-    let mut driver = Driver::with_tools(settings());
-    let bad = || {
-        let mut answer = wants(&["files__write"]);
-        answer.tool_calls[0].arguments = r#"{"path": 1}"#.into();
-        answer
-    };
-    driver.answer(bad());
-    driver.answer(bad());
-    assert!(driver.offered.contains(&"files__write".to_owned()));
-    driver.answer(bad());
-    assert!(!driver.offered.contains(&"files__write".to_owned()));
-    assert!(driver.offered.contains(&"files__read".to_owned()));
-    driver.answer(wants(&["files__write"]));
-    assert!(
-        driver.result().contains("gone until the next turn"),
-        "{}",
-        driver.result()
-    );
-    assert_eq!(*driver.notes(RecordKind::ToolDenied).last().unwrap(), "Hidden");
-    driver.turn();
-    assert!(driver.offered.contains(&"files__write".to_owned()));
-    driver.answer(wants(&["files__write"]));
-    assert_eq!(driver.running(), [1]);
-}
-
-#[test]
-fn a_tool_whose_schema_cannot_be_used_is_not_offered_and_another_documents_is_not_fetched() {
-    let broken = |parameters| ToolSpec {
-        parameters,
-        ..tool("broken", ToolEffect::Read)
-    };
-    for parameters in [
-        json!({"type": 7}),
-        json!({"$ref": "http://127.0.0.1:1/schema"}),
-        json!({"$ref": "file:///etc/passwd"}),
-        json!({"properties": {"a": {"pattern": "("}}}),
-    ] {
-        assert!(crate::engine::check_schema(&parameters).is_err(), "{parameters}");
-        let mut driver = Driver::fresh(settings());
-        driver.offer(vec![broken(parameters), tool("files__read", ToolEffect::Read)]);
-        driver.start(1);
-        assert_eq!(driver.offered, ["yield", "files__read"]);
-    }
-}
-
-#[test]
 fn what_only_looks_runs_four_at_a_time_and_results_join_in_the_order_of_the_calls() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&[
@@ -323,17 +242,6 @@ fn a_yield_beside_tools_counts_once_they_are_done() {
     driver.done(2, "written");
     assert_eq!(driver.state(), LoopState::Sleeping);
     assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(30)));
-}
-
-#[test]
-fn the_answer_that_a_provider_refused_runs_nothing() {
-    let mut driver = Driver::with_tools(settings());
-    driver.answer(Answer {
-        finish: Finish::Refused,
-        ..wants(&["files__read"])
-    });
-    assert_eq!(driver.sent, []);
-    assert_eq!(driver.notes(RecordKind::ToolDenied), ["AnswerRefused"]);
 }
 
 #[rstest]
@@ -616,93 +524,4 @@ fn results_of_a_turn_that_was_ended_by_its_calls_join_before_the_next_one() {
     driver.done(1, "read");
     assert_eq!(driver.engine.view().turns_completed, 1);
     assert_eq!(driver.results().len(), 1);
-}
-
-/// Takes `count` actions, a second apart.
-fn act(driver: &mut Driver, count: usize) {
-    for _ in 0..count {
-        driver.answer(wants(&["files__write"]));
-        driver.done(1, "written");
-        driver.pass(seconds(1));
-    }
-}
-
-#[test]
-fn the_limit_of_actions_pauses_before_the_one_above_it_and_not_before() {
-    let mut driver = Driver::with_tools(Settings {
-        actions_per_minute: 3,
-        ..settings()
-    });
-    let first = driver.now;
-    act(&mut driver, 2);
-    driver.answer(wants(&["files__read", "files__write"]));
-    driver.done(1, "read");
-    assert_eq!((driver.state(), driver.running()), (LoopState::Running, vec![2]));
-    driver.done(2, "written");
-    driver.answer(wants(&["files__read", "files__write", "files__read"]));
-    driver.done(1, "read");
-    assert_eq!(driver.reasons(), [PauseReason::ActionsPerMinute]);
-    assert_eq!(driver.engine.view().resumes_at, Some(first + seconds(60)));
-    assert!(
-        driver.engine.view().reasons[0]
-            .message
-            .contains("guardrails.actionsPerMinute")
-    );
-    assert_eq!(driver.running(), [0_u32; 0]);
-}
-
-#[test]
-fn the_limit_of_actions_clears_by_its_moment_only_and_for_one_action() {
-    let mut driver = Driver::with_tools(Settings {
-        actions_per_minute: 2,
-        ..settings()
-    });
-    act(&mut driver, 2);
-    driver.answer(wants(&["mail__send", "mail__send"]));
-    for input in [
-        Input::WakeRequested { token: "w".into() },
-        Input::ResumeRequested { token: "r".into() },
-        Input::LinkBack,
-        Input::Timer,
-        Input::Event { name: "chat".into() },
-    ] {
-        driver.feed(input);
-        assert_eq!(driver.reasons(), [PauseReason::ActionsPerMinute]);
-    }
-    driver.restart(1);
-    assert_eq!(
-        driver.reasons(),
-        [PauseReason::ActionsPerMinute],
-        "a restart is no cure"
-    );
-    assert_eq!(driver.next_timer(), seconds(58));
-    assert_eq!(driver.running(), [1]);
-    driver.done(1, "sent");
-    assert_eq!(driver.next_timer(), seconds(1), "the second one is a second younger");
-    assert_eq!(driver.running(), [2]);
-}
-
-#[test]
-fn actions_of_a_clock_that_is_set_back_age_as_before() {
-    let mut driver = Driver::with_tools(Settings {
-        actions_per_minute: 1,
-        ..settings()
-    });
-    act(&mut driver, 1);
-    driver.now = "2025-01-01T00:00:00Z".parse().unwrap();
-    driver.feed(Input::Timer);
-    driver.answer(wants(&["mail__send"]));
-    assert!(driver.next_timer() <= seconds(60));
-    assert_eq!(driver.running(), [1]);
-}
-
-#[test]
-fn a_limit_of_actions_that_was_lowered_waits_for_as_many_as_it_takes() {
-    let mut driver = Driver::with_tools(settings());
-    let first = driver.now;
-    act(&mut driver, 5);
-    driver.settings.actions_per_minute = 2;
-    driver.restart(2);
-    driver.answer(wants(&["mail__send"]));
-    assert_eq!(driver.engine.view().resumes_at, Some(first + seconds(63)));
 }
