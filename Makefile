@@ -21,7 +21,7 @@ test: ## Every test, on real clusters that it starts and stops (root)
 soak: ## SCHEDULES=2000000 of the ledger's simulation, then the end-to-end tests again and again, for MINUTES=60
 	@hack/test.sh soak
 
-bench: ## Measure engine and controller, the latter against a real API server, beside other operators (SIZES=200,1000)
+bench: ## Measure engine, ledger, gateway, leases, and the controller beside other operators (SIZES=200,1000)
 	@hack/bench/run.sh
 
 check: ## Format, lints, tests that need no cluster, generated files unchanged
