@@ -104,13 +104,13 @@ fn lead(budgets: usize, agents: usize) -> (f64, usize) {
                 };
                 assert!(account.ask(who, &ask, now).is_ok(), "there is room");
             }
-            let record = account.record();
+            let record = account.compose();
             account.written(&record);
         }
     }
     let seconds = start.elapsed().as_secs_f64();
-    let size = |account: &Account| serde_json::to_vec(&account.record()).map_or(0, |bytes| bytes.len());
-    let bytes = accounts.iter().map(size).sum::<usize>() / budgets;
+    let size = |account: &mut Account| serde_json::to_vec(&account.compose()).map_or(0, |bytes| bytes.len());
+    let bytes = accounts.iter_mut().map(size).sum::<usize>() / budgets;
     ((ROUNDS * budgets * agents) as f64 / seconds, bytes)
 }
 

@@ -17,6 +17,10 @@ use crate::link::messages::{AccountAnswer, LeaseAnswer, LeaseGrant, LeaseRequest
 
 /// Time between two writes of a document for which nobody waits.
 pub const STEP: SignedDuration = SignedDuration::from_secs(15);
+/// How long an account must be missed until it is gone for certain, for watches that lag behind.
+const LAG: SignedDuration = SignedDuration::from_mins(1);
+/// Accounts that are missed at one time; more wait.
+const MOST_MISSED: usize = 10_000;
 /// The epoch of a word about an account that is gone for ever: no later word contradicts it.
 const LAST_WORD: i64 = i64::MAX;
 
@@ -208,6 +212,10 @@ pub struct Book {
     gone: BTreeSet<AccountId>,
     /// Accounts of which gateways must hear: limits, recall or revision are others than before.
     changed: BTreeSet<AccountId>,
+    /// Accounts that gateways speak of and nobody knows, and since when they do.
+    missed: BTreeMap<AccountId, Timestamp>,
+    /// Accounts in which each gateway's record has leases, or had.
+    holdings: BTreeMap<String, BTreeSet<AccountId>>,
 }
 
 impl Book {
@@ -227,6 +235,10 @@ impl Book {
         }
         let empty = LedgerRecord::default();
         let restored = Account::restore(terms, record.unwrap_or(&empty), now);
+        for who in restored.holders() {
+            let held = self.holdings.entry(who.record.clone()).or_default();
+            held.insert(account.clone());
+        }
         let entry = Entry {
             account: restored,
             blocked: BTreeMap::new(),
@@ -267,6 +279,28 @@ impl Book {
             self.hurry(account);
         }
         counted
+    }
+
+    /// A budget that was deleted while nobody led is known to nobody, and its gateways would speak of its leases for
+    /// ever: what is neither here nor there for long enough is gone.
+    pub fn miss(&mut self, request: &LeaseRequest, is_there: impl Fn(&str) -> bool, now: Timestamp) {
+        for part in request.accounts.iter().filter(|part| !part.statements.is_empty()) {
+            let account = &part.account;
+            if self.index.contains_key(account) || self.gone.contains(account) || is_there(account) {
+                self.missed.remove(account);
+                continue;
+            }
+            match self.missed.get(account) {
+                Some(since) if now.duration_since(*since) >= LAG => {
+                    self.missed.remove(account);
+                    self.gone.insert(account.clone());
+                }
+                None if self.missed.len() < MOST_MISSED => {
+                    self.missed.insert(account.clone(), now);
+                }
+                Some(_) | None => {}
+            }
+        }
     }
 
     /// The object is gone, and with it all that it limited.
@@ -333,11 +367,29 @@ impl Book {
             let Some((refused, waits)) = refused else { continue };
             if let Some(refused) = refused {
                 heard.refused.insert(part.account.clone(), refused);
-            } else if waits {
+                continue;
+            }
+            if waits {
                 self.hurry(&part.account);
             }
+            let held = self.holdings.entry(who.record.clone()).or_default();
+            held.insert(part.account.clone());
         }
+        self.forget_holdings(&who.record);
         heard
+    }
+
+    fn forget_holdings(&mut self, record: &str) {
+        let Some(mut held) = self.holdings.remove(record) else {
+            return;
+        };
+        held.retain(|account| {
+            self.entry(account)
+                .is_some_and(|(_, entry)| entry.account.is_holder(record))
+        });
+        if !held.is_empty() {
+            self.holdings.insert(record.to_owned(), held);
+        }
     }
 
     /// The documents that must be written before this request is answered. None: it may be answered now.
@@ -359,15 +411,21 @@ impl Book {
     /// Whether the gateway names a record that is another Agent's.
     #[must_use]
     pub fn is_of_another(&self, who: &Who, request: &LeaseRequest) -> bool {
-        let mut entries = request.accounts.iter().filter_map(|part| self.entry(&part.account));
+        let held = self.holdings.get(&who.record).into_iter().flatten();
+        let accounts = request.accounts.iter().map(|part| &part.account).chain(held);
+        let mut entries = accounts.filter_map(|account| self.entry(account));
         entries.any(|(_, entry)| entry.account.is_of_another(who))
     }
 
-    /// What a gateway is told: of what is written, and no more.
+    /// What a gateway is told: of what is written, and no more. Of accounts that it did not speak of too, where it has
+    /// leases: it may never have heard of those, and only it can give them back.
     #[must_use]
     pub fn answer(&self, who: &Who, request: &LeaseRequest, heard: &Heard) -> LeaseAnswer {
-        let accounts = request.accounts.iter().map(|part| {
-            let account = part.account.clone();
+        let spoken_of = |account: &&AccountId| request.accounts.iter().any(|part| part.account == **account);
+        let held = self.holdings.get(&who.record).into_iter().flatten();
+        let unspoken = held.filter(|account| !spoken_of(account)).cloned();
+        let asked = request.accounts.iter().map(|part| part.account.clone());
+        let accounts = asked.chain(unspoken).map(|account| {
             let forgotten = heard.forgotten.get(&account).cloned().unwrap_or_default();
             let refused = heard.refused.get(&account).cloned();
             let Some((_, entry)) = self.entry(&account) else {
@@ -423,7 +481,7 @@ impl Book {
             Write {
                 part: *part,
                 over: entry.account.epoch(),
-                record: entry.account.record(),
+                record: entry.account.compose(),
             }
         };
         home.accounts.iter_mut().map(write).collect()
@@ -786,6 +844,63 @@ mod tests {
         }
         book.load(&budget("b2"), Part::Budget, terms(1000), None, at(3));
         assert_eq!(book.entry("b2").unwrap().1.account().used(), Amount::ZERO);
+    }
+
+    #[test]
+    fn a_gateway_hears_of_every_lease_that_it_has_whatever_it_speaks_of() {
+        let mut book = book(1000);
+        let other = DocumentId {
+            name: "other".into(),
+            ..budget("o")
+        };
+        book.load(&other, Part::Budget, terms(1000), None, START);
+        let who = who("a");
+        // The answer is lost, and the Agent draws on the account no more.
+        book.request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        let next = |book: &mut Book, request: &LeaseRequest| {
+            let heard = book.request(&who, |account| account == "o", request, at(2));
+            book.answer(&who, request, &heard)
+        };
+        for request in [LeaseRequest::default(), saying("o", 7, 0, 0)] {
+            let answer = next(&mut book, &request);
+            let told = answer.accounts.iter().find(|told| told.account == "b").unwrap();
+            assert_eq!((told.leases[0].lease, told.epoch), (1, 1));
+        }
+        assert_eq!(next(&mut book, &saying("b", 1, 0, 1000)).accounts.len(), 1);
+        assert_eq!(next(&mut book, &LeaseRequest::default()).accounts, [], "given back");
+        assert_eq!(book.entry("b").unwrap().1.account().reserved(), Amount::ZERO);
+    }
+
+    #[test]
+    fn the_next_leader_tells_a_gateway_of_what_it_never_heard_of() {
+        let mut old = book(1000);
+        old.request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        let record = write(&mut old, 1).remove(0).record;
+        let mut new = Book::default();
+        new.load(&budget("b"), Part::Budget, terms(1000), Some(&record), at(5));
+        let request = LeaseRequest::default();
+        let heard = new.request(&who("a"), |_| false, &request, at(6));
+        assert_eq!(new.answer(&who("a"), &request, &heard).accounts[0].leases[0].lease, 1);
+        let heard = new.request(&who("b"), |_| false, &request, at(6));
+        assert_eq!(new.answer(&who("b"), &request, &heard).accounts, []);
+    }
+
+    #[test]
+    fn a_budget_deleted_while_nobody_led_is_gone_once_it_was_missed_for_a_minute() {
+        let mut book = Book::default();
+        let (who, request) = (who("a"), saying("b", 1, 40, 0));
+        let mut speak = |there: bool, seconds: i64| {
+            book.miss(&request, |_| there, at(seconds));
+            let heard = book.request(&who, |_| false, &request, at(seconds));
+            book.answer(&who, &request, &heard).accounts[0].forgotten.len()
+        };
+        assert_eq!((speak(false, 0), speak(false, 59)), (0, 0));
+        // Seen meanwhile: it is missed anew from then on.
+        assert_eq!((speak(true, 60), speak(false, 61), speak(false, 120)), (0, 0, 0));
+        assert_eq!((speak(false, 121), speak(false, 122)), (1, 1));
+        let told = |book: &Book| book.answer(&who, &request, &Heard::default()).accounts[0].epoch;
+        assert_eq!(told(&book), LAST_WORD);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! and asks early.
 //!
 //! All that is said are totals, so that a lost or repeated word does no harm. A closed lease is said again until the
-//! leader knows nothing of it any more: then its last numbers are in the ledger's record.
+//! leader knows nothing of it any more: then its last numbers are in the ledger's record. Where an answer may have been
+//! lost, the leader is asked what it granted with it: nobody else can give that back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,6 +55,8 @@ pub(super) struct Pace {
     said_at: Option<Instant>,
     /// The attach at which it was said.
     attach: u64,
+    /// What was granted last may not have been heard.
+    unheard: bool,
     /// Times in a row that nothing new was said.
     repeats: u32,
     /// Times in a row that nothing could be said.
@@ -61,7 +64,8 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    pub(super) fn new() -> Self {
+    /// `restored`: a gateway before this one may have asked for what it never heard of.
+    pub(super) fn new(restored: bool) -> Self {
         Self {
             calls: 0,
             waiting: 0,
@@ -72,6 +76,7 @@ impl Pace {
             said: BTreeMap::new(),
             said_at: None,
             attach: 0,
+            unheard: restored,
             repeats: 0,
             failures: 0,
         }
@@ -195,6 +200,10 @@ impl Budget {
         if wishes {
             at(pace.asked_ahead.map_or(now, |asked| asked + AHEAD));
         }
+        // A call that waits asks by itself.
+        if pace.unheard && pace.waiting == 0 {
+            at(now);
+        }
         for (key, statement) in &statements {
             let before = pace.said.get(key);
             let over = before.is_none_or(|before| before.closed != statement.closed);
@@ -287,6 +296,9 @@ impl Budget {
         let request = self.request(terms.as_ref(), wish, sent);
         let said = said(&request);
         self.store.count(|budget| budget.lease_requests += 1);
+        if request.accounts.iter().any(|account| account.ask.is_some()) {
+            self.pace().unheard = true;
+        }
         let answer = self.client.lease(&request).await?;
         let draws = terms.as_ref().map(draws).unwrap_or_default();
         let now = self.clock.now();
@@ -299,7 +311,7 @@ impl Budget {
             })
             .map_err(|error| LinkError::Unreadable(format!("its grants are not recorded: {error}")))?;
         let mut pace = self.pace();
-        pace.said = said;
+        (pace.said, pace.unheard) = (said, false);
         pace.said_at = Some(Instant::now());
         drop(pace);
         self.stirred.send_replace(());

@@ -99,6 +99,7 @@ impl Drop for Busy {
 impl Budget {
     /// Of this record, for calls of `model`.
     pub fn new(store: Arc<Store>, contact: Arc<Contact>, client: Arc<LinkClient>, epoch: i64, model: &str) -> Self {
+        let pace = Mutex::new(Pace::new(store.is_restored()));
         Self {
             store,
             contact,
@@ -107,7 +108,7 @@ impl Budget {
             model: model.into(),
             clock: Clock::start(),
             turn: Turn::new(()),
-            pace: Mutex::new(Pace::new()),
+            pace,
             stirred: watch::Sender::default(),
             beats: Mutex::default(),
         }

@@ -163,6 +163,7 @@ pub enum Begun {
 /// The record.
 pub struct Store {
     name: String,
+    restored: bool,
     inner: Mutex<Inner>,
 }
 
@@ -204,7 +205,7 @@ impl Store {
     pub fn open(directory: &Path, model: &str, now: Timestamp) -> Result<Self, StoreError> {
         let path = directory.join(FILE_NAME);
         let mut db = schema::open(&path)?;
-        let (name, counts) =
+        let (name, restored, counts) =
             Counts::restore(&mut db, model, now).map_err(|source| schema::cannot_open(&path, source))?;
         let inner = Inner {
             db,
@@ -216,6 +217,7 @@ impl Store {
         };
         Ok(Self {
             name,
+            restored,
             inner: Mutex::new(inner),
         })
     }
@@ -277,6 +279,11 @@ impl Store {
     /// The record's name: made once with it.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether a gateway before this one made it.
+    pub fn is_restored(&self) -> bool {
+        self.restored
     }
 
     /// Looks into the wallet.
@@ -445,13 +452,12 @@ impl Inner {
 
 impl Counts {
     /// Reads them, and loses the calls that were open when the last gateway ended: what was reserved for them is spent.
-    /// Gives the record's name too.
-    fn restore(db: &mut Connection, model: &str, now: Timestamp) -> rusqlite::Result<(String, Self)> {
+    /// Gives the record's name too, and whether it had one.
+    fn restore(db: &mut Connection, model: &str, now: Timestamp) -> rusqlite::Result<(String, bool, Self)> {
         let change = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let name = match meta(&change, RECORD)? {
-            Some(name) => name,
-            None => make_name(&change)?,
-        };
+        let known = meta(&change, RECORD)?;
+        let restored = known.is_some();
+        let name = known.map_or_else(|| make_name(&change), Ok)?;
         let budget = meta::<String>(&change, BUDGET)?;
         let violation = meta::<String>(&change, VIOLATION)?;
         let mut counts = Self {
@@ -483,7 +489,7 @@ impl Counts {
             [now.to_string()],
         )?;
         change.commit()?;
-        Ok((name, counts))
+        Ok((name, restored, counts))
     }
 
     fn settle(&mut self, change: &Transaction<'_>, spec_model: &str, settlement: &Settlement) -> rusqlite::Result<()> {

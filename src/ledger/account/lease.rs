@@ -16,6 +16,8 @@ pub(super) struct Lease {
     pub(super) granted: Amount,
     /// Of `granted`, what is written.
     pub(super) durable: Amount,
+    /// Of `granted`, what a record has that may be written at any moment.
+    pub(super) composed: Amount,
     pub(super) spent: Amount,
     pub(super) returned: Amount,
     /// Over. It is kept until that is written: a gateway that forgot it earlier could not tell the next leader.
@@ -29,10 +31,16 @@ impl Lease {
             window,
             granted: Amount::ZERO,
             durable: Amount::ZERO,
+            composed: Amount::ZERO,
             spent: Amount::ZERO,
             returned: Amount::ZERO,
             closed: false,
         }
+    }
+
+    /// What a gateway was told, or may be without anything more being decided.
+    fn certain(&self) -> Amount {
+        self.durable.max(&self.composed)
     }
 
     pub(super) fn base(&self) -> Amount {
@@ -100,6 +108,23 @@ impl Leases {
     pub(super) fn unname_windows(&mut self) {
         for lease in self.all.values_mut() {
             lease.window = Timestamp::UNIX_EPOCH;
+        }
+    }
+
+    /// Takes back what is granted in no record yet.
+    pub(super) fn drop_plans(&mut self) {
+        let planned = self.iter().filter(|(_, lease)| lease.granted != lease.certain());
+        let planned: Vec<LeaseId> = planned.map(|(id, _)| id).collect();
+        for id in planned {
+            self.change(id, |lease| lease.granted = lease.certain());
+        }
+        self.retain(|_, lease| lease.closed || !lease.granted.is_zero());
+    }
+
+    /// All that is granted is in a record from now on.
+    pub(super) fn compose(&mut self) {
+        for lease in self.all.values_mut() {
+            lease.composed = lease.granted;
         }
     }
 

@@ -1,14 +1,15 @@
 //! One limit at the leader: what is settled, who holds how much, and who may have more.
 //!
 //! The order that the promise rests on, for whoever drives this: [`Account::hear`] and [`Account::ask`] change what is
-//! planned; [`Account::record`] is written to the API server over exactly the epoch before; only then
+//! planned; [`Account::compose`] is written to the API server over exactly the epoch before; only then
 //! [`Account::written`]; and gateways are told [`Account::leases_of`], which speaks of what is written and no more.
 //!
 //! # What edits mean
 //!
 //! - A limit raised: there is room for the difference at once.
 //! - A limit lowered, or a kind limited that was not: it holds for every call that is not in flight. Nothing is granted
-//!   until settled and outstanding are below it; gateways give back what no call in flight needs.
+//!   until settled and outstanding are below it; gateways give back what no call in flight needs. What is planned, and
+//!   in no record yet, is granted no more.
 //! - Another window: what the old one still counts, counts in the new one, as late as it can have been settled; what had
 //!   left the old one stays out. Every lease granted before counts in whatever window it is spent.
 //! - An Agent that the account does not apply to any more: what it used stays used, and what it holds stays outstanding
@@ -205,7 +206,14 @@ impl Account {
         if terms.window != self.terms.window {
             self.count_anew(&self.terms.window.clone(), &terms.window);
         }
-        self.terms = terms;
+        let old = std::mem::replace(&mut self.terms, terms);
+        let lowered = |before: &LimitAmounts, now: &LimitAmounts| {
+            now.kinds()
+                .any(|kind| before.get(kind).is_none_or(|before| now.get(kind) < Some(before)))
+        };
+        if lowered(&old.limits, &self.terms.limits) || lowered(&old.per_agent, &self.terms.per_agent) {
+            self.leases.drop_plans();
+        }
         self.changed = true;
         self.look();
     }
@@ -311,6 +319,12 @@ impl Account {
     pub fn holders(&self) -> impl Iterator<Item = &Who> {
         let live = self.leases.iter().filter(|(_, lease)| !lease.closed);
         live.map(|(_, lease)| &lease.who)
+    }
+
+    /// Whether this gateway's record has a lease that is not closed.
+    #[must_use]
+    pub fn is_holder(&self, record: &str) -> bool {
+        self.leases.of(record).any(|(_, lease)| !lease.closed)
     }
 
     /// Whether gateways are to give back what they do not need for calls in flight: somebody waits for it, or there is

@@ -49,9 +49,15 @@ impl Account {
         account
     }
 
-    /// What is to be written over [`Account::epoch`], and over nothing else.
+    /// What is to be written over [`Account::epoch`], and over nothing else. It may be from now on: what it grants is
+    /// not taken back.
     #[must_use]
-    pub fn record(&self) -> LedgerRecord {
+    pub fn compose(&mut self) -> LedgerRecord {
+        self.leases.compose();
+        self.record()
+    }
+
+    pub(super) fn record(&self) -> LedgerRecord {
         let live = self.leases.iter().filter(|(_, lease)| !lease.closed);
         let holders = live.map(|(id, lease)| Holder {
             lease: id,

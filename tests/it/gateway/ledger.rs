@@ -129,7 +129,7 @@ fn answer(account: &mut Account, who: &Who, said: &AccountRequest, now: Timestam
     let forgotten = said.statements.iter().filter(unknown).map(|statement| statement.lease);
     let forgotten = forgotten.collect();
     let refused = said.ask.as_ref().and_then(|ask| account.ask(who, ask, now).err());
-    let record = account.record();
+    let record = account.compose();
     account.written(&record);
     let leases = account.leases_of(&who.record).into_iter().map(|granted| LeaseGrant {
         lease: granted.lease,

@@ -316,7 +316,9 @@ impl Model for Leases {
                 state.deliver(&message.value, self.forced);
             }
             Action::Compose(leader) => {
-                let record = state.leaders[leader].value.as_ref().as_ref()?.record();
+                let mut account = state.leaders[leader].value.as_ref().clone()?;
+                let record = account.compose();
+                state.leaders[leader] = Part::new(Some(account));
                 state.send(Message::Write(Some(leader), record));
             }
             Action::Call(gateway) => {

@@ -50,6 +50,42 @@ fn a_limit_lowered_below_use_grants_nothing_until_it_holds_and_calls_back_the_re
 }
 
 #[test]
+fn what_is_planned_when_a_limit_is_lowered_is_granted_no_more() {
+    let planned = |limit_now| {
+        let mut account = new(terms(limit(1_000), hourly()));
+        account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+        account.set_terms(terms(limit(limit_now), hourly()), at(1));
+        account.check();
+        account
+    };
+    assert_ne!(planned(1_000).reserved(), Amount::ZERO);
+    let mut lowered = planned(999);
+    assert_eq!(lowered.reserved(), Amount::ZERO);
+    assert!(
+        !lowered.must_wait("record of a", &for_a_call(100)),
+        "who waited asks again"
+    );
+    lowered.ask(&who("a"), &for_a_call(999), at(1)).unwrap();
+    write(&mut lowered);
+    assert_eq!(lowered.leases_of("record of a").len(), 1, "no lease of nothing is kept");
+}
+
+#[test]
+fn what_a_record_under_way_grants_is_not_taken_back() {
+    let mut account = new(terms(limit(1_000), hourly()));
+    account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+    let held = account.reserved();
+    let record = account.compose();
+    account.ask(&who("b"), &for_a_call(100), at(0)).unwrap();
+    account.set_terms(terms(limit(50), hourly()), at(1));
+    assert_eq!(account.reserved(), held, "the plan of b is none any more");
+    account.ask(&who("b"), &for_a_call(1), at(1)).unwrap_err();
+    account.written(&record);
+    assert_eq!(account.leases_of("record of a")[0].granted, held);
+    account.check();
+}
+
+#[test]
 fn a_kind_that_becomes_limited_counts_what_was_settled_of_it() {
     let mut account = in_use(hourly());
     let b = says(2, 60, 0, false);
