@@ -52,8 +52,18 @@ pub(super) fn resources(schema: &mut Schema) {
     }
 }
 
+/// Bounds of `spec.selector`.
+pub(super) fn selector(schema: &mut Schema) {
+    label_selector(schema, "spec.selector");
+}
+
+/// Bounds of `spec.namespaceSelector`.
+pub(super) fn namespace_selector(schema: &mut Schema) {
+    label_selector(schema, "spec.namespaceSelector");
+}
+
 /// A selector of labels; operators are spelt as Kubernetes does.
-pub(super) fn label_selector(schema: &mut Schema) {
+fn label_selector(schema: &mut Schema, field: &str) {
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
         return;
     };
@@ -69,5 +79,12 @@ pub(super) fn label_selector(schema: &mut Schema) {
         fields["operator"]["enum"] = json!(["In", "NotIn", "Exists", "DoesNotExist"]);
         fields["values"]["maxItems"] = 64.into();
         fields["values"]["items"]["maxLength"] = 63.into();
+        expressions["items"]["x-kubernetes-validations"] = json!([{
+            "rule": "self.operator in ['In', 'NotIn'] == (has(self.values) && size(self.values) > 0)",
+            "message": format!(
+                "{field}.matchExpressions[].values must have at least one value for In and NotIn, and none for Exists and \
+                 DoesNotExist"
+            ),
+        }]);
     }
 }

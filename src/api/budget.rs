@@ -6,11 +6,25 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::amount::{Amount, LimitAmounts};
-use super::bounds::label_selector;
+use super::bounds;
 
 /// At least one kind of a [`Limits`] is set.
 const SOME: &str =
     "has(self.tokens) || has(self.inputTokens) || has(self.outputTokens) || has(self.calls) || has(self.costUSD)";
+/// Every kind of `ask.topUp` is limited.
+const ASKED: &str = "!has(self.ask) || (!has(self.ask.topUp.tokens) || has(self.limits.tokens)) \
+    && (!has(self.ask.topUp.inputTokens) || has(self.limits.inputTokens)) \
+    && (!has(self.ask.topUp.outputTokens) || has(self.limits.outputTokens)) \
+    && (!has(self.ask.topUp.calls) || has(self.limits.calls)) \
+    && (!has(self.ask.topUp.costUSD) || has(self.limits.costUSD))";
+/// Every kind of a new entry of `topUps` is limited. Old ones may be of a kind that is limited no more.
+const ADDED: &str = "!has(self.topUps) || self.topUps.all(new, \
+    has(oldSelf.topUps) && oldSelf.topUps.exists(old, old.id == new.id) \
+    || (!has(new.tokens) || has(self.limits.tokens)) \
+    && (!has(new.inputTokens) || has(self.limits.inputTokens)) \
+    && (!has(new.outputTokens) || has(self.limits.outputTokens)) \
+    && (!has(new.calls) || has(self.limits.calls)) \
+    && (!has(new.costUSD) || has(self.limits.costUSD)))";
 /// Money is a decimal number.
 const COST: &str = "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][0-9]{1,6})?$')";
 
@@ -92,6 +106,12 @@ const COST: &str = "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][
     validation = Rule::new("!has(self.ask) || self.onExhausted == 'Ask'").message(
         "spec.ask is for onExhausted Ask only: remove it, or set spec.onExhausted to Ask"
     ),
+    validation = Rule::new(ASKED).message(
+        "spec.ask.topUp names a kind that spec.limits does not limit, so that it would add nothing: leave it out, or limit it"
+    ),
+    validation = Rule::new(ADDED).message(
+        "spec.topUps has a new entry of a kind that spec.limits does not limit, so that it would add nothing: leave it out, or limit it"
+    ),
     validation = Rule::new(
         "!has(oldSelf.topUps) || has(self.topUps) && oldSelf.topUps.all(old, self.topUps.exists(new, new == old))"
     ).message(
@@ -102,12 +122,12 @@ const COST: &str = "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][
 pub struct AgentBudgetSpec {
     /// The Agents that draw on it. `{}` is every Agent; absent: only Agents that name it in `spec.budgetRefs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = label_selector)]
+    #[schemars(transform = bounds::selector)]
     pub selector: Option<LabelSelector>,
     /// Namespaces whose Agents `selector` looks at, by their labels. Only in the controller's own namespace; anywhere
     /// else the budget is refused and blocks no one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = label_selector)]
+    #[schemars(transform = bounds::namespace_selector)]
     pub namespace_selector: Option<LabelSelector>,
     /// What all Agents together may use in one window; at least one kind. 0 blocks everything.
     #[x_kube(

@@ -9,11 +9,12 @@ use kube::ResourceExt;
 use strum::IntoEnumIterator;
 
 use super::gate;
-use super::status::{Input, Spent};
+use super::status::{BLOCKS, Input, Spent};
 use super::words;
 use crate::api::amount::{Amount, Kind};
-use crate::api::budget::{BudgetGate, OnExhausted};
+use crate::api::budget::{BudgetGate, OnExhausted, TopUp};
 use crate::api::condition::{self, ConditionType};
+use crate::ledger::limits::limit_amounts;
 
 /// Reason of a condition that does not hold.
 const INACTIVE: &str = "Inactive";
@@ -60,7 +61,11 @@ pub(super) fn compute(
     };
     match refusal {
         Some(refusal) => list.set(ConditionType::Accepted, false, refusal.reason, refusal.message.clone()),
-        None => list.set(ConditionType::Accepted, true, "Accepted", "the spec is usable"),
+        None => {
+            let of_no_use = of_no_use(input).map_or_else(String::new, |what| format!(". {what}"));
+            let message = format!("the spec is usable{of_no_use}");
+            list.set(ConditionType::Accepted, true, "Accepted", message);
+        }
     }
     list.near_limit();
     match spent {
@@ -94,7 +99,7 @@ impl List<'_> {
             let near = |kind: &Kind| {
                 limits
                     .get(*kind)
-                    .is_some_and(|limit| reaches(used.get(*kind), limit, percent))
+                    .is_some_and(|limit| limit > 0 && reaches(used.get(*kind), limit, percent))
             };
             Kind::iter()
                 .find(near)
@@ -115,6 +120,9 @@ impl List<'_> {
     }
 
     fn what_is_spent(&self, spent: &Spent, gate: Option<&BudgetGate>) -> String {
+        if let Some(field) = spent.zero {
+            return self.what_blocks(field, spent.kind);
+        }
         let mut parts = Vec::new();
         if let Ok(entry) = self.input.entry {
             let account = entry.account();
@@ -154,6 +162,17 @@ impl List<'_> {
         parts.join(". ")
     }
 
+    fn what_blocks(&self, field: &str, kind: Kind) -> String {
+        let blocks = format!("{field}.{} is 0, which blocks every call", words::field(kind));
+        if field == "spec.perAgent" {
+            return format!("{blocks} of every Agent: raise it, or remove it to limit no single Agent");
+        }
+        format!(
+            "{blocks}: raise it, or remove it to limit other kinds only. {}",
+            how_to_add(self.input, Some(kind))
+        )
+    }
+
     fn standing(&mut self, refusal: Option<&Refusal>, spent: Option<&Spent>, gate: Option<&BudgetGate>) {
         let text = |conditions: &[Condition], type_| {
             condition::find(conditions, type_).map_or_else(String::new, |condition| condition.message.clone())
@@ -163,6 +182,7 @@ impl List<'_> {
             (Some(refusal), _) => (false, refusal.reason, refusal.message.clone()),
             (None, Some(_)) if gate.is_some() => (true, "AwaitingApproval", exhausted),
             (None, Some(spent)) if !spent.held && spent.resets_at.is_some() => (true, "Exhausted", exhausted),
+            (None, Some(spent)) if spent.zero.is_some() => (false, spent.reason(), exhausted),
             (None, Some(_)) => (false, "Exhausted", exhausted),
             (None, None) => (true, "Accepted", "there is room for calls".into()),
         };
@@ -173,6 +193,25 @@ impl List<'_> {
             self.set(ConditionType::Stalled, true, reason, message);
         }
     }
+}
+
+/// The first top-up of a kind that is not limited: admission lets it in with a new budget, or the limit was removed.
+fn of_no_use(input: &Input<'_>) -> Option<String> {
+    let spec = &input.budget.spec;
+    let limits = limit_amounts(&spec.limits).ok()?;
+    let unlimited = |top_up: &TopUp| {
+        let amount = limit_amounts(&top_up.amount).unwrap_or_default();
+        amount.kinds().find(|kind| limits.get(*kind).is_none())
+    };
+    let (top_up, kind) = spec
+        .top_ups
+        .iter()
+        .find_map(|top_up| Some((top_up, unlimited(top_up)?)))?;
+    let field = words::field(kind);
+    Some(format!(
+        "spec.topUps[{}].{field} adds nothing: spec.limits has no {field}",
+        top_up.id
+    ))
 }
 
 /// Whether `used` is that many percent of `limit`, or more.
@@ -228,6 +267,7 @@ impl Spent {
     /// Reason of the condition.
     fn reason(&self) -> &'static str {
         match self.on_exhausted {
+            _ if self.zero.is_some() => BLOCKS,
             OnExhausted::Pause => "NoRoom",
             OnExhausted::Ask => "AskedForMore",
             OnExhausted::Stop => "Stopped",

@@ -156,25 +156,50 @@ pub struct BudgetFacts {
     pub document: DocumentId,
     /// As it was last seen.
     pub object: Arc<AgentBudget>,
-    /// The Agents it selects; `None`: none.
-    pub selector: Option<Selector>,
-    /// The namespaces whose Agents it selects; `None`: its own.
-    pub namespaces: Option<Selector>,
+    /// Whom it selects; or why nobody knows that.
+    pub selects: Result<Selects, String>,
     /// Its terms, and additions by id; or what is wrong with it.
     pub terms: Result<(Terms, Vec<(String, Amount)>), String>,
 }
 
+/// Whom a budget selects.
+#[derive(Clone, Debug)]
+pub struct Selects {
+    /// The Agents; `None`: none.
+    pub agents: Option<Selector>,
+    /// The namespaces whose Agents; `None`: its own.
+    pub namespaces: Option<Selector>,
+}
+
 impl BudgetFacts {
-    /// Of this budget. `Err`: a selector cannot be read, so that nobody knows whom it limits.
-    pub fn of(budget: &Arc<AgentBudget>) -> Result<Self, String> {
+    /// Of this budget.
+    #[must_use]
+    pub fn of(budget: &Arc<AgentBudget>) -> Self {
         let spec = &budget.spec;
-        Ok(Self {
+        let agents = selector("spec.selector", spec.selector.as_ref());
+        let namespaces = selector("spec.namespaceSelector", spec.namespace_selector.as_ref());
+        Self {
             document: document(DocumentKind::Budget, budget.as_ref()),
             object: budget.clone(),
-            selector: selector("spec.selector", spec.selector.as_ref())?,
-            namespaces: selector("spec.namespaceSelector", spec.namespace_selector.as_ref())?,
+            selects: agents.and_then(|agents| {
+                let namespaces = namespaces?;
+                Ok(Selects { agents, namespaces })
+            }),
             terms: terms(budget),
-        })
+        }
+    }
+
+    /// What is wrong with its spec.
+    #[must_use]
+    pub fn problem(&self) -> Option<&str> {
+        let terms = self.terms.as_ref().err();
+        terms.or(self.selects.as_ref().err()).map(String::as_str)
+    }
+
+    /// Whether it asks for Agents of other namespaces.
+    #[must_use]
+    pub fn is_far(&self) -> bool {
+        self.object.spec.namespace_selector.is_some()
     }
 
     /// Whether any of its limits is one of money.
@@ -216,7 +241,10 @@ fn terms(budget: &AgentBudget) -> Result<(Terms, Vec<(String, Amount)>), String>
 
 fn selector(field: &str, selector: Option<&LabelSelector>) -> Result<Option<Selector>, String> {
     selector
-        .map(|selector| Selector::try_from(selector.clone()).map_err(|error| format!("{field}: {error}")))
+        .map(|selector| {
+            let read = Selector::try_from(selector.clone());
+            read.map_err(|error| format!("{field}.matchExpressions: {error}; In and NotIn need values"))
+        })
         .transpose()
 }
 

@@ -280,10 +280,7 @@ impl Budgets {
     pub(super) fn budget_seen(&self, budget: AgentBudget) {
         let id = document(DocumentKind::Budget, &budget);
         let budget = Arc::new(budget);
-        let facts = match BudgetFacts::of(&budget) {
-            Ok(facts) => facts,
-            Err(problem) => return self.budget_unreadable(&id, &problem),
-        };
+        let facts = BudgetFacts::of(&budget);
         let mut guard = self.lock();
         let state = &mut *guard;
         let now = self.now();
@@ -421,6 +418,8 @@ impl Budgets {
                 return Err(of_another());
             }
             let applies = self.drawn_on(state, &agent);
+            let is_there = |account: &str| state.scope.knows(account);
+            state.book.miss(request, is_there, self.now());
             let speaker = (who.record.clone(), who.pod_uid.clone());
             state.witness.speakers.insert(agent.clone(), speaker);
             let heard = state
@@ -576,10 +575,10 @@ impl Budgets {
                 .papers
                 .get(&facts.document)
                 .map_or_else(|| &*NOTHING, |paper| &paper.shown),
-            entry: match (&facts.terms, entry) {
-                (Err(problem), _) => Err(problem),
-                (Ok(_), Some(entry)) => Ok(entry),
-                (Ok(_), None) => Err("its account is not loaded"),
+            entry: match (facts.problem(), entry) {
+                (Some(problem), _) => Err(problem),
+                (None, Some(entry)) => Ok(entry),
+                (None, None) => Err("its account is not loaded"),
             },
             agents: state.scope.members(&account).count(),
             now: self.now(),

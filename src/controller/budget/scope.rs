@@ -193,10 +193,13 @@ impl Scope {
         self.decide_all(&touched)
     }
 
-    /// Uids of all budgets, readable or not.
+    /// Whether an account is of a budget or an Agent that is there, readable or not.
     #[must_use]
-    pub fn budget_uids(&self) -> BTreeSet<String> {
-        self.budgets.keys().chain(self.unreadable.keys()).cloned().collect()
+    pub fn knows(&self, account: &str) -> bool {
+        let uid = account.split('/').next().unwrap_or(account);
+        self.budgets.contains_key(uid)
+            || self.unreadable.contains_key(uid)
+            || self.agents.values().any(|agent| agent.document.uid == uid)
     }
 
     /// A namespace is there, perhaps with other labels; `None`: it is gone.
@@ -228,7 +231,7 @@ impl Scope {
             self.agents((!far).then_some(namespace)).into_iter().collect()
         };
         if let Some(facts) = self.budgets.get(uid) {
-            return of(&facts.document.namespace, facts.namespaces.is_some());
+            return of(&facts.document.namespace, facts.is_far());
         }
         let unreadable = self.unreadable.get(uid);
         unreadable.map_or_else(BTreeSet::new, |unreadable| of(&unreadable.namespace, true))
@@ -381,17 +384,26 @@ impl Scope {
 
     /// Whether a budget selects an Agent. `Err`: that cannot be known.
     fn selects(&self, budget: &BudgetFacts, agent: &AgentKey, facts: &AgentFacts) -> Result<bool, String> {
-        let matches = |selector: &Selector| selector.matches(&facts.labels);
-        if !budget.selector.as_ref().is_some_and(matches) {
-            return Ok(false);
-        }
-        let Some(namespaces) = &budget.namespaces else {
-            return Ok(budget.document.namespace == agent.namespace);
-        };
-        if budget.document.namespace != self.own_namespace {
+        let near = budget.document.namespace == agent.namespace;
+        if budget.is_far() && budget.document.namespace != self.own_namespace {
             // Refused, and says so itself.
             return Ok(false);
         }
+        let selects = match &budget.selects {
+            Ok(selects) => selects,
+            Err(problem) if near || budget.is_far() => {
+                let name = limit_name(budget, agent);
+                return Err(format!("AgentBudget {name} cannot be used: {problem}"));
+            }
+            Err(_) => return Ok(false),
+        };
+        let matches = |selector: &Selector| selector.matches(&facts.labels);
+        if !selects.agents.as_ref().is_some_and(matches) {
+            return Ok(false);
+        }
+        let Some(namespaces) = &selects.namespaces else {
+            return Ok(near);
+        };
         if namespaces.selects_all() {
             return Ok(true);
         }
@@ -476,7 +488,7 @@ mod tests {
         for (field, value) in spec.as_object().unwrap() {
             object["spec"][field] = value.clone();
         }
-        BudgetFacts::of(&Arc::new(serde_json::from_value::<AgentBudget>(object).unwrap())).unwrap()
+        BudgetFacts::of(&Arc::new(serde_json::from_value::<AgentBudget>(object).unwrap()))
     }
 
     fn scope(policy: Policy, facts: AgentFacts, budgets: Vec<BudgetFacts>) -> Scope {
@@ -539,6 +551,28 @@ mod tests {
         assert_eq!(scope.put_namespace("shop", labels("free")), []);
         assert_eq!(scope.put_namespace("shop", labels("paid")), [key()]);
         assert_eq!(names(&scope), [""; 0]);
+    }
+
+    #[test]
+    fn a_selector_that_cannot_be_read_lets_nobody_call_whom_it_may_mean() {
+        let broken = json!({"matchExpressions": [{"key": "team", "operator": "In"}]});
+        for (place, spec, blocks) in [
+            ("shop/b", json!({"selector": broken}), true),
+            ("elsewhere/b", json!({"selector": broken}), false),
+            ("system/b", json!({"selector": broken}), false),
+            ("system/b", json!({"selector": broken, "namespaceSelector": {}}), true),
+            ("system/b", json!({"selector": {}, "namespaceSelector": broken}), true),
+            ("shop/b", json!({"selector": broken, "namespaceSelector": {}}), false),
+        ] {
+            let mut scope = scope(Policy::default(), agent(&json!({}), &json!({})), vec![]);
+            let told = scope.put_budget(budget(place, &spec));
+            assert_eq!(told.len(), usize::from(blocks), "{place} {spec}");
+            let said = obstacle(&scope).map(|(_, message)| message);
+            assert_eq!(said.is_some(), blocks, "{place} {spec}");
+            assert!(said.is_none_or(|said| said.contains("In and NotIn need values")));
+            assert_eq!(scope.put_budget(budget(place, &json!({}))).len(), usize::from(blocks));
+            assert_eq!(obstacle(&scope), None, "corrected");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! written when nothing changed.
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
 
 use super::book::Entry;
@@ -18,6 +18,8 @@ use crate::api::condition::{self, ConditionType};
 use crate::ledger::account::{AgentName, Ask, Who};
 use crate::ledger::window::WindowRule;
 
+/// Reason of a limit of 0.
+pub(super) const BLOCKS: &str = "BlocksEverything";
 /// Most Agents shown.
 const MOST_AGENTS: usize = 10;
 
@@ -48,6 +50,9 @@ pub struct Spent {
     pub on_exhausted: OnExhausted,
     /// `Stop`: it stays so until a person adds room.
     pub held: bool,
+    /// The limit of 0 that blocks everything: `spec.limits` or `spec.perAgent`. Nobody is asked then, and nothing is cut:
+    /// what blocks is the limit itself.
+    pub zero: Option<&'static str>,
 }
 
 /// Whether a budget is spent.
@@ -60,18 +65,25 @@ pub fn spent(input: &Input<'_>) -> Option<Spent> {
         resets_at,
         on_exhausted,
         held,
+        zero: None,
     };
+    let (limits, per_agent) = (entry.account().limits(), entry.account().per_agent());
+    for (field, limits) in [("spec.limits", limits), ("spec.perAgent", per_agent)] {
+        if let Some(kind) = limits.kinds().find(|kind| limits.get(*kind) == Some(0)) {
+            return Some(Spent {
+                on_exhausted: OnExhausted::Pause,
+                zero: Some(field),
+                ..make(kind, None, false)
+            });
+        }
+    }
     let stops = on_exhausted == OnExhausted::Stop;
     if let Some((_, blocked)) = entry.exhausted() {
         return Some(make(blocked.refused.kind, blocked.refused.resets_at, stops));
     }
     let account = entry.account();
-    let (limits, used) = (account.limits(), account.used());
-    let full = |kind: &Kind| {
-        limits
-            .get(*kind)
-            .is_some_and(|limit| limit > 0 && used.get(*kind) >= limit)
-    };
+    let used = account.used();
+    let full = |kind: &Kind| limits.get(*kind).is_some_and(|limit| used.get(*kind) >= limit);
     if let Some(kind) = limits.kinds().find(full) {
         let one = Amount::each(|each| i64::from(each == kind));
         let ask = Ask {
@@ -89,7 +101,8 @@ pub fn spent(input: &Input<'_>) -> Option<Spent> {
 /// saw until its moment, or until somebody is let go.
 fn remembered(input: &Input<'_>, entry: &Entry) -> Option<(Kind, Option<Timestamp>)> {
     let old = input.old;
-    condition::find(&old.conditions, ConditionType::Exhausted).filter(|condition| condition.status == "True")?;
+    let holds = |condition: &&Condition| condition.status == "True" && condition.reason != BLOCKS;
+    condition::find(&old.conditions, ConditionType::Exhausted).filter(holds)?;
     let (limits, before) = (entry.account().limits(), old.limits?);
     // More of a kind, or a kind that is limited no more.
     let raised = before
@@ -176,7 +189,7 @@ fn gates(input: &Input<'_>, spent: Option<&Spent>) -> (Option<BudgetGate>, Optio
             }
         }
     }
-    if spent.is_none() || input.budget.spec.on_exhausted != OnExhausted::Ask {
+    if spent.is_none_or(|spent| spent.on_exhausted != OnExhausted::Ask) {
         return (None, handled);
     }
     let asked = old.gates.first().filter(|_| !approved);

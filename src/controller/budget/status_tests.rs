@@ -1,10 +1,13 @@
 //! A budget's status through its life: each condition trips at N, not at N-1, and recovers by its own rule.
 
+use std::sync::Arc;
+
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use super::book::{Book, DocumentId, DocumentKind, Part};
+use super::facts::BudgetFacts;
 use super::gate;
 use super::status::{Input, compute, is_news, spent};
 use crate::api::AgentBudget;
@@ -483,6 +486,73 @@ fn a_spec_that_cannot_be_used_is_said_and_shows_no_figures() {
     assert_eq!(says(&status, ConditionType::Ready), ("False", "InvalidSpec"));
     assert!(condition(&status, ConditionType::Ready).message.contains("Mars/Base"));
     assert_eq!((status.limits, status.summary), (None, None));
+}
+
+#[test]
+fn a_limit_of_nothing_says_that_it_blocks_everything_until_it_is_raised() {
+    for action in ["Pause", "Ask", "Stop"] {
+        let mut world = World::new(&json!({"limits": {"calls": 5, "tokens": 0}, "onExhausted": action}));
+        let status = world.write(0).clone();
+        assert_eq!(says(&status, ConditionType::Exhausted), ("True", "BlocksEverything"));
+        assert_eq!(says(&status, ConditionType::Ready), ("False", "BlocksEverything"));
+        assert_eq!(says(&status, ConditionType::NearLimit).0, "False");
+        assert_eq!((status.gates.len(), held(&world, 1)), (0, false), "{action}");
+        let message = &condition(&status, ConditionType::Exhausted).message;
+        assert!(
+            message.starts_with("spec.limits.tokens is 0, which blocks every call: raise it, or remove it")
+                && message.contains("\"tokens\":1}"),
+            "{message}"
+        );
+        world.edit(&json!({"limits": {"calls": 5, "tokens": 1}}), 1);
+        assert_eq!(
+            says(world.write(1), ConditionType::Ready),
+            ("True", "Accepted"),
+            "{action}"
+        );
+        world.edit(&json!({"perAgent": {"costUSD": "0"}}), 2);
+        let message = condition(world.write(2), ConditionType::Ready).message.clone();
+        assert!(
+            message.starts_with("spec.perAgent.costUSD is 0, which blocks every call of every Agent"),
+            "{message}"
+        );
+        world.edit(&json!({"perAgent": null}), 3);
+        assert_eq!(
+            says(world.write(3), ConditionType::Ready),
+            ("True", "Accepted"),
+            "{action}"
+        );
+    }
+}
+
+#[test]
+fn a_top_up_of_a_kind_that_is_not_limited_is_said_to_add_nothing() {
+    let mut world =
+        World::new(&json!({"topUps": [{"id": "a", "tokens": 1}, {"id": "b", "tokens": 1, "costUSD": "1"}]}));
+    let message = |status: &AgentBudgetStatus| condition(status, ConditionType::Accepted).message.clone();
+    assert_eq!(
+        message(world.write(0)),
+        "the spec is usable. spec.topUps[b].costUSD adds nothing: spec.limits has no costUSD"
+    );
+    world.edit(&json!({"limits": {"tokens": 1000, "costUSD": "0.50"}}), 1);
+    assert_eq!(message(world.write(1)), "the spec is usable");
+}
+
+#[test]
+fn a_selector_that_cannot_be_read_is_said_on_the_budget() {
+    let broken = json!({"matchExpressions": [{"key": "team", "operator": "In"}]});
+    let world = World::new(&json!({"selector": broken}));
+    let facts = BudgetFacts::of(&Arc::new(world.budget.clone()));
+    let input = Input {
+        entry: Err(facts.problem().unwrap()),
+        ..world.input(0)
+    };
+    let status = compute(&input);
+    assert_eq!(says(&status, ConditionType::Ready), ("False", "InvalidSpec"));
+    let message = &condition(&status, ConditionType::Accepted).message;
+    assert!(
+        message.starts_with("spec.selector.matchExpressions: ") && message.contains("need values"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -74,6 +74,15 @@ fn noun(kind: Kind) -> Option<&'static str> {
     }
 }
 
+/// The field of a spec that limits it.
+#[must_use]
+pub fn field(kind: Kind) -> String {
+    match kind {
+        Kind::Cost => "costUSD".into(),
+        Kind::Tokens | Kind::InputTokens | Kind::OutputTokens | Kind::Calls => kind.to_string(),
+    }
+}
+
 /// The kinds of an amount that are not zero, in words: `500 tokens and $2.00`.
 #[must_use]
 pub fn amount(amount: &Amount) -> String {

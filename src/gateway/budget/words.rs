@@ -22,6 +22,10 @@ pub(super) fn refused(account: &AccountTerms, refused: &Refused, needed: &Amount
     let needs = of(needed.get(kind));
     let name = name(&account.limit, refused.per_agent);
     let add = remedy(&account.limit, kind, refused.per_agent);
+    if refused.never && limit == 0 {
+        let message = format!("{name} is {}, which blocks every call: {add}", of(limit));
+        return failure(FailureKind::CallExceedsLimit, message);
+    }
     if refused.never {
         let message = format!(
             "{name} is {}, and this call alone may need {needs}: it can never be made; {add}, or lower \
@@ -276,6 +280,35 @@ mod tests {
             (FailureKind::CallExceedsLimit, None)
         );
         assert!(failure.message.contains(remedy), "{}", failure.message);
+    }
+
+    #[test]
+    fn a_limit_of_nothing_says_that_it_blocks_every_call() {
+        let mut budget = account(LimitName::Budget("team".into()));
+        (budget.limits.tokens, budget.per_agent.tokens) = (Some(0), Some(0));
+        for (per_agent, text) in [
+            (
+                false,
+                "AgentBudget team is 0 tokens, which blocks every call: raise its spec.limits.tokens or append to its \
+                 spec.topUps",
+            ),
+            (
+                true,
+                "the Agent's part (perAgent) of AgentBudget team is 0 tokens, which blocks every call: raise its \
+                 spec.perAgent.tokens",
+            ),
+        ] {
+            let never = Refused {
+                never: true,
+                per_agent,
+                ..no(Kind::Tokens)
+            };
+            let failure = refused(&budget, &never, &NEEDED, &Amount::ZERO);
+            assert_eq!(
+                (failure.kind, failure.message.as_str()),
+                (FailureKind::CallExceedsLimit, text)
+            );
+        }
     }
 
     #[test]

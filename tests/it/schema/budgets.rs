@@ -30,8 +30,12 @@ fn zone(zone: &str) -> Value {
     window(&json!({"calendar": {"period": "Daily", "timeZone": zone}}))
 }
 
+fn every_kind() -> Value {
+    json!({"tokens": 1, "inputTokens": 1, "outputTokens": 1, "calls": 1, "costUSD": "1"})
+}
+
 fn asking(top_up: &Value) -> Value {
-    spec(&json!({"onExhausted": "Ask", "ask": {"topUp": top_up}}))
+    spec(&json!({"limits": every_kind(), "onExhausted": "Ask", "ask": {"topUp": top_up}}))
 }
 
 fn topped_up(top_ups: &Value) -> Value {
@@ -44,6 +48,37 @@ fn amounts(of: impl Fn(&Value) -> Value) -> (Vec<Value>, Vec<Value>) {
     let mut good: Vec<Value> = kinds.iter().map(|kind| of(&json!({*kind: 0}))).collect();
     good.push(of(&json!({"costUSD": "0.01"})));
     (good, vec![of(&json!({}))])
+}
+
+/// For each kind what leaves it alone unlimited, and adds of it.
+fn each_kind_alone(of: impl Fn(&Value, &Value) -> Value) -> Vec<Value> {
+    let all = every_kind();
+    let kinds = all.as_object().unwrap().iter();
+    let each = kinds.map(|(kind, amount)| {
+        let mut without = all.clone();
+        without[kind] = Value::Null;
+        of(&without, &json!({ kind: amount }))
+    });
+    each.collect()
+}
+
+/// Samples for the expressions of a selector.
+fn selecting(says: &'static str, of: impl Fn(&Value) -> Value) -> Row {
+    let select = |expression: Value| of(&json!({"matchExpressions": [with(json!({"key": "team"}), &expression)]}));
+    row(
+        says,
+        vec![
+            select(json!({"operator": "In", "values": ["a"]})),
+            select(json!({"operator": "NotIn", "values": ["a", "b"]})),
+            select(json!({"operator": "Exists"})),
+            select(json!({"operator": "DoesNotExist", "values": []})),
+        ],
+        vec![
+            select(json!({"operator": "In"})),
+            select(json!({"operator": "NotIn", "values": []})),
+            select(json!({"operator": "Exists", "values": ["a"]})),
+        ],
+    )
 }
 
 /// Money as it may be written, and as it may not.
@@ -71,6 +106,12 @@ pub fn rows() -> Vec<Row> {
         none("spec.topUps[].costUSD must be", money(top_up)),
         none("spec.ask.topUp names no kind", amounts(asking)),
         none("spec.ask.topUp.costUSD must be", money(asking)),
+        selecting("spec.selector.matchExpressions[].values", |selector| {
+            spec(&json!({"selector": selector}))
+        }),
+        selecting("spec.namespaceSelector.matchExpressions[].values", |selector| {
+            spec(&json!({"selector": {}, "namespaceSelector": selector}))
+        }),
     ]);
     rows
 }
@@ -79,7 +120,7 @@ fn shape() -> Vec<Row> {
     let named = |name: &str| with(budget(), &json!({"metadata": {"name": name}}));
     let id = |id: &str| topped_up(&json!([{"id": id, "tokens": 1}]));
     let first = json!({"id": "a", "tokens": 1, "reason": "fire"});
-    let second = json!({"id": "b", "costUSD": "2.00"});
+    let second = json!({"id": "b", "tokens": 2});
     vec![
         row(
             "metadata.name of an AgentBudget must be at most 63 characters",
@@ -132,6 +173,31 @@ fn shape() -> Vec<Row> {
             "spec.topUps[].id must be letters",
             vec![id("2026-11-fire"), id("a"), id(&"a".repeat(58))],
             vec![id("gate/1"), id("-a"), id("a b"), id("a.")],
+        ),
+        row(
+            "spec.ask.topUp names a kind that spec.limits does not limit",
+            vec![asking(&every_kind())],
+            each_kind_alone(|limits, one| {
+                spec(&json!({"limits": limits, "onExhausted": "Ask", "ask": {"topUp": one}}))
+            }),
+        ),
+        change(
+            "spec.topUps has a new entry of a kind that spec.limits does not limit",
+            topped_up(&json!([{"id": "a", "calls": 1}])),
+            vec![
+                topped_up(&json!([{"id": "a", "calls": 1}, {"id": "b", "tokens": 1}])),
+                spec(&json!({
+                    "limits": every_kind(),
+                    "topUps": [{"id": "a", "calls": 1}, with(json!({"id": "b"}), &every_kind())],
+                })),
+            ],
+            each_kind_alone(|limits, one| {
+                let entry = with(json!({"id": "b"}), one);
+                with(
+                    spec(&json!({"limits": limits})),
+                    &json!({"spec": {"topUps": [{"id": "a", "calls": 1}, entry]}}),
+                )
+            }),
         ),
         change(
             "spec.topUps is append-only",
