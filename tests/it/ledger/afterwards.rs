@@ -51,6 +51,11 @@ impl Afterwards {
         }
     }
 
+    /// Another account begins.
+    pub fn add(&mut self, terms: &Terms) {
+        self.accounts.extend(Self::new(std::slice::from_ref(terms)).accounts);
+    }
+
     /// A call is wanted; it is made where less than the limit is settled.
     pub fn attempt(&mut self, now: i64, lasts: i64, bill: i64, accounts: impl Iterator<Item = usize> + Clone) {
         if accounts.clone().all(|account| {

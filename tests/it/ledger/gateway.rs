@@ -69,9 +69,12 @@ pub struct Gateway {
     pub wants: Option<(Amount, Amount)>,
 }
 
+/// Most accounts of a schedule, those of deleted budgets included.
+pub const MOST_ACCOUNTS: usize = 6;
+
 /// Name of an account.
 pub fn account_id(account: usize) -> &'static str {
-    ["a0", "a1", "a2"][account]
+    ["a0", "a1", "a2", "a3", "a4", "a5"][account]
 }
 
 /// Number of an account.

@@ -105,6 +105,12 @@ impl Judge {
         }
     }
 
+    /// Another account begins.
+    pub fn add(&mut self, terms: &Terms, now: i64) {
+        let sheets = Self::new(std::slice::from_ref(terms), now, self.by_window).sheets;
+        self.sheets.extend(sheets);
+    }
+
     /// The limits that hold for the leader from now on.
     pub fn limits(&mut self, account: usize, limits: LimitAmounts, now: i64) {
         let history = &mut self.sheets[account].in_force;

@@ -8,6 +8,8 @@
 //!
 //! A conflict, or no word of a write, is the end. Whoever leads next reads the records and knows nothing else.
 
+use std::collections::BTreeMap;
+
 use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
 use agentloop::controller::budget::book::{Book, DocumentId, DocumentKind, Heard, Part, Write};
@@ -15,7 +17,7 @@ use agentloop::ledger::account::{Account, Terms, Who};
 use agentloop::link::messages::{LeaseAnswer, LeaseRequest};
 use jiff::Timestamp;
 
-use super::gateway::account_id;
+use super::gateway::{account_id, account_index};
 use super::mutation::Mutation;
 
 /// A gateway's request.
@@ -48,9 +50,10 @@ pub struct Answer {
 #[derive(Clone, Debug)]
 pub struct Leader {
     book: Book,
-    documents: Vec<DocumentId>,
+    /// Accounts that it has seen and that are there, as far as it knows.
+    documents: BTreeMap<usize, DocumentId>,
     /// Records under way to the API server.
-    writes: Vec<Option<Vec<Write>>>,
+    writes: BTreeMap<usize, Vec<Write>>,
     waiting: Vec<(Request, Heard)>,
     mutation: Mutation,
 }
@@ -58,29 +61,46 @@ pub struct Leader {
 impl Leader {
     /// A leader takes over what the last one wrote.
     pub fn take_over<'a>(
-        accounts: impl Iterator<Item = (Terms, Option<&'a LedgerRecord>)>,
+        accounts: impl Iterator<Item = (usize, Terms, Option<&'a LedgerRecord>)>,
         now: Timestamp,
         mutation: Mutation,
     ) -> Self {
-        let mut book = Book::default();
-        let mut documents = Vec::new();
-        for (account, (terms, record)) in accounts.enumerate() {
-            let document = DocumentId {
-                kind: DocumentKind::Budget,
-                namespace: "n".into(),
-                name: "b".into(),
-                uid: account_id(account).into(),
-            };
-            book.load(&document, Part::Budget, terms, record, now);
-            documents.push(document);
-        }
-        Self {
-            writes: vec![None; documents.len()],
+        let mut leader = Self {
+            book: Book::default(),
+            documents: BTreeMap::new(),
+            writes: BTreeMap::new(),
             waiting: Vec::new(),
-            book,
-            documents,
             mutation,
+        };
+        for (account, terms, record) in accounts {
+            leader.add(account, terms, record, now);
         }
+        leader
+    }
+
+    /// A budget is there.
+    pub fn add(&mut self, account: usize, terms: Terms, record: Option<&LedgerRecord>, now: Timestamp) {
+        let document = DocumentId {
+            kind: DocumentKind::Budget,
+            namespace: "n".into(),
+            name: "b".into(),
+            uid: account_id(account).into(),
+        };
+        self.book.load(&document, Part::Budget, terms, record, now);
+        self.documents.insert(account, document);
+    }
+
+    /// A budget was deleted.
+    pub fn remove(&mut self, account: usize) {
+        if let Some(document) = self.documents.remove(&account) {
+            self.book.remove(&document);
+        }
+        self.writes.remove(&account);
+    }
+
+    /// Whether it has seen this budget.
+    pub fn knows(&self, account: usize) -> bool {
+        self.documents.contains_key(&account)
     }
 
     /// An account.
@@ -111,9 +131,15 @@ impl Leader {
         self.book.tick(now);
     }
 
-    /// Plans. The answer comes at once when it needs no write.
-    pub fn request(&mut self, request: &Request, now: Timestamp) -> Option<Answer> {
-        let heard = self.book.request(&request.who, |_| true, &request.body, now);
+    /// Plans. The answer comes at once when it needs no write. `draws`: the accounts that apply to its Agent.
+    pub fn request(&mut self, request: &Request, draws: &[usize], now: Timestamp) -> Option<Answer> {
+        let applies = |account: &str| draws.contains(&account_index(account));
+        if self.mutation != Mutation::NeverMiss {
+            let documents = &self.documents;
+            let is_there = |account: &str| documents.contains_key(&account_index(account));
+            self.book.miss(&request.body, is_there, now);
+        }
+        let heard = self.book.request(&request.who, applies, &request.body, now);
         if self.book.must_wait(&request.who, &request.body, &heard).is_empty() {
             return Some(self.answer(request, &heard));
         }
@@ -123,32 +149,32 @@ impl Leader {
 
     /// What is to be written now: of all that changed, or only where somebody waits or it is time.
     pub fn compose(&mut self, account: usize, only_due: bool, now: Timestamp) -> Option<LedgerRecord> {
-        let document = &self.documents[account];
+        let document = self.documents.get(&account)?;
         let wanted = if only_due {
             self.book.due(now).contains(document)
         } else {
             self.account(account).is_changed()
         };
-        if !wanted || self.writes[account].is_some() {
+        if !wanted || self.writes.contains_key(&account) {
             return None;
         }
         let writes = self.book.compose(document, now);
         let record = writes[0].record.clone();
-        self.writes[account] = Some(writes);
+        self.writes.insert(account, writes);
         Some(record)
     }
 
     /// Whether a record is under way.
     pub fn is_writing(&self, account: usize) -> bool {
-        self.writes[account].is_some()
+        self.writes.contains_key(&account)
     }
 
     /// The API server has the record under way. The answers that may be given now.
     pub fn written(&mut self, account: usize, now: Timestamp) -> Vec<Answer> {
-        let Some(writes) = self.writes[account].take() else {
+        let Some(writes) = self.writes.remove(&account) else {
             return Vec::new();
         };
-        self.book.written(&self.documents[account], &writes, now);
+        self.book.written(&self.documents[&account], &writes, now);
         let waiting = std::mem::take(&mut self.waiting);
         let (wait, ready): (Vec<_>, Vec<_>) = waiting
             .into_iter()
@@ -160,6 +186,13 @@ impl Leader {
             .collect()
     }
 
+    /// The API server says that there is no such budget. Who waits for its record waits in vain.
+    pub fn lost(&mut self, account: usize, now: Timestamp) {
+        if self.writes.remove(&account).is_some() {
+            self.book.written(&self.documents[&account], &[], now);
+        }
+    }
+
     fn answer(&self, request: &Request, heard: &Heard) -> Answer {
         let mut body = self.book.answer(&request.who, &request.body, heard);
         if self.mutation == Mutation::ForgetClosedEarly {
@@ -168,6 +201,9 @@ impl Leader {
                 let closed = asked.statements.iter().filter(|statement| statement.closed);
                 answered.forgotten.extend(closed.map(|statement| statement.lease));
             }
+        }
+        if self.mutation == Mutation::AnswerOnlyWhatIsAsked {
+            body.accounts.truncate(request.body.accounts.len());
         }
         Answer {
             gateway: request.gateway,

@@ -29,11 +29,15 @@ pub enum Mutation {
     SpendBeforeCommit,
     /// A gateway that is only silent is taken for dead, and what it holds for free.
     FreeTheDead,
+    /// A gateway is told only of the accounts that it speaks of, not of leases that it never heard of.
+    AnswerOnlyWhatIsAsked,
+    /// A budget that was deleted while nobody led is never said to be gone.
+    NeverMiss,
 }
 
 impl Mutation {
     /// All that break something.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::TellBeforeWrite,
         Self::IgnoreHolders,
         Self::DropWatermark,
@@ -46,5 +50,7 @@ impl Mutation {
         Self::ForgetOpenCalls,
         Self::SpendBeforeCommit,
         Self::FreeTheDead,
+        Self::AnswerOnlyWhatIsAsked,
+        Self::NeverMiss,
     ];
 }

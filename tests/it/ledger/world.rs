@@ -14,7 +14,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
 use super::afterwards::Afterwards;
-use super::gateway::{Crash, Flight, Gateway, account_id, account_index};
+use super::gateway::{Crash, Flight, Gateway, MOST_ACCOUNTS, account_id, account_index};
 use super::judge::{Judge, Verdict, at};
 use super::leader::{Answer, Leader, Request};
 use super::mutation::Mutation;
@@ -49,6 +49,8 @@ pub struct Setup {
     edits: bool,
     /// Windows are changed.
     new_windows: bool,
+    /// Budgets are deleted, and made again.
+    remakes: bool,
     /// Percent of messages that are lost, and that are repeated.
     losses: i64,
     /// Percent of changes on a disk that meet a crash.
@@ -66,6 +68,8 @@ pub struct Setup {
 }
 
 struct Object {
+    made: i64,
+    deleted: bool,
     terms: Terms,
     revision: u64,
     top_ups: Vec<(String, Amount)>,
@@ -74,6 +78,30 @@ struct Object {
     latest: i64,
 }
 
+impl Object {
+    fn new(terms: Terms) -> Self {
+        Self {
+            made: 0,
+            deleted: false,
+            terms,
+            revision: 0,
+            top_ups: Vec::new(),
+            record: None,
+            latest: 0,
+        }
+    }
+}
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Written,
+    Refused,
+    /// There is no such object.
+    Gone,
+}
+
+/// What a leader knows, by account; of budgets that it has not seen yet nothing is told.
 struct Term {
     leader: Leader,
     /// The wall clock when it took over; from then on the monotonic clock counts.
@@ -106,7 +134,7 @@ enum Packet {
     Request(usize, Box<Request>),
     Answer(Box<Answer>),
     Write(usize, usize, u64, Box<(LedgerRecord, Terms, LimitAmounts)>),
-    Wrote(usize, usize, u64, bool),
+    Wrote(usize, usize, u64, Fate),
 }
 
 /// What a schedule was.
@@ -202,6 +230,7 @@ impl World {
             overbills: random.percent(10),
             edits: clocks_right && random.percent(30),
             new_windows: clocks_right && random.percent(20),
+            remakes: random.percent(20),
             losses: if rough { random.range(0, 20) } else { 0 },
             crashes: if rough { random.range(0, 12) } else { 0 },
             call: random.range(10, 50),
@@ -212,19 +241,15 @@ impl World {
         };
         let accounts = if random.percent(25) { 2 } else { 1 };
         let objects: Vec<_> = (0..accounts)
-            .map(|_| Object {
-                terms: Terms {
+            .map(|_| {
+                Object::new(Terms {
                     limits: draw_limits(&mut random, setup.call),
                     per_agent: LimitAmounts {
                         tokens: random.percent(20).then(|| setup.call * random.range(1, 4)),
                         ..LimitAmounts::default()
                     },
                     window: draw_window(&mut random),
-                },
-                revision: 0,
-                top_ups: Vec::new(),
-                record: None,
-                latest: 0,
+                })
             })
             .collect();
         let terms: Vec<_> = objects.iter().map(|object| object.terms.clone()).collect();
@@ -281,8 +306,13 @@ impl World {
         self.objects[account].latest
     }
 
-    fn measures(&self) -> [i64; 2] {
-        [self.measure(0), self.measure(self.objects.len() - 1)]
+    fn measures(&self) -> Vec<i64> {
+        (0..self.objects.len()).map(|account| self.measure(account)).collect()
+    }
+
+    /// Accounts of budgets that are there.
+    fn there(&self) -> impl Iterator<Item = usize> {
+        (0..self.objects.len()).filter(|account| !self.objects[*account].deleted)
     }
 
     fn pass_time(&mut self) {
@@ -384,6 +414,12 @@ impl World {
     fn admin(&mut self) {
         let account = self.random.index(self.objects.len());
         let call = self.setup.call;
+        if self.objects[account].deleted {
+            return;
+        }
+        if self.setup.remakes && self.random.percent(40) {
+            return self.delete(account);
+        }
         match self.random.index(6) {
             0 | 1 if self.setup.edits => {
                 let limits = draw_limits(&mut self.random, call);
@@ -431,8 +467,40 @@ impl World {
         }
     }
 
-    /// The gateway hears which kinds are limited.
+    /// A budget is deleted, and mostly made again: another account then. Some gateways hear of it at once.
+    fn delete(&mut self, account: usize) {
+        let again = self.objects.len() < MOST_ACCOUNTS && self.random.percent(80);
+        say!(self, "a{account} is deleted, made again: {again}");
+        self.objects[account].deleted = true;
+        if again {
+            let terms = self.objects[account].terms.clone();
+            self.judge.add(&terms, self.now);
+            self.afterwards.add(&terms);
+            self.objects.push(Object {
+                made: self.now,
+                ..Object::new(terms)
+            });
+            let new = self.objects.len() - 1;
+            for gateway in 0..self.gateways.len() {
+                if self.gateways[gateway].draws.iter().any(|(drawn, _)| *drawn == account) {
+                    let kinds = self.kinds(new);
+                    self.gateways[gateway].draws.push((new, kinds));
+                }
+            }
+        }
+        for gateway in 0..self.gateways.len() {
+            if self.random.percent(50) {
+                self.tell_terms(gateway);
+            }
+        }
+    }
+
+    /// The gateway hears which kinds are limited, and of which budgets.
     fn tell_terms(&mut self, gateway: usize) {
+        let objects = &self.objects;
+        self.gateways[gateway]
+            .draws
+            .retain(|(account, _)| !objects[*account].deleted);
         for place in 0..self.gateways[gateway].draws.len() {
             let account = self.gateways[gateway].draws[place].0;
             self.gateways[gateway].draws[place].1 = self.kinds(account);
@@ -483,6 +551,10 @@ impl World {
         number: u64,
         (record, terms, highest): (LedgerRecord, Terms, LimitAmounts),
     ) {
+        if self.objects[account].deleted {
+            say!(self, "a{account} is gone, says the API server to c{controller}");
+            return self.send(Packet::Wrote(controller, account, number, Fate::Gone));
+        }
         let old = self.objects[account].record.take();
         let over = old.as_ref().map_or(0, |record| record.epoch) + 1;
         let done = record.epoch == over || self.setup.mutation == Mutation::ForcedApply;
@@ -511,7 +583,8 @@ impl World {
             );
             self.objects[account].record = old;
         }
-        self.send(Packet::Wrote(controller, account, number, done));
+        let fate = if done { Fate::Written } else { Fate::Refused };
+        self.send(Packet::Wrote(controller, account, number, fate));
     }
 
     // Controllers --------------------------------------------------------------------------------------------------
@@ -523,13 +596,17 @@ impl World {
             self.now + self.random.range(-1, 2) * self.random.range(0, 60_000)
         };
         let records: Vec<_> = self.objects.iter().map(|object| self.read(object)).collect();
-        let accounts = self.objects.iter().zip(&records);
-        let leader = Leader::take_over(
-            accounts.map(|(object, record)| (object.terms.clone(), record.as_ref())),
-            at(wall),
-            self.setup.mutation,
-        );
-        let limits: Vec<_> = (0..self.objects.len()).map(|account| leader.limits(account)).collect();
+        let accounts = self
+            .there()
+            .map(|account| (account, self.objects[account].terms.clone(), records[account].as_ref()));
+        let leader = Leader::take_over(accounts, at(wall), self.setup.mutation);
+        let known = |account: usize| {
+            leader
+                .knows(account)
+                .then(|| leader.limits(account))
+                .unwrap_or_default()
+        };
+        let limits: Vec<_> = (0..self.objects.len()).map(known).collect();
         let term = Term {
             leader,
             base: wall,
@@ -576,7 +653,7 @@ impl World {
                 .controllers
                 .iter()
                 .filter_map(|controller| controller.term.as_ref())
-                .filter(|term| term.leader.account(account).epoch() == epoch)
+                .filter(|term| term.leader.knows(account) && term.leader.account(account).epoch() == epoch)
                 .map(|term| term.highest[account])
                 .reduce(|a, b| larger(&a, &b));
             if let Some(limits) = limits {
@@ -606,15 +683,29 @@ impl World {
     /// The leader sees what the budgets' specs say.
     fn observe(&mut self, controller: usize) {
         let now = self.now;
+        let records: Vec<_> = self.objects.iter().map(|object| self.read(object)).collect();
         let Some(term) = &mut self.controllers[controller].term else {
             return;
         };
+        let time = term.time(now);
         for (account, object) in self.objects.iter().enumerate() {
-            if term.known[account] == object.revision {
+            if object.deleted {
+                term.leader.remove(account);
+            }
+            if account >= term.known.len() {
+                if !object.deleted {
+                    let record = records[account].as_ref();
+                    term.leader.add(account, object.terms.clone(), record, time);
+                }
+                term.known.push(object.revision.wrapping_sub(1));
+                term.highest.push(object.terms.limits);
+                term.planned.push(object.terms.limits);
+                term.write.push(0);
+            }
+            if object.deleted || term.known[account] == object.revision {
                 continue;
             }
             term.known[account] = object.revision;
-            let time = term.time(now);
             term.leader.set_terms(account, &object.terms, &object.top_ups, time);
             term.highest[account] = larger(&term.highest[account], &term.leader.limits(account));
         }
@@ -655,6 +746,9 @@ impl World {
                 return;
             };
             let time = term.time(now);
+            if !term.leader.knows(account) {
+                continue;
+            }
             let Some(mut record) = term.leader.compose(account, only_due, time) else {
                 continue;
             };
@@ -680,20 +774,23 @@ impl World {
         self.refresh_limits();
     }
 
-    fn wrote(&mut self, controller: usize, account: usize, number: u64, done: bool) {
+    fn wrote(&mut self, controller: usize, account: usize, number: u64, fate: Fate) {
         let now = self.now;
         let Some(term) = &mut self.controllers[controller].term else {
             return;
         };
-        if term.write[account] != number || !term.leader.is_writing(account) {
+        if term.write.get(account) != Some(&number) || !term.leader.is_writing(account) {
             return;
         }
-        if !done {
+        let time = term.time(now);
+        if fate == Fate::Gone {
+            return term.leader.lost(account, time);
+        }
+        if fate == Fate::Refused {
             say!(self, "c{controller} finds that another leads");
             self.controllers[controller].term = None;
             return;
         }
-        let time = term.time(now);
         let answers = term.leader.written(account, time);
         term.highest[account] = larger(&term.planned[account], &term.leader.limits(account));
         self.refresh_limits();
@@ -708,12 +805,28 @@ impl World {
         if self.controllers[controller].frozen_until > now {
             return;
         }
+        // Watches lag behind, but not for ever.
+        let seen = self.controllers[controller]
+            .term
+            .as_ref()
+            .map_or(0, |term| term.known.len());
+        if self.objects[seen..].iter().any(|object| now > object.made + LAG) {
+            self.observe(controller);
+        }
+        let draws: Vec<usize> = self.gateways[request.gateway]
+            .draws
+            .iter()
+            .map(|(account, _)| *account)
+            .collect();
         let Some(term) = &mut self.controllers[controller].term else {
             return;
         };
         let time = term.time(now);
-        let answer = term.leader.request(request, time);
-        for account in 0..self.objects.len() {
+        let answer = term.leader.request(request, &draws, time);
+        for account in 0..term.highest.len() {
+            if !term.leader.knows(account) {
+                continue;
+            }
             let limits = term.leader.limits(account);
             term.highest[account] = larger(&term.highest[account], &limits);
             term.planned[account] = larger(&term.planned[account], &limits);
@@ -752,6 +865,7 @@ impl World {
                 wallet.close_idle(draws, now)
             }),
             5 => self.change(gateway, "goes to sleep", |wallet, _, _| wallet.close_all()),
+            6 | 7 if self.gateways[gateway].wants.is_none() => self.ask_ahead(gateway),
             _ => {
                 let flights = self.gateways[gateway].flights.len();
                 if flights > 0 && (flights > 1 || self.random.percent(70)) {
@@ -810,6 +924,17 @@ impl World {
         (!leaders.is_empty()).then(|| leaders[self.random.index(leaders.len())])
     }
 
+    /// Asks for calls to come, for which nobody waits.
+    fn ask_ahead(&mut self, gateway: usize) {
+        let draws = self.gateways[gateway].draws.clone();
+        self.gateways[gateway].wants = Some((Amount::ZERO, tokens(self.setup.call - 1)));
+        self.request(gateway, |id| {
+            draws.iter().any(|(account, _)| account_id(*account) == id)
+        });
+        self.gateways[gateway].wants = None;
+    }
+
+    /// Speaks of the accounts of which there is something to say, and of no others.
     fn request(&mut self, gateway: usize, asks: impl Fn(&str) -> bool) {
         let Some(controller) = self.find_leader() else { return };
         let now = u64::try_from(self.now).unwrap();
@@ -817,12 +942,14 @@ impl World {
         let account = |account: usize| {
             let id = account_id(account);
             let statements = of.wallet.statements().filter(|(of, _)| *of == id);
-            let wants = of.wants.filter(|_| asks(id));
-            AccountRequest {
+            let statements: Vec<_> = statements.map(|(_, statement)| statement).collect();
+            let ask = of.wants.filter(|_| asks(id));
+            let ask = ask.map(|(least, full)| of.wallet.ask(id, least, full, now));
+            (ask.is_some() || !statements.is_empty()).then(|| AccountRequest {
                 account: id.into(),
-                statements: statements.map(|(_, statement)| statement).collect(),
-                ask: wants.map(|(least, full)| of.wallet.ask(id, least, full, now)),
-            }
+                statements,
+                ask,
+            })
         };
         let request = Request {
             who: of.who(),
@@ -830,7 +957,7 @@ impl World {
             body: LeaseRequest {
                 epoch: of.pod,
                 record: of.disk.record.clone(),
-                accounts: (0..self.objects.len()).map(account).collect(),
+                accounts: (0..self.objects.len()).filter_map(account).collect(),
             },
             sent: self.now,
         };
@@ -993,6 +1120,9 @@ impl World {
         self.verdict.clone()?;
         self.settle_all(silent);
         self.talk(leader, silent, 3, true);
+        // A budget that was deleted while nobody led is missed for a while.
+        self.now += 2 * LAG;
+        self.talk(leader, silent, 2, true);
         self.verdict.clone()?;
         self.no_leak(leader, silent)?;
         if let Some(silent) = silent {
@@ -1006,6 +1136,8 @@ impl World {
             self.talk(leader, None, 1, false);
             self.settle_all(None);
             self.talk(leader, None, 3, true);
+            self.now += 2 * LAG;
+            self.talk(leader, None, 2, true);
             self.no_leak(leader, None)?;
         }
         self.verdict.clone()
@@ -1033,9 +1165,12 @@ impl World {
     fn pick_leader(&mut self) -> usize {
         let stays = self.random.index(self.controllers.len());
         let may = self.controllers[stays].term.as_ref().is_some_and(|term| {
-            self.objects.iter().enumerate().all(|(account, object)| {
-                let epoch = object.record.as_ref().map_or(0, |record| record.epoch);
-                epoch == term.leader.account(account).epoch() && !term.leader.is_writing(account)
+            self.there().all(|account| {
+                let record = self.objects[account].record.as_ref();
+                let epoch = record.map_or(0, |record| record.epoch);
+                // One that it has not seen it sees now.
+                !term.leader.knows(account)
+                    || epoch == term.leader.account(account).epoch() && !term.leader.is_writing(account)
             })
         });
         for (place, controller) in self.controllers.iter_mut().enumerate() {
@@ -1107,7 +1242,13 @@ impl World {
         let Some(term) = &self.controllers[leader].term else {
             return Err("the only leader gave up".into());
         };
-        for account in 0..self.objects.len() {
+        for (place, gateway) in self.gateways.iter().enumerate() {
+            if Some(place) != silent && gateway.wallet.statements().next().is_some() {
+                let left: Vec<_> = gateway.wallet.statements().collect();
+                return Err(format!("LEAK: g{place} never comes to an end with {left:?}"));
+            }
+        }
+        for account in self.there() {
             let book = term.leader.account(account);
             let silent = silent.map(|silent| self.gateways[silent].disk.record.as_str());
             let holder = book.holders().find(|who| Some(who.record.as_str()) != silent);
@@ -1192,16 +1333,16 @@ impl World {
         let Some(term) = &self.controllers[leader].term else {
             return;
         };
-        let accounts = 0..self.objects.len();
-        let recalled: Vec<_> = accounts.map(|account| term.leader.account(account).recalls()).collect();
+        let recalled: Vec<_> = self
+            .there()
+            .filter(|account| term.leader.account(*account).recalls())
+            .collect();
         for gateway in (0..self.gateways.len()).filter(|gateway| Some(*gateway) != silent) {
-            for (account, recalled) in recalled.iter().enumerate() {
-                if *recalled {
-                    let id = account_id(account);
-                    self.change(gateway, "gives back what is recalled", |wallet, _, _| {
-                        wallet.give_back(Some(id))
-                    });
-                }
+            for account in &recalled {
+                let id = account_id(*account);
+                self.change(gateway, "gives back what is recalled", |wallet, _, _| {
+                    wallet.give_back(Some(id))
+                });
             }
         }
     }
@@ -1242,6 +1383,8 @@ impl World {
 /// for, also where it went away.
 const ROUNDS: usize = 12;
 const PATIENCE: i64 = 2 * WAIT.as_secs() * 1000;
+/// After so many milliseconds a leader has seen a new budget: less than an account is missed until it is gone.
+const LAG: i64 = 50_000;
 
 fn larger(a: &LimitAmounts, b: &LimitAmounts) -> LimitAmounts {
     let of = |kind: Kind| a.get(kind).zip(b.get(kind)).map(|(a, b)| a.max(b));
