@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use agentloop::api::amount::Amount;
 use agentloop::api::{Agent, AgentBudget, LINK_AUDIENCE, crd};
 use agentloop::controller::agent::AgentsView;
-use agentloop::controller::budget::view::Figures;
+use agentloop::controller::agent::Sink;
+use agentloop::controller::budget::face::Shown;
 use agentloop::controller::budget::{Budgets, Setup};
 use agentloop::controller::ca::Authority;
 use agentloop::controller::certificates::server_config;
@@ -152,7 +153,7 @@ impl Gateway {
             namespace: "agentloop-system".into(),
             watch_namespaces: vec![namespace.into()],
             loops: loops.clone(),
-            face: Arc::new(Figures),
+            face: Arc::new(Shown::new("agentloop-system", Sink::new().0)),
             metrics: metrics.clone(),
             wall: Timestamp::now(),
         }));

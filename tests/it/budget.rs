@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::amount::Amount;
 use agentloop::api::{Agent, AgentBudget, crd};
+use agentloop::controller::agent::Sink;
+use agentloop::controller::budget::face::Shown;
 use agentloop::controller::budget::persist::Conflict;
-use agentloop::controller::budget::view::Figures;
 use agentloop::controller::budget::{Budgets, Setup};
 use agentloop::controller::loops::{AgentKey, Loops};
 use agentloop::controller::policy::Policy;
@@ -143,7 +144,7 @@ impl World {
             namespace: "agentloop-system".into(),
             watch_namespaces: vec![self.namespace.clone()],
             loops: loops.clone(),
-            face: Arc::new(Figures),
+            face: Arc::new(Shown::new("agentloop-system", Sink::new().0)),
             metrics: metrics.clone(),
             wall: Timestamp::now(),
         }));

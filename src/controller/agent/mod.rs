@@ -35,4 +35,5 @@ mod triggers;
 mod validate;
 
 pub use context::{AgentsView, Clock, ErrorKind, Finished, Observer, Settings};
+pub use events::{Notice, Sink};
 pub use run::{Parts, recorder, run};

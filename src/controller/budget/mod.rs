@@ -5,6 +5,8 @@
 
 pub mod book;
 pub mod bury;
+#[cfg(test)]
+mod bury_tests;
 pub mod clock;
 mod conditions;
 pub mod face;

@@ -38,47 +38,14 @@ pub trait Face: Send + Sync {
     fn status(&self, view: &BudgetView<'_>) -> Map<String, Value>;
 
     /// Whether its status says something that people wait for: it is written within seconds then.
-    fn is_news(&self, view: &BudgetView<'_>) -> bool {
-        let _ = view;
-        false
-    }
+    fn is_news(&self, view: &BudgetView<'_>) -> bool;
 
     /// A top-up that a person has approved, with its id; it is counted once.
-    fn approved(&self, view: &BudgetView<'_>) -> Option<(String, Amount)> {
-        let _ = view;
-        None
-    }
+    fn approved(&self, view: &BudgetView<'_>) -> Option<(String, Amount)>;
 
     /// What holds its calls. `name`: as the Agent that would be told sees it.
-    fn held(&self, view: &BudgetView<'_>, name: &LimitName) -> Option<Held> {
-        let _ = (view, name);
-        None
-    }
+    fn held(&self, view: &BudgetView<'_>, name: &LimitName) -> Option<Held>;
 
     /// A status was written in place of another.
-    fn written(&self, budget: &AgentBudget, before: &Map<String, Value>, after: &Map<String, Value>) {
-        let _ = (budget, before, after);
-    }
-}
-
-/// The bare figures: window, limits, used, reserved, remaining, who draws on it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Figures;
-
-impl Face for Figures {
-    fn status(&self, view: &BudgetView<'_>) -> Map<String, Value> {
-        let mut status = view.shown.clone();
-        status.insert("agents".into(), view.agents.into());
-        if let Ok(entry) = view.entry {
-            let account = entry.account();
-            let mut set = |key: &str, value: Result<Value, _>| {
-                let _: Result<(), serde_json::Error> = value.map(|value| drop(status.insert(key.into(), value)));
-            };
-            set("limits", serde_json::to_value(account.limits()));
-            set("used", serde_json::to_value(account.used()));
-            set("reserved", serde_json::to_value(account.reserved()));
-            set("remaining", serde_json::to_value(entry.remaining()));
-        }
-        status
-    }
+    fn written(&self, budget: &AgentBudget, before: &Map<String, Value>, after: &Map<String, Value>);
 }

@@ -4,7 +4,10 @@
 /// A seed, and what it found.
 pub const FOUND: [(u64, &str); 4] = [
     (5_697, "the number of a lease was told before it was written"),
-    (35_484, "a bill above its bound took what another call of the same lease held"),
+    (
+        35_484,
+        "a bill above its bound took what another call of the same lease held",
+    ),
     (81_648, "room was kept for a gateway that had stopped asking"),
     (22_897, "gateways kept leases of windows that were over: no progress"),
 ];

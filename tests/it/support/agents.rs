@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use agentloop::controller::agent::AgentsView;
-use agentloop::controller::budget::view::Figures;
+use agentloop::controller::agent::{AgentsView, Sink};
+use agentloop::controller::budget::face::Shown;
 use agentloop::controller::budget::{Budgets, Setup};
 use agentloop::controller::loops::Loops;
 use agentloop::telemetry::metrics::Metrics;
@@ -22,7 +22,7 @@ pub fn idle_ledger(client: Client, loops: &Arc<Loops>) -> Arc<Budgets> {
         namespace: "agentloop-system".into(),
         watch_namespaces: Vec::new(),
         loops: loops.clone(),
-        face: Arc::new(Figures),
+        face: Arc::new(Shown::new("agentloop-system", Sink::new().0)),
         metrics: Arc::new(Metrics::new().unwrap()),
         wall: Timestamp::now(),
     }))
