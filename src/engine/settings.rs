@@ -29,9 +29,6 @@ pub struct Settings {
     pub max_result_bytes: usize,
 }
 
-/// Bytes of one result of a tool that the model gets.
-const MAX_RESULT_BYTES: usize = 32 * 1024;
-
 impl From<&AgentSpec> for Settings {
     fn from(spec: &AgentSpec) -> Self {
         Self {
@@ -44,7 +41,7 @@ impl From<&AgentSpec> for Settings {
             context_tokens: spec.model.context_tokens,
             max_output_tokens: spec.model.max_output_tokens,
             actions_per_minute: spec.guardrails.actions_per_minute,
-            max_result_bytes: MAX_RESULT_BYTES,
+            max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
         }
     }
 }

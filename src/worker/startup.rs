@@ -1,6 +1,7 @@
 //! A worker from its start to its end: journal, session, drive, last words.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -19,6 +20,8 @@ use super::instructions::Instructions;
 use super::journal::{Journal, JournalError, Owner, Restored};
 use super::outbox::Outbox;
 use super::report;
+use super::tool_source::ToolSource;
+use super::tools::Tools;
 
 /// How long a worker that cannot start waits for the gateway, to say why.
 const SAY_WHY: Duration = Duration::from_secs(10);
@@ -83,6 +86,15 @@ pub async fn run(options: Options, terminate: CancellationToken) -> Result<(), W
     result
 }
 
+/// The tools of the spec's servers, which are connected from now on.
+fn tools(spec: &crate::api::tools::Tools, socket: &Path) -> Result<Option<Arc<dyn ToolSource>>, WorkerError> {
+    if spec.servers.is_empty() {
+        return Ok(None);
+    }
+    let tools = Arc::new(Tools::new(spec, socket)?);
+    Ok(Some(Arc::new(tools)))
+}
+
 struct Worker {
     options: Options,
     gateway: GatewayClient,
@@ -136,7 +148,7 @@ impl Worker {
                 let parts = Parts {
                     agent: self.options.config.uid.clone(),
                     engine,
-                    tools: None,
+                    tools: tools(&spec.tools, &self.options.socket)?,
                     model: &spec.model,
                     instructions,
                     journal: &mut journal,

@@ -2,6 +2,7 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod example;
 pub mod python;
 
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 use agentloop::worker::tools::Tools;
+use futures::FutureExt;
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -97,7 +99,8 @@ async fn tools_of_both_generations_are_offered_and_what_they_say_becomes_text(
     }
     let server = McpServer::start(edition, args);
     let bench = Bench::start(&server, json!({"trusted": true})).await;
-    let offered = bench.until_known().await;
+    bench.tools.complete().await;
+    let offered = bench.tools.watch().borrow().clone();
     let odd = offered
         .iter()
         .find(|spec| spec.name.starts_with("hub__odd_name_"))
@@ -276,6 +279,7 @@ async fn a_server_that_never_answered_is_waited_for_within_the_runs_own_time() {
     let outcome = bench.tools.run(run("add", three()), Duration::from_millis(500)).await;
     assert!(matches!(outcome, ToolOutcome::Unavailable { .. }), "{outcome:?}");
     assert!(bench.tools.watch().borrow().is_empty());
+    assert!(bench.tools.complete().now_or_never().is_none());
     let tools = Arc::clone(&bench.tools);
     let waiting = tokio::spawn(async move { tools.run(run("add", three()), LONG).await });
     server.go();

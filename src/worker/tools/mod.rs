@@ -13,13 +13,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::wrappers::WatchStream;
 
 use self::server::Server;
+use super::tool_source::ToolSource;
 use crate::api;
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolSpec};
 
@@ -62,6 +64,21 @@ impl Tools {
         self.offered.clone()
     }
 
+    /// Waits until each server has answered once: for ever, while one is away.
+    pub async fn complete(&self) {
+        let lists: Vec<_> = self.servers.iter().map(|server| server.catalog()).collect();
+        let mut offered = self.offered.clone();
+        let mut specs = 0;
+        for mut list in lists {
+            // The sender is in `self`: it cannot be gone.
+            if let Ok(list) = list.wait_for(Option::is_some).await {
+                specs += list.as_ref().map_or(0, |catalog| catalog.specs.len());
+            }
+        }
+        // All of them are in the one list, too.
+        let _ = offered.wait_for(|offered| offered.len() >= specs).await;
+    }
+
     /// One run, within `limit`. Never panics. Dropping it cancels the call at the server.
     pub async fn run(&self, run: ToolRun, limit: Duration) -> ToolOutcome {
         let deadline = Instant::now() + limit;
@@ -72,6 +89,22 @@ impl Tools {
                 message: "the spec names no server of this tool any more".into(),
             },
         }
+    }
+}
+
+impl ToolSource for Arc<Tools> {
+    fn offered(&self) -> watch::Receiver<Arc<[ToolSpec]>> {
+        self.watch()
+    }
+
+    fn complete(&self) -> BoxFuture<'static, ()> {
+        let tools = Arc::clone(self);
+        async move { Tools::complete(&tools).await }.boxed()
+    }
+
+    fn run(&self, run: ToolRun, limit: Duration) -> BoxFuture<'static, ToolOutcome> {
+        let tools = Arc::clone(self);
+        async move { Tools::run(&tools, run, limit).await }.boxed()
     }
 }
 

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod budgets;
-mod reader;
+pub mod reader;
 mod samples;
 mod server;
 mod shape;
