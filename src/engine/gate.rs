@@ -197,7 +197,8 @@ fn sorted(arguments: &Map<String, Value>) -> Value {
 
 fn hash(value: &Value) -> String {
     let digest = digest(&SHA256, value.to_string().as_bytes());
-    digest.as_ref()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    let first = digest.as_ref().first_chunk().copied().unwrap_or_default();
+    format!("{:032x}", u128::from_be_bytes(first))
 }
 
 fn is_hidden(name: &str, denials: &BTreeMap<String, u32>) -> bool {

@@ -157,7 +157,7 @@ impl Engine {
                 // A name that nobody declared is the model's text.
                 let tool = known.then(|| wanted.name.clone());
                 out.record(tool_line(RecordKind::ToolDenied, id, why.as_ref(), |line| {
-                    line.tool = tool
+                    line.tool = tool;
                 }));
                 Slot::Result(text)
             }
@@ -438,14 +438,14 @@ fn run_id(call: CallId, place: usize) -> ToolRunId {
 
 /// Of several valid `yield`s in one answer the last one counts, and the model is told so.
 fn last_pace(slots: &mut VecDeque<Slot>, mut paces: Vec<(usize, Pace)>) -> Option<Pace> {
-    let (place, pace) = paces.pop()?;
+    let (last, pace) = paces.pop()?;
     for (earlier, _) in paces {
         slots[earlier] = Slot::Result("Replaced by a later yield in the same answer.".to_owned());
     }
     if let Pace::Sleep { wait, .. } = pace
         && slots.iter().any(|slot| matches!(slot, Slot::Waiting(_)))
     {
-        slots[place] = Slot::Result(yield_tool::once_all_is_done(wait));
+        slots[last] = Slot::Result(yield_tool::once_all_is_done(wait));
     }
     Some(pace)
 }
@@ -481,7 +481,7 @@ fn shown(mut text: String, most: usize) -> String {
         let all = text.len();
         let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
         text.truncate(end);
-        text.push_str(&format!("\n[cut: the first {end} of {all} bytes]"));
+        return format!("{text}\n[cut: the first {end} of {all} bytes]");
     }
     text
 }

@@ -76,8 +76,7 @@ pub struct Driver<'a> {
     calls: JoinSet<(CallId, Result<Answer, Failure>)>,
     in_flight: Option<CallId>,
     contact: Contact,
-    link_silent: bool,
-    link_lost: bool,
+    link: Link,
     looked: Clocks,
     directives: Directives,
     stop: Option<StopCause>,
@@ -107,6 +106,17 @@ pub struct Parts<'a> {
     pub outbox: &'a Outbox,
     /// How long a call in flight may go on after SIGTERM, and a run of a tool after any stop.
     pub drain: Duration,
+}
+
+/// What the engine knows of the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Link {
+    /// Contact.
+    Fresh,
+    /// None for half the run lease.
+    Silent,
+    /// None for all of it.
+    Lost,
 }
 
 /// What the driver waits for.
@@ -139,8 +149,7 @@ impl<'a> Driver<'a> {
             calls: JoinSet::new(),
             in_flight: None,
             contact: first.contact(),
-            link_silent: false,
-            link_lost: false,
+            link: Link::Fresh,
             looked: first.at,
             directives: Directives::default(),
             stop: None,
@@ -174,7 +183,9 @@ impl<'a> Driver<'a> {
             self.stop(StopCause::Suspend)?;
         } else {
             let budget = world.heard.borrow().as_ref().map(Heard::budget);
-            self.link_silent = self.contact.is_silent(Clocks::now());
+            if self.contact.is_silent(Clocks::now()) {
+                self.link = Link::Silent;
+            }
             self.offer()?;
             self.feed(Input::Started {
                 agent: self.agent.clone(),
@@ -185,7 +196,7 @@ impl<'a> Driver<'a> {
                     actions: session.known.usage.actions,
                 },
                 budget: budget.unwrap_or_default(),
-                link_silent: self.link_silent,
+                link_silent: self.link == Link::Silent,
             })?;
             self.listen(&mut world.heard)?;
         }
@@ -233,8 +244,8 @@ impl<'a> Driver<'a> {
         let timer = self
             .timer
             .map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
-        let silence = (!self.link_silent).then(|| self.contact.left_to_silence(now));
-        let lease = (!self.link_lost).then(|| self.contact.left(now));
+        let silence = (self.link < Link::Silent).then(|| self.contact.left_to_silence(now));
+        let lease = (self.link < Link::Lost).then(|| self.contact.left(now));
         let drain = self.drain_from.map(|from| self.drain.saturating_sub(now.since(from)));
         [timer, silence, lease, drain]
             .into_iter()
@@ -250,12 +261,12 @@ impl<'a> Driver<'a> {
             // An early timer does no harm, and the engine looks at its deadlines again.
             self.feed(Input::Timer)?;
         }
-        if !self.link_silent && self.contact.is_silent(now) {
-            self.link_silent = true;
+        if self.link < Link::Silent && self.contact.is_silent(now) {
+            self.link = Link::Silent;
             self.feed(Input::LinkSilent)?;
         }
-        if !self.link_lost && self.contact.is_lost(now) {
-            self.link_lost = true;
+        if self.link < Link::Lost && self.contact.is_lost(now) {
+            self.link = Link::Lost;
             self.feed(Input::LinkLost)?;
         }
         if !self.stopped && self.drain_from.is_some_and(|from| now.since(from) >= self.drain) {
@@ -277,8 +288,8 @@ impl<'a> Driver<'a> {
             self.stop(StopCause::Suspend)?;
         }
         self.contact = heard.contact();
-        if self.link_silent && !self.contact.is_silent(Clocks::now()) {
-            (self.link_silent, self.link_lost) = (false, false);
+        if self.link > Link::Fresh && !self.contact.is_silent(Clocks::now()) {
+            self.link = Link::Fresh;
             self.feed(Input::LinkBack)?;
         }
         let before = std::mem::replace(&mut self.directives, directives.clone());

@@ -113,7 +113,7 @@ impl<'a> Simulation<'a> {
         Ran {
             transcript: restored.transcript,
             asked,
-            ran,
+            runs: ran,
             commits,
         }
     }
@@ -188,7 +188,7 @@ enum Moment {
 struct Ran {
     transcript: Vec<Message>,
     asked: BTreeSet<CallId>,
-    ran: BTreeMap<ToolRunId, Vec<ToolRun>>,
+    runs: BTreeMap<ToolRunId, Vec<ToolRun>>,
     commits: usize,
 }
 
@@ -300,7 +300,7 @@ fn a_crash_after_any_commit_changes_neither_the_transcript_nor_the_calls_and_run
         calm.commits,
         calm.transcript
     );
-    assert_eq!(calm.ran.len(), 7);
+    assert_eq!(calm.runs.len(), 7);
     let mut unknown = 0;
     for crash_at in 1..calm.commits {
         for moment in [Moment::BeforeActing, Moment::AfterActing] {
@@ -313,10 +313,10 @@ fn a_crash_after_any_commit_changes_neither_the_transcript_nor_the_calls_and_run
                 unknown += i32::from(message != without);
             }
             assert_eq!(crashed.asked, calm.asked, "{crash}");
-            for (id, runs) in &crashed.ran {
+            for (id, runs) in &crashed.runs {
                 let first = &runs[0];
                 assert!(runs.iter().all(|run| run == first), "{crash}: {id} had another key");
-                assert_eq!(*first, calm.ran[id][0], "{crash}");
+                assert_eq!(*first, calm.runs[id][0], "{crash}");
                 assert!(
                     runs.len() == 1 || first.name != "mail__send",
                     "{crash}: {id} was sent twice"
