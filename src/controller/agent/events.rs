@@ -145,6 +145,7 @@ pub struct Sink(mpsc::Sender<(Notice, ObjectReference)>);
 
 impl Sink {
     /// A sink, and what comes out of it.
+    #[must_use]
     pub fn new() -> (Self, mpsc::Receiver<(Notice, ObjectReference)>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self(sender), receiver)

@@ -59,13 +59,12 @@ pub(super) fn compute(
         input,
         conditions: input.old.conditions.clone(),
     };
-    match refusal {
-        Some(refusal) => list.set(ConditionType::Accepted, false, refusal.reason, refusal.message.clone()),
-        None => {
-            let of_no_use = of_no_use(input).map_or_else(String::new, |what| format!(". {what}"));
-            let message = format!("the spec is usable{of_no_use}");
-            list.set(ConditionType::Accepted, true, "Accepted", message);
-        }
+    if let Some(refusal) = refusal {
+        list.set(ConditionType::Accepted, false, refusal.reason, refusal.message.clone());
+    } else {
+        let of_no_use = of_no_use(input).map_or_else(String::new, |what| format!(". {what}"));
+        let message = format!("the spec is usable{of_no_use}");
+        list.set(ConditionType::Accepted, true, "Accepted", message);
     }
     list.near_limit();
     match spent {

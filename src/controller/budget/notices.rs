@@ -167,15 +167,15 @@ mod tests {
     fn more_room_is_told_and_less_is_not() {
         let none = json!({});
         let limits = |tokens: i64| json!({"limits": {"tokens": tokens}});
-        let note = "11 tokens may be used in this window now";
+        let more = "11 tokens may be used in this window now";
         assert_eq!(
             notices(&none, &limits(10), &limits(11)),
-            [format!("LimitRaised: {note}")]
+            [format!("LimitRaised: {more}")]
         );
         let topped_up = json!({"topUps": [{"id": "a", "tokens": 1}]});
         assert_eq!(
             notices(&topped_up, &limits(10), &limits(11)),
-            [format!("ToppedUp: {note}")]
+            [format!("ToppedUp: {more}")]
         );
         assert_eq!(notices(&none, &limits(10), &limits(9)), [""; 0]);
         assert_eq!(

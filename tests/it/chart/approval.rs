@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::render::{Rendered, render};
 use crate::support::clusters;
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 const APPROVE: &str = "agentloop.dev/approve";
 const APPROVED_BY: &str = "agentloop.dev/approved-by";
 const DENY: &str = "agentloop.dev/deny";

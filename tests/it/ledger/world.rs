@@ -601,10 +601,11 @@ impl World {
             .map(|account| (account, self.objects[account].terms.clone(), records[account].as_ref()));
         let leader = Leader::take_over(accounts, at(wall), self.setup.mutation);
         let known = |account: usize| {
-            leader
-                .knows(account)
-                .then(|| leader.limits(account))
-                .unwrap_or_default()
+            if leader.knows(account) {
+                leader.limits(account)
+            } else {
+                LimitAmounts::default()
+            }
         };
         let limits: Vec<_> = (0..self.objects.len()).map(known).collect();
         let term = Term {
