@@ -364,7 +364,10 @@ async fn a_source_that_says_nothing_in_time_or_breaks_leaves_an_unknown_outcome(
 async fn a_loop_waits_for_its_sources_and_takes_what_they_offer_later() {
     let dir = tempfile::tempdir().unwrap();
     let wanted = [("files__late", json!({}))];
-    let gateway = Gateway::start(dir.path(), vec![answer("hm", &[]), answer("", &wanted), sleep(3600)]);
+    let gateway = Gateway::start(
+        dir.path(),
+        vec![answer("hm", &[]), answer("", &wanted), sleep(3600), sleep(3600)],
+    );
     let source = Source::new();
     let late = ToolSpec {
         name: "files__late".into(),
