@@ -7,6 +7,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use super::active_hours::{ActiveHours, Day};
 use super::bounds::{DNS_SUBDOMAIN, KEY};
 pub use super::model::{Model, ModelApi, OutputLimitParameter};
 pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateStrategy};
@@ -246,6 +247,9 @@ pub struct Guardrails {
     /// waits until one of them is 60 s old, and the loop is paused until then.
     #[schemars(range(min = 1, max = 600))]
     pub actions_per_minute: u32,
+    /// Hours outside of which no call is made: a call in flight is finished, the loop goes on with the next window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_hours: Option<ActiveHours>,
     /// Tokens (uncached input, cache writes, output) in any 3,600 seconds. A call whose worst case does not fit waits
     /// until it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -316,6 +320,7 @@ impl Default for Guardrails {
             max_consecutive_turns: 50,
             max_calls_per_turn: 25,
             actions_per_minute: 10,
+            active_hours: None,
             tokens_per_hour: None,
             total: None,
             loop_detection: LoopDetection::default(),

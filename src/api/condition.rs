@@ -26,6 +26,8 @@ pub enum ConditionType {
     RateLimited,
     /// `guardrails.maxConsecutiveTurns` was reached; cleared when the forced sleep ends.
     TurnLimitReached,
+    /// It is no time of `guardrails.activeHours`; cleared when their next window begins.
+    OutsideActiveHours,
     /// `loop.maxConsecutiveErrors` was reached, or the same turn ended the worker three times; cool-down or resume.
     ErrorLimitReached,
     /// Seen from outside the loop repeats itself or burns far above the pace of its limits.

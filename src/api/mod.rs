@@ -3,6 +3,7 @@
 //! Owns the custom resources, their bounds and CEL rules, and the names of conditions and reasons.
 //! Holds no behaviour beyond what a type needs to be valid, does no I/O, and imports no other room.
 
+mod active_hours;
 pub mod agent;
 pub mod amount;
 mod bounds;

@@ -124,6 +124,8 @@ pub enum PauseReason {
     MaxConsecutiveTurns,
     /// `guardrails.actionsPerMinute`; cleared when the oldest of these actions is 60 s old.
     ActionsPerMinute,
+    /// `guardrails.activeHours`; cleared when their next window begins.
+    OutsideActiveHours,
     /// `loop.maxConsecutiveErrors`; cleared by the cool-down or a resume request.
     ConsecutiveErrors,
     /// The same turn ended the worker three times; cleared by the cool-down or a resume request.

@@ -15,6 +15,7 @@ use super::outbox::{Outbox, line};
 use super::snapshot::{Hold, Lifecycle, Step};
 use super::tool::ToolRunId;
 use super::{CallId, Effect, Input, Known, RecordKind, StopCause, clock, message::Message, settings::Settings};
+use super::{CallId, Effect, Input, RecordKind, StopCause, clock, message::Message, prompt, settings::Settings};
 use crate::api::status::PauseReason;
 
 /// One loop.
@@ -36,6 +37,8 @@ pub struct Engine {
     pub(super) link_silent: bool,
     /// The moment of the driver's timer.
     timer: Option<Timestamp>,
+    /// When a guardrail that depends on the clock alone says something else.
+    pub(super) clock_changes: Option<Timestamp>,
     /// Another pod runs the loop: nothing is heard or written any more.
     pub(super) fenced: bool,
 }
@@ -65,6 +68,7 @@ impl Engine {
             running: BTreeSet::new(),
             link_silent: false,
             timer: None,
+            clock_changes: None,
             fenced: false,
         }
     }
@@ -167,7 +171,7 @@ impl Engine {
         }
         if self.state.turn.is_none() && self.state.next_turn.is_none() {
             self.state.next_turn = Some(out.now);
-            "the loop starts".clone_into(&mut self.state.briefing.cause);
+            prompt::STARTS.clone_into(&mut self.state.briefing.cause);
         }
         self.state.lifecycle = Lifecycle::Active;
         self.settle_cut_runs(out);
@@ -219,6 +223,7 @@ impl Engine {
             _ if self.fenced => {}
             Lifecycle::Active => {
                 self.clear_expired(out.now);
+                self.ask_the_clock(out.now);
                 self.end_sleep_if_over(out);
                 self.note_transition(out);
                 self.act(out);
@@ -279,6 +284,7 @@ impl Engine {
         // What can be done for tools now is done: the rest waits for something else than time.
         let due = self.due().filter(|due| self.work().is_none() || *due > now);
         holds.chain(sleep).chain(due).min()
+        holds.chain(sleep).chain(self.clock_changes).chain(self.due()).min()
     }
 
     /// Deadlines are wall clock. When the clock was set back, delays move with it, and nothing lasts longer from now

@@ -2,10 +2,11 @@
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::guardrails::{self, ByClock, Closed, Trip};
 use super::machine::Engine;
 use super::outbox::{Outbox, line};
 use super::snapshot::Hold;
-use super::{RecordKind, clock, guardrails, guardrails::Trip, retry};
+use super::{RecordKind, clock, prompt, retry};
 use crate::api::status::PauseReason;
 
 const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
@@ -44,6 +45,26 @@ impl Engine {
         }
     }
 
+    /// Asks the guardrails that depend on the clock alone: their reasons are levels.
+    pub(super) fn ask_the_clock(&mut self, now: Timestamp) {
+        self.clock_changes = None;
+        for guardrail in guardrails::ALL {
+            let Some(ByClock {
+                reason,
+                closed,
+                changes,
+            }) = guardrail.by_clock(&self.settings, now)
+            else {
+                continue;
+            };
+            match closed {
+                Some(Closed { until, message }) => self.hold(reason, until, message),
+                None => self.clear(reason),
+            }
+            self.clock_changes = self.clock_changes.into_iter().chain(changes).min();
+        }
+    }
+
     pub(super) fn clear(&mut self, reason: PauseReason) {
         if self.state.reasons.remove(&reason).is_none() {
             return;
@@ -57,6 +78,7 @@ impl Engine {
             }
             PauseReason::MaxConsecutiveTurns
             | PauseReason::ActionsPerMinute
+            | PauseReason::OutsideActiveHours
             | PauseReason::ProviderRateLimit
             | PauseReason::LinkLost
             | PauseReason::SuspendedBySpec
@@ -74,7 +96,15 @@ impl Engine {
             guardrail.cleared(reason, &mut self.state.counters);
         }
         if self.state.turn.is_none() && self.state.sleep.is_none() {
-            self.state.briefing.cause = format!("a pause ({reason}) is over");
+            let over = format!("a pause ({reason}) is over");
+            let briefing = &mut self.state.briefing;
+            // What ended a sleep meanwhile says more.
+            if [prompt::GOES_ON, prompt::STARTS].contains(&&*briefing.cause) || briefing.cause.starts_with("a pause (")
+            {
+                briefing.cause = over;
+            } else {
+                self.note(&over);
+            }
         }
     }
 
@@ -172,6 +202,7 @@ impl Engine {
             PauseReason::LinkLost => Some(retry::LINK_PROBE),
             PauseReason::ConsecutiveErrors | PauseReason::CrashLoop => Some(LONGEST_COOLDOWN),
             PauseReason::SuspendedBySpec
+            | PauseReason::OutsideActiveHours
             | PauseReason::BudgetExhausted
             | PauseReason::TokensPerHour
             | PauseReason::TotalTokens

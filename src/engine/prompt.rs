@@ -10,6 +10,11 @@ const RUNTIME: &str = "You run in a loop of turns, without a person at the other
 from the runtime. Call the tool `yield` when a turn's work is done, to set your own pace: sleep for some seconds, be \
 woken early by named events, or shut the loop down for good. Without `yield` the next turn begins at once.";
 
+/// Why a turn begins that follows another.
+pub const GOES_ON: &str = "the loop goes on";
+/// Why the first turn begins.
+pub const STARTS: &str = "the loop starts";
+
 /// The system message: the instructions and the word about the runtime.
 pub fn system(instructions: &str) -> String {
     if instructions.trim().is_empty() {

@@ -2,6 +2,7 @@
 
 use jiff::SignedDuration;
 
+use super::guardrails::active_hours::{ActiveHours, HoursError};
 use crate::api::AgentSpec;
 
 /// The engine's numbers.
@@ -19,6 +20,8 @@ pub struct Settings {
     pub max_consecutive_turns: u32,
     /// Model calls in one turn.
     pub max_calls_per_turn: u32,
+    /// When the loop may turn; `None`: always.
+    pub active_hours: Option<ActiveHours>,
     /// Context window, in tokens.
     pub context_tokens: u32,
     /// Output limit of one answer, in tokens.
@@ -32,16 +35,36 @@ pub struct Settings {
 impl From<&AgentSpec> for Settings {
     fn from(spec: &AgentSpec) -> Self {
         Self {
+/// A spec that the engine cannot use. The controller makes no pod of it; one that is made all the same does not run.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+pub enum SettingsError {
+    /// Its active hours.
+    #[error(transparent)]
+    Hours(#[from] HoursError),
+}
+
+impl TryFrom<&AgentSpec> for Settings {
+    type Error = SettingsError;
+
+    fn try_from(spec: &AgentSpec) -> Result<Self, SettingsError> {
+        Ok(Self {
             min_delay: SignedDuration::from_millis(spec.r#loop.min_delay_milliseconds.into()),
             max_delay: SignedDuration::from_millis(spec.r#loop.max_delay_milliseconds.into()),
             max_consecutive_errors: spec.r#loop.max_consecutive_errors,
             max_sleep: SignedDuration::from_secs(spec.continuous.max_sleep_seconds.into()),
             max_consecutive_turns: spec.guardrails.max_consecutive_turns,
             max_calls_per_turn: spec.guardrails.max_calls_per_turn,
+            active_hours: spec
+                .guardrails
+                .active_hours
+                .as_ref()
+                .map(ActiveHours::read)
+                .transpose()?,
             context_tokens: spec.model.context_tokens,
             max_output_tokens: spec.model.max_output_tokens,
             actions_per_minute: spec.guardrails.actions_per_minute,
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
         }
+        })
     }
 }

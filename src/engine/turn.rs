@@ -271,7 +271,7 @@ impl Engine {
         let counters = &mut self.state.counters;
         (counters.errors, counters.error_cooldowns, counters.crash_cooldowns) = (0, 0, 0);
         self.state.next_turn = Some(clock::after(out.now, self.settings.min_delay));
-        "the loop goes on".clone_into(&mut self.state.briefing.cause);
+        prompt::GOES_ON.clone_into(&mut self.state.briefing.cause);
         match pace {
             Pace::Continue => self.after_turn(false, out),
             Pace::Sleep {
@@ -335,7 +335,7 @@ impl Engine {
         self.state.last_error = Some((out.now, failure));
     }
 
-    fn note(&mut self, note: &str) {
+    pub(super) fn note(&mut self, note: &str) {
         let notes = &mut self.state.briefing.notes;
         if !notes.iter().any(|known| known == note) {
             notes.push(note.to_owned());

@@ -9,7 +9,7 @@ use tokio::time::{Duration, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::machine::Engine;
-use crate::engine::settings::Settings;
+use crate::engine::settings::{Settings, SettingsError};
 use crate::link::messages::LoopReport;
 use crate::link::pod::PodConfig;
 use crate::link::socket::Session;
@@ -51,6 +51,9 @@ pub enum WorkerError {
     /// The instructions.
     #[error("{0}")]
     Instructions(String),
+    /// The spec.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
     /// The client of the socket could not be made.
     #[error("the client of the gateway's socket cannot be made: {0}")]
     Client(#[from] reqwest::Error),
@@ -61,6 +64,7 @@ impl WorkerError {
         match self {
             Self::Journal(error) => error.kind(),
             Self::Instructions(_) => "InstructionsUnreadable",
+            Self::Settings(_) => "InvalidSpec",
             Self::Client(_) => "WorkerFailed",
         }
     }
@@ -141,9 +145,10 @@ impl Worker {
         let ended = match self.meet_gateway().await {
             Some((session, first)) => {
                 let spec = &self.options.config.spec;
+                let settings = Settings::try_from(spec)?;
                 let engine = match restored.snapshot {
-                    Some(snapshot) => Engine::restore(Settings::from(spec), snapshot, restored.transcript),
-                    None => Engine::new(Settings::from(spec)),
+                    Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
+                    None => Engine::new(settings),
                 };
                 let parts = Parts {
                     agent: self.options.config.uid.clone(),

@@ -29,7 +29,7 @@ const AWAITING_APPROVAL: &str = "AwaitingApproval";
 const STARTING: &str = "the pod and its loop are starting; PodReady says how far the pod is";
 
 /// The guardrails that a worker reports, and the reasons that raise each.
-const GUARDRAILS: [(ConditionType, &[PauseReason]); 5] = [
+const GUARDRAILS: [(ConditionType, &[PauseReason]); 6] = [
     (
         ConditionType::BudgetExhausted,
         &[
@@ -50,6 +50,8 @@ const GUARDRAILS: [(ConditionType, &[PauseReason]); 5] = [
         ConditionType::RateLimited,
         &[PauseReason::ActionsPerMinute, PauseReason::ProviderRateLimit],
     ),
+    (ConditionType::RateLimited, &[PauseReason::ProviderRateLimit]),
+    (ConditionType::OutsideActiveHours, &[PauseReason::OutsideActiveHours]),
 ];
 
 /// All conditions.

@@ -88,6 +88,10 @@ pub(super) fn of_status(old: &AgentStatus, new: &AgentStatus) -> Vec<Notice> {
             notices.push(Notice::warning(&held.reason, action, held.message.clone()));
         }
     }
+    // A matter of course, every day.
+    if let Some(held) = turned(ConditionType::OutsideActiveHours, "True") {
+        notices.push(Notice::normal(&held.type_, "Pause", held.message.clone()));
+    }
     if turned(ConditionType::Suspended, "True").is_some() {
         notices.push(Notice::normal(
             "Suspended",

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use strum::IntoEnumIterator;
 
 use super::apply::Obstacle;
+use super::events::{self, Notice};
 use super::intent::{Intent, Replace, Rest};
 use super::kstatus::{Verdict, verdict};
 use super::outside::Finding;
@@ -168,6 +169,8 @@ fn each_situation_of_the_contract_has_its_verdict() {
     }
     let turns = held(Sleeping, PauseReason::MaxConsecutiveTurns);
     row(&of(turns), Verdict::Current, Sleeping, "TurnLimitReached");
+    let closed = held(Paused, PauseReason::OutsideActiveHours);
+    row(&of(closed), Verdict::Current, Paused, "OutsideActiveHours");
     for reason in [PauseReason::ConsecutiveErrors, PauseReason::CrashLoop] {
         row(&of(held(Paused, reason)), Verdict::Current, Paused, "ErrorLimitReached");
     }
@@ -271,6 +274,24 @@ fn each_situation_of_the_contract_has_its_verdict() {
         ..Case::default()
     };
     row(&lost, Verdict::Failed, Stopping, "NodeLost");
+}
+
+#[test]
+fn hours_that_end_are_told_once_as_a_matter_of_course() {
+    let old = Case::default().status();
+    let closed = Case {
+        heard: Some(held(LoopState::Paused, PauseReason::OutsideActiveHours)),
+        ..Case::default()
+    };
+    let new = closed.status();
+    let condition = find(&new.conditions, ConditionType::OutsideActiveHours).unwrap();
+    assert_eq!(condition.message, "why; goes on at 2026-11-22T14:05:00Z");
+    let notices = events::of_status(&old, &new);
+    assert_eq!(
+        notices,
+        [Notice::normal("OutsideActiveHours", "Pause", condition.message.clone())]
+    );
+    assert_eq!(events::of_status(&new, &new), []);
 }
 
 #[test]

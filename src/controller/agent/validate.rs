@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::tz::TimeZone;
 use kube::ResourceExt;
 
 use super::context::Settings;
@@ -99,6 +100,7 @@ impl Invalid {
 pub(super) fn validate(agent: &Agent, references: &References, settings: &Settings) -> Result<(), Invalid> {
     name(agent)?;
     size(agent, settings)?;
+    zone(agent)?;
     let model = &agent.spec.model;
     if let (Some(reference), Some(looked)) = (&model.api_key_secret_ref, &references.key) {
         found(
@@ -184,6 +186,18 @@ fn size(agent: &Agent, settings: &Settings) -> Result<(), Invalid> {
     )))
 }
 
+fn zone(agent: &Agent) -> Result<(), Invalid> {
+    let Some(hours) = &agent.spec.guardrails.active_hours else {
+        return Ok(());
+    };
+    TimeZone::get(&hours.time_zone).map(|_| ()).map_err(|_| {
+        Invalid::spec(format!(
+            "spec.guardrails.activeHours.timeZone {} is no IANA time zone: write one such as Europe/Berlin or UTC",
+            hours.time_zone
+        ))
+    })
+}
+
 fn script(text: &str) -> Result<(), String> {
     crate::scripted::Script::parse(text)
         .map(|_| ())
@@ -224,4 +238,34 @@ fn found<'a, T>(
         Looked::NoKey => format!("{field}: {kind} {name} has no key {key}: add it, or correct the key"),
     };
     Err(Invalid { reason, message })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zone_that_nobody_knows_is_named_with_its_field_and_the_fix() {
+        let agent = |hours: serde_json::Value| -> Agent {
+            serde_json::from_value(serde_json::json!({
+                "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "metadata": {"name": "a"},
+                "spec": {"model": {"api": "Scripted", "name": "m"}, "guardrails": hours},
+            }))
+            .unwrap()
+        };
+        let hours = |zone: &str| {
+            agent(serde_json::json!({"activeHours": {"timeZone": zone, "start": "08:00", "end": "23:00"}}))
+        };
+        assert_eq!(zone(&agent(serde_json::json!({}))), Ok(()));
+        assert_eq!(zone(&hours("Europe/Berlin")), Ok(()));
+        let refused = zone(&hours("Mars/Base")).unwrap_err();
+        assert_eq!(refused.reason, InvalidReason::InvalidSpec);
+        assert!(
+            refused
+                .message
+                .contains("spec.guardrails.activeHours.timeZone Mars/Base"),
+            "{}",
+            refused.message
+        );
+    }
 }

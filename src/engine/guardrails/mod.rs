@@ -7,6 +7,10 @@ mod consecutive_turns;
 
 use std::collections::VecDeque;
 
+pub mod active_hours;
+mod calls_per_turn;
+mod consecutive_turns;
+
 use jiff::{SignedDuration, Timestamp};
 
 use super::{settings::Settings, snapshot::Counters};
@@ -16,6 +20,7 @@ pub use actions_per_minute::MINUTE;
 /// All guardrails.
 pub const ALL: [&dyn Guardrail; 3] = [
     &actions_per_minute::ActionsPerMinute,
+    &active_hours::Hours,
     &calls_per_turn::CallsPerTurn,
     &consecutive_turns::ConsecutiveTurns,
 ];
@@ -38,6 +43,11 @@ pub trait Guardrail: Sync {
         None
     }
 
+    /// What a limit that depends on the clock alone says at a moment; its reason holds as long as it says so, and no longer.
+    fn by_clock(&self, _settings: &Settings, _now: Timestamp) -> Option<ByClock> {
+        None
+    }
+
     /// Told that a reason was cleared by its own rule.
     fn cleared(&self, _reason: PauseReason, _counters: &mut Counters) {}
 }
@@ -49,6 +59,26 @@ pub struct Trip {
     pub reason: PauseReason,
     /// For how long.
     pub wait: SignedDuration,
+    /// What happened and what to do.
+    pub message: String,
+}
+
+/// What a limit that depends on the clock alone says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ByClock {
+    /// The reason it raises.
+    pub reason: PauseReason,
+    /// Why the loop is held, when it is.
+    pub closed: Option<Closed>,
+    /// When it says something else.
+    pub changes: Option<Timestamp>,
+}
+
+/// Why the clock holds the loop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// Until when; `None`: for ever.
+    pub until: Option<Timestamp>,
     /// What happened and what to do.
     pub message: String,
 }

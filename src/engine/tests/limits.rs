@@ -2,21 +2,6 @@
 
 use super::*;
 
-fn resume(driver: &mut Driver, token: &str) {
-    driver.feed(Input::ResumeRequested { token: token.into() });
-}
-
-/// What must not end a pause that is not theirs.
-fn try_everything_but(driver: &mut Driver, resume_too: bool) {
-    driver.feed(Input::WakeRequested { token: "w".into() });
-    driver.feed(Input::Event { name: "chat".into() });
-    driver.feed(Input::LinkBack);
-    driver.feed(Input::Timer);
-    if resume_too {
-        resume(driver, "r");
-    }
-}
-
 /// Fails turns until the loop is paused, and says how many it took.
 fn fail_until_paused(driver: &mut Driver) -> u32 {
     for failed in 1..100 {

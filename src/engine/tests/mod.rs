@@ -5,6 +5,7 @@ mod budget;
 mod context;
 mod failures;
 mod gate;
+mod hours;
 mod lifecycle;
 mod limits;
 mod random;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use super::budget::{Budget, Probe};
+use super::guardrails::active_hours::{ActiveHours, At};
 use super::machine::{Engine, Snapshot};
 use super::message::{Answer, Finish, Message, ToolCall};
 use super::settings::Settings;
@@ -34,11 +36,22 @@ fn settings() -> Settings {
         max_sleep: SignedDuration::from_hours(1),
         max_consecutive_turns: 50,
         max_calls_per_turn: 25,
+        active_hours: None,
         context_tokens: 128_000,
         max_output_tokens: 4096,
         actions_per_minute: 10,
         max_result_bytes: 32 * 1024,
     }
+}
+
+fn hours(zone: &str, start: &str, end: &str) -> ActiveHours {
+    ActiveHours::read(&crate::api::agent::ActiveHours {
+        time_zone: zone.into(),
+        days: Vec::new(),
+        start: start.into(),
+        end: end.into(),
+    })
+    .unwrap()
 }
 
 fn seconds(seconds: i64) -> SignedDuration {
@@ -70,6 +83,21 @@ fn failure(kind: FailureKind) -> Failure {
         message: "what to do".into(),
         retry_after_milliseconds: None,
         resumes_at: None,
+    }
+}
+
+fn resume(driver: &mut Driver, token: &str) {
+    driver.feed(Input::ResumeRequested { token: token.into() });
+}
+
+/// What must not end a pause that is not theirs.
+fn try_everything_but(driver: &mut Driver, resume_too: bool) {
+    driver.feed(Input::WakeRequested { token: "w".into() });
+    driver.feed(Input::Event { name: "chat".into() });
+    driver.feed(Input::LinkBack);
+    driver.feed(Input::Timer);
+    if resume_too {
+        resume(driver, "r");
     }
 }
 
@@ -309,6 +337,11 @@ impl Driver {
                 PauseReason::SuspendedBySpec => matches!(input, Input::Started { .. }),
                 PauseReason::MaxConsecutiveTurns | PauseReason::ActionsPerMinute | PauseReason::ProviderRateLimit => {
                     false
+                PauseReason::MaxConsecutiveTurns | PauseReason::ProviderRateLimit => false,
+                // The clock alone decides, also one that was set back.
+                PauseReason::OutsideActiveHours => {
+                    let hours = self.settings.active_hours.as_ref();
+                    hours.is_none_or(|hours| matches!(hours.at(self.now), At::Inside { .. }))
                 }
                 // The attempt was let through: it came to an end, or nobody refused it in time.
                 PauseReason::BudgetExhausted

@@ -113,8 +113,11 @@ fn forward(step: Step) -> Step {
     step
 }
 
-fn small() -> Settings {
-    Settings {
+/// The second has hours that end within most runs; the next timer then is a day away.
+fn small() -> impl Strategy<Value = Settings> {
+    let hours = prop_oneof![3 => Just(None), 1 => Just(Some(hours("UTC", "00:00", "00:02")))];
+    hours.prop_map(|active_hours| Settings {
+        active_hours,
         max_consecutive_errors: 2,
         max_consecutive_turns: 3,
         max_calls_per_turn: 2,
@@ -122,7 +125,7 @@ fn small() -> Settings {
         max_result_bytes: 500,
         context_tokens: 4096 + 2000,
         ..settings()
-    }
+    })
 }
 
 impl Driver {
@@ -172,6 +175,8 @@ proptest! {
     #[test]
     fn any_sequence_of_inputs_keeps_every_invariant(steps in prop::collection::vec(steps(), 1..60)) {
         let mut driver = Driver::with_tools(small());
+    fn any_sequence_of_inputs_keeps_every_invariant(settings in small(), steps in prop::collection::vec(steps(), 1..60)) {
+        let mut driver = Driver::started(settings);
         for step in &steps {
             driver.step(step);
         }
@@ -181,10 +186,12 @@ proptest! {
     /// engine remembers of the clock alone is not worth a line in the journal.
     #[test]
     fn a_restored_loop_goes_on_as_the_one_it_was_saved_from(
+        settings in small(),
         past in prop::collection::vec(steps().prop_map(forward), 1..40),
         future in prop::collection::vec(steps().prop_map(forward), 1..15),
     ) {
         let mut driver = Driver::with_tools(small());
+        let mut driver = Driver::started(settings);
         for step in &past {
             driver.step(step);
         }

@@ -120,6 +120,7 @@ pub fn rows() -> Vec<Row> {
     all.extend(pods());
     all.extend(totals());
     all.extend(tool_servers());
+    all.extend(active_hours());
     all.extend(super::budgets::rows());
     all
 }
@@ -618,6 +619,41 @@ fn pods() -> Vec<Row> {
             "spec.pod.annotations has a key that is no annotation key",
             vec![annotation("a")],
             vec![annotation(&"a".repeat(64)), annotation("a b"), annotation("a/b/c")],
+        ),
+    ]
+}
+
+fn hours(change: &Value) -> Value {
+    let hours = json!({"start": "08:00", "end": "23:00"});
+    let agent = with(scripted(), &json!({"spec": {"guardrails": {"activeHours": hours}}}));
+    with(agent, &json!({"spec": {"guardrails": {"activeHours": change}}}))
+}
+
+fn active_hours() -> Vec<Row> {
+    let each = |field: &str, values: &[&str]| values.iter().map(|value| hours(&json!({field: value}))).collect();
+    vec![
+        row(
+            "spec.guardrails.activeHours.timeZone must be a name",
+            each("timeZone", &["UTC", "Europe/Berlin", "America/Argentina/Buenos_Aires"]),
+            each("timeZone", &["+02:00", "Europe/", "Europe Berlin"]),
+        ),
+        row(
+            "spec.guardrails.activeHours.start must be a time of day",
+            each("start", &["00:00", "07:59", "23:59"]),
+            each("start", &["24:00", "8:00", "08:60", "8 am"]),
+        ),
+        row(
+            "spec.guardrails.activeHours.end must be a time of day",
+            each("end", &["00:00", "07:59", "23:59", "24:00"]),
+            each("end", &["24:01", "8:00", "08:60", "8 pm"]),
+        ),
+        row(
+            "spec.guardrails.activeHours.start and end are the same",
+            vec![
+                hours(&json!({"start": "00:00", "end": "24:00"})),
+                hours(&json!({"end": "07:59"})),
+            ],
+            vec![hours(&json!({"end": "08:00"}))],
         ),
     ]
 }

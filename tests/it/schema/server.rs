@@ -184,6 +184,20 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "spec.guardrails.maxConsecutiveTurns: Invalid value",
         ),
         (
+            spec(json!({"guardrails": {"activeHours": {"start": 800, "end": "23:00"}}})),
+            "spec.guardrails.activeHours.start: Invalid value: \"integer\"",
+        ),
+        (
+            spec(json!({"guardrails": {"activeHours": {"start": "08:00", "end": "23:00", "days": ["Mon"]}}})),
+            "spec.guardrails.activeHours.days[0]: Unsupported value: \"Mon\"",
+        ),
+        (
+            spec(
+                json!({"guardrails": {"activeHours": {"start": "08:00", "end": "23:00", "days": ["Monday", "Monday"]}}}),
+            ),
+            "spec.guardrails.activeHours.days[1]: Duplicate value",
+        ),
+        (
             spec(json!({"continuous": {"maxSleepSeconds": 2_592_001}})),
             "spec.continuous.maxSleepSeconds: Invalid value",
         ),

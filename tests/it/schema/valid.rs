@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use agentloop::api::agent::{
-    AccessMode, Agent, AgentSpec, BudgetRef, Continuous, DetectionMode, Guardrails, KeyRef, Loop, LoopDetection, Mode,
-    Model, ModelApi, OutputLimitParameter, PodSettings, RetentionPolicy, Storage, TextSource, Total, UpdateStrategy,
+    AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, Guardrails, KeyRef, Loop,
+    LoopDetection, Mode, Model, ModelApi, OutputLimitParameter, PodSettings, RetentionPolicy, Storage, TextSource,
+    Total, UpdateStrategy,
 };
 use agentloop::api::price::{LongContext, Price};
 use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
@@ -234,6 +235,18 @@ fn scheduling() -> serde_json::Value {
 }
 
 prop_compose! {
+    fn active_hours()(
+        zone in prop_oneof![Just("UTC"), Just("America/Argentina/Buenos_Aires")],
+        days in prop::collection::btree_set(prop_oneof![Just(Day::Monday), Just(Day::Saturday), Just(Day::Sunday)], 0..4),
+        (hour, minute, length) in (0_u32..24, 0_u32..60, 1_u32..24),
+    ) -> ActiveHours {
+        let start = format!("{hour:02}:{minute:02}");
+        let end = if hour == 0 && minute == 0 { "24:00".into() } else { format!("{:02}:{minute:02}", (hour + length) % 24) };
+        ActiveHours { time_zone: zone.into(), days: days.into_iter().collect(), start, end }
+    }
+}
+
+prop_compose! {
     fn spec()(
         suspend in any::<bool>(),
         prompt in prop_oneof!["\\PC{1,80}".prop_map(Ok), text().prop_map(Err)],
@@ -242,6 +255,7 @@ prop_compose! {
         delays in 0_u32..=3_600_000,
         (max_consecutive_errors, max_calls_per_turn, actions_per_minute) in (1_u32..=1000, 1_u32..=1000, 1_u32..=600),
         (max_sleep_seconds, max_consecutive_turns) in (1_u32..=2_592_000, 1_u32..=10_000),
+        active_hours in option::of(active_hours()),
         (tokens_per_hour, total) in (option::of(0_i64..=1_000_000_000_000_000), option::of(total())),
         mode in prop_oneof![Just(DetectionMode::Enforce), Just(DetectionMode::Warn), Just(DetectionMode::Disabled)],
         budgets in prop::collection::btree_set("[a-z]{1,20}", 0..4),
@@ -266,6 +280,7 @@ prop_compose! {
                 max_consecutive_turns,
                 max_calls_per_turn,
                 actions_per_minute,
+                active_hours,
                 tokens_per_hour,
                 total,
                 loop_detection: LoopDetection { mode },

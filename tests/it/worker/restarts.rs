@@ -61,7 +61,7 @@ fn reopened(dir: &Path, owner: &Owner) -> (Journal, Restored) {
 impl<'a> Simulation<'a> {
     fn new(dir: &'a Path) -> Self {
         let spec: AgentSpec = serde_json::from_value(json!({"model": {"api": "OpenAIChat", "name": "m"}})).unwrap();
-        let settings = Settings::from(&spec);
+        let settings = Settings::try_from(&spec).unwrap();
         let owner = Owner {
             agent_uid: "agent".into(),
             pod_uid: "pod".into(),

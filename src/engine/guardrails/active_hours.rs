@@ -1,0 +1,357 @@
+//! `guardrails.activeHours`: holds the loop while the clock of its zone shows no time of them, whatever the loop does.
+//! Clears when the next window begins, and by nothing else; a call in flight at the end of a window is finished.
+//!
+//! A window is a pair of instants, so that it begins and ends once: where the clocks skip its beginning or its end, the
+//! moment at which they jump counts; where they show it twice, the first time counts.
+
+use jiff::civil::{Date, DateTime, Time, Weekday};
+use jiff::tz::{AmbiguousOffset, TimeZone};
+use jiff::{SignedDuration, Timestamp, ToSpan};
+
+use super::{ByClock, Closed, Guardrail};
+use crate::api::agent::{self, Day};
+use crate::api::status::PauseReason;
+use crate::engine::settings::Settings;
+
+/// Days until the search for the next window gives up: a yearly change of the clocks may skip a weekly window.
+const LOOK_AHEAD: i32 = 40;
+
+/// The limit.
+pub struct Hours;
+
+impl Guardrail for Hours {
+    fn by_clock(&self, settings: &Settings, now: Timestamp) -> Option<ByClock> {
+        let at = settings.active_hours.as_ref().map(|hours| (hours, hours.at(now)));
+        let (closed, changes) = match at {
+            None => (None, None),
+            Some((_, At::Inside { end })) => (None, Some(end)),
+            Some((hours, At::Outside { next })) => {
+                let message = format!("it is no time of guardrails.activeHours ({})", hours.words);
+                (Some(Closed { until: next, message }), next)
+            }
+        };
+        Some(ByClock {
+            reason: PauseReason::OutsideActiveHours,
+            closed,
+            changes,
+        })
+    }
+}
+
+/// The windows of every week.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ActiveHours {
+    zone: TimeZone,
+    /// From Monday on.
+    days: [bool; 7],
+    start: Time,
+    end: Time,
+    /// The window ends on the day after its beginning.
+    past_midnight: bool,
+    /// The same as people read it.
+    words: String,
+}
+
+/// Active hours that cannot be used; admission refuses all but the first.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+pub enum HoursError {
+    /// A zone that is not in the IANA database.
+    #[error("spec.guardrails.activeHours.timeZone {0} is no IANA time zone, such as Europe/Berlin")]
+    Zone(String),
+    /// No time of day.
+    #[error("spec.guardrails.activeHours: {0} is no time of day, such as 08:00")]
+    Time(String),
+}
+
+/// Where a moment lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// In a window, which ends at `end`.
+    Inside {
+        /// The end, which may be the beginning of the next window.
+        end: Timestamp,
+    },
+    /// In none.
+    Outside {
+        /// When the next begins; `None`: never.
+        next: Option<Timestamp>,
+    },
+}
+
+impl ActiveHours {
+    /// The windows of a spec.
+    pub fn read(hours: &agent::ActiveHours) -> Result<Self, HoursError> {
+        let zone = TimeZone::get(&hours.time_zone).map_err(|_| HoursError::Zone(hours.time_zone.clone()))?;
+        let time = |text: &String| text.parse::<Time>().map_err(|_| HoursError::Time(text.clone()));
+        let start = time(&hours.start)?;
+        let (end, past_midnight) = if hours.end == "24:00" {
+            (Time::midnight(), true)
+        } else {
+            let end = time(&hours.end)?;
+            (end, end <= start)
+        };
+        let mut days = [hours.days.is_empty(); 7];
+        for day in &hours.days {
+            days[*day as usize] = true;
+        }
+        let named: Vec<&str> = hours.days.iter().map(Day::as_ref).collect();
+        let named = if named.is_empty() {
+            "every day".to_owned()
+        } else {
+            named.join(", ")
+        };
+        let words = format!("{named} {} to {}, {}", hours.start, hours.end, hours.time_zone);
+        Ok(Self {
+            zone,
+            days,
+            start,
+            end,
+            past_midnight,
+            words,
+        })
+    }
+
+    /// Where `now` lies.
+    #[must_use]
+    pub fn at(&self, now: Timestamp) -> At {
+        let today = self.zone.to_datetime(now).date();
+        let window = |offset: i32| self.window(today.checked_add(offset.days()).ok()?);
+        let around = (-2..=1).filter_map(window);
+        if let Some((_, end)) = around.filter(|(start, end)| (*start..*end).contains(&now)).last() {
+            return At::Inside { end };
+        }
+        let next = (-1..=LOOK_AHEAD).filter_map(window).find(|(start, _)| *start > now);
+        At::Outside {
+            next: next.map(|(start, _)| start),
+        }
+    }
+
+    /// The window that begins on a day; `None`: there is none, or the clocks skip all of it.
+    fn window(&self, date: Date) -> Option<(Timestamp, Timestamp)> {
+        if !self.days[usize::try_from(date.weekday().since(Weekday::Monday)).ok()?] {
+            return None;
+        }
+        let last = if self.past_midnight {
+            date.tomorrow().ok()?
+        } else {
+            date
+        };
+        let start = self.instant(date.to_datetime(self.start))?;
+        let end = self.instant(last.to_datetime(self.end))?;
+        (start < end).then_some((start, end))
+    }
+
+    /// The first moment at which the clocks of the zone show a time or, where they skip it, a later one.
+    fn instant(&self, time: DateTime) -> Option<Timestamp> {
+        match self.zone.to_ambiguous_timestamp(time).offset() {
+            AmbiguousOffset::Unambiguous { offset } | AmbiguousOffset::Fold { before: offset, .. } => {
+                offset.to_timestamp(time).ok()
+            }
+            AmbiguousOffset::Gap { before, .. } => {
+                let unmoved = before.to_timestamp(time).ok()?;
+                let after = unmoved.checked_add(SignedDuration::from_nanos(1)).ok()?;
+                self.zone.preceding(after).next().map(|jump| jump.timestamp())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hours(zone: &str, days: &[Day], start: &str, end: &str) -> ActiveHours {
+        ActiveHours::read(&agent::ActiveHours {
+            time_zone: zone.into(),
+            days: days.to_vec(),
+            start: start.into(),
+            end: end.into(),
+        })
+        .unwrap()
+    }
+
+    /// Every change between inside and outside from a moment on, found by walking through time minute by minute.
+    fn changes(hours: &ActiveHours, from: &str, days: i64) -> Vec<String> {
+        let from: Timestamp = from.parse().unwrap();
+        let inside = |now| matches!(hours.at(now), At::Inside { .. });
+        let mut found = Vec::new();
+        let mut before = inside(from);
+        for minute in 1..=days * 24 * 60 {
+            let now = from + SignedDuration::from_mins(minute);
+            if inside(now) != before {
+                before = !before;
+                let mark = if before { "+" } else { "-" };
+                found.push(format!("{mark}{}", now.strftime("%m-%dT%H:%M")));
+            }
+        }
+        found
+    }
+
+    /// Every change as [`ActiveHours::at`] foretells it.
+    fn foretold(hours: &ActiveHours, from: &str, days: i64) -> Vec<String> {
+        let mut now: Timestamp = from.parse().unwrap();
+        let end = now + SignedDuration::from_hours(24 * days);
+        let mut found = Vec::new();
+        loop {
+            let (mark, next) = match hours.at(now) {
+                At::Inside { end } => ("-", Some(end)),
+                At::Outside { next } => ("+", next),
+            };
+            let Some(next) = next.filter(|next| *next <= end) else {
+                return found;
+            };
+            assert!(next > now, "{next} after {now}");
+            now = next;
+            // One window may end where the next begins.
+            if (mark == "-") == matches!(hours.at(now), At::Outside { .. }) {
+                found.push(format!("{mark}{}", now.strftime("%m-%dT%H:%M")));
+            }
+        }
+    }
+
+    fn both(hours: &ActiveHours, from: &str, days: i64) -> Vec<String> {
+        let walked = changes(hours, from, days);
+        assert_eq!(foretold(hours, from, days), walked);
+        walked
+    }
+
+    #[test]
+    fn a_window_begins_with_its_first_moment_and_is_over_with_its_last() {
+        let hours = hours("UTC", &[], "08:00", "23:00");
+        let at = |text: &str| hours.at(text.parse().unwrap());
+        let next = |text: &str| At::Outside {
+            next: Some(text.parse().unwrap()),
+        };
+        let inside = At::Inside {
+            end: "2026-05-04T23:00:00Z".parse().unwrap(),
+        };
+        assert_eq!(at("2026-05-04T07:59:59.999999999Z"), next("2026-05-04T08:00:00Z"));
+        assert_eq!(at("2026-05-04T08:00:00Z"), inside);
+        assert_eq!(at("2026-05-04T22:59:59.999999999Z"), inside);
+        assert_eq!(at("2026-05-04T23:00:00Z"), next("2026-05-05T08:00:00Z"));
+    }
+
+    #[test]
+    fn a_window_over_midnight_belongs_to_the_day_on_which_it_begins() {
+        let hours = hours("UTC", &[Day::Friday, Day::Saturday], "22:00", "02:00");
+        // 2026-05-04 is a Monday.
+        let week = ["+05-08T22:00", "-05-09T02:00", "+05-09T22:00", "-05-10T02:00"];
+        assert_eq!(both(&hours, "2026-05-04T00:00:00Z", 7), week);
+    }
+
+    #[test]
+    fn whole_days_follow_each_other_without_a_gap() {
+        let days = [Day::Monday, Day::Tuesday, Day::Wednesday, Day::Thursday, Day::Friday];
+        let work = hours("UTC", &days, "00:00", "24:00");
+        assert_eq!(
+            both(&work, "2026-05-01T00:00:00Z", 9),
+            ["-05-02T00:00", "+05-04T00:00", "-05-09T00:00"]
+        );
+        assert_eq!(
+            both(&hours("UTC", &[], "00:00", "24:00"), "2026-05-01T00:00:00Z", 9),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            both(
+                &hours("UTC", &[Day::Sunday], "20:00", "00:00"),
+                "2026-05-01T00:00:00Z",
+                7
+            ),
+            ["+05-03T20:00", "-05-04T00:00"]
+        );
+    }
+
+    #[test]
+    fn hours_are_those_of_the_clock_on_the_wall_through_both_changes_in_two_zones() {
+        let berlin = hours("Europe/Berlin", &[], "08:00", "23:00");
+        assert_eq!(
+            both(&berlin, "2026-03-28T00:00:00Z", 3),
+            [
+                "+03-28T07:00",
+                "-03-28T22:00",
+                "+03-29T06:00",
+                "-03-29T21:00",
+                "+03-30T06:00",
+                "-03-30T21:00"
+            ]
+        );
+        assert_eq!(
+            both(&berlin, "2026-10-24T00:00:00Z", 2),
+            ["+10-24T06:00", "-10-24T21:00", "+10-25T07:00", "-10-25T22:00"]
+        );
+        let lord_howe = hours("Australia/Lord_Howe", &[], "08:00", "23:00");
+        // Half an hour, and the other way round: clocks are set back in April.
+        assert_eq!(
+            both(&lord_howe, "2026-04-03T13:00:00Z", 2),
+            ["+04-03T21:00", "-04-04T12:00", "+04-04T21:30", "-04-05T12:30"]
+        );
+        assert_eq!(
+            both(&lord_howe, "2026-10-02T13:00:00Z", 2),
+            ["+10-02T21:30", "-10-03T12:30", "+10-03T21:00", "-10-04T12:00"]
+        );
+    }
+
+    #[test]
+    fn a_time_that_the_clocks_skip_is_the_moment_at_which_they_jump() {
+        // In Berlin 02:00 to 03:00 is not there on 29 March; the clocks jump at 01:00 UTC.
+        let night = hours("Europe/Berlin", &[Day::Sunday], "02:30", "04:00");
+        assert_eq!(
+            both(&night, "2026-03-29T00:00:00Z", 1),
+            ["+03-29T01:00", "-03-29T02:00"]
+        );
+        let at_the_jump = hours("Europe/Berlin", &[Day::Sunday], "02:00", "04:00");
+        assert_eq!(
+            both(&at_the_jump, "2026-03-29T00:00:00Z", 1),
+            ["+03-29T01:00", "-03-29T02:00"]
+        );
+        let early = hours("Europe/Berlin", &[Day::Sunday], "01:00", "02:30");
+        assert_eq!(
+            both(&early, "2026-03-28T12:00:00Z", 1),
+            ["+03-29T00:00", "-03-29T01:00"]
+        );
+        let skipped = hours("Europe/Berlin", &[Day::Sunday], "02:10", "02:50");
+        assert_eq!(
+            both(&skipped, "2026-03-23T00:00:00Z", 14),
+            ["+04-05T00:10", "-04-05T00:50"],
+            "all of it is skipped: there is none that Sunday"
+        );
+    }
+
+    #[test]
+    fn of_a_time_that_the_clocks_show_twice_the_first_counts() {
+        // In Berlin 02:00 to 03:00 comes twice on 25 October: from 00:00 and from 01:00 UTC.
+        let end = hours("Europe/Berlin", &[Day::Sunday], "01:00", "02:30");
+        assert_eq!(both(&end, "2026-10-24T12:00:00Z", 1), ["+10-24T23:00", "-10-25T00:30"]);
+        let start = hours("Europe/Berlin", &[Day::Sunday], "02:30", "05:00");
+        assert_eq!(
+            both(&start, "2026-10-24T12:00:00Z", 1),
+            ["+10-25T00:30", "-10-25T04:00"]
+        );
+    }
+
+    #[test]
+    fn a_day_that_a_zone_never_had_has_no_window() {
+        // Samoa went from 29 to 31 December 2011; the 30th was a Friday.
+        let apia = hours("Pacific/Apia", &[Day::Friday], "08:00", "09:00");
+        assert_eq!(
+            both(&apia, "2011-12-24T00:00:00Z", 14),
+            ["+01-05T18:00", "-01-05T19:00"]
+        );
+    }
+
+    #[test]
+    fn what_is_no_zone_and_no_time_is_refused_by_name() {
+        let read = |zone: &str, start: &str, end: &str| {
+            ActiveHours::read(&agent::ActiveHours {
+                time_zone: zone.into(),
+                days: Vec::new(),
+                start: start.into(),
+                end: end.into(),
+            })
+        };
+        let error = read("Mars/Base", "08:00", "09:00").unwrap_err();
+        assert!(error.to_string().contains("activeHours.timeZone Mars/Base"));
+        assert_eq!(read("UTC", "25:00", "09:00"), Err(HoursError::Time("25:00".into())));
+        assert_eq!(read("UTC", "08:00", "24:01"), Err(HoursError::Time("24:01".into())));
+    }
+}
