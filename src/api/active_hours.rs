@@ -19,7 +19,7 @@ pub struct ActiveHours {
         "spec.guardrails.activeHours.timeZone must be a name of the IANA time zone database, such as Europe/Berlin or UTC"
     ))]
     pub time_zone: String,
-    /// Days on which a window begins; absent: every day.
+    /// Days on which a window begins, `Monday` to `Sunday`; absent: every day.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 7), extend("x-kubernetes-list-type" = "set"))]
     pub days: Vec<Day>,

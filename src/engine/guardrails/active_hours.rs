@@ -117,7 +117,7 @@ impl ActiveHours {
         let today = self.zone.to_datetime(now).date();
         let window = |offset: i32| self.window(today.checked_add(offset.days()).ok()?);
         let around = (-2..=1).filter_map(window);
-        if let Some((_, end)) = around.filter(|(start, end)| (*start..*end).contains(&now)).last() {
+        if let Some((_, end)) = around.filter(|(start, end)| (*start..*end).contains(&now)).next_back() {
             return At::Inside { end };
         }
         let next = (-1..=LOOK_AHEAD).filter_map(window).find(|(start, _)| *start > now);
