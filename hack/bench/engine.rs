@@ -34,6 +34,7 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         max_sleep: SignedDuration::from_secs(3600),
         max_consecutive_turns: 50,
         max_calls_per_turn: 25,
+        idle_timeout: SignedDuration::from_secs(600),
         active_hours: None,
         context_tokens,
         max_output_tokens: 1_000,

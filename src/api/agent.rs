@@ -247,6 +247,11 @@ pub struct Guardrails {
     /// waits until one of them is 60 s old, and the loop is paused until then.
     #[schemars(range(min = 1, max = 600))]
     pub actions_per_minute: u32,
+    /// Seconds awake without an effective action, 1 to 2,592,000, until the loop ends with outcome `Idle`. A `yield` that
+    /// sleeps and a tool result not seen before begin anew; pauses and failed calls do not count. A changed spec or the
+    /// annotation `agentloop.dev/wake` starts the loop again.
+    #[schemars(range(min = 1, max = 2_592_000))]
+    pub idle_timeout_seconds: u32,
     /// Hours outside of which no call is made: a call in flight is finished, the loop goes on with the next window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_hours: Option<ActiveHours>,
@@ -320,6 +325,7 @@ impl Default for Guardrails {
             max_consecutive_turns: 50,
             max_calls_per_turn: 25,
             actions_per_minute: 10,
+            idle_timeout_seconds: 600,
             active_hours: None,
             tokens_per_hour: None,
             total: None,

@@ -28,6 +28,9 @@ pub enum ConditionType {
     TurnLimitReached,
     /// It is no time of `guardrails.activeHours`; cleared when their next window begins.
     OutsideActiveHours,
+    /// The loop was awake for `guardrails.idleTimeoutSeconds` without an effective action and has ended; cleared when a
+    /// changed spec or a wake request starts it again.
+    IdleTimeoutReached,
     /// `loop.maxConsecutiveErrors` was reached, or the same turn ended the worker three times; cool-down or resume.
     ErrorLimitReached,
     /// Seen from outside the loop repeats itself or burns far above the pace of its limits.

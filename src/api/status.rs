@@ -171,6 +171,8 @@ pub enum PauseReason {
 pub enum Outcome {
     /// The agent ended its loop itself (`yield` with mode `shutdown`).
     Completed,
+    /// It was awake for `guardrails.idleTimeoutSeconds` without an effective action.
+    Idle,
 }
 
 /// Where a loop stands.

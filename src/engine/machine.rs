@@ -9,6 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 pub use super::snapshot::Snapshot;
 pub use super::view::{Held, View};
 
+use super::guardrails::idle_timeout::IdleClock;
 use super::budget::{Budget, LET_THROUGH, PROBE, Probe};
 use super::gate::Toolbox;
 use super::outbox::{Outbox, line};
@@ -160,7 +161,9 @@ impl Engine {
             return;
         }
         let crashed = self.state.lifecycle != Lifecycle::Stopped && self.state.reasons.is_empty();
-        self.state.outcome = None;
+        if self.state.outcome.take().is_some() {
+            self.state.counters.idle = IdleClock::default();
+        }
         self.state.suspended = false;
         // What the process before knew of the link is no longer known; the driver says so anew.
         self.state.reasons.remove(&PauseReason::LinkLost);
@@ -306,6 +309,7 @@ impl Engine {
             .recent_actions
             .iter_mut()
             .for_each(|at| *at = moved(*at));
+        self.state.counters.idle.moved(back);
         if let Some(turn) = &mut self.state.turn
             && let Step::Due(at) = turn.step
         {

@@ -20,6 +20,8 @@ pub struct Settings {
     pub max_consecutive_turns: u32,
     /// Model calls in one turn.
     pub max_calls_per_turn: u32,
+    /// Time awake without an effective action until the loop ends.
+    pub idle_timeout: SignedDuration,
     /// When the loop may turn; `None`: always.
     pub active_hours: Option<ActiveHours>,
     /// Context window, in tokens.
@@ -54,6 +56,7 @@ impl TryFrom<&AgentSpec> for Settings {
             max_sleep: SignedDuration::from_secs(spec.continuous.max_sleep_seconds.into()),
             max_consecutive_turns: spec.guardrails.max_consecutive_turns,
             max_calls_per_turn: spec.guardrails.max_calls_per_turn,
+            idle_timeout: SignedDuration::from_secs(spec.guardrails.idle_timeout_seconds.into()),
             active_hours: spec
                 .guardrails
                 .active_hours

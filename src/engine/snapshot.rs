@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::CallId;
 use super::budget::{Budget, Probe};
 use super::work::Work;
+use super::guardrails::idle_timeout::IdleClock;
 use crate::api::failure::Failure;
 use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason};
 
@@ -193,6 +194,8 @@ pub struct Counters {
     pub forced_sleeps: u32,
     /// When the tool runs with side effects of the last minute were sent, the oldest first.
     pub recent_actions: VecDeque<Timestamp>,
+    /// Time awake without an effective action.
+    pub idle: IdleClock,
 }
 
 /// What a turn's first message tells the model.

@@ -52,6 +52,9 @@ impl Engine {
             return;
         }
         self.probes_sent(out.now);
+        if self.state.reasons.is_empty() {
+            self.state.counters.idle.awake(out.now);
+        }
         let Some(turn) = &mut self.state.turn else {
             return;
         };
@@ -148,6 +151,18 @@ impl Engine {
         self.append(std::slice::from_ref(&message));
         let note = format!("{:?}", answer.finish);
         out.record(call_line(RecordKind::CallAnswered, call, note, vec![message]));
+        self.state.counters.idle.count(out.now);
+        let mut results: Vec<ToolResult> = answer.tool_calls.iter().map(|call| self.run_tool(call, out)).collect();
+        let pace = last_pace(&mut results);
+        let messages = messages_of(answer, silent, results);
+        let again = pace.is_none() && !answer.tool_calls.is_empty();
+        self.append(&messages);
+        out.record(call_line(
+            RecordKind::CallAnswered,
+            call,
+            format!("{:?}", answer.finish),
+            messages,
+        ));
         match answer.finish {
             Finish::Length => self.note("your last answer was cut at the output limit"),
             Finish::Refused => self.note("the provider refused or filtered your last answer"),
@@ -171,6 +186,7 @@ impl Engine {
             return;
         }
         turn.step = Step::Due(out.now);
+        self.state.counters.idle.interrupted();
         out.push(Effect::Acknowledge { call });
         out.record(call_line(
             RecordKind::CallFailed,
@@ -241,6 +257,10 @@ impl Engine {
     }
 
     pub(super) fn ended_by_guardrail(&mut self, calls: u32) -> bool {
+    fn ended_by_guardrail(&mut self, calls: u32) -> bool {
+        if self.ending().is_some() {
+            return true;
+        }
         let settings = &self.settings;
         let ask = |guardrail: &&dyn Guardrail| guardrail.before_call(settings, calls);
         let Some(note) = guardrails::ALL.iter().find_map(ask) else {
@@ -251,6 +271,19 @@ impl Engine {
     }
 
     pub(super) fn next_call(&mut self, out: &Outbox) {
+    /// How a guardrail ends the loop, if one does.
+    fn ending(&self) -> Option<Outcome> {
+        let (settings, counters) = (&self.settings, &self.state.counters);
+        guardrails::ALL.iter().find_map(|guardrail| guardrail.ends(settings, counters))
+    }
+
+    fn end(&mut self, outcome: Outcome, out: &mut Outbox) {
+        self.state.outcome = Some(outcome);
+        self.state.lifecycle = Lifecycle::Stopping;
+        self.note_transition(out);
+    }
+
+    fn next_call(&mut self, out: &Outbox) {
         if let Some(turn) = &mut self.state.turn {
             turn.call = turn.call.saturating_add(1);
             turn.attempt = 0;
@@ -273,7 +306,10 @@ impl Engine {
         self.state.next_turn = Some(clock::after(out.now, self.settings.min_delay));
         prompt::GOES_ON.clone_into(&mut self.state.briefing.cause);
         match pace {
-            Pace::Continue => self.after_turn(false, out),
+            Pace::Continue => match self.ending() {
+                Some(outcome) => self.end(outcome, out),
+                None => self.after_turn(false, out),
+            },
             Pace::Sleep {
                 wait,
                 wake_early_if,
@@ -284,13 +320,10 @@ impl Engine {
                     wake_early_if,
                     reason,
                 });
+                self.state.counters.idle.effective_action(out.now);
                 self.after_turn(true, out);
             }
-            Pace::Shutdown => {
-                self.state.outcome = Some(Outcome::Completed);
-                self.state.lifecycle = Lifecycle::Stopping;
-                self.note_transition(out);
-            }
+            Pace::Shutdown => self.end(Outcome::Completed, out),
         }
     }
 
@@ -305,6 +338,7 @@ impl Engine {
     /// Gives the turn up. Its messages leave the transcript: half a turn would confuse the model more than none. Unless it
     /// has changed something: who forgets that does it again.
     fn fail_turn(&mut self, failure: Failure, out: &mut Outbox) {
+        self.state.counters.idle.interrupted();
         let Some(turn) = self.state.turn.take() else {
             return;
         };

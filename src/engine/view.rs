@@ -103,6 +103,11 @@ impl Engine {
         if public.state != self.state.public.state {
             self.state.since = Some(out.now);
         }
+        if public.state == LoopState::Running {
+            self.state.counters.idle.awake(out.now);
+        } else {
+            self.state.counters.idle.interrupted();
+        }
         let note = format!("{} -> {public}", self.state.public);
         out.record(line(RecordKind::Transition, self.turn_number(), note));
         self.state.public = public;

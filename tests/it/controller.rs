@@ -510,6 +510,37 @@ async fn a_loop_that_ended_itself_rests_until_a_new_request_or_spec() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_idle_loop_that_was_ended_starts_again_for_a_wake_request_or_a_new_spec_and_has_nothing_to_resume() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", &json!({})).await;
+    let idle = || LoopReport {
+        outcome: Some(Outcome::Idle),
+        ..in_state(LoopState::Stopped)
+    };
+    rig.report("coast", idle(), usage(1));
+    rig.pass(6).await;
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(20).await;
+    assert_eq!(rig.ready("coast"), ("True".into(), "IdleTimeoutReached".into()));
+    rig.annotate("coast", "agentloop.dev/resume", "monday");
+    rig.pass(20).await;
+    assert_eq!(rig.pod("coast"), None);
+    rig.annotate("coast", "agentloop.dev/wake", "monday");
+    rig.settle().await;
+    assert_eq!(rig.live_pod("coast").epoch, 2);
+    rig.come_up("coast").await;
+    assert_eq!(rig.ready("coast"), ("True".into(), "LoopRunning".into()));
+
+    rig.report("coast", idle(), usage(2));
+    rig.pass(6).await;
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(20).await;
+    rig.apply("coast", &json!({ "guardrails": { "idleTimeoutSeconds": 3600 } }));
+    rig.settle().await;
+    assert_eq!(rig.live_pod("coast").epoch, 3);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_reaches_the_loop_and_leaves_once_it_was_handled() {
     let rig = Rig::start().await;
     rig.bring_up("coast", &json!({})).await;

@@ -12,7 +12,7 @@ use super::pod_state::PodReason;
 use super::status::Facts;
 use crate::api::condition::{self, ConditionType};
 use crate::api::failure::FailureKind;
-use crate::api::status::{LoopState, LoopStatus, PauseReason};
+use crate::api::status::{LoopState, LoopStatus, Outcome, PauseReason};
 
 /// Reason of a guardrail that does not hold.
 const INACTIVE: &str = "Inactive";
@@ -24,6 +24,9 @@ const LOOP_RUNNING: &str = "LoopRunning";
 const PAUSED_BY_BUDGET: &str = "PausedByBudget";
 /// Reason of `Ready` while a person has been asked.
 const AWAITING_APPROVAL: &str = "AwaitingApproval";
+
+/// Reason of `IdleTimeoutReached`.
+const IDLE_TIMEOUT: &str = "IdleTimeout";
 
 /// Message of `Ready` until the loop has spoken; the same before and after the pod is up.
 const STARTING: &str = "the pod and its loop are starting; PodReady says how far the pod is";
@@ -64,6 +67,7 @@ pub(super) fn compute(facts: &Facts<'_>, status: &LoopStatus) -> Vec<Condition> 
     list.pod_ready();
     list.suspended();
     list.guardrails();
+    list.idle(status);
     list.loop_detected();
     list.link();
     list.model();
@@ -211,6 +215,21 @@ impl List<'_> {
         }
     }
 
+    /// The loop has ended, so the status knows it, whoever speaks.
+    fn idle(&mut self, status: &LoopStatus) {
+        let type_ = ConditionType::IdleTimeoutReached;
+        if status.outcome == Some(Outcome::Idle) {
+            let message = format!(
+                "the loop was awake for {} s (guardrails.idleTimeoutSeconds) without an effective action and was ended; \
+                 a changed spec or the annotation agentloop.dev/wake starts it again",
+                self.facts.agent.spec.guardrails.idle_timeout_seconds
+            );
+            self.set(type_, true, IDLE_TIMEOUT, message);
+        } else {
+            self.set(type_, false, INACTIVE, "");
+        }
+    }
+
     fn loop_detected(&mut self) {
         match self.facts.finding {
             Some(found) => self.set(
@@ -299,6 +318,9 @@ impl List<'_> {
                 return Standing::Settling(word(reason, "the loop is being stopped for spec.suspend"));
             }
             (Some(Rest::Completed), _) => {
+                if let Some(idle) = self.holds(ConditionType::IdleTimeoutReached) {
+                    return Standing::Ready(word(&idle.type_, idle.message.clone()));
+                }
                 let message = "the agent ended its loop; a changed spec or a wake request starts it again";
                 return Standing::Ready(word("Completed", message));
             }

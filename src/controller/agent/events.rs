@@ -14,7 +14,7 @@ use super::apply::Applied;
 use super::intent::Replace;
 use crate::api::AgentStatus;
 use crate::api::condition::{self, ConditionType};
-use crate::api::status::LoopState;
+use crate::api::status::{LoopState, Outcome};
 
 /// Events waiting to be sent; more are dropped.
 const QUEUE: usize = 1024;
@@ -109,12 +109,16 @@ pub(super) fn of_status(old: &AgentStatus, new: &AgentStatus) -> Vec<Notice> {
 
 fn of_loop(old: &AgentStatus, new: &AgentStatus) -> Option<Notice> {
     let (before, now) = (old.r#loop.as_ref()?, new.r#loop.as_ref()?);
-    if let (None, Some(outcome)) = (before.outcome, now.outcome) {
-        return Some(Notice::normal(
-            outcome.as_ref(),
-            "End",
-            "the agent ended its loop itself",
-        ));
+    match (before.outcome, now.outcome) {
+        (None, Some(Outcome::Completed)) => {
+            let note = "the agent ended its loop itself";
+            return Some(Notice::normal(Outcome::Completed.as_ref(), "End", note));
+        }
+        (None, Some(Outcome::Idle)) => {
+            let held = condition::find(&new.conditions, ConditionType::IdleTimeoutReached)?;
+            return Some(Notice::warning(&held.type_, "End", held.message.clone()));
+        }
+        (Some(_), _) | (None, None) => {}
     }
     let up = matches!(now.state, LoopState::Running | LoopState::Sleeping | LoopState::Paused);
     (before.state == LoopState::Starting && up).then(|| {

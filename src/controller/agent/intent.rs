@@ -13,7 +13,7 @@ use super::memory::Remembered;
 use super::pod_state::PodState;
 use super::requests;
 use crate::api::agent::UpdateStrategy;
-use crate::api::status::{LoopState, PauseReason};
+use crate::api::status::{LoopState, Outcome, PauseReason};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::loops::Heard;
 
@@ -177,17 +177,21 @@ impl Situation<'_> {
         (self.recorded_outcome() && !self.restart_wanted()).then_some(Rest::Completed)
     }
 
-    /// A loop that ended starts again for a new spec or a new request.
+    /// A loop that ended starts again for a new spec or a new request; an idle one has nothing to resume.
     fn restart_wanted(&self) -> bool {
+        let open = requests::open(self.agent, self.status);
+        let idle = self.outcome() == Some(Outcome::Idle);
         self.status.observed_generation != self.agent.metadata.generation
-            || requests::open(self.agent, self.status) != requests::Open::default()
+            || open.wake.is_some()
+            || open.resume.is_some() && !idle
+    }
+
+    fn outcome(&self) -> Option<Outcome> {
+        self.status.r#loop.as_ref().and_then(|status| status.outcome)
     }
 
     fn recorded_outcome(&self) -> bool {
-        self.status
-            .r#loop
-            .as_ref()
-            .is_some_and(|status| status.outcome.is_some())
+        self.outcome().is_some()
     }
 
     fn recorded_epoch(&self) -> i64 {

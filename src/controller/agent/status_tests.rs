@@ -295,6 +295,35 @@ fn hours_that_end_are_told_once_as_a_matter_of_course() {
 }
 
 #[test]
+fn an_idle_loop_that_was_ended_needs_nobody_and_says_how_to_start_it_until_it_starts() {
+    let mut ending = Case::default();
+    ending.heard.as_mut().unwrap().report.loop_.as_mut().unwrap().outcome = Some(Outcome::Idle);
+    ending.intent = Intent::RecordOutcome;
+    let old = Case::default().status();
+    let ended = ending.status();
+    let idle = find(&ended.conditions, ConditionType::IdleTimeoutReached).unwrap().clone();
+    assert_eq!((idle.status.as_str(), idle.reason.as_str()), ("True", "IdleTimeout"));
+    assert!(idle.message.contains("600 s (guardrails.idleTimeoutSeconds)"), "{}", idle.message);
+    assert!(idle.message.contains("agentloop.dev/wake"), "{}", idle.message);
+    assert_eq!(
+        events::of_status(&old, &ended),
+        [Notice::warning("IdleTimeoutReached", "End", idle.message.clone())]
+    );
+    let mut resting = Case {
+        intent: Intent::Rest(Rest::Completed),
+        pod: None,
+        heard: None,
+        old: ended,
+        ..Case::default()
+    };
+    row(&resting, Verdict::Current, LoopState::Stopped, "IdleTimeoutReached");
+    assert_eq!(resting.status().summary.unwrap().reason.as_deref(), Some("Idle"));
+    resting.intent = Intent::Create;
+    let again = resting.status();
+    assert_eq!(find(&again.conditions, ConditionType::IdleTimeoutReached).unwrap().status, "False");
+}
+
+#[test]
 fn every_combination_keeps_the_rules_of_conditions() {
     let intents = [
         Intent::Create,

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 pub mod active_hours;
 mod calls_per_turn;
 mod consecutive_turns;
+pub mod idle_timeout;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -20,9 +21,14 @@ pub use actions_per_minute::MINUTE;
 /// All guardrails.
 pub const ALL: [&dyn Guardrail; 3] = [
     &actions_per_minute::ActionsPerMinute,
+use crate::api::status::{Outcome, PauseReason};
+
+/// All guardrails.
+pub const ALL: [&dyn Guardrail; 4] = [
     &active_hours::Hours,
     &calls_per_turn::CallsPerTurn,
     &consecutive_turns::ConsecutiveTurns,
+    &idle_timeout::IdleTimeout,
 ];
 
 /// One limit. Each method speaks up only when its limit is reached.
@@ -40,6 +46,11 @@ pub trait Guardrail: Sync {
 
     /// Told after each completed turn, and whether the agent sleeps now. An answer pauses the loop.
     fn after_turn(&self, _settings: &Settings, _counters: &mut Counters, _sleeps: bool) -> Option<Trip> {
+        None
+    }
+
+    /// Asked before one more call and after each completed turn. An answer ends the loop for good.
+    fn ends(&self, _settings: &Settings, _counters: &Counters) -> Option<Outcome> {
         None
     }
 

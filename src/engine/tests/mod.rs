@@ -6,6 +6,7 @@ mod context;
 mod failures;
 mod gate;
 mod hours;
+mod idle;
 mod lifecycle;
 mod limits;
 mod random;
@@ -36,6 +37,7 @@ fn settings() -> Settings {
         max_sleep: SignedDuration::from_hours(1),
         max_consecutive_turns: 50,
         max_calls_per_turn: 25,
+        idle_timeout: SignedDuration::from_secs(600),
         active_hours: None,
         context_tokens: 128_000,
         max_output_tokens: 4096,

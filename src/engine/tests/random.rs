@@ -124,6 +124,8 @@ fn small() -> impl Strategy<Value = Settings> {
         actions_per_minute: 3,
         max_result_bytes: 500,
         context_tokens: 4096 + 2000,
+        idle_timeout: seconds(120),
+        context_tokens: 4096 + 1400,
         ..settings()
     })
 }

@@ -184,6 +184,14 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "spec.guardrails.maxConsecutiveTurns: Invalid value",
         ),
         (
+            spec(json!({"guardrails": {"idleTimeoutSeconds": 0}})),
+            "spec.guardrails.idleTimeoutSeconds: Invalid value: 0",
+        ),
+        (
+            spec(json!({"guardrails": {"idleTimeoutSeconds": 2_592_001}})),
+            "spec.guardrails.idleTimeoutSeconds: Invalid value: 2592001",
+        ),
+        (
             spec(json!({"guardrails": {"activeHours": {"start": 800, "end": "23:00"}}})),
             "spec.guardrails.activeHours.start: Invalid value: \"integer\"",
         ),
@@ -325,6 +333,7 @@ async fn a_real_api_server_names_misspelt_fields_and_numbers_out_of_bounds() {
     let largest = json!({"spec": {
         "instructions": "é".repeat(32_768),
         "guardrails": {"maxCallsPerTurn": 1000, "maxConsecutiveTurns": 10_000, "actionsPerMinute": 600},
+        "guardrails": {"maxCallsPerTurn": 1000, "maxConsecutiveTurns": 10_000, "idleTimeoutSeconds": 2_592_000},
         "continuous": {"maxSleepSeconds": 2_592_000},
         "loop": {"maxDelayMilliseconds": 3_600_000, "maxConsecutiveErrors": 1000},
         "pod": {"resources": {"limits": {"memory": "1Gi", "cpu": 2}}},

@@ -1,0 +1,150 @@
+//! `guardrails.idleTimeoutSeconds`: trips after so much time awake for nothing, and what does not count as that.
+
+use super::*;
+use crate::api::status::Outcome;
+
+fn ended(driver: &Driver) -> bool {
+    let view = driver.engine.view();
+    assert_eq!(view.outcome == Some(Outcome::Idle), view.state == LoopState::Stopped);
+    view.outcome == Some(Outcome::Idle)
+}
+
+/// A loop that has been awake for nothing for 599 s, its next call in flight.
+fn nearly_idle() -> Driver {
+    let mut driver = Driver::started(settings());
+    driver.pass(seconds(599));
+    driver.answer(says("hm"));
+    assert!(!ended(&driver));
+    driver.next_timer();
+    driver
+}
+
+#[test]
+fn it_ends_the_loop_at_the_limit_and_not_a_moment_before() {
+    let rest = seconds(1) - SignedDuration::from_millis(100);
+    let mut driver = nearly_idle();
+    driver.pass(rest - SignedDuration::from_nanos(1));
+    driver.answer(says("hm"));
+    assert!(!ended(&driver));
+    let mut driver = nearly_idle();
+    driver.pass(rest);
+    driver.answer(says("hm"));
+    assert!(ended(&driver) && driver.stopped);
+    assert_eq!(driver.reasons(), []);
+    let ends = driver.notes(RecordKind::Transition);
+    assert_eq!(ends[ends.len() - 2..], ["Running -> Stopping", "Stopping -> Stopped"]);
+}
+
+#[test]
+fn no_further_call_of_a_turn_begins_after_the_limit() {
+    let mut driver = nearly_idle();
+    driver.pass(seconds(10));
+    driver.answer(calls("shell", "{}"));
+    assert!(ended(&driver));
+    assert_eq!(driver.in_flight, None);
+    assert_eq!(driver.engine.view().turns_completed, 2);
+}
+
+#[test]
+fn a_sleep_of_the_agents_own_choice_begins_anew_and_counts_for_nothing() {
+    let mut driver = nearly_idle();
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    driver.pass(seconds(3600));
+    driver.pass(seconds(599));
+    driver.answer(says("hm"));
+    assert!(!ended(&driver));
+    driver.pass(seconds(2));
+    driver.answer(says("hm"));
+    assert!(ended(&driver));
+}
+
+#[test]
+fn an_effective_action_begins_anew_however_long_it_took() {
+    let mut driver = nearly_idle();
+    driver.pass(seconds(5000));
+    let now = driver.now;
+    driver.engine.state.counters.idle.effective_action(now);
+    driver.pass(seconds(599));
+    driver.answer(says("hm"));
+    assert!(!ended(&driver));
+    driver.pass(seconds(2));
+    driver.answer(says("hm"));
+    assert!(ended(&driver));
+}
+
+#[test]
+fn neither_a_pause_nor_a_forced_sleep_nor_the_time_that_the_pod_is_down_counts() {
+    let mut driver = nearly_idle();
+    driver.feed(Input::LinkLost);
+    driver.pass(seconds(10_000));
+    driver.feed(Input::LinkBack);
+    driver.answer(says("hm"));
+    assert!(!ended(&driver));
+    driver.pass(SignedDuration::from_millis(100));
+    driver.timer = None;
+    driver.pass(seconds(10_000));
+    driver.restart(2);
+    driver.answer(says("hm"));
+    assert!(!ended(&driver));
+    let mut driver = Driver::started(Settings {
+        max_consecutive_turns: 1,
+        ..settings()
+    });
+    for _ in 0..100 {
+        driver.answer(says("hm"));
+        assert_eq!(driver.state(), LoopState::Paused);
+        driver.next_timer();
+    }
+    assert!(!ended(&driver));
+}
+
+#[test]
+fn a_provider_that_is_down_for_days_ends_no_loop() {
+    let mut driver = nearly_idle();
+    let end = driver.now + SignedDuration::from_hours(100);
+    while driver.now < end {
+        if driver.in_flight.is_some() {
+            driver.pass(seconds(30));
+            driver.fail(FailureKind::Unreachable);
+        } else {
+            driver.next_timer();
+        }
+    }
+    while driver.in_flight.is_none() {
+        driver.next_timer();
+    }
+    driver.answer(says("hm"));
+    assert!(!ended(&driver), "only answers count");
+    driver.next_timer();
+    driver.pass(seconds(1));
+    driver.answer(says("hm"));
+    assert!(ended(&driver));
+}
+
+#[test]
+fn an_idle_loop_stays_ended_in_its_pod_and_begins_anew_in_the_next() {
+    let mut driver = nearly_idle();
+    driver.pass(seconds(1));
+    driver.answer(says("hm"));
+    assert!(ended(&driver));
+    try_everything_but(&mut driver, true);
+    driver.restart(1);
+    assert!(ended(&driver) && driver.stopped);
+    driver.restart(2);
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.pass(seconds(599));
+    driver.answer(says("hm"));
+    assert!(!ended(&driver));
+}
+
+#[test]
+fn a_clock_that_was_set_back_counts_nothing() {
+    let mut driver = nearly_idle();
+    driver.now -= SignedDuration::from_hours(1);
+    driver.feed(Input::Timer);
+    driver.answer(says("hm"));
+    assert!(!ended(&driver));
+    driver.pass(seconds(2));
+    driver.answer(says("hm"));
+    assert!(ended(&driver));
+}
