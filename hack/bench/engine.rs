@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use agentloop::api::agent::ExhaustionPolicy;
 use agentloop::engine::budget::Budget;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{Answer, Finish, ToolCall};
@@ -35,6 +36,8 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         max_consecutive_turns: 50,
         max_calls_per_turn: 25,
         idle_timeout: SignedDuration::from_secs(600),
+        rate_limits: Vec::new(),
+        exhaustion_policy: ExhaustionPolicy::Skip,
         active_hours: None,
         context_tokens,
         max_output_tokens: 1_000,
@@ -92,5 +95,6 @@ fn answer() -> Answer {
             arguments: r#"{"sleep": 30, "reason": "nothing to do"}"#.to_owned(),
         }],
         finish: Finish::ToolCalls,
+        tokens: Some(900),
     }
 }

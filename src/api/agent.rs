@@ -11,6 +11,7 @@ pub use super::active_hours::{ActiveHours, Day};
 use super::bounds::{DNS_SUBDOMAIN, KEY};
 pub use super::model::{Model, ModelApi, OutputLimitParameter};
 pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateStrategy};
+pub use super::rate_limit::{RateLimit, Resource};
 use super::status::AgentStatus;
 use super::tools::Tools;
 
@@ -203,6 +204,20 @@ pub struct Loop {
     /// Failed turns in a row, 1 to 1,000, until the loop pauses with `ErrorLimitReached`.
     #[schemars(range(min = 1, max = 1000))]
     pub max_consecutive_errors: u32,
+    /// What becomes of a turn whose next call finds no room in `guardrails.rateLimits`. `Skip`: it ends there, and the
+    /// next one begins with fresh news once there is room. `Block`: it waits and goes on. A turn without an answer yet
+    /// waits in either case.
+    pub exhaustion_policy: ExhaustionPolicy,
+}
+
+/// What becomes of a turn that finds no room in a rate limit.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExhaustionPolicy {
+    /// It ends, and the next one begins once there is room.
+    #[default]
+    Skip,
+    /// It waits until there is room.
+    Block,
 }
 
 impl Default for Loop {
@@ -211,6 +226,7 @@ impl Default for Loop {
             min_delay_milliseconds: 100,
             max_delay_milliseconds: 10_000,
             max_consecutive_errors: 5,
+            exhaustion_policy: ExhaustionPolicy::Skip,
         }
     }
 }
@@ -255,6 +271,11 @@ pub struct Guardrails {
     /// Hours outside of which no call is made: a call in flight is finished, the loop goes on with the next window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_hours: Option<ActiveHours>,
+    /// Limits in rolling windows, at most 8, one for each resource and window. The call that finds no room waits until
+    /// there is some; `loop.exhaustionPolicy` says what becomes of its turn.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["resource", "windowSeconds"]))]
+    pub rate_limits: Vec<RateLimit>,
     /// Tokens (uncached input, cache writes, output) in any 3,600 seconds. A call whose worst case does not fit waits
     /// until it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -327,6 +348,7 @@ impl Default for Guardrails {
             actions_per_minute: 10,
             idle_timeout_seconds: 600,
             active_hours: None,
+            rate_limits: Vec::new(),
             tokens_per_hour: None,
             total: None,
             loop_detection: LoopDetection::default(),

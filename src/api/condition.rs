@@ -22,7 +22,7 @@ pub enum ConditionType {
     Suspended,
     /// An Agent's limit has no room for the next call, or never will have for one like it.
     BudgetExhausted,
-    /// A provider's rate limit holds the loop until a computed moment.
+    /// A provider's rate limit, or one of `guardrails.rateLimits`, holds the loop until a computed moment.
     RateLimited,
     /// `guardrails.maxConsecutiveTurns` was reached; cleared when the forced sleep ends.
     TurnLimitReached,

@@ -15,6 +15,7 @@ pub mod failure;
 mod model;
 mod pod;
 pub mod price;
+mod rate_limit;
 pub mod reference;
 pub mod status;
 pub mod tools;

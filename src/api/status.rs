@@ -124,6 +124,8 @@ pub enum PauseReason {
     MaxConsecutiveTurns,
     /// `guardrails.actionsPerMinute`; cleared when the oldest of these actions is 60 s old.
     ActionsPerMinute,
+    /// `guardrails.rateLimits`; cleared when there is room for a call.
+    RateWindow,
     /// `guardrails.activeHours`; cleared when their next window begins.
     OutsideActiveHours,
     /// `loop.maxConsecutiveErrors`; cleared by the cool-down or a resume request.

@@ -90,6 +90,7 @@ pub(super) fn waits_for_room(reason: PauseReason) -> bool {
         | PauseReason::ProviderRateLimit
         | PauseReason::MaxConsecutiveTurns
         | PauseReason::ActionsPerMinute
+        | PauseReason::RateWindow
         | PauseReason::OutsideActiveHours
         | PauseReason::ConsecutiveErrors
         | PauseReason::CrashLoop

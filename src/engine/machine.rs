@@ -9,14 +9,15 @@ use jiff::{SignedDuration, Timestamp};
 pub use super::snapshot::Snapshot;
 pub use super::view::{Held, View};
 
-use super::guardrails::idle_timeout::IdleClock;
 use super::budget::{Budget, LET_THROUGH, PROBE, Probe};
 use super::gate::Toolbox;
+use super::guardrails::idle_timeout::IdleClock;
 use super::outbox::{Outbox, line};
 use super::snapshot::{Hold, Lifecycle, Step};
 use super::tool::ToolRunId;
 use super::{CallId, Effect, Input, Known, RecordKind, StopCause, clock, message::Message, settings::Settings};
 use super::{CallId, Effect, Input, RecordKind, StopCause, clock, message::Message, prompt, settings::Settings};
+use crate::api::agent::ExhaustionPolicy;
 use crate::api::status::PauseReason;
 
 /// One loop.
@@ -167,6 +168,7 @@ impl Engine {
         self.state.suspended = false;
         // What the process before knew of the link is no longer known; the driver says so anew.
         self.state.reasons.remove(&PauseReason::LinkLost);
+        self.state.used.keep(&self.settings.rate_limits);
         self.state.lifecycle = Lifecycle::Starting;
         self.note_transition(out);
         if crashed {
@@ -227,6 +229,7 @@ impl Engine {
             Lifecycle::Active => {
                 self.clear_expired(out.now);
                 self.ask_the_clock(out.now);
+                self.ask_for_attempt(out);
                 self.end_sleep_if_over(out);
                 self.note_transition(out);
                 self.act(out);
@@ -255,8 +258,14 @@ impl Engine {
             return;
         }
         match self.state.turn.as_ref().map(|turn| (turn.step, turn.call_id())) {
-            None => self.begin_turn(out),
-            Some((Step::Due(_), _)) => self.send_attempt(out),
+            None if self.may_attempt(out) => self.begin_turn(out),
+            Some((Step::Due(_), _)) if self.may_attempt(out) => self.send_attempt(out),
+            Some((Step::Due(_), call))
+                if call.call > 1 && self.settings.exhaustion_policy == ExhaustionPolicy::Skip =>
+            {
+                self.skip_rest(out);
+            }
+            None | Some((Step::Due(_), _)) => {}
             Some((Step::Open, call)) => self.issue(call, out),
             Some((Step::Tools, _)) => self.go_on(out),
         }
@@ -310,6 +319,7 @@ impl Engine {
             .iter_mut()
             .for_each(|at| *at = moved(*at));
         self.state.counters.idle.moved(back);
+        self.state.used.heed_clock(now);
         if let Some(turn) = &mut self.state.turn
             && let Step::Due(at) = turn.step
         {

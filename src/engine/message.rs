@@ -78,6 +78,9 @@ pub struct Answer {
     pub tool_calls: Vec<ToolCall>,
     /// Why it ended.
     pub finish: Finish,
+    /// What it used by the server's own word: uncached input, cache writes and output. `None`: it did not say.
+    #[serde(default)]
+    pub tokens: Option<u64>,
 }
 
 /// Why an answer ended.

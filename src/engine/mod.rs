@@ -19,6 +19,7 @@ pub mod message;
 mod outbox;
 mod pause;
 mod prompt;
+mod resources;
 mod retry;
 pub mod settings;
 mod snapshot;

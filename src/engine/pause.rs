@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::guardrails::{self, ByClock, Closed, Trip};
+use super::guardrails::{self, ByClock, Closed, Guardrail, Trip};
 use super::machine::Engine;
 use super::outbox::{Outbox, line};
 use super::snapshot::Hold;
@@ -65,6 +65,30 @@ impl Engine {
         }
     }
 
+    /// Whether a guardrail holds the next attempt at a call, which then waits.
+    pub(super) fn trip_before_attempt(&self, now: Timestamp) -> Option<Trip> {
+        let ask = |guardrail: &&dyn Guardrail| guardrail.before_attempt(&self.settings, &self.state.used, now);
+        guardrails::ALL.iter().find_map(ask)
+    }
+
+    /// Asks before an attempt. False: it waits.
+    pub(super) fn may_attempt(&mut self, out: &Outbox) -> bool {
+        match self.trip_before_attempt(out.now) {
+            Some(trip) => {
+                self.hold_for(trip, out);
+                false
+            }
+            None => true,
+        }
+    }
+
+    /// A held attempt is asked for again, since what it waits for may have changed with the spec or the clock.
+    pub(super) fn ask_for_attempt(&mut self, out: &Outbox) {
+        if self.state.reasons.contains_key(&PauseReason::RateWindow) && self.may_attempt(out) {
+            self.clear(PauseReason::RateWindow);
+        }
+    }
+
     pub(super) fn clear(&mut self, reason: PauseReason) {
         if self.state.reasons.remove(&reason).is_none() {
             return;
@@ -78,6 +102,7 @@ impl Engine {
             }
             PauseReason::MaxConsecutiveTurns
             | PauseReason::ActionsPerMinute
+            | PauseReason::RateWindow
             | PauseReason::OutsideActiveHours
             | PauseReason::ProviderRateLimit
             | PauseReason::LinkLost
@@ -202,6 +227,7 @@ impl Engine {
             PauseReason::LinkLost => Some(retry::LINK_PROBE),
             PauseReason::ConsecutiveErrors | PauseReason::CrashLoop => Some(LONGEST_COOLDOWN),
             PauseReason::SuspendedBySpec
+            | PauseReason::RateWindow
             | PauseReason::OutsideActiveHours
             | PauseReason::BudgetExhausted
             | PauseReason::TokensPerHour

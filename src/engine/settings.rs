@@ -3,7 +3,9 @@
 use jiff::SignedDuration;
 
 use super::guardrails::active_hours::{ActiveHours, HoursError};
+use super::resources::Limit;
 use crate::api::AgentSpec;
+use crate::api::agent::ExhaustionPolicy;
 
 /// The engine's numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +24,10 @@ pub struct Settings {
     pub max_calls_per_turn: u32,
     /// Time awake without an effective action until the loop ends.
     pub idle_timeout: SignedDuration,
+    /// Limits of resources in rolling windows.
+    pub rate_limits: Vec<Limit>,
+    /// What becomes of a turn whose next call finds no room in them.
+    pub exhaustion_policy: ExhaustionPolicy,
     /// When the loop may turn; `None`: always.
     pub active_hours: Option<ActiveHours>,
     /// Context window, in tokens.
@@ -57,6 +63,8 @@ impl TryFrom<&AgentSpec> for Settings {
             max_consecutive_turns: spec.guardrails.max_consecutive_turns,
             max_calls_per_turn: spec.guardrails.max_calls_per_turn,
             idle_timeout: SignedDuration::from_secs(spec.guardrails.idle_timeout_seconds.into()),
+            rate_limits: spec.guardrails.rate_limits.iter().map(Limit::from).collect(),
+            exhaustion_policy: spec.r#loop.exhaustion_policy,
             active_hours: spec
                 .guardrails
                 .active_hours

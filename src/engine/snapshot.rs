@@ -9,6 +9,7 @@ use super::CallId;
 use super::budget::{Budget, Probe};
 use super::work::Work;
 use super::guardrails::idle_timeout::IdleClock;
+use super::resources::Tracker;
 use crate::api::failure::Failure;
 use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason};
 
@@ -38,6 +39,8 @@ pub struct Snapshot {
     pub(super) sleep: Option<Sleep>,
     pub(super) reasons: BTreeMap<PauseReason, Hold>,
     pub(super) counters: Counters,
+    /// What was used of resources with a rate limit.
+    pub(super) used: Tracker,
     /// What the next turn's first message will say.
     pub(super) briefing: Briefing,
     pub(super) handled: HandledRequests,

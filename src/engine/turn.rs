@@ -11,6 +11,7 @@ use super::retry::{self, Next};
 use super::snapshot::{Briefing, Lifecycle, Sleep, Step, Turn};
 use super::yield_tool::Pace;
 use super::{CallId, Effect, Record, RecordKind, budget, clock, context, prompt};
+use crate::api::agent::Resource;
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::{Outcome, PauseReason};
 
@@ -61,6 +62,7 @@ impl Engine {
         turn.attempt = turn.attempt.saturating_add(1);
         turn.step = Step::Open;
         let call = turn.call_id();
+        self.count_use(Resource::LLMCalls, 1, out);
         out.record(call_line(RecordKind::CallStarted, call, "", Vec::new()));
         self.issue(call, out);
     }
@@ -86,6 +88,33 @@ impl Engine {
     fn offered(&self) -> Arc<[Tool]> {
         let denials = self.state.turn.as_ref().map(|turn| &turn.denials);
         self.toolbox.offered(denials.unwrap_or(&BTreeMap::new()))
+    }
+
+    /// Estimated tokens of the call last sent, its answer as long as it may be.
+    fn largest_call(&self) -> u64 {
+        let prompt = context::prompt(&self.transcript, self.fixed_tokens());
+        prompt.saturating_add(self.settings.max_output_tokens.into())
+    }
+
+    fn count_use(&mut self, resource: Resource, amount: u64, out: &Outbox) {
+        self.state
+            .used
+            .count(&self.settings.rate_limits, resource, amount, out.now);
+    }
+
+    /// The call last sent was not made after all.
+    fn was_not_made(&mut self) {
+        self.state
+            .used
+            .give_back(&self.settings.rate_limits, Resource::LLMCalls, 1);
+    }
+
+    /// Ends a turn whose next call would have to wait; what it has done so far stays.
+    pub(super) fn skip_rest(&mut self, out: &mut Outbox) {
+        self.note(
+            "the last turn was ended before it was done, since guardrails.rateLimits left no room for another call",
+        );
+        self.complete_turn(Pace::Continue, out);
     }
 
     /// Lets oldest turns leave until the prompt fits. False: it cannot fit, and the turn has failed.
@@ -131,6 +160,8 @@ impl Engine {
         self.in_flight = false;
         self.was_let_through();
         out.push(Effect::Acknowledge { call });
+        let tokens = answer.tokens.unwrap_or_else(|| self.largest_call());
+        self.count_use(Resource::LLMTokens, tokens, out);
         let silent = answer.text.as_deref().is_none_or(|text| text.trim().is_empty()) && answer.tool_calls.is_empty();
         if silent && matches!(answer.finish, Finish::Stop | Finish::ToolCalls) {
             out.record(call_line(RecordKind::CallAnswered, call, "empty", Vec::new()));
@@ -200,10 +231,12 @@ impl Engine {
             Some(_) | None => failure,
         };
         if let Some(reason) = budget::reason_of(failure.kind) {
+            self.was_not_made();
             self.refused(reason, failure, out);
             return;
         }
         if matches!(failure.kind, FailureKind::LinkLost | FailureKind::RecordFailed) {
+            self.was_not_made();
             self.was_not_asked(out.now);
         } else {
             self.was_let_through();
@@ -274,7 +307,9 @@ impl Engine {
     /// How a guardrail ends the loop, if one does.
     fn ending(&self) -> Option<Outcome> {
         let (settings, counters) = (&self.settings, &self.state.counters);
-        guardrails::ALL.iter().find_map(|guardrail| guardrail.ends(settings, counters))
+        guardrails::ALL
+            .iter()
+            .find_map(|guardrail| guardrail.ends(settings, counters))
     }
 
     fn end(&mut self, outcome: Outcome, out: &mut Outbox) {

@@ -54,6 +54,8 @@ const GUARDRAILS: [(ConditionType, &[PauseReason]); 6] = [
         &[PauseReason::ActionsPerMinute, PauseReason::ProviderRateLimit],
     ),
     (ConditionType::RateLimited, &[PauseReason::ProviderRateLimit]),
+        &[PauseReason::RateWindow, PauseReason::ProviderRateLimit],
+    ),
     (ConditionType::OutsideActiveHours, &[PauseReason::OutsideActiveHours]),
 ];
 

@@ -165,6 +165,7 @@ fn each_situation_of_the_contract_has_its_verdict() {
     row(&Case::default(), Verdict::Current, Running, "LoopRunning");
     row(&of(heard(Sleeping)), Verdict::Current, Sleeping, "LoopRunning");
     for reason in [PauseReason::ActionsPerMinute, PauseReason::ProviderRateLimit] {
+    for reason in [PauseReason::ProviderRateLimit, PauseReason::RateWindow] {
         row(&of(held(Paused, reason)), Verdict::Current, Paused, "RateLimited");
     }
     let turns = held(Sleeping, PauseReason::MaxConsecutiveTurns);
@@ -301,9 +302,15 @@ fn an_idle_loop_that_was_ended_needs_nobody_and_says_how_to_start_it_until_it_st
     ending.intent = Intent::RecordOutcome;
     let old = Case::default().status();
     let ended = ending.status();
-    let idle = find(&ended.conditions, ConditionType::IdleTimeoutReached).unwrap().clone();
+    let idle = find(&ended.conditions, ConditionType::IdleTimeoutReached)
+        .unwrap()
+        .clone();
     assert_eq!((idle.status.as_str(), idle.reason.as_str()), ("True", "IdleTimeout"));
-    assert!(idle.message.contains("600 s (guardrails.idleTimeoutSeconds)"), "{}", idle.message);
+    assert!(
+        idle.message.contains("600 s (guardrails.idleTimeoutSeconds)"),
+        "{}",
+        idle.message
+    );
     assert!(idle.message.contains("agentloop.dev/wake"), "{}", idle.message);
     assert_eq!(
         events::of_status(&old, &ended),
@@ -320,7 +327,12 @@ fn an_idle_loop_that_was_ended_needs_nobody_and_says_how_to_start_it_until_it_st
     assert_eq!(resting.status().summary.unwrap().reason.as_deref(), Some("Idle"));
     resting.intent = Intent::Create;
     let again = resting.status();
-    assert_eq!(find(&again.conditions, ConditionType::IdleTimeoutReached).unwrap().status, "False");
+    assert_eq!(
+        find(&again.conditions, ConditionType::IdleTimeoutReached)
+            .unwrap()
+            .status,
+        "False"
+    );
 }
 
 #[test]

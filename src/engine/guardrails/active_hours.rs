@@ -116,8 +116,8 @@ impl ActiveHours {
     pub fn at(&self, now: Timestamp) -> At {
         let today = self.zone.to_datetime(now).date();
         let window = |offset: i32| self.window(today.checked_add(offset.days()).ok()?);
-        let around = (-2..=1).filter_map(window);
-        if let Some((_, end)) = around.filter(|(start, end)| (*start..*end).contains(&now)).next_back() {
+        let mut around = (-2..=1).filter_map(window);
+        if let Some((_, end)) = around.rfind(|(start, end)| (*start..*end).contains(&now)) {
             return At::Inside { end };
         }
         let next = (-1..=LOOK_AHEAD).filter_map(window).find(|(start, _)| *start > now);

@@ -11,6 +11,7 @@ pub mod active_hours;
 mod calls_per_turn;
 mod consecutive_turns;
 pub mod idle_timeout;
+mod rate_limits;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -21,14 +22,16 @@ pub use actions_per_minute::MINUTE;
 /// All guardrails.
 pub const ALL: [&dyn Guardrail; 3] = [
     &actions_per_minute::ActionsPerMinute,
+use super::{resources::Tracker, settings::Settings, snapshot::Counters};
 use crate::api::status::{Outcome, PauseReason};
 
 /// All guardrails.
-pub const ALL: [&dyn Guardrail; 4] = [
+pub const ALL: [&dyn Guardrail; 5] = [
     &active_hours::Hours,
     &calls_per_turn::CallsPerTurn,
     &consecutive_turns::ConsecutiveTurns,
     &idle_timeout::IdleTimeout,
+    &rate_limits::RateLimits,
 ];
 
 /// One limit. Each method speaks up only when its limit is reached.
@@ -41,6 +44,8 @@ pub trait Guardrail: Sync {
     /// Asked before a tool run with side effects, `recent` being the moments of those before it. An answer pauses the loop;
     /// the run waits.
     fn before_action(&self, _settings: &Settings, _recent: &VecDeque<Timestamp>, _now: Timestamp) -> Option<Trip> {
+    /// Asked before each attempt at a model call, and again until it says nothing any more. An answer pauses the loop.
+    fn before_attempt(&self, _settings: &Settings, _used: &Tracker, _now: Timestamp) -> Option<Trip> {
         None
     }
 

@@ -10,6 +10,7 @@ mod idle;
 mod lifecycle;
 mod limits;
 mod random;
+mod rates;
 mod sleeping;
 mod tools;
 mod work;
@@ -26,6 +27,8 @@ use super::message::{Answer, Finish, Message, ToolCall};
 use super::settings::Settings;
 use super::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 use super::{CallId, Effect, Input, Known, Record, RecordKind, StopCause};
+use super::{CallId, Effect, Input, Record, RecordKind, StopCause};
+use crate::api::agent::ExhaustionPolicy;
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::{LoopState, PauseReason};
 
@@ -38,6 +41,8 @@ fn settings() -> Settings {
         max_consecutive_turns: 50,
         max_calls_per_turn: 25,
         idle_timeout: SignedDuration::from_secs(600),
+        rate_limits: Vec::new(),
+        exhaustion_policy: ExhaustionPolicy::Skip,
         active_hours: None,
         context_tokens: 128_000,
         max_output_tokens: 4096,
@@ -69,6 +74,7 @@ fn calls(name: &str, arguments: &str) -> Answer {
             arguments: arguments.into(),
         }],
         finish: Finish::ToolCalls,
+        tokens: None,
     }
 }
 
@@ -340,6 +346,12 @@ impl Driver {
                 PauseReason::MaxConsecutiveTurns | PauseReason::ActionsPerMinute | PauseReason::ProviderRateLimit => {
                     false
                 PauseReason::MaxConsecutiveTurns | PauseReason::ProviderRateLimit => false,
+                PauseReason::RateWindow => {
+                    let mut before = before.clone();
+                    before.state.used.heed_clock(self.now);
+                    before.settings = self.settings.clone();
+                    before.trip_before_attempt(self.now).is_none()
+                }
                 // The clock alone decides, also one that was set back.
                 PauseReason::OutsideActiveHours => {
                     let hours = self.settings.active_hours.as_ref();

@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::api::agent::Resource;
 
 /// One thing that happens. Calls are named by how long ago they were issued, so that late ones come too.
 #[derive(Clone, Debug)]
@@ -116,8 +117,10 @@ fn forward(step: Step) -> Step {
 /// The second has hours that end within most runs; the next timer then is a day away.
 fn small() -> impl Strategy<Value = Settings> {
     let hours = prop_oneof![3 => Just(None), 1 => Just(Some(hours("UTC", "00:00", "00:02")))];
-    hours.prop_map(|active_hours| Settings {
+    let policy = prop_oneof![Just(ExhaustionPolicy::Skip), Just(ExhaustionPolicy::Block)];
+    (hours, policy).prop_map(|(active_hours, exhaustion_policy)| Settings {
         active_hours,
+        exhaustion_policy,
         max_consecutive_errors: 2,
         max_consecutive_turns: 3,
         max_calls_per_turn: 2,
@@ -125,6 +128,10 @@ fn small() -> impl Strategy<Value = Settings> {
         max_result_bytes: 500,
         context_tokens: 4096 + 2000,
         idle_timeout: seconds(120),
+        rate_limits: vec![
+            rates::limit(Resource::LLMCalls, 8, 30),
+            rates::limit(Resource::LLMTokens, 60_000, 100),
+        ],
         context_tokens: 4096 + 1400,
         ..settings()
     })

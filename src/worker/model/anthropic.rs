@@ -128,7 +128,18 @@ pub fn answer(body: &[u8]) -> Result<Answer, Failure> {
             _ => {}
         }
     }
-    Ok(ended(text, calls, message.stop_reason.as_deref()))
+    Ok(Answer {
+        tokens: message.usage.as_ref().and_then(tokens),
+        ..ended(text, calls, message.stop_reason.as_deref())
+    })
+}
+
+/// Tokens of a usage report; input excludes what was read from or written to a cache.
+pub(super) fn tokens(usage: &Value) -> Option<u64> {
+    let count = |name: &str| usage.get(name).and_then(Value::as_u64);
+    let written = count("cache_creation_input_tokens").unwrap_or(0);
+    let input = count("input_tokens")?.checked_add(written)?;
+    input.checked_add(count("output_tokens")?)
 }
 
 /// Puts an answer together, however it came.
@@ -153,6 +164,7 @@ pub(super) fn bad(message: &str) -> Failure {
 struct Reply {
     content: Option<Vec<Block>>,
     stop_reason: Option<String>,
+    usage: Option<Value>,
     error: Option<Value>,
 }
 
@@ -313,5 +325,16 @@ mod tests {
             let ids: HashSet<_> = read.tool_calls.iter().map(|call| &call.id).collect();
             prop_assert_eq!(ids.len(), calls.min(MAX_TOOL_CALLS));
         }
+    }
+
+    #[test]
+    fn tokens_are_all_that_were_not_read_from_a_cache() {
+        let usage = json!({"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 20, "cache_read_input_tokens": 500});
+        assert_eq!(tokens(&usage), Some(27));
+        assert_eq!(
+            tokens(&json!({"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": null})),
+            Some(7)
+        );
+        assert_eq!(tokens(&json!({"input_tokens": 3})), None);
     }
 }

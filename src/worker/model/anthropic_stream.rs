@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use super::anthropic::{Block, bad, ended};
+use super::anthropic::{Block, bad, ended, tokens};
 use super::{MAX_STREAM_BYTES, MAX_TOOL_CALLS};
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::message::{Answer, ToolCall};
@@ -15,6 +16,7 @@ pub struct Aggregate {
     text: String,
     calls: BTreeMap<u64, ToolCall>,
     reason: Option<String>,
+    usage: Map<String, Value>,
     bytes: usize,
 }
 
@@ -30,13 +32,15 @@ impl Aggregate {
         match event.kind.as_str() {
             "message_stop" => return Ok(true),
             "error" => return Err(bad("the server sent an error in the middle of the stream")),
+            "message_start" => self.usage(event.message.and_then(|head| head.usage)),
             "content_block_start" => self.start(index, event.content_block),
             "content_block_delta" => self.delta(index, event.delta),
             "message_delta" => {
+                self.usage(event.usage);
                 let reason = event.delta.and_then(|delta| delta.stop_reason);
                 self.reason = reason.or(self.reason.take());
             }
-            // The message's head, pings, ends of blocks, and events of a later version.
+            // Pings, ends of blocks, and events of a later version.
             _ => {}
         }
         Ok(false)
@@ -53,7 +57,16 @@ impl Aggregate {
             });
         }
         let calls = self.calls.into_values().collect();
-        Ok(ended(self.text, calls, self.reason.as_deref()))
+        Ok(Answer {
+            tokens: tokens(&Value::Object(self.usage)),
+            ..ended(self.text, calls, self.reason.as_deref())
+        })
+    }
+
+    /// Counts of the end replace those of the beginning.
+    fn usage(&mut self, usage: Option<Map<String, Value>>) {
+        let said = usage.into_iter().flatten().filter(|(_, count)| !count.is_null());
+        self.usage.extend(said);
     }
 
     fn start(&mut self, index: u64, block: Option<Block>) {
@@ -95,6 +108,13 @@ struct Event {
     index: Option<u64>,
     content_block: Option<Block>,
     delta: Option<Delta>,
+    message: Option<Head>,
+    usage: Option<Map<String, Value>>,
+}
+
+#[derive(Deserialize)]
+struct Head {
+    usage: Option<Map<String, Value>>,
 }
 
 /// What a block or the message gains; reasoning and signatures are passed over.
@@ -108,7 +128,7 @@ struct Delta {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::engine::message::Finish;
@@ -161,6 +181,11 @@ mod tests {
         .unwrap();
         assert_eq!(answer.text.as_deref(), Some("hello"));
         assert_eq!(answer.finish, Finish::ToolCalls);
+        assert_eq!(
+            answer.tokens,
+            Some(12),
+            "the counts of the end replace those of the beginning"
+        );
         let calls: Vec<_> = answer
             .tool_calls
             .iter()

@@ -88,12 +88,26 @@ pub fn answer(body: &[u8]) -> Result<Answer, Failure> {
             arguments: function.map(Function::arguments).unwrap_or_default(),
         }
     });
-    Ok(assemble(
+    let answer = assemble(
         message.content.as_ref().map(content).unwrap_or_default(),
         calls.collect(),
         choice.finish_reason.as_deref(),
         message.refusal.as_ref().is_some_and(|text| !text.is_empty()),
-    ))
+    );
+    Ok(Answer {
+        tokens: completion.usage.as_ref().and_then(tokens),
+        ..answer
+    })
+}
+
+/// Tokens of a usage report, those read from a cache left out.
+pub(super) fn tokens(usage: &Value) -> Option<u64> {
+    let count = |name: &str| usage.get(name).and_then(Value::as_u64);
+    let cached = usage
+        .pointer("/prompt_tokens_details/cached_tokens")
+        .and_then(Value::as_u64);
+    let input = count("prompt_tokens")?.checked_sub(cached.unwrap_or(0))?;
+    input.checked_add(count("completion_tokens")?)
 }
 
 /// Puts an answer together, however it came.
@@ -110,6 +124,7 @@ pub(super) fn assemble(text: String, calls: Vec<ToolCall>, finish: Option<&str>,
         text: Some(text).filter(|text| !text.is_empty()),
         tool_calls: with_unique_ids(calls),
         finish,
+        tokens: None,
     }
 }
 
@@ -150,6 +165,7 @@ pub(super) fn bad(message: &str) -> Failure {
 #[derive(Deserialize)]
 struct Completion {
     choices: Option<Vec<Choice>>,
+    usage: Option<Value>,
     error: Option<Value>,
 }
 
@@ -343,6 +359,25 @@ mod tests {
             let read = answer(body.to_string().as_bytes()).unwrap();
             let ids: HashSet<_> = read.tool_calls.iter().map(|call| &call.id).collect();
             prop_assert_eq!(ids.len(), calls.min(MAX_TOOL_CALLS));
+        }
+    }
+
+    #[test]
+    fn tokens_are_all_that_were_not_read_from_a_cache_and_unknown_where_the_server_contradicts_itself() {
+        let read = |usage: Value| tokens(&usage);
+        assert_eq!(read(json!({"prompt_tokens": 10, "completion_tokens": 5})), Some(15));
+        let cached =
+            json!({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 8}});
+        assert_eq!(read(cached), Some(7));
+        let absurd = json!({"prompt_tokens": 1, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 8}});
+        for unknown in [
+            absurd,
+            json!({}),
+            json!(null),
+            json!({"prompt_tokens": 3}),
+            json!({"prompt_tokens": -1, "completion_tokens": 5}),
+        ] {
+            assert_eq!(read(unknown), None);
         }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::message::{Answer, ToolCall};
 
-use super::openai::{Function, assemble, bad};
+use super::openai::{Function, assemble, bad, tokens};
 use super::{MAX_STREAM_BYTES, MAX_TOOL_CALLS};
 
 /// A streamed answer so far.
@@ -18,6 +18,7 @@ pub struct Aggregate {
     calls: BTreeMap<u64, ToolCall>,
     finish: Option<String>,
     refused: bool,
+    tokens: Option<u64>,
     bytes: usize,
 }
 
@@ -35,6 +36,8 @@ impl Aggregate {
         if chunk.error.is_some() {
             return Err(bad("the server sent an error in the middle of the stream"));
         }
+        // Counts that come on the way are replaced by those of the end.
+        self.tokens = chunk.usage.as_ref().and_then(tokens).or(self.tokens);
         for choice in chunk.choices.unwrap_or_default() {
             if choice.index.unwrap_or(0) == 0 {
                 self.choice(choice);
@@ -54,7 +57,10 @@ impl Aggregate {
             });
         }
         let calls = self.calls.into_values().collect();
-        Ok(assemble(self.text, calls, self.finish.as_deref(), self.refused))
+        Ok(Answer {
+            tokens: self.tokens,
+            ..assemble(self.text, calls, self.finish.as_deref(), self.refused)
+        })
     }
 
     fn choice(&mut self, choice: ChunkChoice) {
@@ -106,6 +112,7 @@ impl Aggregate {
 #[derive(Deserialize)]
 struct Chunk {
     choices: Option<Vec<ChunkChoice>>,
+    usage: Option<Value>,
     error: Option<Value>,
 }
 
@@ -166,12 +173,13 @@ mod tests {
             delta(&piece(1, None, None, "}")),
             json!({"choices": [{"index": 1, "delta": {"content": "another choice"}}]}).to_string(),
             json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}).to_string(),
-            json!({"choices": [], "usage": {"prompt_tokens": 3}}).to_string(),
+            json!({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).to_string(),
             "[DONE]".into(),
         ])
         .unwrap();
         assert_eq!(answer.text.as_deref(), Some("hello"));
         assert_eq!(answer.finish, Finish::ToolCalls);
+        assert_eq!(answer.tokens, Some(7));
         let calls: Vec<_> = answer
             .tool_calls
             .iter()

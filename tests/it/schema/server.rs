@@ -184,6 +184,26 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "spec.guardrails.maxConsecutiveTurns: Invalid value",
         ),
         (
+            spec(json!({"guardrails": {"rateLimits": [{"resource": "LLMCalls", "amount": 0, "windowSeconds": 60}]}})),
+            "spec.guardrails.rateLimits[0].amount: Invalid value: 0",
+        ),
+        (
+            spec(
+                json!({"guardrails": {"rateLimits": [{"resource": "LLMCalls", "amount": 1, "windowSeconds": 86_401}]}}),
+            ),
+            "spec.guardrails.rateLimits[0].windowSeconds: Invalid value: 86401",
+        ),
+        (
+            spec(json!({"guardrails": {"rateLimits": [{"resource": "Luck", "amount": 1, "windowSeconds": 60}]}})),
+            "spec.guardrails.rateLimits[0].resource: Unsupported value: \"Luck\"",
+        ),
+        (
+            spec(json!({"guardrails": {"rateLimits": [
+                {"resource": "LLMCalls", "amount": 1, "windowSeconds": 60}, {"resource": "LLMCalls", "amount": 2, "windowSeconds": 60},
+            ]}})),
+            "spec.guardrails.rateLimits[1]: Duplicate value",
+        ),
+        (
             spec(json!({"guardrails": {"idleTimeoutSeconds": 0}})),
             "spec.guardrails.idleTimeoutSeconds: Invalid value: 0",
         ),

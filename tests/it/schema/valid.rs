@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use agentloop::api::agent::{
-    AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, Guardrails, KeyRef, Loop,
-    LoopDetection, Mode, Model, ModelApi, OutputLimitParameter, PodSettings, RetentionPolicy, Storage, TextSource,
-    Total, UpdateStrategy,
+    AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, Guardrails,
+    KeyRef, Loop, LoopDetection, Mode, Model, ModelApi, OutputLimitParameter, PodSettings, RateLimit, Resource,
+    RetentionPolicy, Storage, TextSource, Total, UpdateStrategy,
 };
 use agentloop::api::price::{LongContext, Price};
 use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
@@ -246,6 +246,19 @@ prop_compose! {
     }
 }
 
+fn rate_limits() -> impl Strategy<Value = Vec<RateLimit>> {
+    let resource = prop_oneof![Just(Resource::LLMCalls), Just(Resource::LLMTokens)];
+    let keys = prop::collection::btree_map((resource, 1_u32..=86_400), 1_u32..=1_000_000_000, 0..=8);
+    keys.prop_map(|limits| {
+        let limit = |((resource, window_seconds), amount)| RateLimit {
+            resource,
+            amount,
+            window_seconds,
+        };
+        limits.into_iter().map(limit).collect()
+    })
+}
+
 prop_compose! {
     fn spec()(
         suspend in any::<bool>(),
@@ -255,6 +268,8 @@ prop_compose! {
         delays in 0_u32..=3_600_000,
         (max_consecutive_errors, max_calls_per_turn, actions_per_minute) in (1_u32..=1000, 1_u32..=1000, 1_u32..=600),
         (max_sleep_seconds, max_consecutive_turns) in (1_u32..=2_592_000, 1_u32..=10_000),
+        rate_limits in rate_limits(),
+        exhaustion_policy in prop_oneof![Just(ExhaustionPolicy::Skip), Just(ExhaustionPolicy::Block)],
         (idle_timeout_seconds, active_hours) in (1_u32..=2_592_000, option::of(active_hours())),
         (tokens_per_hour, total) in (option::of(0_i64..=1_000_000_000_000_000), option::of(total())),
         mode in prop_oneof![Just(DetectionMode::Enforce), Just(DetectionMode::Warn), Just(DetectionMode::Disabled)],
@@ -273,6 +288,7 @@ prop_compose! {
                 min_delay_milliseconds,
                 max_delay_milliseconds: delays.max(min_delay_milliseconds),
                 max_consecutive_errors,
+                exhaustion_policy,
             },
             continuous: Continuous { max_sleep_seconds },
             tools,
@@ -282,6 +298,7 @@ prop_compose! {
                 actions_per_minute,
                 idle_timeout_seconds,
                 active_hours,
+                rate_limits,
                 tokens_per_hour,
                 total,
                 loop_detection: LoopDetection { mode },

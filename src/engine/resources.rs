@@ -1,0 +1,240 @@
+//! What the loop used of each limited resource in rolling windows: the tracker of the rate limits. Pure.
+//!
+//! A window is counted in at most [`PIECES`] pieces and parts of two more, so that a limit of a million costs the
+//! snapshot no more than one of ten. A piece leaves only when all of it is out: never early, and late by a piece at most.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::api::agent::{RateLimit, Resource};
+
+/// Pieces of a window.
+const PIECES: i64 = 60;
+/// Milliseconds of the shortest piece.
+const SHORTEST_PIECE: i64 = 50;
+
+/// A limit of one resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// What is limited.
+    pub resource: Resource,
+    /// How much of it, at least 1.
+    pub amount: u64,
+    seconds: u32,
+}
+
+impl From<&RateLimit> for Limit {
+    fn from(limit: &RateLimit) -> Self {
+        Self {
+            resource: limit.resource,
+            amount: limit.amount.max(1).into(),
+            seconds: limit.window_seconds.max(1),
+        }
+    }
+}
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} in {} s", self.amount, self.resource, self.seconds)
+    }
+}
+
+impl Limit {
+    /// Names its window, whatever its amount: an edited amount keeps what was used.
+    fn key(self) -> String {
+        format!("{}/{}", self.resource, self.seconds)
+    }
+
+    fn window(self) -> i64 {
+        i64::from(self.seconds) * 1000
+    }
+
+    fn piece(self) -> i64 {
+        // Rounded up, so that there are not more of them.
+        (self.window() + PIECES - 1).div_euclid(PIECES).max(SHORTEST_PIECE)
+    }
+
+    /// When a piece is out of the window.
+    fn leaves(self, start: i64) -> i64 {
+        start.saturating_add(self.piece()).saturating_add(self.window())
+    }
+}
+
+/// What was used. Persisted; moments are milliseconds of Unix time.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(transparent)]
+pub struct Tracker(BTreeMap<String, VecDeque<(i64, u64)>>);
+
+impl Tracker {
+    /// Forgets windows that no limit has any more.
+    pub fn keep(&mut self, limits: &[Limit]) {
+        let keys: Vec<String> = limits.iter().map(|limit| limit.key()).collect();
+        self.0.retain(|key, _| keys.contains(key));
+    }
+
+    /// So much of a resource was used.
+    pub fn count(&mut self, limits: &[Limit], resource: Resource, amount: u64, now: Timestamp) {
+        let now = now.as_millisecond();
+        for limit in limits.iter().filter(|limit| limit.resource == resource) {
+            let pieces = self.0.entry(limit.key()).or_default();
+            while pieces.front().is_some_and(|(start, _)| limit.leaves(*start) <= now) {
+                pieces.pop_front();
+            }
+            let start = now - now.rem_euclid(limit.piece());
+            match pieces.back_mut().filter(|(last, _)| *last >= start) {
+                Some((_, used)) => *used = used.saturating_add(amount),
+                None => pieces.push_back((start, amount)),
+            }
+        }
+    }
+
+    /// So much of what was counted last was not used after all.
+    pub fn give_back(&mut self, limits: &[Limit], resource: Resource, amount: u64) {
+        for limit in limits.iter().filter(|limit| limit.resource == resource) {
+            let pieces = self.0.get_mut(&limit.key());
+            if let Some((_, used)) = pieces.and_then(VecDeque::back_mut) {
+                *used = used.saturating_sub(amount);
+            }
+        }
+    }
+
+    /// When there is room for so much more under a limit: `None`: now. For more than the whole limit: once it is empty.
+    #[must_use]
+    pub fn room_at(&self, limit: Limit, amount: u64, now: Timestamp) -> Option<Timestamp> {
+        let now = now.as_millisecond();
+        let pieces = self.0.get(&limit.key())?;
+        let inside = pieces.iter().filter(|(start, _)| limit.leaves(*start) > now);
+        let mut used = inside.clone().fold(0_u64, |sum, (_, used)| sum.saturating_add(*used));
+        let mut room_at = None;
+        for (start, amount_of_piece) in inside {
+            if used.saturating_add(amount) <= limit.amount {
+                break;
+            }
+            used = used.saturating_sub(*amount_of_piece);
+            room_at = Some(limit.leaves(*start));
+        }
+        room_at.map(|at| Timestamp::from_millisecond(at).unwrap_or(Timestamp::MAX))
+    }
+
+    /// The clock was set back: nothing was used in the future.
+    pub fn heed_clock(&mut self, now: Timestamp) {
+        for (start, _) in self.0.values_mut().flatten() {
+            *start = (*start).min(now.as_millisecond());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn limit(amount: u32, seconds: u32) -> Limit {
+        Limit::from(&RateLimit {
+            resource: Resource::LLMCalls,
+            amount,
+            window_seconds: seconds,
+        })
+    }
+
+    fn at(milliseconds: i64) -> Timestamp {
+        Timestamp::from_millisecond(milliseconds).unwrap()
+    }
+
+    fn used(tracker: &mut Tracker, limit: Limit, amount: u64, now: i64) {
+        tracker.count(&[limit], Resource::LLMCalls, amount, at(now));
+    }
+
+    #[test]
+    fn room_ends_with_the_last_of_an_amount_and_is_back_when_the_window_has_passed() {
+        let three = limit(3, 60);
+        let mut tracker = Tracker::default();
+        for second in [0, 10, 20] {
+            assert_eq!(tracker.room_at(three, 1, at(second * 1000)), None);
+            used(&mut tracker, three, 1, second * 1000);
+        }
+        // A piece of a minute is a second.
+        assert_eq!(tracker.room_at(three, 1, at(20_000)), Some(at(61_000)));
+        assert_eq!(tracker.room_at(three, 2, at(20_000)), Some(at(71_000)));
+        assert_eq!(tracker.room_at(three, 1, at(60_999)), Some(at(61_000)));
+        assert_eq!(tracker.room_at(three, 1, at(61_000)), None);
+        assert_eq!(
+            tracker.room_at(three, 9, at(61_000)),
+            Some(at(81_000)),
+            "once it is empty"
+        );
+    }
+
+    #[test]
+    fn what_was_given_back_leaves_room_and_other_resources_and_windows_are_apart() {
+        let (one, hour) = (limit(1, 60), limit(2, 3600));
+        let tokens = Limit {
+            resource: Resource::LLMTokens,
+            ..one
+        };
+        let all = [one, hour, tokens];
+        let mut tracker = Tracker::default();
+        tracker.count(&all, Resource::LLMCalls, 1, at(0));
+        assert!(tracker.room_at(one, 1, at(0)).is_some());
+        assert_eq!(tracker.room_at(hour, 1, at(0)), None);
+        assert_eq!(tracker.room_at(tokens, 1, at(0)), None);
+        tracker.give_back(&all, Resource::LLMCalls, 1);
+        assert_eq!(tracker.room_at(one, 1, at(0)), None);
+        tracker.count(&all, Resource::LLMTokens, 5, at(0));
+        assert!(tracker.room_at(tokens, 1, at(0)).is_some());
+        tracker.keep(&[one, hour]);
+        assert_eq!(tracker.room_at(tokens, 1, at(0)), None);
+        let raised = limit(5, 60);
+        tracker.count(&[one], Resource::LLMCalls, 5, at(0));
+        assert!(
+            tracker.room_at(raised, 1, at(0)).is_some(),
+            "an edited amount keeps what was used"
+        );
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_makes_no_wait_longer_than_the_window_and_a_piece() {
+        let one = limit(1, 60);
+        let mut tracker = Tracker::default();
+        used(&mut tracker, one, 1, 10_000_000);
+        tracker.heed_clock(at(5_000));
+        assert_eq!(tracker.room_at(one, 1, at(5_000)), Some(at(66_000)));
+    }
+
+    proptest! {
+        /// Against a plain list of all uses: never more than the amount in any window, and no wait longer than needed
+        /// by more than a piece.
+        #[test]
+        fn it_keeps_every_window_and_wastes_a_piece_at_most(
+            (amount, seconds) in (1_u32..20, 1_u32..200),
+            waits in prop::collection::vec(0_i64..20_000, 1..80),
+        ) {
+            let limit = limit(amount, seconds);
+            let (window, piece) = (limit.window(), limit.piece());
+            let mut tracker = Tracker::default();
+            let mut uses: Vec<i64> = Vec::new();
+            let mut now = 1_000_000_000_000_i64;
+            for wait in waits {
+                now += wait;
+                let young = |at: i64| uses.iter().filter(|used| **used + window > at).count() as u64;
+                match tracker.room_at(limit, 1, at(now)) {
+                    None => {
+                        prop_assert!(young(now) < limit.amount);
+                        used(&mut tracker, limit, 1, now);
+                        uses.push(now);
+                    }
+                    Some(later) => {
+                        prop_assert!(uses.iter().filter(|used| **used + window + piece > now).count() as u64 >= limit.amount);
+                        let later = later.as_millisecond();
+                        prop_assert!(later > now && later <= now + window + piece);
+                        prop_assert_eq!(tracker.room_at(limit, 1, at(later)), None);
+                    }
+                }
+                prop_assert!(tracker.0.values().all(|pieces| pieces.len() <= 63));
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! `guardrails.rateLimits`: the call that finds no room waits for it, or its turn ends.
+
+use super::*;
+use crate::api::agent::{RateLimit, Resource};
+use crate::engine::resources::Limit;
+
+pub(super) fn limit(resource: Resource, amount: u32, window_seconds: u32) -> Limit {
+    Limit::from(&RateLimit {
+        resource,
+        amount,
+        window_seconds,
+    })
+}
+
+fn limited(resource: Resource, amount: u32, exhaustion_policy: ExhaustionPolicy) -> Settings {
+    Settings {
+        rate_limits: vec![limit(resource, amount, 60)],
+        exhaustion_policy,
+        ..settings()
+    }
+}
+
+fn three_calls(policy: ExhaustionPolicy) -> Settings {
+    limited(Resource::LLMCalls, 3, policy)
+}
+
+fn used(tokens: u64) -> Answer {
+    Answer {
+        tokens: Some(tokens),
+        ..says("hm")
+    }
+}
+
+#[test]
+fn the_call_beyond_the_amount_waits_until_the_first_is_out_of_the_window_and_for_nothing_else() {
+    let mut driver = Driver::started(three_calls(ExhaustionPolicy::Skip));
+    let start = driver.now;
+    driver.turn();
+    driver.turn();
+    assert_eq!(driver.state(), LoopState::Running, "the third is within the amount");
+    driver.turn();
+    assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
+    let held = driver.engine.view();
+    assert!(
+        held.reasons[0]
+            .message
+            .contains("guardrails.rateLimits: 3 LLMCalls in 60 s")
+    );
+    assert_eq!(
+        held.resumes_at,
+        Some(start + seconds(61)),
+        "a minute, and a piece of it"
+    );
+    assert_eq!(driver.in_flight, None);
+    try_everything_but(&mut driver, true);
+    driver.restart(1);
+    driver.restart(2);
+    assert_eq!(driver.engine.view().resumes_at, held.resumes_at);
+    driver.next_timer();
+    assert_eq!(driver.now, start + seconds(61));
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t4c1a1");
+    assert!(driver.observed().contains("a pause (RateWindow) is over"));
+}
+
+#[test]
+fn each_attempt_is_a_call_and_one_that_a_budget_refused_is_none() {
+    let mut driver = Driver::started(three_calls(ExhaustionPolicy::Skip));
+    driver.fail(FailureKind::Interrupted);
+    driver.fail(FailureKind::Interrupted);
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.fail(FailureKind::Interrupted);
+    assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
+    let mut driver = Driver::started(three_calls(ExhaustionPolicy::Skip));
+    for _ in 0..10 {
+        driver.fail(FailureKind::TokensPerHour);
+        assert_eq!(driver.reasons(), [PauseReason::TokensPerHour]);
+        driver.next_timer();
+    }
+    driver.answer(says("well"));
+    driver.pass(seconds(1));
+    driver.turn();
+    assert_eq!(driver.reasons(), [], "one was answered, one is under way");
+}
+
+#[test]
+fn skip_ends_a_turn_that_would_have_to_wait_and_the_next_one_begins_with_room() {
+    let mut driver = Driver::started(three_calls(ExhaustionPolicy::Skip));
+    for _ in 0..3 {
+        driver.answer(calls("shell", "{}"));
+    }
+    assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
+    assert_eq!(driver.engine.view().turns_completed, 1);
+    driver.next_timer();
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
+    assert!(driver.observed().contains("guardrails.rateLimits left no room"));
+}
+
+#[test]
+fn block_lets_a_turn_wait_and_go_on() {
+    let mut driver = Driver::started(three_calls(ExhaustionPolicy::Block));
+    for _ in 0..3 {
+        driver.answer(calls("shell", "{}"));
+    }
+    assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
+    assert_eq!(driver.engine.view().turns_completed, 0);
+    driver.next_timer();
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t1c4a1");
+}
+
+#[test]
+fn tokens_wait_once_the_amount_is_reached_and_not_one_before() {
+    let settings = || limited(Resource::LLMTokens, 100, ExhaustionPolicy::Skip);
+    let mut driver = Driver::started(settings());
+    driver.answer(used(60));
+    driver.pass(seconds(1));
+    driver.answer(used(39));
+    driver.pass(seconds(1));
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.answer(used(1));
+    driver.pass(seconds(1));
+    assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
+    let mut driver = Driver::started(settings());
+    driver.answer(says("a server that does not say what it used"));
+    driver.pass(seconds(1));
+    assert_eq!(driver.reasons(), [PauseReason::RateWindow], "estimated high");
+}
+
+#[test]
+fn a_raised_amount_frees_the_loop_and_a_limit_that_is_gone_is_forgotten() {
+    let mut driver = Driver::started(three_calls(ExhaustionPolicy::Skip));
+    (0..3).for_each(|_| driver.turn());
+    assert_eq!(driver.state(), LoopState::Paused);
+    driver.settings = limited(Resource::LLMCalls, 4, ExhaustionPolicy::Skip);
+    driver.restart(2);
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.turn();
+    assert_eq!(driver.state(), LoopState::Paused, "what was used still counts");
+    driver.settings = settings();
+    driver.restart(3);
+    driver.settings = three_calls(ExhaustionPolicy::Skip);
+    driver.restart(4);
+    assert_eq!(driver.state(), LoopState::Running);
+}
+
+#[test]
+fn a_clock_that_is_set_back_makes_no_wait_longer_than_the_window() {
+    let mut driver = Driver::started(three_calls(ExhaustionPolicy::Skip));
+    (0..3).for_each(|_| driver.turn());
+    driver.now -= SignedDuration::from_hours(1);
+    driver.feed(Input::Timer);
+    let resumes_at = driver.engine.view().resumes_at.unwrap();
+    assert!(resumes_at.duration_since(driver.now) <= seconds(61));
+}
