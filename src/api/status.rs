@@ -217,9 +217,10 @@ pub struct LoopStatus {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Wake {
-    /// `Time`: the moment in `value`. `Event`: any of the events named in `value`, or the moment in `resumesAt`.
+    /// `Time`: the moment in `value`. `Event`: any of what `value` names, or the moment in `resumesAt`. `Resource`: the
+    /// same, but no event is among it.
     pub r#type: WakeType,
-    /// An RFC 3339 moment, or event names separated by commas.
+    /// An RFC 3339 moment, or names separated by commas: of events, or `resource/<resource>/<amount left>`.
     #[schemars(length(max = 8192))]
     pub value: String,
 }
@@ -231,6 +232,8 @@ pub enum WakeType {
     Time,
     /// A named event, or the moment in `resumesAt`.
     Event,
+    /// Room under `guardrails.rateLimits`, or the moment in `resumesAt`; what comes first.
+    Resource,
 }
 
 /// What a loop has used. Token kinds are disjoint; `reasoningTokens` is a part of `outputTokens`.

@@ -16,6 +16,7 @@ use super::outbox::{Outbox, line};
 use super::snapshot::{Hold, Lifecycle, Step};
 use super::tool::ToolRunId;
 use super::{CallId, Effect, Input, Known, RecordKind, StopCause, clock, message::Message, settings::Settings};
+use super::snapshot::{Hold, Lifecycle, Sleep, Step};
 use super::{CallId, Effect, Input, RecordKind, StopCause, clock, message::Message, prompt, settings::Settings};
 use crate::api::agent::ExhaustionPolicy;
 use crate::api::status::PauseReason;
@@ -296,6 +297,7 @@ impl Engine {
         // What can be done for tools now is done: the rest waits for something else than time.
         let due = self.due().filter(|due| self.work().is_none() || *due > now);
         holds.chain(sleep).chain(due).min()
+        let sleep = self.state.sleep.iter().map(Sleep::ends);
         holds.chain(sleep).chain(self.clock_changes).chain(self.due()).min()
     }
 
@@ -326,7 +328,9 @@ impl Engine {
             turn.step = Step::Due(moved(at));
         }
         if let Some(sleep) = &mut self.state.sleep {
-            sleep.until = sleep.until.min(clock::after(now, self.settings.max_sleep));
+            let latest = clock::after(now, self.settings.max_sleep);
+            sleep.until = sleep.until.min(latest);
+            sleep.room_at = sleep.room_at.map(|room_at| room_at.min(latest));
         }
         let reasons: Vec<PauseReason> = self.state.reasons.keys().copied().collect();
         for reason in reasons {

@@ -62,6 +62,34 @@ impl Limit {
     }
 }
 
+/// A sleeping loop's wait for room, written `resource/<resource>/<amount>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room(Resource, u64);
+
+impl Room {
+    /// Reads a name; `None`: it is none of these.
+    #[must_use]
+    pub fn read(name: &str) -> Option<Self> {
+        let (resource, amount) = name.strip_prefix("resource/")?.split_once('/')?;
+        let amount: u64 = amount.parse().ok().filter(|amount| *amount > 0)?;
+        Some(Self(resource.parse().ok()?, amount))
+    }
+
+    /// What of, and how much.
+    #[must_use]
+    pub fn parts(self) -> (Resource, u64) {
+        (self.0, self.1)
+    }
+
+    /// When there is so much room under all limits, if nothing is used meanwhile. `None`: now.
+    #[must_use]
+    pub fn comes_at(self, used: &Tracker, limits: &[Limit], now: Timestamp) -> Option<Timestamp> {
+        let (resource, amount) = self.parts();
+        let limits = limits.iter().filter(|limit| limit.resource == resource);
+        limits.filter_map(|limit| used.room_at(*limit, amount, now)).max()
+    }
+}
+
 /// What was used. Persisted; moments are milliseconds of Unix time.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(transparent)]

@@ -152,10 +152,20 @@ pub enum Step {
 pub struct Sleep {
     /// Wall-clock moment of its end.
     pub until: Timestamp,
-    /// Events that end it early.
+    /// What ends it early.
     pub wake_early_if: Vec<String>,
+    /// When a resource in there has the room that it waits for; nothing is used during a sleep.
+    #[serde(default)]
+    pub room_at: Option<Timestamp>,
     /// Why, in the agent's words; told back to it, and to nobody else.
     pub reason: String,
+}
+
+impl Sleep {
+    /// When it ends by itself.
+    pub fn ends(&self) -> Timestamp {
+        self.room_at.map_or(self.until, |room_at| room_at.min(self.until))
+    }
 }
 
 /// What is behind a reason that holds the loop.

@@ -10,6 +10,8 @@ use super::outbox::{Outbox, call_line, line};
 use super::retry::{self, Next};
 use super::snapshot::{Briefing, Lifecycle, Sleep, Step, Turn};
 use super::yield_tool::Pace;
+use super::snapshot::{Briefing, Lifecycle, Step, Turn};
+use super::yield_tool::{self, Pace};
 use super::{CallId, Effect, Record, RecordKind, budget, clock, context, prompt};
 use crate::api::agent::Resource;
 use crate::api::failure::{Failure, FailureKind};
@@ -350,11 +352,7 @@ impl Engine {
                 wake_early_if,
                 reason,
             } => {
-                self.begin_sleep(Sleep {
-                    until: clock::after(out.now, wait),
-                    wake_early_if,
-                    reason,
-                });
+                self.begin_sleep(wait, wake_early_if, reason, out.now);
                 self.state.counters.idle.effective_action(out.now);
                 self.after_turn(true, out);
             }

@@ -5,7 +5,8 @@ use jiff::Timestamp;
 use super::clock;
 use super::machine::Engine;
 use super::outbox::{Outbox, line};
-use super::snapshot::{Lifecycle, Public};
+use super::resources::Room;
+use super::snapshot::{Lifecycle, Public, Sleep};
 use super::{Effect, RecordKind};
 use crate::api::failure::Failure;
 use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason, Wake, WakeType};
@@ -140,23 +141,21 @@ impl Engine {
                 let moments: Option<Vec<Timestamp>> = self.state.reasons.values().map(|hold| hold.until).collect();
                 moments?.into_iter().max()
             }
-            LoopState::Sleeping => self.state.sleep.as_ref().map(|sleep| sleep.until),
+            LoopState::Sleeping => self.state.sleep.as_ref().map(Sleep::ends),
             LoopState::Starting | LoopState::Running | LoopState::Stopping | LoopState::Stopped => None,
         }
     }
 
     fn wake_condition(&self, state: LoopState) -> Option<Wake> {
         let sleep = self.state.sleep.as_ref().filter(|_| state == LoopState::Sleeping)?;
-        Some(if sleep.wake_early_if.is_empty() {
-            Wake {
-                r#type: WakeType::Time,
-                value: clock::text(sleep.until),
-            }
+        let names = &sleep.wake_early_if;
+        let (r#type, value) = if names.is_empty() {
+            (WakeType::Time, clock::text(sleep.until))
+        } else if names.iter().all(|name| Room::read(name).is_some()) {
+            (WakeType::Resource, names.join(","))
         } else {
-            Wake {
-                r#type: WakeType::Event,
-                value: sleep.wake_early_if.join(","),
-            }
-        })
+            (WakeType::Event, names.join(","))
+        };
+        Some(Wake { r#type, value })
     }
 }

@@ -1,16 +1,24 @@
 //! Sleeping and waking: how a sleep of the agent's own choice begins and what ends it.
 
+use jiff::{SignedDuration, Timestamp};
+
 use super::machine::Engine;
 use super::outbox::{Outbox, line};
 use super::snapshot::{Lifecycle, Sleep};
-use super::{RecordKind, clock};
+use super::resources::Room;
+use super::{RecordKind, clock, yield_tool};
 use crate::api::status::LoopState;
 
 impl Engine {
     /// The sleep's own end has come; one that passed while the worker was down ends now, once.
     pub(super) fn end_sleep_if_over(&mut self, out: &mut Outbox) {
-        if self.state.sleep.as_ref().is_some_and(|sleep| sleep.until <= out.now) {
+        let Some(sleep) = self.state.sleep.as_ref().filter(|sleep| sleep.ends() <= out.now) else {
+            return;
+        };
+        if sleep.until <= out.now {
             self.end_sleep("the sleep that you chose is over", out);
+        } else {
+            self.end_sleep("there is the room again that you waited for", out);
         }
     }
 
@@ -34,8 +42,20 @@ impl Engine {
         }
     }
 
-    pub(super) fn begin_sleep(&mut self, sleep: Sleep) {
-        self.state.sleep = Some(sleep);
+    /// A sleep that waits for room which is there already lasts as long as the shortest.
+    pub(super) fn begin_sleep(&mut self, wait: SignedDuration, wake_early_if: Vec<String>, reason: String, now: Timestamp) {
+        let rooms = wake_early_if.iter().filter_map(|name| Room::read(name));
+        let (used, limits) = (&self.state.used, &self.settings.rate_limits);
+        let shortest = clock::after(now, yield_tool::SHORTEST_SLEEP);
+        let room_at = rooms
+            .map(|room| room.comes_at(used, limits, now).map_or(shortest, |at| at.max(shortest)))
+            .min();
+        self.state.sleep = Some(Sleep {
+            until: clock::after(now, wait),
+            wake_early_if,
+            room_at,
+            reason,
+        });
     }
 
     fn end_sleep(&mut self, cause: &str, out: &mut Outbox) {

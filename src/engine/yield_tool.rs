@@ -8,6 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::message::{self, Tool};
 use super::{clock, settings::Settings};
+use super::resources::{Limit, Room};
+use super::{clock, message::Tool, settings::Settings};
 
 /// The tool's name.
 pub const NAME: &str = "yield";
@@ -47,14 +49,16 @@ static PARAMETERS: LazyLock<Value> = LazyLock::new(|| {
         "type": "object",
         "properties": {
             "sleep": {"type": "number", "minimum": 0, "description": "Seconds to sleep; less than 1 goes on at once."},
+            "until": {"type": "string", "description": "Instead of sleep: a moment such as 2026-01-31T08:00:00Z."},
             "wake_early_if": {
                 "type": "array", "items": {"type": "string"}, "maxItems": MAX_EVENTS,
-                "description": "Events that end the sleep early: sensor/<name>, signal/<sensor>/<signal>, notification, chat.",
+                "description": "What ends the sleep early: sensor/<name>, signal/<sensor>/<signal>, notification, chat; \
+                                resource/LLMCalls/<n> or resource/LLMTokens/<n>: so much is left under the rate limits.",
             },
             "reason": {"type": "string", "description": "Why, in a few words; told back to you when you wake."},
             "mode": {
                 "type": "string", "enum": ["continue", "sleep", "shutdown"],
-                "description": "shutdown ends the loop for good. Default: sleep when `sleep` is given, else continue.",
+                "description": "shutdown ends the loop for good. Default: sleep when `sleep` or `until` is given, else continue.",
             },
         },
         "additionalProperties": false,
@@ -88,8 +92,8 @@ pub fn once_all_is_done(wait: SignedDuration) -> String {
 
 fn parse(arguments: &str, settings: &Settings, now: Timestamp) -> Result<(Pace, String), Refused> {
     let arguments = object(arguments)?;
-    let sleep = seconds(&arguments)?;
-    let wake_early_if = events(&arguments)?;
+    let sleep = seconds(&arguments)?.or(until(&arguments, now)?);
+    let wake_early_if = events(&arguments, &settings.rate_limits)?;
     let reason = text(&arguments, "reason")?.unwrap_or_default();
     let asleep = match text(&arguments, "mode")?.as_deref() {
         Some("shutdown") => return Ok((Pace::Shutdown, "The loop shuts down.".to_owned())),
@@ -133,7 +137,7 @@ fn object(arguments: &str) -> Result<Map<String, Value>, Refused> {
         ));
     };
     object.retain(|_, value| !value.is_null());
-    let known = ["sleep", "wake_early_if", "reason", "mode"];
+    let known = ["sleep", "until", "wake_early_if", "reason", "mode"];
     match object.keys().find(|name| !known.contains(&name.as_str())) {
         Some(name) => Err(refused(
             &name.chars().take(MAX_NAME).collect::<String>(),
@@ -155,6 +159,19 @@ fn seconds(arguments: &Map<String, Value>) -> Result<Option<SignedDuration>, Ref
     }
 }
 
+/// The wait until a moment, none where it has passed.
+fn until(arguments: &Map<String, Value>, now: Timestamp) -> Result<Option<SignedDuration>, Refused> {
+    let Some(text) = text(arguments, "until")? else {
+        return Ok(None);
+    };
+    if arguments.contains_key("sleep") {
+        return Err(refused("until", "give either sleep or until"));
+    }
+    let fix = "write a moment with its offset from UTC, such as 2026-01-31T08:00:00Z";
+    let moment: Timestamp = text.parse().map_err(|_| refused("until", fix))?;
+    Ok(Some(moment.duration_since(now).max(SignedDuration::ZERO)))
+}
+
 fn text(arguments: &Map<String, Value>, name: &str) -> Result<Option<String>, Refused> {
     match arguments.get(name) {
         None => Ok(None),
@@ -163,7 +180,7 @@ fn text(arguments: &Map<String, Value>, name: &str) -> Result<Option<String>, Re
     }
 }
 
-fn events(arguments: &Map<String, Value>) -> Result<Vec<String>, Refused> {
+fn events(arguments: &Map<String, Value>, limits: &[Limit]) -> Result<Vec<String>, Refused> {
     let fix = "write a list of at most 16 event names: sensor/<name>, signal/<sensor>/<signal>, notification, chat, \
                or a bare name of a-z, 0-9, '.', '-' and '/'";
     let Some(value) = arguments.get("wake_early_if") else {
@@ -174,10 +191,23 @@ fn events(arguments: &Map<String, Value>) -> Result<Vec<String>, Refused> {
     };
     list.iter()
         .map(|name| match name.as_str() {
+            Some(name) if name.starts_with("resource/") => room(name, limits).map(|()| name.to_owned()),
             Some(name) if is_event_name(name) => Ok(name.to_owned()),
             _ => Err(refused("wake_early_if", fix)),
         })
         .collect()
+}
+
+/// Checks a wait for room: it must come, by limits that there are.
+fn room(name: &str, limits: &[Limit]) -> Result<(), Refused> {
+    let fix = "write resource/LLMCalls/<n> or resource/LLMTokens/<n>, n being 1 or more";
+    let (resource, amount) = Room::read(name).ok_or_else(|| refused("wake_early_if", fix))?.parts();
+    let largest = limits.iter().filter(|limit| limit.resource == resource).map(|limit| limit.amount).min();
+    match largest {
+        Some(largest) if amount <= largest => Ok(()),
+        Some(largest) => Err(refused("wake_early_if", format!("there are never more than {largest} {resource}"))),
+        None => Err(refused("wake_early_if", format!("no rate limit is set for {resource}: sleep without it"))),
+    }
 }
 
 fn is_event_name(name: &str) -> bool {

@@ -12,6 +12,7 @@ mod limits;
 mod random;
 mod rates;
 mod sleeping;
+mod stops;
 mod tools;
 mod work;
 

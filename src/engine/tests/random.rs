@@ -22,6 +22,8 @@ fn answers() -> impl Strategy<Value = Answer> {
     let arguments = prop_oneof![
         Just(r#"{"sleep": 20, "wake_early_if": ["chat"]}"#),
         Just(r#"{"sleep": 1e99}"#),
+        Just(r#"{"sleep": 90, "wake_early_if": ["resource/LLMCalls/6"]}"#),
+        Just(r#"{"until": "2026-01-01T00:01:00Z"}"#),
         Just(r#"{"sleep": -1}"#),
         Just("nonsense"),
         Just("{}"),

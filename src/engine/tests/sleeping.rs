@@ -1,6 +1,7 @@
 //! Sleeps of the agent's own choice: how they begin, what ends them, and what does not.
 
 use super::*;
+use crate::api::agent::Resource;
 use crate::api::status::WakeType;
 
 fn asleep(arguments: &str) -> Driver {
@@ -156,4 +157,72 @@ fn a_clock_set_back_by_a_year_does_not_make_a_sleep_longer_than_the_longest() {
         until,
         "a deadline is a wall-clock moment"
     );
+}
+
+#[test]
+fn a_moment_is_as_good_as_a_number_of_seconds() {
+    let driver = asleep(r#"{"until": "2026-01-01T02:10:00+02:00", "wake_early_if": ["chat"]}"#);
+    assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(600)));
+    let mut driver = Driver::started(settings());
+    driver.answer(calls("yield", r#"{"until": "2025-12-31T23:00:00Z"}"#));
+    assert_eq!(driver.state(), LoopState::Running, "it has passed");
+}
+
+/// Four calls in a minute, three of them used.
+fn short_of_calls() -> Driver {
+    let mut driver = Driver::started(Settings {
+        rate_limits: vec![rates::limit(Resource::LLMCalls, 4, 60)],
+        ..settings()
+    });
+    driver.turn();
+    driver.turn();
+    driver
+}
+
+#[test]
+fn test_loop_wakes_resource_once_there_is_the_room_it_waits_for_and_not_before() {
+    let mut driver = short_of_calls();
+    let start = driver.now - SignedDuration::from_millis(200);
+    driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["resource/LLMCalls/4"]}"#));
+    let view = driver.engine.view();
+    assert_eq!(view.resumes_at, Some(start + seconds(61)), "a minute, and a piece of it");
+    let wake = view.wake.unwrap();
+    assert_eq!((wake.r#type, wake.value.as_str()), (WakeType::Resource, "resource/LLMCalls/4"));
+    driver.restart(2);
+    driver.next_timer();
+    assert_eq!(driver.now, start + seconds(61));
+    assert_eq!(driver.state(), LoopState::Running);
+}
+
+#[test]
+fn the_room_that_a_sleep_waits_for_wakes_it_with_the_reason() {
+    let mut driver = short_of_calls();
+    driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["resource/LLMCalls/4", "chat"]}"#));
+    let wake = driver.engine.view().wake.unwrap();
+    assert_eq!((wake.r#type, wake.value.as_str()), (WakeType::Event, "resource/LLMCalls/4,chat"));
+    driver.pass(SignedDuration::from_millis(60_799));
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    driver.pass(SignedDuration::from_millis(1));
+    assert!(driver.observed().contains("there is the room again that you waited for"));
+}
+
+#[test]
+fn room_that_is_there_already_makes_no_shorter_sleep_than_the_shortest() {
+    let mut driver = short_of_calls();
+    driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["resource/LLMCalls/1"]}"#));
+    assert_eq!(driver.next_timer(), seconds(1));
+    assert_eq!(driver.state(), LoopState::Running);
+}
+
+#[rstest::rstest]
+#[case("resource/LLMCalls/5", "never more than 4 LLMCalls")]
+#[case("resource/LLMTokens/5", "no rate limit is set for LLMTokens")]
+#[case("resource/Luck/5", "resource/LLMCalls/<n>")]
+#[case("resource/LLMCalls/0", "n being 1 or more")]
+#[case("resource/LLMCalls", "resource/LLMCalls/<n>")]
+fn room_that_can_never_come_is_refused_with_the_fix(#[case] name: &str, #[case] fix: &str) {
+    let mut driver = short_of_calls();
+    driver.answer(calls("yield", &format!(r#"{{"sleep": 600, "wake_early_if": ["{name}"]}}"#)));
+    assert_eq!(driver.state(), LoopState::Running);
+    assert!(driver.result().contains(fix), "{}", driver.result());
 }
