@@ -4,8 +4,8 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::machine::Engine;
 use super::outbox::{Outbox, line};
-use super::snapshot::{Lifecycle, Sleep};
 use super::resources::Room;
+use super::snapshot::{Lifecycle, Sleep};
 use super::{RecordKind, clock, yield_tool};
 use crate::api::status::LoopState;
 
@@ -43,7 +43,13 @@ impl Engine {
     }
 
     /// A sleep that waits for room which is there already lasts as long as the shortest.
-    pub(super) fn begin_sleep(&mut self, wait: SignedDuration, wake_early_if: Vec<String>, reason: String, now: Timestamp) {
+    pub(super) fn begin_sleep(
+        &mut self,
+        wait: SignedDuration,
+        wake_early_if: Vec<String>,
+        reason: String,
+        now: Timestamp,
+    ) {
         let rooms = wake_early_if.iter().filter_map(|name| Room::read(name));
         let (used, limits) = (&self.state.used, &self.settings.rate_limits);
         let shortest = clock::after(now, yield_tool::SHORTEST_SLEEP);

@@ -202,11 +202,21 @@ fn events(arguments: &Map<String, Value>, limits: &[Limit]) -> Result<Vec<String
 fn room(name: &str, limits: &[Limit]) -> Result<(), Refused> {
     let fix = "write resource/LLMCalls/<n> or resource/LLMTokens/<n>, n being 1 or more";
     let (resource, amount) = Room::read(name).ok_or_else(|| refused("wake_early_if", fix))?.parts();
-    let largest = limits.iter().filter(|limit| limit.resource == resource).map(|limit| limit.amount).min();
+    let largest = limits
+        .iter()
+        .filter(|limit| limit.resource == resource)
+        .map(|limit| limit.amount)
+        .min();
     match largest {
         Some(largest) if amount <= largest => Ok(()),
-        Some(largest) => Err(refused("wake_early_if", format!("there are never more than {largest} {resource}"))),
-        None => Err(refused("wake_early_if", format!("no rate limit is set for {resource}: sleep without it"))),
+        Some(largest) => Err(refused(
+            "wake_early_if",
+            format!("there are never more than {largest} {resource}"),
+        )),
+        None => Err(refused(
+            "wake_early_if",
+            format!("no rate limit is set for {resource}: sleep without it"),
+        )),
     }
 }
 

@@ -183,11 +183,21 @@ fn short_of_calls() -> Driver {
 fn test_loop_wakes_resource_once_there_is_the_room_it_waits_for_and_not_before() {
     let mut driver = short_of_calls();
     let start = driver.now - SignedDuration::from_millis(200);
-    driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["resource/LLMCalls/4"]}"#));
+    driver.answer(calls(
+        "yield",
+        r#"{"sleep": 600, "wake_early_if": ["resource/LLMCalls/4"]}"#,
+    ));
     let view = driver.engine.view();
-    assert_eq!(view.resumes_at, Some(start + seconds(61)), "a minute, and a piece of it");
+    assert_eq!(
+        view.resumes_at,
+        Some(start + seconds(61)),
+        "a minute, and a piece of it"
+    );
     let wake = view.wake.unwrap();
-    assert_eq!((wake.r#type, wake.value.as_str()), (WakeType::Resource, "resource/LLMCalls/4"));
+    assert_eq!(
+        (wake.r#type, wake.value.as_str()),
+        (WakeType::Resource, "resource/LLMCalls/4")
+    );
     driver.restart(2);
     driver.next_timer();
     assert_eq!(driver.now, start + seconds(61));
@@ -197,19 +207,32 @@ fn test_loop_wakes_resource_once_there_is_the_room_it_waits_for_and_not_before()
 #[test]
 fn the_room_that_a_sleep_waits_for_wakes_it_with_the_reason() {
     let mut driver = short_of_calls();
-    driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["resource/LLMCalls/4", "chat"]}"#));
+    driver.answer(calls(
+        "yield",
+        r#"{"sleep": 600, "wake_early_if": ["resource/LLMCalls/4", "chat"]}"#,
+    ));
     let wake = driver.engine.view().wake.unwrap();
-    assert_eq!((wake.r#type, wake.value.as_str()), (WakeType::Event, "resource/LLMCalls/4,chat"));
+    assert_eq!(
+        (wake.r#type, wake.value.as_str()),
+        (WakeType::Event, "resource/LLMCalls/4,chat")
+    );
     driver.pass(SignedDuration::from_millis(60_799));
     assert_eq!(driver.state(), LoopState::Sleeping);
     driver.pass(SignedDuration::from_millis(1));
-    assert!(driver.observed().contains("there is the room again that you waited for"));
+    assert!(
+        driver
+            .observed()
+            .contains("there is the room again that you waited for")
+    );
 }
 
 #[test]
 fn room_that_is_there_already_makes_no_shorter_sleep_than_the_shortest() {
     let mut driver = short_of_calls();
-    driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["resource/LLMCalls/1"]}"#));
+    driver.answer(calls(
+        "yield",
+        r#"{"sleep": 600, "wake_early_if": ["resource/LLMCalls/1"]}"#,
+    ));
     assert_eq!(driver.next_timer(), seconds(1));
     assert_eq!(driver.state(), LoopState::Running);
 }
@@ -222,7 +245,10 @@ fn room_that_is_there_already_makes_no_shorter_sleep_than_the_shortest() {
 #[case("resource/LLMCalls", "resource/LLMCalls/<n>")]
 fn room_that_can_never_come_is_refused_with_the_fix(#[case] name: &str, #[case] fix: &str) {
     let mut driver = short_of_calls();
-    driver.answer(calls("yield", &format!(r#"{{"sleep": 600, "wake_early_if": ["{name}"]}}"#)));
+    driver.answer(calls(
+        "yield",
+        &format!(r#"{{"sleep": 600, "wake_early_if": ["{name}"]}}"#),
+    ));
     assert_eq!(driver.state(), LoopState::Running);
     assert!(driver.result().contains(fix), "{}", driver.result());
 }

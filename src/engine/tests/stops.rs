@@ -86,8 +86,14 @@ fn everywhere() -> Vec<(String, Driver)> {
     let mut all = vec![
         ("never started".to_owned(), Driver::fresh(settings())),
         ("in a call".to_owned(), Driver::started(settings())),
-        ("between two turns".to_owned(), changed(|driver| drop(driver.answer(says("hm"))))),
-        ("before a retry".to_owned(), changed(|driver| drop(driver.fail(FailureKind::Unreachable)))),
+        (
+            "between two turns".to_owned(),
+            changed(|driver| drop(driver.answer(says("hm")))),
+        ),
+        (
+            "before a retry".to_owned(),
+            changed(|driver| drop(driver.fail(FailureKind::Unreachable))),
+        ),
         ("after a failed turn".to_owned(), changed(Driver::failed_turn)),
         ("asleep".to_owned(), asleep()),
         ("stopping".to_owned(), changed(drain)),
@@ -123,13 +129,19 @@ fn test_agent_shutdown_and_every_other_stop_ends_cleanly_from_every_state() {
             driver.feed(Input::Stop { cause });
             if cause == StopCause::Drain && in_flight.is_some() {
                 assert_eq!(driver.state(), LoopState::Stopping, "{name}");
-                assert!(!driver.stopped && driver.in_flight == in_flight, "{name}: the call may finish");
+                assert!(
+                    !driver.stopped && driver.in_flight == in_flight,
+                    "{name}: the call may finish"
+                );
                 driver.feed(Input::DrainEnded);
             }
             assert!(driver.stopped, "{name}, {cause:?}");
             assert_eq!(driver.state(), LoopState::Stopped, "{name}, {cause:?}");
             assert_eq!((driver.in_flight, driver.timer), (None, None), "{name}, {cause:?}");
-            assert!(cause != StopCause::Fenced || driver.journal.len() == journal, "{name}: fenced, and it wrote");
+            assert!(
+                cause != StopCause::Fenced || driver.journal.len() == journal,
+                "{name}: fenced, and it wrote"
+            );
             driver.pass(SignedDuration::from_hours(48));
             driver.feed(Input::Timer);
             try_everything_but(&mut driver, true);
@@ -170,7 +182,10 @@ fn a_shutdown_of_the_agents_own_ends_the_loop_whatever_holds_it_meanwhile() {
         input.map(|input| driver.feed(input));
         driver.answer(calls("yield", r#"{"mode": "shutdown"}"#));
         let view = driver.engine.view();
-        assert_eq!((view.state, view.outcome), (LoopState::Stopped, Some(Outcome::Completed)));
+        assert_eq!(
+            (view.state, view.outcome),
+            (LoopState::Stopped, Some(Outcome::Completed))
+        );
         assert!(driver.stopped);
     }
 }
