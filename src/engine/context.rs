@@ -99,9 +99,6 @@ pub fn system(text: &str) -> u64 {
     PER_MESSAGE + text_tokens(text)
 }
 
-/// Estimated tokens of the tools that every prompt carries.
-pub fn tools(tools: &[Tool]) -> u64 {
-    tools
 /// Estimated tokens of a whole prompt.
 pub fn prompt(transcript: &[Arc<Message>], fixed: u64) -> u64 {
     transcript
@@ -109,9 +106,9 @@ pub fn prompt(transcript: &[Arc<Message>], fixed: u64) -> u64 {
         .fold(fixed, |sum, message| sum.saturating_add(tokens(message)))
 }
 
-/// Estimated tokens of what every prompt carries: the system message and the tools.
-pub fn fixed(system: &str, tools: &[Tool]) -> u64 {
-    let tools: u64 = tools
+/// Estimated tokens of the tools that every prompt carries.
+pub fn tools(tools: &[Tool]) -> u64 {
+    tools
         .iter()
         .map(|tool| {
             text_tokens(&tool.name) + text_tokens(&tool.description) + text_tokens(&tool.parameters.to_string())

@@ -13,11 +13,9 @@ use super::budget::{Budget, LET_THROUGH, PROBE, Probe};
 use super::gate::Toolbox;
 use super::guardrails::idle_timeout::IdleClock;
 use super::outbox::{Outbox, line};
-use super::snapshot::{Hold, Lifecycle, Step};
-use super::tool::ToolRunId;
-use super::{CallId, Effect, Input, Known, RecordKind, StopCause, clock, message::Message, settings::Settings};
 use super::snapshot::{Hold, Lifecycle, Sleep, Step};
-use super::{CallId, Effect, Input, RecordKind, StopCause, clock, message::Message, prompt, settings::Settings};
+use super::tool::ToolRunId;
+use super::{CallId, Effect, Input, Known, RecordKind, StopCause, clock, message::Message, prompt, settings::Settings};
 use crate::api::agent::ExhaustionPolicy;
 use crate::api::status::PauseReason;
 
@@ -293,12 +291,10 @@ impl Engine {
             return None;
         }
         let holds = self.state.reasons.values().filter_map(Hold::ends);
-        let sleep = self.state.sleep.iter().map(|sleep| sleep.until);
+        let sleep = self.state.sleep.iter().map(Sleep::ends);
         // What can be done for tools now is done: the rest waits for something else than time.
         let due = self.due().filter(|due| self.work().is_none() || *due > now);
-        holds.chain(sleep).chain(due).min()
-        let sleep = self.state.sleep.iter().map(Sleep::ends);
-        holds.chain(sleep).chain(self.clock_changes).chain(self.due()).min()
+        holds.chain(sleep).chain(self.clock_changes).chain(due).min()
     }
 
     /// Deadlines are wall clock. When the clock was set back, delays move with it, and nothing lasts longer from now

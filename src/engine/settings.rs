@@ -40,9 +40,6 @@ pub struct Settings {
     pub max_result_bytes: usize,
 }
 
-impl From<&AgentSpec> for Settings {
-    fn from(spec: &AgentSpec) -> Self {
-        Self {
 /// A spec that the engine cannot use. The controller makes no pod of it; one that is made all the same does not run.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 pub enum SettingsError {
@@ -75,7 +72,6 @@ impl TryFrom<&AgentSpec> for Settings {
             max_output_tokens: spec.model.max_output_tokens,
             actions_per_minute: spec.guardrails.actions_per_minute,
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
-        }
         })
     }
 }

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::CallId;
 use super::budget::{Budget, Probe};
-use super::work::Work;
 use super::guardrails::idle_timeout::IdleClock;
 use super::resources::Tracker;
+use super::work::Work;
 use crate::api::failure::Failure;
 use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason};
 

@@ -8,10 +8,8 @@ use super::machine::Engine;
 use super::message::{Answer, Finish, Message, Tool};
 use super::outbox::{Outbox, call_line, line};
 use super::retry::{self, Next};
-use super::snapshot::{Briefing, Lifecycle, Sleep, Step, Turn};
-use super::yield_tool::Pace;
 use super::snapshot::{Briefing, Lifecycle, Step, Turn};
-use super::yield_tool::{self, Pace};
+use super::yield_tool::Pace;
 use super::{CallId, Effect, Record, RecordKind, budget, clock, context, prompt};
 use crate::api::agent::Resource;
 use crate::api::failure::{Failure, FailureKind};
@@ -185,17 +183,6 @@ impl Engine {
         let note = format!("{:?}", answer.finish);
         out.record(call_line(RecordKind::CallAnswered, call, note, vec![message]));
         self.state.counters.idle.count(out.now);
-        let mut results: Vec<ToolResult> = answer.tool_calls.iter().map(|call| self.run_tool(call, out)).collect();
-        let pace = last_pace(&mut results);
-        let messages = messages_of(answer, silent, results);
-        let again = pace.is_none() && !answer.tool_calls.is_empty();
-        self.append(&messages);
-        out.record(call_line(
-            RecordKind::CallAnswered,
-            call,
-            format!("{:?}", answer.finish),
-            messages,
-        ));
         match answer.finish {
             Finish::Length => self.note("your last answer was cut at the output limit"),
             Finish::Refused => self.note("the provider refused or filtered your last answer"),
@@ -292,7 +279,6 @@ impl Engine {
     }
 
     pub(super) fn ended_by_guardrail(&mut self, calls: u32) -> bool {
-    fn ended_by_guardrail(&mut self, calls: u32) -> bool {
         if self.ending().is_some() {
             return true;
         }
@@ -305,7 +291,6 @@ impl Engine {
         true
     }
 
-    pub(super) fn next_call(&mut self, out: &Outbox) {
     /// How a guardrail ends the loop, if one does.
     fn ending(&self) -> Option<Outcome> {
         let (settings, counters) = (&self.settings, &self.state.counters);
@@ -320,7 +305,7 @@ impl Engine {
         self.note_transition(out);
     }
 
-    fn next_call(&mut self, out: &Outbox) {
+    pub(super) fn next_call(&mut self, out: &Outbox) {
         if let Some(turn) = &mut self.state.turn {
             turn.call = turn.call.saturating_add(1);
             turn.attempt = 0;

@@ -302,6 +302,10 @@ impl Engine {
             return;
         }
         out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
+        if kind == OutcomeKind::Ok {
+            let tool = plan.tool.clone();
+            self.state.counters.idle.result(&tool, &text, out.now);
+        }
         if let Some(slot) = self.slot(place) {
             *slot = Slot::Result(text);
         }

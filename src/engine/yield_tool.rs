@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::message::{self, Tool};
-use super::{clock, settings::Settings};
 use super::resources::{Limit, Room};
 use super::{clock, message::Tool, settings::Settings};
+use super::{clock, settings::Settings};
 
 /// The tool's name.
 pub const NAME: &str = "yield";

@@ -51,10 +51,11 @@ const GUARDRAILS: [(ConditionType, &[PauseReason]); 6] = [
     (ConditionType::TurnLimitReached, &[PauseReason::MaxConsecutiveTurns]),
     (
         ConditionType::RateLimited,
-        &[PauseReason::ActionsPerMinute, PauseReason::ProviderRateLimit],
-    ),
-    (ConditionType::RateLimited, &[PauseReason::ProviderRateLimit]),
-        &[PauseReason::RateWindow, PauseReason::ProviderRateLimit],
+        &[
+            PauseReason::ActionsPerMinute,
+            PauseReason::RateWindow,
+            PauseReason::ProviderRateLimit,
+        ],
     ),
     (ConditionType::OutsideActiveHours, &[PauseReason::OutsideActiveHours]),
 ];

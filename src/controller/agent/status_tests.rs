@@ -164,8 +164,11 @@ fn each_situation_of_the_contract_has_its_verdict() {
     };
     row(&Case::default(), Verdict::Current, Running, "LoopRunning");
     row(&of(heard(Sleeping)), Verdict::Current, Sleeping, "LoopRunning");
-    for reason in [PauseReason::ActionsPerMinute, PauseReason::ProviderRateLimit] {
-    for reason in [PauseReason::ProviderRateLimit, PauseReason::RateWindow] {
+    for reason in [
+        PauseReason::ActionsPerMinute,
+        PauseReason::RateWindow,
+        PauseReason::ProviderRateLimit,
+    ] {
         row(&of(held(Paused, reason)), Verdict::Current, Paused, "RateLimited");
     }
     let turns = held(Sleeping, PauseReason::MaxConsecutiveTurns);

@@ -2,31 +2,23 @@
 //! in the snapshot, so that none can lack its input.
 
 mod actions_per_minute;
-mod calls_per_turn;
-mod consecutive_turns;
-
-use std::collections::VecDeque;
-
 pub mod active_hours;
 mod calls_per_turn;
 mod consecutive_turns;
 pub mod idle_timeout;
 mod rate_limits;
 
+use std::collections::VecDeque;
+
 use jiff::{SignedDuration, Timestamp};
 
-use super::{settings::Settings, snapshot::Counters};
-use crate::api::status::PauseReason;
+use super::{resources::Tracker, settings::Settings, snapshot::Counters};
+use crate::api::status::{Outcome, PauseReason};
 pub use actions_per_minute::MINUTE;
 
 /// All guardrails.
-pub const ALL: [&dyn Guardrail; 3] = [
+pub const ALL: [&dyn Guardrail; 6] = [
     &actions_per_minute::ActionsPerMinute,
-use super::{resources::Tracker, settings::Settings, snapshot::Counters};
-use crate::api::status::{Outcome, PauseReason};
-
-/// All guardrails.
-pub const ALL: [&dyn Guardrail; 5] = [
     &active_hours::Hours,
     &calls_per_turn::CallsPerTurn,
     &consecutive_turns::ConsecutiveTurns,
@@ -44,6 +36,9 @@ pub trait Guardrail: Sync {
     /// Asked before a tool run with side effects, `recent` being the moments of those before it. An answer pauses the loop;
     /// the run waits.
     fn before_action(&self, _settings: &Settings, _recent: &VecDeque<Timestamp>, _now: Timestamp) -> Option<Trip> {
+        None
+    }
+
     /// Asked before each attempt at a model call, and again until it says nothing any more. An answer pauses the loop.
     fn before_attempt(&self, _settings: &Settings, _used: &Tracker, _now: Timestamp) -> Option<Trip> {
         None

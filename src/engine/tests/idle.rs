@@ -148,3 +148,19 @@ fn a_clock_that_was_set_back_counts_nothing() {
     driver.answer(says("hm"));
     assert!(ended(&driver));
 }
+
+#[test]
+fn a_result_of_a_tool_is_an_effective_action_when_it_is_new_and_none_when_it_was_seen() {
+    for (second, ends) in [("the queue has 3 items", true), ("the queue has 2 items", false)] {
+        let mut driver = Driver::with_tools(settings());
+        driver.answer(work::wants(&["files__read"]));
+        driver.done(1, "the queue has 3 items");
+        driver.pass(seconds(500));
+        driver.answer(work::wants(&["files__read"]));
+        driver.pass(seconds(99));
+        driver.done(1, second);
+        driver.pass(seconds(1));
+        driver.answer(says("hm"));
+        assert_eq!(ended(&driver), ends, "{second}");
+    }
+}

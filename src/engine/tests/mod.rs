@@ -28,7 +28,6 @@ use super::message::{Answer, Finish, Message, ToolCall};
 use super::settings::Settings;
 use super::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 use super::{CallId, Effect, Input, Known, Record, RecordKind, StopCause};
-use super::{CallId, Effect, Input, Record, RecordKind, StopCause};
 use crate::api::agent::ExhaustionPolicy;
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::{LoopState, PauseReason};
@@ -346,7 +345,7 @@ impl Driver {
                 PauseReason::SuspendedBySpec => matches!(input, Input::Started { .. }),
                 PauseReason::MaxConsecutiveTurns | PauseReason::ActionsPerMinute | PauseReason::ProviderRateLimit => {
                     false
-                PauseReason::MaxConsecutiveTurns | PauseReason::ProviderRateLimit => false,
+                }
                 PauseReason::RateWindow => {
                     let mut before = before.clone();
                     before.state.used.heed_clock(self.now);

@@ -134,7 +134,6 @@ fn small() -> impl Strategy<Value = Settings> {
             rates::limit(Resource::LLMCalls, 8, 30),
             rates::limit(Resource::LLMTokens, 60_000, 100),
         ],
-        context_tokens: 4096 + 1400,
         ..settings()
     })
 }
@@ -184,10 +183,8 @@ impl Driver {
 
 proptest! {
     #[test]
-    fn any_sequence_of_inputs_keeps_every_invariant(steps in prop::collection::vec(steps(), 1..60)) {
-        let mut driver = Driver::with_tools(small());
     fn any_sequence_of_inputs_keeps_every_invariant(settings in small(), steps in prop::collection::vec(steps(), 1..60)) {
-        let mut driver = Driver::started(settings);
+        let mut driver = Driver::with_tools(settings);
         for step in &steps {
             driver.step(step);
         }
@@ -201,8 +198,7 @@ proptest! {
         past in prop::collection::vec(steps().prop_map(forward), 1..40),
         future in prop::collection::vec(steps().prop_map(forward), 1..15),
     ) {
-        let mut driver = Driver::with_tools(small());
-        let mut driver = Driver::started(settings);
+        let mut driver = Driver::with_tools(settings);
         for step in &past {
             driver.step(step);
         }

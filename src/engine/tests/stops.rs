@@ -30,6 +30,14 @@ fn held_by(reason: PauseReason) -> Driver {
             });
             driver.turn();
         }
+        PauseReason::ActionsPerMinute => {
+            driver = Driver::with_tools(Settings {
+                actions_per_minute: 1,
+                ..settings()
+            });
+            driver.answer(work::wants(&["files__write", "files__write"]));
+            driver.done(1, "written");
+        }
         PauseReason::RateWindow => (0..40).for_each(|_| driver.turn()),
         PauseReason::OutsideActiveHours => {
             driver = Driver::started(Settings {

@@ -352,8 +352,8 @@ async fn a_real_api_server_names_misspelt_fields_and_numbers_out_of_bounds() {
     }
     let largest = json!({"spec": {
         "instructions": "é".repeat(32_768),
-        "guardrails": {"maxCallsPerTurn": 1000, "maxConsecutiveTurns": 10_000, "actionsPerMinute": 600},
-        "guardrails": {"maxCallsPerTurn": 1000, "maxConsecutiveTurns": 10_000, "idleTimeoutSeconds": 2_592_000},
+        "guardrails": {"maxCallsPerTurn": 1000, "maxConsecutiveTurns": 10_000, "actionsPerMinute": 600,
+            "idleTimeoutSeconds": 2_592_000},
         "continuous": {"maxSleepSeconds": 2_592_000},
         "loop": {"maxDelayMilliseconds": 3_600_000, "maxConsecutiveErrors": 1000},
         "pod": {"resources": {"limits": {"memory": "1Gi", "cpu": 2}}},
