@@ -8,7 +8,6 @@ use serde_json::{Map, Value, json};
 
 use super::message::{self, Tool};
 use super::resources::{Limit, Room};
-use super::{clock, message::Tool, settings::Settings};
 use super::{clock, settings::Settings};
 
 /// The tool's name.

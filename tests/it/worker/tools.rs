@@ -192,8 +192,8 @@ impl Worker {
             let (mut journal, restored) = Journal::open(&dir, &owner).unwrap();
             journal.claim(&owner).unwrap();
             let engine = match restored.snapshot {
-                Some(snapshot) => Engine::restore(Settings::from(&spec), snapshot, restored.transcript),
-                None => Engine::new(Settings::from(&spec)),
+                Some(snapshot) => Engine::restore(Settings::try_from(&spec).unwrap(), snapshot, restored.transcript),
+                None => Engine::new(Settings::try_from(&spec).unwrap()),
             };
             let parts = Parts {
                 agent: "agent".into(),
