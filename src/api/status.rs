@@ -185,7 +185,7 @@ pub struct LoopStatus {
     pub state: LoopState,
     /// Why the loop is Paused or Stopped; several may hold at once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "set"))]
     pub reasons: Vec<PauseReason>,
     /// Since when the state holds.
     #[serde(skip_serializing_if = "Option::is_none")]

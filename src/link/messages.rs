@@ -215,8 +215,6 @@ pub struct Report {
 pub struct BudgetReport {
     /// Calls that were not made because of a limit, each refusal for itself.
     pub refused_calls: i64,
-    /// Questions to the leader for more.
-    pub lease_requests: i64,
 }
 
 /// What requests look like to one who does not trust the worker. Counting begins anew with each new value of

@@ -8,9 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::api::amount::{Amount, Kind, LimitAmounts};
+use super::entry::{Blocked, Entry};
+use crate::api::amount::{Amount, LimitAmounts};
 use crate::api::budget::LedgerRecord;
-use crate::ledger::account::{Account, AgentName, Ask, Refused, Terms, Who};
+use crate::ledger::account::{Account, AgentName, Refused, Terms, Who};
 use crate::ledger::wallet::AccountId;
 use crate::ledger::window::WindowRule;
 use crate::link::messages::{AccountAnswer, LeaseAnswer, LeaseGrant, LeaseRequest};
@@ -65,88 +66,6 @@ impl DocumentId {
             Part::Budget => self.uid.clone(),
             Part::TokensPerHour => format!("{}/tokensPerHour", self.uid),
             Part::Total => format!("{}/total", self.uid),
-        }
-    }
-}
-
-/// An Agent whose last ask was refused, and has no room yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blocked {
-    /// Its gateway.
-    pub who: Who,
-    /// What it asked for.
-    pub ask: Ask,
-    /// Why it got nothing.
-    pub refused: Refused,
-    /// When, by the ledger's time.
-    pub at: Timestamp,
-}
-
-/// One account and who waits for room in it.
-#[derive(Clone, Debug)]
-pub struct Entry {
-    account: Account,
-    blocked: BTreeMap<AgentName, Blocked>,
-    revision: i64,
-}
-
-impl Entry {
-    /// The account: used, reserved, limits, shares.
-    #[must_use]
-    pub fn account(&self) -> &Account {
-        &self.account
-    }
-
-    /// Agents that were refused and have no room yet.
-    #[must_use]
-    pub fn blocked(&self) -> &BTreeMap<AgentName, Blocked> {
-        &self.blocked
-    }
-
-    /// Changes whenever a refused call may have become possible.
-    #[must_use]
-    pub fn revision(&self) -> i64 {
-        self.revision
-    }
-
-    /// Limits less settled and reserved, zero where that is more.
-    #[must_use]
-    pub fn remaining(&self) -> LimitAmounts {
-        let (limits, used, reserved) = (self.account.limits(), self.account.used(), self.account.reserved());
-        let left = |kind| {
-            let taken = used.get(kind).saturating_add(reserved.get(kind));
-            limits.get(kind).map(|limit| (limit - taken.min(limit)).max(0))
-        };
-        LimitAmounts {
-            tokens: left(Kind::Tokens),
-            input_tokens: left(Kind::InputTokens),
-            output_tokens: left(Kind::OutputTokens),
-            calls: left(Kind::Calls),
-            cost: left(Kind::Cost),
-        }
-    }
-
-    /// The refusal that shows that the account as a whole is spent: not of one Agent's part, not of a call that can
-    /// never fit, not while others hold enough unspent. Of several the one that has room last.
-    #[must_use]
-    pub fn exhausted(&self) -> Option<(&AgentName, &Blocked)> {
-        let whole = |refused: &Refused| !refused.per_agent && !refused.never && !refused.contended;
-        let spent = self.blocked.iter().filter(|(_, blocked)| whole(&blocked.refused));
-        spent.max_by_key(|(_, blocked)| {
-            let resets = blocked.refused.resets_at;
-            (resets.is_none(), resets, blocked.at)
-        })
-    }
-
-    /// Lets go who has room by now, or knows better when.
-    fn look_again(&mut self) {
-        let (before, account) = (self.blocked.len(), &self.account);
-        self.blocked.retain(|_, blocked| {
-            blocked.refused.resets_at = account.resets_at(&blocked.who, &blocked.ask);
-            !account.has_room(&blocked.who, &blocked.ask)
-        });
-        if self.blocked.len() < before {
-            self.revision += 1;
         }
     }
 }
@@ -607,6 +526,8 @@ fn milliseconds(from: Timestamp, to: Timestamp) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::amount::Kind;
+    use crate::ledger::account::Ask;
     use crate::ledger::account::Statement;
     use crate::link::messages::AccountRequest;
 

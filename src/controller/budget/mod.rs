@@ -1,6 +1,6 @@
 //! The leader's side of the budgets: who may spend how much, kept in `status` so that the next leader goes on.
 //!
-//! [`book`] and [`scope`] are pure: the accounts, and who draws on which. [`ledger`] holds both under one lock and is
+//! [`book`], [`entry`] and [`scope`] are pure: the accounts, and who draws on which. [`ledger`] holds both under one lock and is
 //! what link and reconciler speak to; [`watch`] feeds it, [`persist`] writes its records, [`bury`] says who is dead.
 
 pub mod book;
@@ -9,6 +9,7 @@ pub mod bury;
 mod bury_tests;
 pub mod clock;
 mod conditions;
+pub mod entry;
 pub mod face;
 pub mod facts;
 pub mod gate;

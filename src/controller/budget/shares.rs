@@ -2,7 +2,7 @@
 
 use strum::IntoEnumIterator;
 
-use super::book::Entry;
+use super::entry::Entry;
 use super::facts::ledger_name;
 use super::ledger::Budgets;
 use crate::api::amount::{Amount, Kind, LimitAmounts};

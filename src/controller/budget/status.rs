@@ -5,8 +5,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
 
-use super::book::Entry;
 use super::conditions;
+use super::entry::Entry;
 use super::gate::{self, Answer};
 use super::words;
 use crate::api::AgentBudget;

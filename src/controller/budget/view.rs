@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::book::Entry;
+use super::entry::Entry;
 use crate::api::AgentBudget;
 use crate::api::amount::Amount;
 use crate::api::failure::Failure;

@@ -295,7 +295,6 @@ impl Budget {
         let sent = self.clock.now();
         let request = self.request(terms.as_ref(), wish, sent);
         let said = said(&request);
-        self.store.count(|budget| budget.lease_requests += 1);
         if request.accounts.iter().any(|account| account.ask.is_some()) {
             self.pace().unheard = true;
         }
