@@ -246,6 +246,11 @@ impl Book {
         now: Timestamp,
     ) -> Heard {
         let mut heard = Heard::default();
+        // The answer speaks of all that it holds, and says of each lease how long it lasts from now on.
+        let held = self.holdings.get(&who.record).cloned().unwrap_or_default();
+        for account in &held {
+            self.with(account, now, |_| ());
+        }
         // First everything that is said: what one lease gives back may be what is asked for.
         for part in &request.accounts {
             let known = self.with(&part.account, now, |entry| {
@@ -525,10 +530,12 @@ fn milliseconds(from: Timestamp, to: Timestamp) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use jiff::tz::TimeZone;
+
     use super::*;
     use crate::api::amount::Kind;
-    use crate::ledger::account::Ask;
-    use crate::ledger::account::Statement;
+    use crate::api::budget::Period;
+    use crate::ledger::account::{Ask, Statement};
     use crate::link::messages::AccountRequest;
 
     const START: Timestamp = Timestamp::constant(1_800_000_000, 0);
@@ -637,6 +644,23 @@ mod tests {
         assert!(told.leases[0].granted.covers(&tokens(100)), "{told:?}");
         assert_eq!((told.epoch, told.leases[0].valid_milliseconds), (1, None));
         assert_eq!(book.due(at(1000)), [], "nothing changed since");
+    }
+
+    #[test]
+    fn a_lease_that_its_gateway_did_not_speak_of_ends_with_its_window_too() {
+        let mut book = Book::default();
+        let daily = Terms {
+            window: WindowRule::Calendar(Period::Daily, TimeZone::UTC),
+            ..terms(1000)
+        };
+        book.load(&budget("b"), Part::Budget, daily, None, START);
+        let (who, nothing) = (who("a"), LeaseRequest::default());
+        book.request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        let heard = book.request(&who, |_| true, &nothing, at(100));
+        let lease = &book.answer(&who, &nothing, &heard).accounts[0].leases[0];
+        // It is eight in the morning.
+        assert_eq!(lease.valid_milliseconds, Some((16 * 3600 - 100) * 1000));
     }
 
     #[test]

@@ -1359,7 +1359,8 @@ impl World {
         for (account, _) in &self.gateways[gateway].draws {
             let mut book = term.leader.account(*account).clone();
             book.advance(time);
-            let (limits, used, reserved) = (book.limits(), book.used(), book.reserved());
+            // Top-ups may leave their window before it is written.
+            let (limits, used, reserved) = (book.terms().limits, book.used(), book.reserved());
             let mine = book.shares().into_iter().find(|(name, _)| *name == agent);
             let mine = mine.map_or(0, |(_, amount)| amount.tokens);
             room = room.min(limits.tokens? - used.tokens);
