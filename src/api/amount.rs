@@ -229,6 +229,15 @@ impl LimitAmounts {
         })
     }
 
+    /// What is left of each limit after `taken`; zero where that is more.
+    #[must_use]
+    pub fn left_after(&self, taken: &Amount) -> Self {
+        Self::each(|kind| {
+            let limit = self.get(kind)?;
+            Some((limit - taken.get(kind).min(limit)).max(0))
+        })
+    }
+
     /// The first kind of which `amount` has more than the limit.
     #[must_use]
     pub fn exceeded_by(&self, amount: &Amount) -> Option<Kind> {

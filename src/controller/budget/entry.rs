@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use crate::api::amount::{Kind, LimitAmounts};
+use crate::api::amount::LimitAmounts;
 use crate::ledger::account::{Account, AgentName, Ask, Refused, Who};
 
 /// An Agent whose last ask was refused, and has no room yet.
@@ -52,18 +52,11 @@ impl Entry {
     /// Limits less settled and reserved, zero where that is more.
     #[must_use]
     pub fn remaining(&self) -> LimitAmounts {
-        let (limits, used, reserved) = (self.account.limits(), self.account.used(), self.account.reserved());
-        let left = |kind| {
-            let taken = used.get(kind).saturating_add(reserved.get(kind));
-            limits.get(kind).map(|limit| (limit - taken.min(limit)).max(0))
-        };
-        LimitAmounts {
-            tokens: left(Kind::Tokens),
-            input_tokens: left(Kind::InputTokens),
-            output_tokens: left(Kind::OutputTokens),
-            calls: left(Kind::Calls),
-            cost: left(Kind::Cost),
-        }
+        let account = &self.account;
+        account
+            .limits()
+            .left_after(&account.used())
+            .left_after(&account.reserved())
     }
 
     /// The refusal that shows that the account as a whole is spent: not of one Agent's part, not of a call that can

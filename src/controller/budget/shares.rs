@@ -5,7 +5,7 @@ use strum::IntoEnumIterator;
 use super::entry::Entry;
 use super::facts::ledger_name;
 use super::ledger::Budgets;
-use crate::api::amount::{Amount, Kind, LimitAmounts};
+use crate::api::amount::{Amount, Kind};
 use crate::api::status::BudgetShare;
 use crate::controller::loops::AgentKey;
 use crate::ledger::account::AgentName;
@@ -50,7 +50,8 @@ impl Shares {
             self.used_percent = self.used_percent.max(percents.max());
         }
         if let LimitName::Budget(name) = limit {
-            let left = |kind| least(entry.remaining().get(kind), left_of(&part, &own, kind));
+            let (of_all, of_own) = (entry.remaining(), part.left_after(&own));
+            let left = |kind| least(of_all.get(kind), of_own.get(kind));
             self.budgets.push(BudgetShare {
                 name: name.clone(),
                 remaining_tokens: left(Kind::Tokens),
@@ -59,10 +60,6 @@ impl Shares {
             });
         }
     }
-}
-
-fn left_of(limits: &LimitAmounts, used: &Amount, kind: Kind) -> Option<i64> {
-    limits.get(kind).map(|limit| (limit - used.get(kind).min(limit)).max(0))
 }
 
 fn least(a: Option<i64>, b: Option<i64>) -> Option<i64> {

@@ -19,6 +19,16 @@ fn nearly_idle() -> Driver {
     driver
 }
 
+/// It goes on for 599 s more, and ends within two more.
+fn ends_after_599_seconds(mut driver: Driver) {
+    driver.pass(seconds(599));
+    driver.answer(says("hm"));
+    assert!(!ended(&driver));
+    driver.pass(seconds(2));
+    driver.answer(says("hm"));
+    assert!(ended(&driver));
+}
+
 #[test]
 fn it_ends_the_loop_at_the_limit_and_not_a_moment_before() {
     let rest = seconds(1) - SignedDuration::from_millis(100);
@@ -50,12 +60,7 @@ fn a_sleep_of_the_agents_own_choice_begins_anew_and_counts_for_nothing() {
     let mut driver = nearly_idle();
     driver.answer(calls("yield", r#"{"sleep": 3600}"#));
     driver.pass(seconds(3600));
-    driver.pass(seconds(599));
-    driver.answer(says("hm"));
-    assert!(!ended(&driver));
-    driver.pass(seconds(2));
-    driver.answer(says("hm"));
-    assert!(ended(&driver));
+    ends_after_599_seconds(driver);
 }
 
 #[test]
@@ -64,12 +69,7 @@ fn an_effective_action_begins_anew_however_long_it_took() {
     driver.pass(seconds(5000));
     let now = driver.now;
     driver.engine.state.counters.idle.effective_action(now);
-    driver.pass(seconds(599));
-    driver.answer(says("hm"));
-    assert!(!ended(&driver));
-    driver.pass(seconds(2));
-    driver.answer(says("hm"));
-    assert!(ended(&driver));
+    ends_after_599_seconds(driver);
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl Plan {
                 (Some(_), None) => Some(available.get(kind)),
                 (None, known) => known,
             };
-            held = each(less);
+            held = LimitAmounts::each(less);
         }
         let output = output_that_fits(&held, input, self.rates.as_ref(), longest.into());
         let output = u32::try_from(output).ok().filter(|output| *output >= shortest)?;
@@ -95,19 +95,9 @@ impl Plan {
     }
 }
 
-fn each(mut of: impl FnMut(Kind) -> Option<i64>) -> LimitAmounts {
-    LimitAmounts {
-        tokens: of(Kind::Tokens),
-        input_tokens: of(Kind::InputTokens),
-        output_tokens: of(Kind::OutputTokens),
-        calls: of(Kind::Calls),
-        cost: of(Kind::Cost),
-    }
-}
-
 /// The kinds that an account limits, for this Agent or for all.
 pub(super) fn limited(account: &AccountTerms) -> LimitAmounts {
-    each(|kind| account.limits.get(kind).or(account.per_agent.get(kind)))
+    LimitAmounts::each(|kind| account.limits.get(kind).or(account.per_agent.get(kind)))
 }
 
 /// What a call draws on.

@@ -197,7 +197,8 @@ impl Account {
             }
             taken = full(&taken, &waiter.missing);
         }
-        left(&self.limits(), &taken).min(&left(&self.terms.per_agent, &self.taken_by(who)))
+        let own = self.terms.per_agent.left_after(&self.taken_by(who));
+        self.limits().left_after(&taken).min(&own)
     }
 
     /// Taken of the part of one Agent.
@@ -221,9 +222,9 @@ impl Account {
                 contended: false,
             };
         }
-        let own_lacks = left(&own, &self.taken_by(who)).exceeded_by(&need.least);
+        let own_lacks = own.left_after(&self.taken_by(who)).exceeded_by(&need.least);
         let mine = self.leases.outstanding_at(&who.record);
-        let without_others = left(&self.limits(), &full(&self.used(), &mine));
+        let without_others = self.limits().left_after(&full(&self.used(), &mine));
         let contended = own_lacks.is_none() && without_others.exceeded_by(&need.least).is_none();
         if contended {
             self.wait(who, need.least);
@@ -290,7 +291,8 @@ impl Account {
             };
             let room = |limits: &LimitAmounts, used: &[(Timestamp, Amount)], held: &Amount| {
                 let used = used[used.partition_point(|(from, _)| from <= at).max(1) - 1].1;
-                left(limits, &full(&used, &held.without(&back)))
+                limits
+                    .left_after(&full(&used, &held.without(&back)))
                     .exceeded_by(&needed)
                     .is_none()
             };
@@ -306,7 +308,7 @@ impl Account {
 
     /// What a gateway gets beyond its next call, so that it need not ask for each: less the less there is.
     fn extra(&self, room: &LimitAmounts, full: &Amount, call: &Amount) -> Amount {
-        let beyond = left(room, full);
+        let beyond = room.left_after(full);
         let more = Amount::each(|kind| call.get(kind).saturating_mul(GENEROSITY - 1));
         more.min(&self.spare(&beyond))
     }
@@ -319,14 +321,6 @@ impl Account {
         let holders = i64::try_from(self.leases.len()).unwrap_or(i64::MAX).max(1);
         Amount::each(|kind| room.get(kind).unwrap_or(0) / holders.saturating_mul(4))
     }
-}
-
-/// What is left of limits.
-fn left(limits: &LimitAmounts, taken: &Amount) -> LimitAmounts {
-    LimitAmounts::each(|kind| {
-        let limit = limits.get(kind)?;
-        Some((limit - taken.get(kind).min(limit)).max(0))
-    })
 }
 
 fn clipped(room: &LimitAmounts, wanted: &Amount) -> Amount {
