@@ -19,6 +19,7 @@ pub mod message;
 mod outbox;
 mod pause;
 mod prompt;
+mod purpose;
 mod resources;
 mod retry;
 pub mod settings;
@@ -43,6 +44,7 @@ use message::{Answer, Message, Tool};
 use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
 pub use gate::check_schema;
+pub use purpose::Purpose;
 
 /// Identity of one attempt at one model call; unique over the life of an Agent. Shown as `t12c1a1`.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -196,6 +198,8 @@ pub enum Effect {
     CallModel {
         /// Its id.
         call: CallId,
+        /// What it is for.
+        purpose: Purpose,
         /// The whole prompt, the system message first; shared with the engine, since it may be large.
         messages: Vec<Arc<Message>>,
         /// Tools offered; shared with the engine, since their schemas may be large.
@@ -288,7 +292,7 @@ pub enum RecordKind {
     Transition,
     /// A turn began.
     TurnStarted,
-    /// A call is about to be sent: the intent.
+    /// A call is about to be sent: the intent. Its note is the call's [`Purpose`].
     CallStarted,
     /// A call gave an answer: the outcome.
     CallAnswered,

@@ -10,7 +10,7 @@ use super::outbox::{Outbox, call_line, line};
 use super::retry::{self, Next};
 use super::snapshot::{Briefing, Lifecycle, Step, Turn};
 use super::yield_tool::Pace;
-use super::{CallId, Effect, Record, RecordKind, budget, clock, context, prompt};
+use super::{CallId, Effect, Purpose, Record, RecordKind, budget, clock, context, prompt};
 use crate::api::agent::Resource;
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::{Outcome, PauseReason};
@@ -63,7 +63,12 @@ impl Engine {
         turn.step = Step::Open;
         let call = turn.call_id();
         self.count_use(Resource::LLMCalls, 1, out);
-        out.record(call_line(RecordKind::CallStarted, call, "", Vec::new()));
+        out.record(call_line(
+            RecordKind::CallStarted,
+            call,
+            Purpose::Turn.as_ref(),
+            Vec::new(),
+        ));
         self.issue(call, out);
     }
 
@@ -75,6 +80,7 @@ impl Engine {
         self.in_flight = true;
         out.push(Effect::CallModel {
             call,
+            purpose: Purpose::Turn,
             messages: std::iter::once(system).chain(self.transcript.iter().cloned()).collect(),
             tools: self.offered(),
         });

@@ -14,7 +14,7 @@ use super::budget::{self, Budget, Hold};
 use super::contact::{Contact, Refusal};
 use super::failures::failure;
 use super::flight::Flight;
-use super::store::{End, Metered, Recorded, Settlement, Store, StoreError};
+use super::store::{Call, End, Metered, Recorded, Settlement, Store, StoreError};
 use super::upstream::{Prepared, Upstream};
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::CallId;
@@ -70,13 +70,14 @@ impl Calls {
     }
 
     /// A call, or the repeat of one.
-    pub fn submit(self: &Arc<Self>, id: CallId, body: &[u8]) -> Reply {
+    pub fn submit(self: &Arc<Self>, call: Call, body: &[u8]) -> Reply {
+        let id = call.id;
         if let Some(flight) = self.flights().get(&id) {
             return Reply::Live(Arc::clone(flight));
         }
         match self.store.find(id) {
             Ok(None) => self
-                .begin(id, body)
+                .begin(call, body)
                 .unwrap_or_else(|failure| Reply::Ended(End::Failed(failure))),
             Ok(Some(Recorded::Ended(end))) => Reply::Ended(end),
             Ok(Some(Recorded::Acknowledged)) => Reply::Acknowledged,
@@ -86,7 +87,7 @@ impl Calls {
         }
     }
 
-    fn begin(self: &Arc<Self>, id: CallId, body: &[u8]) -> Result<Reply, Failure> {
+    fn begin(self: &Arc<Self>, call: Call, body: &[u8]) -> Result<Reply, Failure> {
         match self.contact.refusal(Instant::now()) {
             None if *self.closed() => return Err(ending()),
             None => {}
@@ -95,36 +96,36 @@ impl Calls {
         }
         let request = self
             .upstream
-            .prepare(id, body, self.store.scripted_turns())
+            .prepare(call.id, body, self.store.scripted_turns())
             .inspect_err(|failure| self.note_end(Some(failure)))?;
         let flight = Arc::new(Flight::new());
         // Before any await, so that a repeat joins it also while it waits for room.
-        self.flights().insert(id, Arc::clone(&flight));
-        tokio::spawn(Arc::clone(self).fly(id, request, Arc::clone(&flight)));
+        self.flights().insert(call.id, Arc::clone(&flight));
+        tokio::spawn(Arc::clone(self).fly(call, request, Arc::clone(&flight)));
         Ok(Reply::Live(flight))
     }
 
-    async fn fly(self: Arc<Self>, id: CallId, mut request: Prepared, flight: Arc<Flight>) {
+    async fn fly(self: Arc<Self>, call: Call, mut request: Prepared, flight: Arc<Flight>) {
         let _busy = self.budget.busy();
         let paid = tokio::select! {
             biased;
             why = flight.until_cut() => Err(why),
-            hold = self.budget.hold(id, &mut request) => hold,
+            hold = self.budget.hold(call, &mut request) => hold,
         };
         let failure = match paid {
-            Ok(hold) => self.spend(id, request, hold, &flight).await,
+            Ok(hold) => self.spend(call, request, hold, &flight).await,
             Err(failure) => {
-                tracing::info!(call = %id, kind = %failure.kind, message = failure.message, "no call is made");
+                tracing::info!(call = %call.id, purpose = %call.purpose, kind = %failure.kind, message = failure.message, "no call is made");
                 Some(failure)
             }
         };
         flight.end(failure.clone().map_or(Ok(()), Err));
-        self.flights().remove(&id);
+        self.flights().remove(&call.id);
         self.note_end(failure.as_ref());
     }
 
     /// Sends the call and settles it; why there is no answer, when there is none.
-    async fn spend(&self, id: CallId, request: Prepared, hold: Hold, flight: &Flight) -> Option<Failure> {
+    async fn spend(&self, call: Call, request: Prepared, hold: Hold, flight: &Flight) -> Option<Failure> {
         let result = tokio::select! {
             biased;
             why = flight.until_cut() => Err((why, true)),
@@ -139,11 +140,11 @@ impl Calls {
             Err((failure, _)) => End::Failed(failure.clone()),
         };
         let metered = flight.metered();
-        log(id, &end, &metered);
+        log(call, &end, &metered);
         let charge = self.budget.charge(&hold, &metered);
         let violation = charge.violation.clone();
         let settlement = Settlement {
-            id,
+            id: call.id,
             end,
             // A turn of the script that ran out of time was not given.
             scripted_turn: self.upstream.is_scripted() && !was_cut && metered != Metered::Unknown,
@@ -156,7 +157,7 @@ impl Calls {
         };
         let settled = self.store.settle(settlement);
         if let Some(violation) = violation {
-            tracing::error!(call = %id, message = violation.failure.message, "a bill is above its bound");
+            tracing::error!(call = %call.id, message = violation.failure.message, "a bill is above its bound");
         }
         match (settled, result) {
             (Err(error), _) => Some(not_recorded(&error)),
@@ -300,21 +301,22 @@ fn speaks_of_the_model(kind: FailureKind) -> bool {
     }
 }
 
-fn log(id: CallId, end: &End, metered: &Metered) {
+fn log(call: Call, end: &End, metered: &Metered) {
     let bill = match metered {
         Metered::Billed(bill, _) => Some(bill),
         Metered::NotSent | Metered::Free | Metered::Unknown => None,
     };
     match end {
         End::Answered { body, .. } => tracing::info!(
-            call = %id,
+            call = %call.id,
+            purpose = %call.purpose,
             bytes = body.len(),
             input = bill.map(|bill| bill.input + bill.cache_read + bill.cache_write + bill.cache_write_1h),
             output = bill.map(|bill| bill.output),
             "call answered"
         ),
         End::Failed(failure) => {
-            tracing::warn!(call = %id, kind = %failure.kind, message = failure.message, "call failed");
+            tracing::warn!(call = %call.id, purpose = %call.purpose, kind = %failure.kind, message = failure.message, "call failed");
         }
     }
 }

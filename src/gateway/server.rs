@@ -24,11 +24,11 @@ use super::contact::Contact;
 use super::failures::failure;
 use super::flight::{Flight, Next};
 use super::mcp::Mcp;
-use super::store::End;
+use super::store::{Call, End};
 use crate::api::failure::{Failure, FailureKind};
-use crate::engine::CallId;
+use crate::engine::{CallId, Purpose};
 use crate::link::messages::LoopReport;
-use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER};
+use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER};
 
 /// Longest request of a worker.
 const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
@@ -93,7 +93,15 @@ async fn call(State(gateway): State<Gateway>, headers: HeaderMap, body: Bytes) -
         let message = format!("the header {CALL_HEADER} is not the id of a call, such as t12c1a1");
         return failed(StatusCode::BAD_REQUEST, &failure(FailureKind::BadResponse, message));
     };
-    match gateway.calls.submit(id, &body) {
+    let purpose = match headers.get(PURPOSE_HEADER) {
+        Some(purpose) => purpose.to_str().ok().and_then(|purpose| purpose.parse().ok()),
+        None => Some(Purpose::default()),
+    };
+    let Some(purpose) = purpose else {
+        let message = format!("the header {PURPOSE_HEADER} is no purpose of a call that this gateway knows");
+        return failed(StatusCode::BAD_REQUEST, &failure(FailureKind::BadResponse, message));
+    };
+    match gateway.calls.submit(Call { id, purpose }, &body) {
         Reply::Live(flight) => live(flight).await,
         Reply::Ended(End::Answered { content_type, body }) => ([(CONTENT_TYPE, content_type)], body).into_response(),
         Reply::Ended(End::Failed(failure)) => failed(StatusCode::BAD_GATEWAY, &failure),

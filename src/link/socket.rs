@@ -3,7 +3,7 @@
 //! | route | does |
 //! |---|---|
 //! | `GET /v1/session` | [`Session`]; 503 until the gateway is attached |
-//! | `POST /v1/chat/completions` | one model call; header [`CALL_HEADER`] names it |
+//! | `POST /v1/chat/completions` | one model call; header [`CALL_HEADER`] names it, [`PURPOSE_HEADER`] says what it is for |
 //! | `POST /v1/messages` | the same, of api `AnthropicMessages` |
 //! | `POST /v1/calls/{id}/ack` | the journal has the answer: the gateway may forget it |
 //! | `POST /v1/calls/{id}/cancel` | cut the call in flight |
@@ -23,6 +23,8 @@ use super::messages::{Directives, Known};
 
 /// Request header: the call's id, such as `t12c1a1`.
 pub const CALL_HEADER: &str = "x-agentloop-call";
+/// Request header: what the call is for, a [`Purpose`](crate::engine::Purpose); absent: a turn.
+pub const PURPOSE_HEADER: &str = "x-agentloop-purpose";
 /// Response header of a failed call: its [`FailureKind`](crate::api::failure::FailureKind).
 pub const FAILURE_HEADER: &str = "x-agentloop-failure";
 /// Response header of a request that a tool server did not answer: `NotSent` when it certainly did not get it, else

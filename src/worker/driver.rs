@@ -411,13 +411,18 @@ impl<'a> Driver<'a> {
         match effect {
             // Committed before.
             Effect::Record(_) => {}
-            Effect::CallModel { call, messages, tools } => {
+            Effect::CallModel {
+                call,
+                purpose,
+                messages,
+                tools,
+            } => {
                 let format = Format::of(self.model.api);
                 let body = format.request(self.model, &messages, &tools);
                 let gateway = self.gateway.clone();
                 self.in_flight = Some(call);
                 self.calls
-                    .spawn(async move { (call, gateway.call(call, format, body).await) });
+                    .spawn(async move { (call, gateway.call((call, purpose), format, body).await) });
             }
             Effect::CancelCall { .. } => self.cut_call(),
             Effect::RunTool(run, limit) => self.run_tool(run, limit),

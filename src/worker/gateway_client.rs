@@ -14,11 +14,11 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::api::failure::{Failure, FailureKind};
-use crate::engine::CallId;
 use crate::engine::budget::Budget;
 use crate::engine::message::Answer;
+use crate::engine::{CallId, Purpose};
 use crate::link::messages::LoopReport;
-use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, Session, SocketEvent};
+use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER, Session, SocketEvent};
 
 use super::budget;
 use super::contact::{Clocks, Contact};
@@ -114,7 +114,12 @@ impl GatewayClient {
     }
 
     /// One model call. Repeats the same id until the gateway has said how it ended.
-    pub async fn call(&self, call: CallId, format: Format, body: serde_json::Value) -> Result<Answer, Failure> {
+    pub async fn call(
+        &self,
+        call: (CallId, Purpose),
+        format: Format,
+        body: serde_json::Value,
+    ) -> Result<Answer, Failure> {
         let mut retry = Retry::default();
         loop {
             match self.call_once(call, format, &body).await {
@@ -127,11 +132,17 @@ impl GatewayClient {
         }
     }
 
-    async fn call_once(&self, call: CallId, format: Format, body: &serde_json::Value) -> Result<Answer, Unsaid> {
+    async fn call_once(
+        &self,
+        (call, purpose): (CallId, Purpose),
+        format: Format,
+        body: &serde_json::Value,
+    ) -> Result<Answer, Unsaid> {
         let response = self
             .http
             .post(url(format.route()))
             .header(CALL_HEADER, call.to_string())
+            .header(PURPOSE_HEADER, purpose.as_ref())
             .json(body)
             .send()
             .await

@@ -228,7 +228,9 @@ impl Driver {
                     assert!(!acted, "journal lines come before all other effects: {effects:?}");
                     self.journal(record);
                 }
-                Effect::CallModel { call, messages, tools } => {
+                Effect::CallModel {
+                    call, messages, tools, ..
+                } => {
                     self.offered = tools.iter().map(|tool| tool.name.to_string()).collect();
                     self.call_model(*call, messages);
                 }

@@ -25,11 +25,10 @@ use self::pulse::Beats;
 use super::calls::not_recorded;
 use super::contact::Contact;
 use super::failures::failure;
-use super::store::{Begun, Metered, Store, Violation};
+use super::store::{Begun, Call, Metered, Store, Violation};
 use super::upstream::Prepared;
 use crate::api::amount::Amount;
 use crate::api::failure::{Failure, FailureKind};
-use crate::engine::CallId;
 use crate::ledger::bound::{Part, Previous};
 use crate::ledger::price::Rates;
 use crate::ledger::wallet::{Reservation, Wallet};
@@ -122,9 +121,9 @@ impl Budget {
 
     /// Reserves what the call may cost, and records it as open. Lowers its output limit to what there is room for. May
     /// be dropped at any await: nothing is held then.
-    pub async fn hold(&self, id: CallId, request: &mut Prepared) -> Result<Hold, Failure> {
+    pub async fn hold(&self, call: Call, request: &mut Prepared) -> Result<Hold, Failure> {
         self.pace().wait();
-        let held = self.reserve(id, request).await;
+        let held = self.reserve(call, request).await;
         self.pace().waited(held.as_ref().ok().map(|(_, full)| *full));
         if let Err(failure) = &held
             && failure.kind.is_of_a_budget()
@@ -135,7 +134,7 @@ impl Budget {
     }
 
     /// The hold, and what the call was to have at most.
-    async fn reserve(&self, id: CallId, request: &mut Prepared) -> Result<(Hold, Amount), Failure> {
+    async fn reserve(&self, call: Call, request: &mut Prepared) -> Result<(Hold, Amount), Failure> {
         let mut wait = Wait {
             deadline: Instant::now() + PATIENCE,
             asked: false,
@@ -158,7 +157,7 @@ impl Budget {
                     amount = clipped;
                 }
             }
-            let begun = self.store.begin(id, (&draws, &amount), now, Timestamp::now());
+            let begun = self.store.begin(call, (&draws, &amount), now, Timestamp::now());
             match begun.map_err(|error| not_recorded(&error))? {
                 Begun::Held(reservation) => {
                     let hold = Hold {

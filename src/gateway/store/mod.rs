@@ -35,7 +35,7 @@ use super::failures::failure;
 use crate::api::amount::Amount;
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::Usage;
-use crate::engine::CallId;
+use crate::engine::{CallId, Purpose};
 use crate::ledger::bound::{Bill, Previous};
 use crate::ledger::wallet::{AccountId, Draw, Reservation, Wallet};
 use crate::link::messages::BudgetReport;
@@ -79,6 +79,15 @@ pub enum StoreError {
     /// Later.
     #[error("the gateway's record cannot be written: {0}")]
     Write(#[from] rusqlite::Error),
+}
+
+/// A call that is to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Which.
+    pub id: CallId,
+    /// What it is for.
+    pub purpose: Purpose,
 }
 
 /// How a call ended.
@@ -245,7 +254,7 @@ impl Store {
     /// Reserves `amount` in each of `draws`, and records that the call is about to be sent. `clock`: the wallet's time.
     pub fn begin(
         &self,
-        id: CallId,
+        Call { id, purpose }: Call,
         (draws, amount): (&[Draw<'_>], &Amount),
         clock: u64,
         now: Timestamp,
@@ -261,13 +270,14 @@ impl Store {
         inner.change(|change, counts| {
             counts.wallet = wallet;
             let mut insert = change.prepare_cached(
-                "INSERT INTO calls (turn, call, attempt, state, model, opened_at, reservation)
-                 VALUES (?, ?, ?, 'Open', ?, ?, ?)",
+                "INSERT INTO calls (turn, call, attempt, purpose, state, model, opened_at, reservation)
+                 VALUES (?, ?, ?, ?, 'Open', ?, ?, ?)",
             )?;
             insert.execute(params![
                 id.turn,
                 id.call,
                 id.attempt,
+                purpose.as_ref(),
                 model,
                 now.to_string(),
                 to_json(&reservation)?

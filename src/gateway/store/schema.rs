@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreError;
 
 /// Version of the tables, kept in `user_version`.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 
 /// Version 1.
 pub(super) const TABLES_1: &str = "
@@ -40,7 +40,7 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 ";
 
 /// What version 2 has beyond version 1: what a call holds of which leases, and the leases themselves. Amounts are JSON.
-const TABLES_2: &str = "
+pub(super) const TABLES_2: &str = "
 ALTER TABLE calls ADD COLUMN reservation TEXT;
 ALTER TABLE totals ADD COLUMN estimated_calls INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE totals ADD COLUMN cache_write_tokens INTEGER NOT NULL DEFAULT 0;
@@ -62,6 +62,11 @@ CREATE TABLE previous (         -- the last request that was billed
     billed_input INTEGER NOT NULL,
     parts BLOB NOT NULL
 ) WITHOUT ROWID;
+";
+
+/// What version 3 has beyond version 2: what each call was for.
+const TABLES_3: &str = "
+ALTER TABLE calls ADD COLUMN purpose TEXT NOT NULL DEFAULT 'Turn';
 ";
 
 /// Opens the file, makes its tables when it is new, and takes it for this process alone.
@@ -114,13 +119,17 @@ fn prepared(path: &Path) -> rusqlite::Result<Connection> {
 fn prepare_tables(db: &mut Connection) -> rusqlite::Result<i64> {
     let change = db.transaction()?;
     let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    if found > 1 {
+    let tables = [TABLES_1, TABLES_2, TABLES_3];
+    let Some(missing) = usize::try_from(found)
+        .ok()
+        .and_then(|done| tables.get(done..))
+        .filter(|missing| !missing.is_empty())
+    else {
         return Ok(found);
+    };
+    for tables in missing {
+        change.execute_batch(tables)?;
     }
-    if found == 0 {
-        change.execute_batch(TABLES_1)?;
-    }
-    change.execute_batch(TABLES_2)?;
     change.pragma_update(None, "user_version", VERSION)?;
     change.commit()?;
     Ok(VERSION)

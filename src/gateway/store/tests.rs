@@ -53,8 +53,15 @@ fn unlimited() -> Settlement {
     }
 }
 
+fn turn(id: CallId) -> Call {
+    Call {
+        id,
+        purpose: Purpose::Turn,
+    }
+}
+
 fn begin(store: &Store, call: CallId) -> Result<Begun, StoreError> {
-    store.begin(call, (&[], &Amount::ZERO), 0, NOW)
+    store.begin(turn(call), (&[], &Amount::ZERO), 0, NOW)
 }
 
 fn call(store: &Store, name: &str, body: &str) {
@@ -240,10 +247,10 @@ fn a_record_of_a_newer_version_is_refused() {
     open(&directory)
         .lock()
         .db
-        .pragma_update(None, "user_version", 3)
+        .pragma_update(None, "user_version", 4)
         .unwrap();
     let error = Store::open(directory.path(), "m", NOW).err().unwrap().to_string();
-    assert!(error.contains("is of version 3"), "{error}");
+    assert!(error.contains("is of version 4"), "{error}");
 }
 
 #[test]
@@ -370,7 +377,7 @@ fn said(store: &Store) -> (i64, i64, bool) {
 }
 
 fn held(store: &Store, call: &str, amount: i64) -> Reservation {
-    match store.begin(id(call), (&team(), &tokens(amount)), 0, NOW).unwrap() {
+    match store.begin(turn(id(call)), (&team(), &tokens(amount)), 0, NOW).unwrap() {
         Begun::Held(reservation) => reservation,
         Begun::Short(short) => panic!("{short:?}"),
     }
@@ -394,7 +401,7 @@ fn a_call_begins_with_all_that_it_needs_or_not_at_all() {
     let store = open(&directory);
     grant(&store, 100);
     held(&store, "t1c1a1", 60);
-    let short = store.begin(id("t2c1a1"), (&team(), &tokens(41)), 0, NOW).unwrap();
+    let short = store.begin(turn(id("t2c1a1")), (&team(), &tokens(41)), 0, NOW).unwrap();
     assert_eq!(short, Begun::Short(["team".to_owned()].into()));
     assert_eq!(store.find(id("t2c1a1")).unwrap(), None);
     held(&store, "t2c1a1", 40);
@@ -530,6 +537,27 @@ fn a_record_of_version_1_keeps_its_totals_and_its_calls() {
     call(&store, "t2c1a1", "");
     drop(store);
     assert_eq!(open(&directory).usage().calls, 9);
+}
+
+#[test]
+fn the_record_says_what_each_call_was_for() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join(FILE_NAME);
+    let db = Connection::open(&path).unwrap();
+    db.execute_batch(schema::TABLES_1).unwrap();
+    db.execute_batch(schema::TABLES_2).unwrap();
+    db.execute_batch(
+        "INSERT INTO calls (turn, call, attempt, state, model, opened_at) VALUES (1, 1, 1, 'Settled', 'm', 'x');
+         PRAGMA user_version = 2;",
+    )
+    .unwrap();
+    drop(db);
+    let store = open(&directory);
+    call(&store, "t2c1a1", "");
+    let inner = store.lock();
+    let mut select = inner.db.prepare("SELECT purpose FROM calls ORDER BY turn").unwrap();
+    let purposes: Result<Vec<String>, _> = select.query_map([], |row| row.get(0)).unwrap().collect();
+    assert_eq!(purposes.unwrap(), ["Turn", "Turn"], "one of version 2, and a new one");
 }
 
 #[test]

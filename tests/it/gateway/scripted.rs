@@ -1,11 +1,12 @@
 //! The Scripted model through the gateway: no key, no network, the same metering.
 
 use agentloop::api::failure::FailureKind;
+use agentloop::link::socket::{CALL_HEADER, PURPOSE_HEADER};
 use pretty_assertions::assert_eq;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
-use super::world::{World, failure, kinds, streamed, whole, write};
+use super::world::{World, failure, kinds, streamed, url, whole, write};
 
 const SCRIPT: &str = "
 turns:
@@ -54,6 +55,21 @@ async fn the_script_goes_on_where_it_stood_over_restarts() {
         (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens),
         (22, 12, 180)
     );
+}
+
+#[tokio::test]
+async fn a_call_of_an_unknown_purpose_is_refused_in_words_and_not_made() {
+    let world = scripted(SCRIPT).await;
+    let call = |purpose: &'static str| {
+        let request = world.worker.post(url(world.route)).header(CALL_HEADER, "t1c1a1");
+        request.header(PURPOSE_HEADER, purpose).json(&whole()).send()
+    };
+    let response = call("Gossip").await.unwrap();
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    let words = response.text().await.unwrap();
+    assert!(words.contains(PURPOSE_HEADER) && !words.contains("Gossip"), "{words}");
+    assert_eq!(call("Turn").await.unwrap().status(), StatusCode::OK);
+    world.until_counted(1, 0).await;
 }
 
 #[tokio::test]

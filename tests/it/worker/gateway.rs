@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use agentloop::api::failure::Failure;
+use agentloop::engine::Purpose;
 use agentloop::link::messages::{Known, LoopReport};
-use agentloop::link::socket::{CALL_HEADER, FAILURE_HEADER, Session, SocketEvent};
+use agentloop::link::socket::{CALL_HEADER, FAILURE_HEADER, PURPOSE_HEADER, Session, SocketEvent};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path as UrlPath, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
@@ -206,6 +207,7 @@ async fn session(State(shared): State<Arc<Shared>>) -> Json<Session> {
 
 async fn call(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, Json(body): Json<Value>) -> Response {
     let id = headers[CALL_HEADER].to_str().unwrap().to_owned();
+    let _: Purpose = headers[PURPOSE_HEADER].to_str().unwrap().parse().unwrap();
     let mut log = shared.log.subscribe();
     shared.log.send_modify(|log| {
         log.routes.push(uri.path().into());

@@ -1,0 +1,23 @@
+//! What a model call is for. Every call is metered and limited alike, whatever its purpose.
+
+use serde::{Deserialize, Serialize};
+
+/// What a model call is for; journalled with it, and kept in the gateway's record.
+#[derive(
+    Serialize,
+    Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    strum::AsRefStr,
+    strum::Display,
+    strum::EnumString,
+)]
+pub enum Purpose {
+    /// A call of a turn.
+    #[default]
+    Turn,
+}
