@@ -42,6 +42,7 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         context_tokens,
         max_output_tokens: 1_000,
         actions_per_minute: 10,
+        hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
     });
     engine.set_instructions("You watch a queue. Yield when it is empty.".to_owned());

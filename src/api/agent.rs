@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::active_hours::{ActiveHours, Day};
 use super::bounds::{DNS_SUBDOMAIN, KEY};
+pub use super::hot_state::{FieldType, HotField, HotState};
 pub use super::model::{Model, ModelApi, OutputLimitParameter};
 pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateStrategy};
 pub use super::rate_limit::{RateLimit, Resource};
@@ -143,6 +144,9 @@ pub struct AgentSpec {
     /// Tools that the model may call, beside `yield`.
     #[serde(default)]
     pub tools: Tools,
+    /// What the loop knows of the present moment: fields that the model sees with each call.
+    #[serde(default)]
+    pub hot_state: HotState,
     /// Limits that the model cannot change.
     #[serde(default)]
     pub guardrails: Guardrails,

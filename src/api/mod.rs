@@ -12,6 +12,7 @@ pub mod condition;
 pub mod crd;
 pub mod extra;
 pub mod failure;
+pub mod hot_state;
 mod model;
 mod pod;
 pub mod price;

@@ -129,6 +129,20 @@ impl Toolbox {
         known.check(arguments).map(|arguments| (known.clone(), arguments))
     }
 
+    /// The full name of the tool that a spec means: its name as it is offered, or its name at its server where only one
+    /// server has it.
+    pub fn resolve(&self, wanted: &str) -> Option<&str> {
+        if let Some((name, _)) = self.known.get_key_value(wanted) {
+            return Some(name);
+        }
+        let mut ends = self
+            .known
+            .keys()
+            .filter(|name| name.split_once("__").is_some_and(|(_, tool)| tool == wanted));
+        let found = ends.next()?;
+        ends.next().is_none().then_some(found)
+    }
+
     /// Whether a denial of a call by this name counts against a tool.
     pub fn knows(&self, name: &str) -> bool {
         self.known.contains_key(name)

@@ -12,6 +12,7 @@ pub use super::view::{Held, View};
 use super::budget::{Budget, LET_THROUGH, PROBE, Probe};
 use super::gate::Toolbox;
 use super::guardrails::idle_timeout::IdleClock;
+use super::hot_state::HotState;
 use super::outbox::{Outbox, line};
 use super::snapshot::{Hold, Lifecycle, Sleep, Step};
 use super::tool::ToolRunId;
@@ -32,6 +33,8 @@ pub struct Engine {
     pub(super) agent: String,
     /// What the model may call.
     pub(super) toolbox: Toolbox,
+    /// What is known of the present moment.
+    pub(super) hot: HotState,
     /// Runs of tools that this process has handed to the driver and waits for.
     pub(super) running: BTreeSet<ToolRunId>,
     /// No contact for so long that no tool with side effects starts.
@@ -59,6 +62,7 @@ impl Engine {
         transcript: impl IntoIterator<Item = impl Into<Arc<Message>>>,
     ) -> Self {
         Self {
+            hot: HotState::new(settings.hot_state.clone()),
             settings,
             instructions: String::new(),
             transcript: transcript.into_iter().map(Into::into).collect(),
@@ -123,6 +127,7 @@ impl Engine {
                 self.link_silent = link_silent;
                 self.start(epoch, known, budget, out);
             }
+            Input::HotState { updates } => self.hot_state_updated(updates, out),
             Input::ToolFinished { run, outcome } => self.tool_finished(run, outcome, out),
             Input::Answered { call, answer } => self.answered(call, &answer, out),
             Input::Failed { call, failure } => self.failed(call, failure, out),
@@ -232,6 +237,7 @@ impl Engine {
                 self.end_sleep_if_over(out);
                 self.note_transition(out);
                 self.act(out);
+                self.end_preparation();
                 self.note_transition(out);
             }
             Lifecycle::Stopping if !self.in_flight && self.running.is_empty() => {
@@ -257,7 +263,11 @@ impl Engine {
             return;
         }
         match self.state.turn.as_ref().map(|turn| (turn.step, turn.call_id())) {
-            None if self.may_attempt(out) => self.begin_turn(out),
+            None if self.may_attempt(out) => {
+                if self.prepare_turn(out) {
+                    self.begin_turn(out);
+                }
+            }
             Some((Step::Due(_), _)) if self.may_attempt(out) => self.send_attempt(out),
             Some((Step::Due(_), call))
                 if call.call > 1 && self.settings.exhaustion_policy == ExhaustionPolicy::Skip =>
@@ -278,6 +288,7 @@ impl Engine {
         }
         let free_from = self.free_from()?;
         let due = match self.state.turn.as_ref().map(|turn| turn.step) {
+            None if self.is_refreshing() => return None,
             None => self.state.next_turn?,
             Some(Step::Due(at)) => at,
             Some(Step::Open | Step::Tools) => Timestamp::MIN,
@@ -318,6 +329,7 @@ impl Engine {
             .for_each(|at| *at = moved(*at));
         self.state.counters.idle.moved(back);
         self.state.used.heed_clock(now);
+        self.hot.moved(back);
         if let Some(turn) = &mut self.state.turn
             && let Step::Due(at) = turn.step
         {

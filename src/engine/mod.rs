@@ -14,6 +14,7 @@ mod clock;
 mod context;
 mod gate;
 mod guardrails;
+mod hot_state;
 pub mod machine;
 pub mod message;
 mod outbox;
@@ -33,10 +34,12 @@ mod wake;
 mod work;
 mod yield_tool;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::api::failure::Failure;
 use budget::Budget;
@@ -123,6 +126,11 @@ pub enum Input {
         /// All of it, in the order of the prompt.
         tools: Vec<ToolSpec>,
     },
+    /// Newest values for fields of the hot state, from outside.
+    HotState {
+        /// By field. Each is taken or refused for itself; what the schema does not name is passed over.
+        updates: BTreeMap<String, Value>,
+    },
     /// A run of a tool came to an end.
     ToolFinished {
         /// Which.
@@ -202,6 +210,9 @@ pub enum Effect {
         purpose: Purpose,
         /// The whole prompt, the system message first; shared with the engine, since it may be large.
         messages: Vec<Arc<Message>>,
+        /// The runtime's word on how things stand now: the last message of all, after `messages`. Never part of the
+        /// transcript, so that what is before it stays the same from call to call.
+        state: Option<String>,
         /// Tools offered; shared with the engine, since their schemas may be large.
         tools: Arc<[Tool]>,
     },
@@ -304,6 +315,8 @@ pub enum RecordKind {
     ToolOutcome,
     /// A tool call was denied: nothing was run.
     ToolDenied,
+    /// A field of the hot state did not get its value; said once until it gets one.
+    HotStateRefused,
     /// A turn ended.
     TurnCompleted,
     /// A turn was given up after its calls failed.

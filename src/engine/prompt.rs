@@ -24,12 +24,17 @@ pub fn system(instructions: &str) -> String {
     }
 }
 
-/// The message that begins a turn.
-pub fn observe(turn: i64, now: Timestamp, briefing: &Briefing) -> String {
+/// The message that begins a turn. `hot_state`: one line about what is known of the moment.
+pub fn observe(turn: i64, now: Timestamp, briefing: &Briefing, hot_state: Option<String>) -> String {
     let mut text = format!("Turn {turn}, {}: {}.", clock::text(now), briefing.cause);
     for note in &briefing.notes {
         text.push_str("\nNote: ");
         text.push_str(note);
+        text.push('.');
+    }
+    if let Some(line) = hot_state {
+        text.push('\n');
+        text.push_str(&line);
         text.push('.');
     }
     text.push_str("\nObserve, think, act.");

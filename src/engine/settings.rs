@@ -3,6 +3,7 @@
 use jiff::SignedDuration;
 
 use super::guardrails::active_hours::{ActiveHours, HoursError};
+use super::hot_state::Field;
 use super::resources::Limit;
 use crate::api::AgentSpec;
 use crate::api::agent::ExhaustionPolicy;
@@ -36,6 +37,8 @@ pub struct Settings {
     pub max_output_tokens: u32,
     /// Tool runs with side effects in 60 s.
     pub actions_per_minute: u32,
+    /// Fields of the hot state.
+    pub hot_state: Vec<Field>,
     /// Bytes of one result of a tool.
     pub max_result_bytes: usize,
 }
@@ -71,6 +74,7 @@ impl TryFrom<&AgentSpec> for Settings {
             context_tokens: spec.model.context_tokens,
             max_output_tokens: spec.model.max_output_tokens,
             actions_per_minute: spec.guardrails.actions_per_minute,
+            hot_state: spec.hot_state.fields.iter().map(Field::from).collect(),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
         })
     }

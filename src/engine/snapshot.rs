@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::CallId;
 use super::budget::{Budget, Probe};
 use super::guardrails::idle_timeout::IdleClock;
+use super::hot_state::Refresh;
 use super::resources::Tracker;
 use super::work::Work;
 use crate::api::failure::Failure;
@@ -34,6 +35,8 @@ pub struct Snapshot {
     pub(super) actions: i64,
     /// The turn that is not finished yet.
     pub(super) turn: Option<Turn>,
+    /// Runs that fill the hot state before the next turn.
+    pub(super) refresh: Refresh,
     /// When the next turn may begin, once nothing holds the loop.
     pub(super) next_turn: Option<Timestamp>,
     pub(super) sleep: Option<Sleep>,

@@ -52,10 +52,19 @@ pub struct ToolSpec {
 pub struct ToolRunId {
     /// The turn, from 1.
     pub turn: i64,
-    /// The model call within the turn whose answer asked for it, from 1.
+    /// The model call within the turn whose answer asked for it, from 1; 0: no answer did, it fills a field of the hot
+    /// state before the turn.
     pub call: u32,
     /// Its place among the tool calls of that answer, from 1.
     pub index: u32,
+}
+
+impl ToolRunId {
+    /// Whether its result is for the hot state, and not for the model.
+    #[must_use]
+    pub fn is_refresh(self) -> bool {
+        self.call == 0
+    }
 }
 
 impl std::fmt::Display for ToolRunId {

@@ -21,7 +21,7 @@ impl Engine {
         let number = self.state.turns_begun.saturating_add(1);
         let briefing = std::mem::take(&mut self.state.briefing);
         let message = Arc::new(Message::User {
-            text: prompt::observe(number, out.now, &briefing),
+            text: prompt::observe(number, out.now, &briefing, self.hot.summary(out.now)),
         });
         self.state.turns_begun = number;
         self.state.next_turn = None;
@@ -82,13 +82,15 @@ impl Engine {
             call,
             purpose: Purpose::Turn,
             messages: std::iter::once(system).chain(self.transcript.iter().cloned()).collect(),
+            state: self.block(),
             tools: self.offered(),
         });
     }
 
     /// Estimated tokens of what is in every prompt.
     pub(super) fn fixed_tokens(&self) -> u64 {
-        context::system(&prompt::system(&self.instructions)) + self.toolbox.tokens()
+        let state = self.block().map_or(0, |block| context::system(&block));
+        context::system(&prompt::system(&self.instructions)) + self.toolbox.tokens() + state
     }
 
     fn offered(&self) -> Arc<[Tool]> {

@@ -277,6 +277,10 @@ impl Engine {
         if !self.running.remove(&id) {
             return;
         }
+        if id.is_refresh() {
+            self.refresh_finished(id, outcome, out);
+            return;
+        }
         let Some(place) = self.place_of(id) else {
             return;
         };
@@ -330,7 +334,7 @@ impl Engine {
     pub(super) fn cut_runs(&mut self, all: bool, out: &mut Outbox) {
         let looks = |engine: &Self, id: &ToolRunId| {
             let slot = engine.place_of(*id).and_then(|place| engine.work()?.slots.get(place));
-            matches!(slot, Some(Slot::Open(plan)) if plan.only_looks())
+            id.is_refresh() || matches!(slot, Some(Slot::Open(plan)) if plan.only_looks())
         };
         let ids: Vec<ToolRunId> = self
             .running

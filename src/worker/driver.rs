@@ -415,10 +415,11 @@ impl<'a> Driver<'a> {
                 call,
                 purpose,
                 messages,
+                state,
                 tools,
             } => {
                 let format = Format::of(self.model.api);
-                let body = format.request(self.model, &messages, &tools);
+                let body = format.request_with_state(self.model, &messages, state, &tools);
                 let gateway = self.gateway.clone();
                 self.in_flight = Some(call);
                 self.calls

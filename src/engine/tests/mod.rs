@@ -5,6 +5,7 @@ mod budget;
 mod context;
 mod failures;
 mod gate;
+mod hot_state;
 mod hours;
 mod idle;
 mod lifecycle;
@@ -47,6 +48,7 @@ fn settings() -> Settings {
         context_tokens: 128_000,
         max_output_tokens: 4096,
         actions_per_minute: 10,
+        hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
     }
 }
@@ -122,6 +124,7 @@ struct Driver {
     in_flight: Option<CallId>,
     issued: Vec<CallId>,
     prompt: Vec<Arc<Message>>,
+    block: Option<String>,
     timer: Option<Timestamp>,
     acknowledged: Vec<CallId>,
     cancelled: Vec<CallId>,
@@ -158,6 +161,7 @@ impl Driver {
             in_flight: None,
             issued: Vec::new(),
             prompt: Vec::new(),
+            block: None,
             timer: None,
             acknowledged: Vec::new(),
             cancelled: Vec::new(),
@@ -229,8 +233,13 @@ impl Driver {
                     self.journal(record);
                 }
                 Effect::CallModel {
-                    call, messages, tools, ..
+                    call,
+                    messages,
+                    state,
+                    tools,
+                    ..
                 } => {
+                    self.block.clone_from(state);
                     self.offered = tools.iter().map(|tool| tool.name.to_string()).collect();
                     self.call_model(*call, messages);
                 }
@@ -374,6 +383,7 @@ impl Driver {
                     | Input::Timer
                     | Input::ToolsChanged { .. }
                     | Input::ToolFinished { .. }
+                    | Input::HotState { .. }
                     | Input::LinkSilent
                     | Input::Event { .. }
                     | Input::WakeRequested { .. }

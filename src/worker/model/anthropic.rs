@@ -41,6 +41,27 @@ pub fn request(model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool])
     Value::Object(body)
 }
 
+/// Lets the server's cache end before the last block, which the next request does not have. The mark is no content: it
+/// changes nothing of what is cached.
+pub fn cache_before_last(body: &mut Value) {
+    let Some(body) = body.as_object_mut() else {
+        return;
+    };
+    let mark = body.remove("cache_control");
+    let blocks = body
+        .get_mut("messages")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+        .filter_map(|message| message.get_mut("content")?.as_array_mut())
+        .flatten();
+    let mut blocks: Vec<&mut Value> = blocks.collect();
+    blocks.pop();
+    if let (Some(block), Some(mark)) = (blocks.pop().and_then(Value::as_object_mut), mark) {
+        block.insert("cache_control".into(), mark);
+    }
+}
+
 fn tool(tool: &Tool) -> Value {
     json!({"name": tool.name, "description": tool.description, "input_schema": tool.parameters})
 }

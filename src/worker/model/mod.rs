@@ -9,6 +9,7 @@ pub mod openai;
 mod stream;
 
 use std::borrow::Borrow;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -64,6 +65,29 @@ impl Format {
             Self::OpenAi => openai::request(model, messages, tools),
             Self::Anthropic => anthropic::request(model, messages, tools),
         }
+    }
+
+    /// The same with a last message that another one replaces in the next request: nothing that is to be read from a
+    /// server's cache may end with it.
+    #[must_use]
+    pub fn request_with_state(
+        self,
+        model: &Model,
+        messages: &[Arc<Message>],
+        state: Option<String>,
+        tools: &[Tool],
+    ) -> Value {
+        let Some(text) = state else {
+            return self.request(model, messages, tools);
+        };
+        let mut messages = messages.to_vec();
+        messages.push(Arc::new(Message::User { text }));
+        let mut body = self.request(model, &messages, tools);
+        match self {
+            Self::OpenAi => {}
+            Self::Anthropic => anthropic::cache_before_last(&mut body),
+        }
+        body
     }
 
     /// Reads an answer that came in one piece.
@@ -140,6 +164,49 @@ mod tests {
                 tool_calls: vec![],
             },
         ]
+    }
+
+    #[test]
+    fn the_state_is_the_last_message_and_all_before_it_stays_the_same_from_call_to_call() {
+        for (api, format) in [("OpenAIChat", Format::OpenAi), ("AnthropicMessages", Format::Anthropic)] {
+            let model: Model = serde_json::from_value(json!({"api": api, "name": "m"})).unwrap();
+            let mut messages = vec![Arc::new(Message::System { text: "be".into() })];
+            messages.extend(turn(1, "look").into_iter().map(Arc::new));
+            let sent = |end: usize, state: &str| {
+                let body = format.request_with_state(&model, &messages[..end], Some(state.into()), &[]);
+                body["messages"].as_array().unwrap().clone()
+            };
+            // After the runtime's word, and after a tool's result, which the state joins in one format.
+            for (end, others) in [(2, 1), (4, 3)] {
+                let (one, two) = (sent(end, "7 planes"), sent(end, "8 planes"));
+                let last = one.last().unwrap().to_string();
+                assert!(last.contains("7 planes") && last.contains("\"user\""), "{last}");
+                assert_eq!(one.len(), if format == Format::OpenAi { end + 1 } else { others });
+                let before = |all: &[Value]| {
+                    json!(all)
+                        .to_string()
+                        .split(" planes")
+                        .next()
+                        .unwrap()
+                        .replace(['7', '8'], "")
+                };
+                assert_eq!(before(&one), before(&two), "{api}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_cache_of_anthropic_ends_before_the_state() {
+        let model: Model = serde_json::from_value(json!({"api": "AnthropicMessages", "name": "m"})).unwrap();
+        let messages: Vec<Arc<Message>> = turn(1, "look").into_iter().take(3).map(Arc::new).collect();
+        let body = Format::Anthropic.request_with_state(&model, &messages, Some("now".into()), &[]);
+        assert_eq!(body.get("cache_control"), None);
+        let blocks = &body["messages"][2]["content"];
+        assert_eq!(blocks[0]["type"], "tool_result");
+        assert_eq!(blocks[0]["cache_control"], json!({"type": "ephemeral"}));
+        assert_eq!(blocks[1], json!({"type": "text", "text": "now"}));
+        let without = Format::Anthropic.request_with_state(&model, &messages, None, &[]);
+        assert_eq!(without, Format::Anthropic.request(&model, &messages, &[]));
     }
 
     proptest! {

@@ -18,6 +18,16 @@ pub(super) fn outcome(result: &CallToolResult) -> ToolOutcome {
     }
 }
 
+/// The same for a run whose result is no text for a model, but a value: what is structured alone, where there is any.
+pub(super) fn value(result: &CallToolResult) -> ToolOutcome {
+    match &result.structured_content {
+        Some(structured) if result.is_error != Some(true) => ToolOutcome::Done {
+            text: structured.to_string(),
+        },
+        Some(_) | None => outcome(result),
+    }
+}
+
 fn text(result: &CallToolResult) -> String {
     let mut parts: Vec<String> = result.content.iter().map(block).collect();
     if let Some(structured) = &result.structured_content
@@ -103,6 +113,18 @@ mod tests {
         assert_eq!(of(alone), done("{\"b\":1,\"a\":[2]}"));
         let more = json!({"content": [text("two things")], "structuredContent": structured});
         assert_eq!(of(more), done("two things\n{\"b\":1,\"a\":[2]}"));
+    }
+
+    #[test]
+    fn a_value_is_what_is_structured_and_else_the_text() {
+        let of = |result: Value| value(&serde_json::from_value(result).unwrap());
+        let both = json!({"content": [text("two things")], "structuredContent": {"b": 1}});
+        assert_eq!(of(both), done("{\"b\":1}"));
+        let list = json!({"content": [text("a"), text("b")], "structuredContent": {"result": ["a", "b"]}});
+        assert_eq!(of(list), done("{\"result\":[\"a\",\"b\"]}"));
+        assert_eq!(of(json!({"content": [text("7")]})), done("7"));
+        let failed = json!({"content": [text("no")], "structuredContent": {"b": 1}, "isError": true});
+        assert!(matches!(of(failed), ToolOutcome::Failed { .. }));
     }
 
     #[test]

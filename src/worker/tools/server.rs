@@ -328,6 +328,7 @@ impl Session {
             Ok(answer) => answer.map_err(|error| miss(&error))?,
         };
         match answer {
+            CallToolResponse::Complete(result) if run.id.is_refresh() => Ok(result::value(&result)),
             CallToolResponse::Complete(result) => Ok(result::outcome(&result)),
             CallToolResponse::InputRequired(_) => Ok(ToolOutcome::Failed {
                 text: "it asks a person for input, and there is none: call it with all that it needs".into(),

@@ -108,6 +108,11 @@ pub fn change(says: &'static str, before: Value, passes: Vec<Value>, fails: Vec<
     }
 }
 
+fn hot_field(field: &Value) -> Value {
+    let field = with(json!({"name": "positions"}), field);
+    with(scripted(), &json!({"spec": {"hotState": {"fields": [field]}}}))
+}
+
 fn total(change: &Value) -> Value {
     with(scripted(), &json!({"spec": {"guardrails": {"total": change}}}))
 }
@@ -149,6 +154,14 @@ fn top() -> Vec<Row> {
             "the agent has no instructions",
             vec![scripted(), with(scripted(), &elsewhere)],
             vec![with(scripted(), &json!({"spec": {"instructions": null}}))],
+        ),
+        row(
+            "spec.hotState.fields[].maxItems is for type Array only",
+            vec![
+                hot_field(&json!({"type": "Array", "maxItems": 20})),
+                hot_field(&json!({"type": "Number", "ttlSeconds": 30, "refreshTool": "get_balance"})),
+            ],
+            vec![hot_field(&json!({"type": "Object", "maxItems": 20}))],
         ),
         Row {
             // One mode exists so far: any other is refused before the rule is asked.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use agentloop::api::agent::{
-    AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, Guardrails,
-    KeyRef, Loop, LoopDetection, Mode, Model, ModelApi, OutputLimitParameter, PodSettings, RateLimit, Resource,
-    RetentionPolicy, Storage, TextSource, Total, UpdateStrategy,
+    AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, FieldType,
+    Guardrails, HotField, HotState, KeyRef, Loop, LoopDetection, Mode, Model, ModelApi, OutputLimitParameter,
+    PodSettings, RateLimit, Resource, RetentionPolicy, Storage, TextSource, Total, UpdateStrategy,
 };
 use agentloop::api::price::{LongContext, Price};
 use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
@@ -235,6 +235,31 @@ fn scheduling() -> serde_json::Value {
 }
 
 prop_compose! {
+    fn hot_field()(
+        r#type in prop_oneof![
+            Just(FieldType::Object), Just(FieldType::Number), Just(FieldType::String), Just(FieldType::Boolean),
+            Just(FieldType::Array)
+        ],
+        ttl_seconds in option::of(1_u32..=2_592_000),
+        max_items in option::of(1_u32..=1000),
+        refresh_tool in option::of("[!-~]{1,128}"),
+    ) -> HotField {
+        let max_items = max_items.filter(|_| r#type == FieldType::Array);
+        HotField { name: String::new(), r#type, ttl_seconds, max_items, refresh_tool }
+    }
+}
+
+fn hot_state() -> impl Strategy<Value = HotState> {
+    let fields = prop::collection::btree_map("[a-zA-Z][a-zA-Z0-9_]{0,62}", hot_field(), 0..=4);
+    fields.prop_map(|fields| HotState {
+        fields: fields
+            .into_iter()
+            .map(|(name, field)| HotField { name, ..field })
+            .collect(),
+    })
+}
+
+prop_compose! {
     fn active_hours()(
         zone in prop_oneof![Just("UTC"), Just("America/Argentina/Buenos_Aires")],
         days in prop::collection::btree_set(prop_oneof![Just(Day::Monday), Just(Day::Saturday), Just(Day::Sunday)], 0..4),
@@ -274,7 +299,7 @@ prop_compose! {
         (tokens_per_hour, total) in (option::of(0_i64..=1_000_000_000_000_000), option::of(total())),
         mode in prop_oneof![Just(DetectionMode::Enforce), Just(DetectionMode::Warn), Just(DetectionMode::Disabled)],
         budgets in prop::collection::btree_set("[a-z]{1,20}", 0..4),
-        tools in tools(),
+        (tools, hot_state) in (tools(), hot_state()),
         storage in storage(),
         pod in pod(),
     ) -> AgentSpec {
@@ -292,6 +317,7 @@ prop_compose! {
             },
             continuous: Continuous { max_sleep_seconds },
             tools,
+            hot_state,
             guardrails: Guardrails {
                 max_consecutive_turns,
                 max_calls_per_turn,
