@@ -165,7 +165,8 @@ impl Worker {
                     heard: self.heard.clone(),
                     terminate: self.terminate.clone(),
                 };
-                Driver::new(parts, &first).run(&session, world).await
+                // It holds the whole loop.
+                Box::pin(Driver::new(parts, &first).run(&session, world)).await
             }
             None => Ok(Ended::Exit),
         };

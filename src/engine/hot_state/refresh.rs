@@ -195,9 +195,8 @@ impl super::HotState {
 
 /// What a tool said, as a value for a field. Servers wrap a single value as `{"result": …}`.
 fn read(field: &Field, text: String) -> Value {
-    let value = match serde_json::from_str::<Value>(&text) {
-        Ok(value) => value,
-        Err(_) => return Value::String(text),
+    let Ok(value) = serde_json::from_str::<Value>(&text) else {
+        return Value::String(text);
     };
     if field.taken(value.clone()).is_ok() {
         return value;
