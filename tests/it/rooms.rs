@@ -127,14 +127,17 @@ fn rooms_use_only_the_rooms_that_they_may() {
 }
 
 #[test]
-fn the_gateway_knows_of_the_engine_only_how_calls_are_named() {
+fn the_gateway_knows_of_the_engine_only_how_calls_are_named_and_what_for() {
     for (path, text) in sources(&repository("src/gateway")) {
         for (line, code) in text
             .lines()
             .enumerate()
             .filter(|(_, code)| code.contains("crate::engine"))
         {
-            let fine = code.contains("crate::engine::CallId");
+            let names = ["CallId;", "{CallId, Purpose};"];
+            let fine = names
+                .iter()
+                .any(|name| code.ends_with(&format!("use crate::engine::{name}")));
             assert!(fine, "{}:{}: {code}", path.display(), line + 1);
         }
     }

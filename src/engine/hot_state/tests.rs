@@ -1,3 +1,5 @@
+//! Types, bounds, ages and the rendering of fields.
+
 use jiff::{SignedDuration, Timestamp};
 use rstest::rstest;
 use serde_json::{Value, json};
