@@ -1,4 +1,4 @@
-//! Drives the engine: waits for what happens, commits what the engine records, does what its effects say.
+//! Drives the loop: waits for what happens, feeds it in step by step, does what follows from each.
 //!
 //! Holds no rule about loops. Nothing is done before its record is on disk.
 
@@ -18,17 +18,18 @@ use crate::api::failure::{Failure, FailureKind};
 use crate::engine::machine::Engine;
 use crate::engine::message::Answer;
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId, ToolSpec};
-use crate::engine::{CallId, Effect, Input, Known, Record, StopCause};
+use crate::engine::{CallId, Effect, Input, Known, StopCause};
 use crate::link::messages::Directives;
 use crate::link::socket::Session;
 
 use super::contact::{Clocks, Contact};
 use super::gateway_client::{Errand, GatewayClient, Heard};
 use super::instructions::Instructions;
-use super::journal::{Committed, Journal, JournalError};
+use super::journal::{Journal, JournalError};
 use super::model::Format;
 use super::outbox::Outbox;
 use super::report;
+use super::steps::{Steps, Taken};
 use super::tool_source::ToolSource;
 
 /// Longest sleep until the clocks are looked at again: a suspended machine or a clock that was set is noticed by then.
@@ -62,14 +63,13 @@ pub enum Ended {
 /// Drives one engine.
 pub struct Driver<'a> {
     agent: String,
-    engine: Engine,
+    steps: Steps<'a>,
     tools: Option<Arc<dyn ToolSource>>,
     offered: Option<watch::Receiver<Arc<[ToolSpec]>>>,
     runs: JoinSet<ToolOutcome>,
     running: BTreeMap<ToolRunId, AbortHandle>,
     model: &'a Model,
     instructions: Instructions,
-    journal: &'a mut Journal,
     gateway: &'a GatewayClient,
     outbox: &'a Outbox,
     timer: Option<Timestamp>,
@@ -135,14 +135,13 @@ impl<'a> Driver<'a> {
     pub fn new(parts: Parts<'a>, first: &Heard) -> Self {
         Self {
             agent: parts.agent,
-            engine: parts.engine,
+            steps: Steps::new(parts.engine, parts.journal),
             offered: parts.tools.as_ref().map(|tools| tools.offered()),
             tools: parts.tools,
             runs: JoinSet::new(),
             running: BTreeMap::new(),
             model: parts.model,
             instructions: parts.instructions,
-            journal: parts.journal,
             gateway: parts.gateway,
             outbox: parts.outbox,
             timer: None,
@@ -167,7 +166,7 @@ impl<'a> Driver<'a> {
         if let Err(error) = &result {
             self.cut_call();
             self.runs.abort_all();
-            let mut last = report::of(self.engine.view());
+            let mut last = report::of(self.steps.view());
             last.last_error = Some(report::error(Timestamp::now(), error.kind(), error.to_string()));
             self.outbox.report(last);
         }
@@ -216,7 +215,7 @@ impl<'a> Driver<'a> {
         }
         Ok(match self.stop {
             Some(StopCause::Suspend) => Ended::Suspended,
-            None if self.engine.view().outcome.is_some() => Ended::Completed,
+            None if self.steps.view().outcome.is_some() => Ended::Completed,
             // Without a cause the engine found out by itself that it is fenced.
             Some(StopCause::Drain | StopCause::Fenced) | None => Ended::Exit,
         })
@@ -334,77 +333,14 @@ impl<'a> Driver<'a> {
         })
     }
 
-    /// One step of the engine: commit, then act.
+    /// One step of the loop, and what follows from it.
     fn feed(&mut self, input: Input) -> Result<(), JournalError> {
-        let mut actions = Vec::new();
-        let committed = self.step(input, &mut actions)?;
-        if committed == Committed::OnBallast {
-            return self.end_on_ballast(actions);
-        }
+        self.steps.set_instructions(self.instructions.newest().to_owned());
+        let Taken { actions, result } = self.steps.take(Timestamp::now(), input);
         for action in actions {
             self.act(action);
         }
-        Ok(())
-    }
-
-    fn step(&mut self, input: Input, actions: &mut Vec<Effect>) -> Result<Committed, JournalError> {
-        let now = Timestamp::now();
-        self.engine.set_instructions(self.instructions.newest().to_owned());
-        let mut records = Vec::new();
-        for effect in self.engine.handle(now, input) {
-            match effect {
-                Effect::Record(record) => records.push(record),
-                Effect::CallModel { .. }
-                | Effect::CancelCall { .. }
-                | Effect::RunTool(..)
-                | Effect::CancelTool(_)
-                | Effect::Acknowledge { .. }
-                | Effect::SetTimer(_)
-                | Effect::Report
-                | Effect::Stopped => actions.push(effect),
-            }
-        }
-        self.commit(now, &records)
-    }
-
-    fn commit(&mut self, now: Timestamp, records: &[Record]) -> Result<Committed, JournalError> {
-        // Without a record nothing has changed that a restart would miss; a fenced engine records nothing.
-        if records.is_empty() {
-            return Ok(Committed::Normally);
-        }
-        let committed = self.journal.commit(now, records, &self.engine.snapshot())?;
-        for record in records {
-            let call = record.call.map(|call| call.to_string());
-            let tool = record.tool.as_ref();
-            tracing::info!(
-                kind = record.kind.as_ref(),
-                turn = record.turn,
-                call,
-                run = tool.map(|tool| tool.run.to_string()),
-                tool = tool.and_then(|tool| tool.tool.as_deref()),
-                effect = tool.and_then(|tool| tool.effect).as_ref().map(AsRef::<str>::as_ref),
-                outcome = tool.and_then(|tool| tool.outcome).as_ref().map(AsRef::<str>::as_ref),
-                note = record.note,
-                "journal"
-            );
-        }
-        Ok(committed)
-    }
-
-    /// The volume is full and the last room is in use: the loop ends in order, without another call or run.
-    fn end_on_ballast(&mut self, mut actions: Vec<Effect>) -> Result<(), JournalError> {
-        let stop = Input::Stop {
-            cause: StopCause::Drain,
-        };
-        let ended = self
-            .step(stop, &mut actions)
-            .and_then(|_| self.step(Input::DrainEnded, &mut actions));
-        for action in actions {
-            if !matches!(action, Effect::CallModel { .. } | Effect::RunTool(..)) {
-                self.act(action);
-            }
-        }
-        ended.and_then(|_| Err(self.journal.full()))
+        result
     }
 
     fn act(&mut self, effect: Effect) {
@@ -434,10 +370,10 @@ impl<'a> Driver<'a> {
             }
             Effect::Acknowledge { call } => self.outbox.errand(Errand::Acknowledge(call)),
             Effect::SetTimer(at) => self.timer = at,
-            Effect::Report => self.outbox.report(report::of(self.engine.view())),
+            Effect::Report => self.outbox.report(report::of(self.steps.view())),
             Effect::Stopped => {
                 self.stopped = true;
-                self.outbox.report(report::of(self.engine.view()));
+                self.outbox.report(report::of(self.steps.view()));
             }
         }
     }

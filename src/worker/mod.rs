@@ -8,9 +8,12 @@ pub mod driver;
 pub mod gateway_client;
 pub mod instructions;
 pub mod journal;
+#[cfg(test)]
+mod kills;
 pub mod model;
 pub mod outbox;
 pub mod report;
 pub mod startup;
+pub mod steps;
 pub mod tool_source;
 pub mod tools;

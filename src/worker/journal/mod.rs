@@ -143,6 +143,12 @@ impl Journal {
         JournalError::Full { dir: self.dir.clone() }
     }
 
+    /// Moves the log into the database whenever it is so many pages long.
+    #[cfg(test)]
+    pub(super) fn checkpoint_every(&self, pages: u32) {
+        let _ = self.connection.pragma_update(None, "wal_autocheckpoint", pages);
+    }
+
     /// Ends in order: the next start needs no check of the file.
     pub fn close(self, owner: &Owner) -> Result<(), JournalError> {
         self.put_owner(owner, true)?;

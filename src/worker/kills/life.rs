@@ -1,0 +1,240 @@
+//! The life of one worker on a real journal: starts as the real one does, drives the real steps, ends when its loop does
+//! or when somebody kills it.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+
+use super::script;
+use super::world::{Word, World};
+use crate::engine::machine::{Engine, View};
+use crate::engine::tool::{ToolOutcome, ToolRunId};
+use crate::engine::{CallId, Effect, Input, Known, StopCause};
+use crate::worker::journal::{Journal, Owner};
+use crate::worker::steps::{Steps, Taken};
+
+/// Inputs that one life takes at most: more is a loop that never ends.
+const MOST_INPUTS: usize = 5_000;
+
+/// A moment at which a worker can be killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// It has heard something and committed nothing of it.
+    Before,
+    /// It has committed, and done so many of the things that follow.
+    Done(usize),
+}
+
+/// Looks on, and may kill.
+pub(super) trait Watcher {
+    /// False: the worker dies now.
+    fn lives(&mut self, moment: Moment, world: &World, dir: &Path) -> bool;
+
+    /// A turn's first call is sent in a loop that looks like this. False: there is nothing more to see.
+    fn goes_on(&mut self, _fingerprint: u64) -> bool {
+        true
+    }
+}
+
+/// How a life ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum End {
+    /// Its loop is over.
+    Over(Box<View>),
+    /// The watcher killed it.
+    Killed,
+    /// The watcher has seen enough.
+    Seen,
+    /// Its pod was replaced.
+    Replaced,
+}
+
+/// Stops a life.
+struct Stop(End);
+
+struct Life<'a> {
+    steps: Steps<'a>,
+    world: &'a mut World,
+    watcher: &'a mut dyn Watcher,
+    dir: PathBuf,
+    timer: Option<Timestamp>,
+    asked: Option<CallId>,
+    runs: BTreeMap<ToolRunId, (Timestamp, ToolOutcome)>,
+    stopped: bool,
+}
+
+/// One life. The journal in `dir` is closed in order when the life ends in order.
+pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> End {
+    let owner = Owner {
+        agent_uid: "agent".into(),
+        pod_uid: format!("pod-{}", world.epoch),
+        epoch: world.epoch,
+    };
+    let (mut journal, restored) = Journal::open(dir, &owner).expect("a journal");
+    journal.claim(&owner).expect("a journal");
+    // Often: kills then meet logs that have just begun anew, too.
+    journal.checkpoint_every(60);
+    let settings = world.script.settings.clone();
+    let engine = match restored.snapshot {
+        Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
+        None => Engine::new(settings),
+    };
+    let mut life = Life {
+        steps: Steps::new(engine, &mut journal),
+        world,
+        watcher,
+        dir: dir.into(),
+        timer: None,
+        asked: None,
+        runs: BTreeMap::new(),
+        stopped: false,
+    };
+    let end = match life.live() {
+        Ok(view) if view.outcome.is_none() => End::Replaced,
+        Ok(view) => End::Over(Box::new(view)),
+        Err(Stop(end)) => end,
+    };
+    if end != End::Killed {
+        journal.close(&owner).expect("an end in order");
+    }
+    end
+}
+
+impl Life<'_> {
+    fn live(&mut self) -> Result<View, Stop> {
+        let tools = script::tools();
+        self.feed(Input::ToolsChanged { tools })?;
+        let budget = self.world.budget.clone();
+        self.feed(Input::Started {
+            agent: "agent".into(),
+            epoch: self.world.epoch,
+            known: Known::default(),
+            budget,
+            link_silent: self.world.link_lost,
+        })?;
+        let (wake, resume) = (self.world.wake.clone(), self.world.resume.clone());
+        let words = [wake.map(Word::Wake), resume.map(Word::Resume)];
+        let lost = self.world.link_lost.then_some(Word::LinkLost);
+        for word in words.into_iter().flatten().chain(lost) {
+            self.hear(word)?;
+        }
+        for _ in 0..MOST_INPUTS {
+            if self.stopped {
+                return Ok(self.steps.view());
+            }
+            self.next()?;
+        }
+        panic!("the loop never ends: {:?}", self.steps.view());
+    }
+
+    /// The next thing that happens.
+    fn next(&mut self) -> Result<(), Stop> {
+        let moments = [
+            self.asked.map(|id| self.world.ends_at(id)),
+            self.runs.values().map(|(at, _)| *at).min(),
+            self.world.next_happening(),
+            self.timer,
+        ];
+        let Some(next) = moments.into_iter().flatten().min() else {
+            panic!("the loop waits for nothing: {:?}", self.steps.view());
+        };
+        self.world.pass(next);
+        if let Some(call) = self.asked
+            && let Some(end) = self.world.end_of(call)
+        {
+            self.asked = None;
+            return self.feed(match end {
+                Ok(answer) => Input::Answered { call, answer },
+                Err(failure) => Input::Failed { call, failure },
+            });
+        }
+        let ended = self.runs.iter().find(|(_, (at, _))| *at <= self.world.now);
+        if let Some(run) = ended.map(|(run, _)| *run)
+            && let Some((_, outcome)) = self.runs.remove(&run)
+        {
+            return self.feed(Input::ToolFinished { run, outcome });
+        }
+        if let Some(word) = self.world.happen() {
+            return self.hear(word);
+        }
+        self.timer = None;
+        self.feed(Input::Timer)
+    }
+
+    fn hear(&mut self, word: Word) -> Result<(), Stop> {
+        match word {
+            Word::Wake(token) => self.feed(Input::WakeRequested { token }),
+            Word::Resume(token) => self.feed(Input::ResumeRequested { token }),
+            Word::Budget(budget) => self.feed(Input::BudgetChanged { budget }),
+            Word::LinkLost => {
+                self.feed(Input::LinkSilent)?;
+                self.feed(Input::LinkLost)
+            }
+            Word::LinkBack => self.feed(Input::LinkBack),
+            Word::NewPod => self.feed(Input::Stop {
+                cause: StopCause::Drain,
+            }),
+        }
+    }
+
+    fn feed(&mut self, input: Input) -> Result<(), Stop> {
+        self.pause(Moment::Before)?;
+        let Taken { actions, result } = self.steps.take(self.world.now, input);
+        result.expect("room on the volume");
+        let mut done = 0;
+        self.pause(Moment::Done(done))?;
+        for action in actions {
+            let outward = !matches!(action, Effect::SetTimer(_) | Effect::Report | Effect::Stopped);
+            if outward && done > 0 {
+                self.pause(Moment::Done(done))?;
+            }
+            self.act(action)?;
+            done += usize::from(outward);
+        }
+        let view = self.steps.view();
+        self.world.see(&view);
+        Ok(())
+    }
+
+    fn pause(&mut self, moment: Moment) -> Result<(), Stop> {
+        if self.watcher.lives(moment, self.world, &self.dir) {
+            Ok(())
+        } else {
+            Err(Stop(End::Killed))
+        }
+    }
+
+    fn act(&mut self, action: Effect) -> Result<(), Stop> {
+        match action {
+            Effect::Record(_) => panic!("a record among the actions"),
+            Effect::CallModel { call, messages, .. } => {
+                if call.call == 1 && call.attempt == 1 {
+                    let mut hasher = DefaultHasher::new();
+                    let snapshot = serde_json::to_string(&self.steps.snapshot()).expect("a snapshot");
+                    let prompt = serde_json::to_string(&messages).expect("a prompt");
+                    (snapshot, prompt, self.world.fingerprint()).hash(&mut hasher);
+                    if !self.watcher.goes_on(hasher.finish()) {
+                        return Err(Stop(End::Seen));
+                    }
+                }
+                self.world.call(call);
+                self.asked = Some(call);
+            }
+            Effect::CancelCall { call } => panic!("nothing in a script cuts {call}"),
+            Effect::RunTool(run, _) => {
+                let ended = self.world.run(&run);
+                self.runs.insert(run.id, ended);
+            }
+            Effect::CancelTool(run) => {
+                self.runs.remove(&run);
+            }
+            Effect::Acknowledge { call } => self.world.acknowledge(call),
+            Effect::SetTimer(at) => self.timer = at,
+            Effect::Report => {}
+            Effect::Stopped => self.stopped = true,
+        }
+        Ok(())
+    }
+}

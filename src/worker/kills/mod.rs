@@ -1,0 +1,250 @@
+//! A worker that is killed at any moment: another one goes on from the journal as if nothing had happened.
+//!
+//! A run is a script (what model, tools and people do), a world (all that outlives a worker, in virtual time) and one life
+//! after the other on a real journal, each with the order of the real worker: commit, then act. Runs with kills are
+//! compared with the undisturbed one.
+
+mod files;
+mod life;
+mod random;
+mod script;
+mod week;
+mod world;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use jiff::{SignedDuration, Timestamp};
+use rusqlite::Connection;
+
+use crate::engine::machine::View;
+use crate::engine::message::Message;
+use files::Files;
+use life::{End, Moment, Watcher};
+use script::Script;
+use world::{World, seconds};
+
+/// What a kill takes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Death {
+    /// The worker alone.
+    Worker,
+    /// The worker, for so many seconds.
+    Downtime(i64),
+    /// The gateway too, with the calls in flight.
+    Both,
+}
+
+/// What a run left behind.
+#[derive(Clone, Debug)]
+struct Run {
+    /// How the loop ended; `None`: nobody looked so far.
+    view: Option<View>,
+    now: Timestamp,
+    /// All messages ever: turn, whether they are in the live transcript, and the message.
+    messages: Vec<(i64, bool, Message)>,
+    /// The lines of the journal: kind, run, and outcome.
+    lines: Vec<(String, Option<String>, Option<String>)>,
+    billed: BTreeSet<crate::engine::CallId>,
+}
+
+/// Watches without killing.
+struct Nobody;
+
+impl Watcher for Nobody {
+    fn lives(&mut self, _: Moment, _: &World, _: &Path) -> bool {
+        true
+    }
+}
+
+/// Lives on, from these files, until the loop is over or the watcher has seen enough. A watcher that kills leaves the next
+/// files behind.
+fn run(mut world: World, files: &Files, watcher: &mut dyn Watcher, next: &mut dyn FnMut(&mut World) -> Files) -> Run {
+    let mut dir = files.volume();
+    loop {
+        let view = match life::live(&mut world, dir.path(), watcher) {
+            End::Over(view) => Some(*view),
+            End::Seen => None,
+            End::Replaced => continue,
+            End::Killed => {
+                dir = next(&mut world).volume();
+                continue;
+            }
+        };
+        return left(view, &world, dir.path());
+    }
+}
+
+fn undisturbed(script: &Script, watcher: &mut dyn Watcher) -> Run {
+    run(World::new(script.clone()), &Files::default(), watcher, &mut |_| {
+        panic!("nobody kills")
+    })
+}
+
+fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
+    let connection = Connection::open(dir.join("journal.sqlite")).expect("a journal");
+    let mut select = connection
+        .prepare("SELECT turn, live, json FROM messages ORDER BY id")
+        .expect("a table");
+    let messages = select
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, String>(2)?)))
+        .and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>)
+        .expect("rows");
+    let mut select = connection
+        .prepare("SELECT kind, run, outcome FROM journal ORDER BY seq")
+        .expect("a table");
+    let lines = select
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .and_then(Iterator::collect)
+        .expect("rows");
+    Run {
+        view,
+        now: world.now,
+        messages: messages
+            .into_iter()
+            .map(|(turn, live, json)| (turn, live, serde_json::from_str(&json).expect("a message")))
+            .collect(),
+        lines,
+        billed: world.billed.clone(),
+    }
+}
+
+/// Applies a death to what outlives the worker.
+fn die(death: Death, world: &mut World) {
+    match death {
+        Death::Worker => {}
+        Death::Downtime(time) => {
+            let back = world.now + seconds(time);
+            world.pass(back);
+        }
+        Death::Both => world.lose_gateway(),
+    }
+}
+
+/// What must hold of a run with `deaths` beside the undisturbed one.
+fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
+    let slept = |death: &Death| matches!(death, Death::Downtime(_));
+    compare_messages(plain, found, deaths.iter().any(slept));
+    let unknown = lines(found, "ToolOutcome", Some("Unknown")).len();
+    let told = texts(found).filter(|text| text.contains("outcome unknown")).count();
+    assert!(told <= unknown, "an unknown outcome is journalled: {told} of {unknown}");
+    let (Some(view), Some(expected)) = (&found.view, &plain.view) else {
+        return;
+    };
+    let totals = |view: &View| {
+        (
+            view.outcome,
+            view.turn,
+            view.turns_completed,
+            view.tool_calls,
+            view.actions,
+        )
+    };
+    assert_eq!(totals(view), totals(expected));
+    let answers = |run: &Run| lines(run, "CallAnswered", None).len();
+    assert_eq!(
+        (answers(found), found.billed.len()),
+        (answers(plain), plain.billed.len())
+    );
+    // Each run is counted once, however often it was sent.
+    let runs: BTreeSet<_> = lines(found, "ToolIntent", None).into_iter().collect();
+    assert_eq!(i64::try_from(runs.len()), Ok(view.tool_calls));
+    // No deadline was lost, and none began anew.
+    let down: i64 = deaths
+        .iter()
+        .map(|death| if let Death::Downtime(time) = death { *time } else { 0 })
+        .sum();
+    let slack = seconds(120 * i64::try_from(deaths.len()).expect("few"));
+    let latest = plain.now + seconds(down) + slack;
+    assert!(found.now <= latest, "{} instead of {}", found.now, plain.now);
+    assert!(
+        found.now >= plain.now - slack - longest_cut(),
+        "{} instead of {}",
+        found.now,
+        plain.now
+    );
+}
+
+/// A run that was cut ends by that: the longest of a script.
+fn longest_cut() -> SignedDuration {
+    seconds(600)
+}
+
+/// The same conversation, but for moments, and results that nobody can know any more. `slept`: also but for why turns
+/// began.
+fn compare_messages(plain: &Run, found: &Run, slept: bool) {
+    let complete = found.view.is_some();
+    let is_cut = |message: &Message, expected: &Message| match (message, expected) {
+        (Message::Tool { id, text, .. }, Message::Tool { id: same, .. }) => {
+            id == same && text.contains("outcome unknown") && message != expected
+        }
+        _ => false,
+    };
+    let both = || found.messages.iter().zip(&plain.messages);
+    // Such a result has a length of its own, and so it may be another turn that finds the context full.
+    let cut = both().any(|(found, plain)| is_cut(&found.2, &plain.2));
+    for (place, ((turn, live, message), (plain_turn, plain_live, expected))) in both().enumerate() {
+        assert_eq!(turn, plain_turn, "message {place}: {message:?} instead of {expected:?}");
+        assert!(!complete || cut || live == plain_live, "message {place} of turn {turn}");
+        match (message, expected) {
+            (Message::User { .. }, Message::User { .. }) if slept || cut => {}
+            _ if is_cut(message, expected) => {}
+            _ => assert_eq!(timeless(message), timeless(expected), "message {place} of turn {turn}"),
+        }
+    }
+    let (all, expected) = (found.messages.len(), plain.messages.len());
+    assert!(all <= expected, "{all} messages instead of {expected}");
+    assert!(
+        !complete || all == expected,
+        "{all} messages instead of {expected}: {:?}",
+        found.messages
+    );
+}
+
+fn lines(run: &Run, kind: &str, outcome: Option<&str>) -> Vec<Option<String>> {
+    let wanted = |line: &&(String, Option<String>, Option<String>)| {
+        line.0 == kind && (outcome.is_none() || line.2.as_deref() == outcome)
+    };
+    run.lines.iter().filter(wanted).map(|line| line.1.clone()).collect()
+}
+
+fn texts(run: &Run) -> impl Iterator<Item = &str> {
+    run.messages.iter().filter_map(|(_, _, message)| match message {
+        Message::Tool { text, .. } => Some(text.as_str()),
+        Message::System { .. } | Message::User { .. } | Message::Assistant { .. } => None,
+    })
+}
+
+/// The message with `<moment>` for each moment in it.
+fn timeless(message: &Message) -> String {
+    let text = serde_json::to_string(message).expect("a message");
+    let mut shown = String::new();
+    let mut rest = text.as_str();
+    while let Some(at) = rest.find('T') {
+        let is_moment = at >= 10
+            && rest.is_char_boundary(at - 10)
+            && rest[at - 10..at].parse::<jiff::civil::Date>().is_ok()
+            && rest[at + 1..].starts_with(|c: char| c.is_ascii_digit());
+        if is_moment {
+            shown.push_str(&rest[..at - 10]);
+            shown.push_str("<moment>");
+            rest = rest[at + 1..].trim_start_matches(|c: char| c.is_ascii_digit() || ":.Z".contains(c));
+        } else {
+            shown.push_str(&rest[..=at]);
+            rest = &rest[at + 1..];
+        }
+    }
+    shown + rest
+}
+
+#[test]
+fn moments_are_left_out_of_a_comparison_and_nothing_else_is() {
+    let of = |text: &str| timeless(&Message::User { text: text.into() });
+    let first = of("Turn 1, 2026-01-05T07:00:00Z: the loop starts (2026-01-05T07:00:00.5Z). To do: T1");
+    let second = of("Turn 1, 2027-11-25T17:10:09Z: the loop starts (2026-01-06T07:00:00Z). To do: T1");
+    assert_eq!(first, second);
+    assert_ne!(
+        first,
+        of("Turn 2, 2027-11-25T17:10:09Z: the loop starts (2026-01-06T07:00:00Z). To do: T1")
+    );
+}

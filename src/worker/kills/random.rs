@@ -1,0 +1,189 @@
+//! Any script, and kills at any moments of it. A quarter of `PROPTEST_CASES` says how many are tried.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::script::{Attempt, Call, Ends, Happening, Script, TOOLS, Turn, Want, What};
+use super::*;
+use crate::api::failure::FailureKind;
+use crate::api::status::LoopState;
+
+/// A kill, after so many inputs more.
+#[derive(Clone, Copy, Debug)]
+struct Kill {
+    inputs: usize,
+    how: How,
+    death: Death,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Before,
+    /// At so many percent of what the transaction writes.
+    Torn(usize),
+    /// After so many things were done, if there are so many.
+    Done(usize),
+}
+
+/// Kills as planned, and keeps what is left.
+struct Killer {
+    kills: std::vec::IntoIter<Kill>,
+    next: Option<Kill>,
+    /// As the input whose kill is planned found them.
+    before: Option<Files>,
+    left: Files,
+    deaths: Vec<Death>,
+}
+
+impl Killer {
+    fn new(kills: Vec<Kill>) -> Self {
+        let mut kills = kills.into_iter();
+        Self {
+            next: kills.next(),
+            kills,
+            before: None,
+            left: Files::default(),
+            deaths: Vec::new(),
+        }
+    }
+
+    fn dies(&mut self, left: Files) -> bool {
+        self.left = left;
+        self.before = None;
+        self.deaths.extend(self.next.map(|kill| kill.death));
+        self.next = self.kills.next();
+        false
+    }
+}
+
+impl Watcher for Killer {
+    fn lives(&mut self, moment: Moment, _: &World, dir: &Path) -> bool {
+        let Some(kill) = &mut self.next else {
+            return true;
+        };
+        if moment == Moment::Before {
+            if kill.inputs > 0 {
+                kill.inputs -= 1;
+                return true;
+            }
+            self.before = Some(Files::of(dir));
+            return !matches!(kill.how, How::Before) || self.dies(Files::of(dir));
+        }
+        let Some(before) = &self.before else {
+            return true;
+        };
+        match (kill.how, moment) {
+            (How::Torn(percent), Moment::Done(0)) => {
+                let torn = before.torn(&Files::of(dir), percent);
+                self.dies(torn)
+            }
+            (How::Done(wanted), Moment::Done(done)) if wanted == done => self.dies(Files::of(dir)),
+            _ => true,
+        }
+    }
+}
+
+fn calls() -> impl Strategy<Value = Call> {
+    let failure = prop_oneof![
+        Just(Attempt::Fails(FailureKind::Timeout)),
+        Just(Attempt::Fails(FailureKind::BadResponse)),
+        Just(Attempt::Waits(60)),
+        Just(Attempt::Refused(600)),
+    ];
+    let ends = prop_oneof![
+        4 => Just(Ends::Well),
+        1 => Just(Ends::Badly),
+        1 => Just(Ends::NotRun),
+        1 => Just(Ends::Unknown),
+    ];
+    let want = (prop::sample::select(TOOLS.to_vec()), 0..3_i64, ends);
+    let want = want.prop_map(|(tool, takes, ends)| Want { tool, takes, ends });
+    (
+        prop::collection::vec(failure, 0..2),
+        0..3_i64,
+        prop::collection::vec(want, 0..4),
+        prop::option::weighted(0.3, prop::sample::select(vec![0, 90, 7200])),
+    )
+        .prop_map(|(failures, takes, wants, sleep)| Call {
+            failures,
+            takes,
+            wants,
+            sleep,
+        })
+}
+
+fn happenings() -> impl Strategy<Value = Happening> {
+    let what = prop_oneof![Just(What::Wake), Just(What::NewPod), Just(What::TopUp)];
+    (1..6_i64, what).prop_map(|(turn, what)| Happening {
+        turn,
+        state: LoopState::Sleeping,
+        after: 45,
+        what,
+    })
+}
+
+fn scripts() -> impl Strategy<Value = Script> {
+    let turn = prop::collection::vec(calls(), 1..3).prop_map(|calls| Turn { calls });
+    (
+        prop::collection::vec(turn, 1..6),
+        prop::collection::vec(happenings(), 0..2),
+    )
+        .prop_map(|(turns, happenings)| Script {
+            settings: script::settings(&serde_json::json!({})),
+            turns,
+            happenings,
+        })
+}
+
+fn kills() -> impl Strategy<Value = Vec<Kill>> {
+    let how = prop_oneof![
+        Just(How::Before),
+        (0..=100_usize).prop_map(How::Torn),
+        (0..3_usize).prop_map(How::Done),
+    ];
+    let kill = (0..25_usize, how).prop_map(|(inputs, how)| Kill {
+        inputs,
+        how,
+        death: Death::Worker,
+    });
+    let both = (0..25_usize, 0..3_usize).prop_map(|(inputs, done)| Kill {
+        inputs,
+        how: How::Done(done),
+        death: Death::Both,
+    });
+    (prop::collection::vec(kill, 1..5), prop::collection::vec(both, 0..2)).prop_map(|(mut kills, both)| {
+        kills.extend(both);
+        kills
+    })
+}
+
+proptest! {
+    // A case has several lives, each on a journal of its own.
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
+
+    #[test]
+    fn any_script_goes_on_over_any_kills_as_if_nothing_had_happened(script in scripts(), kills in kills()) {
+        let plain = undisturbed(&script, &mut Nobody);
+        let killer = std::cell::RefCell::new(Killer::new(kills));
+        let mut watcher = Shared(&killer);
+        let found = run(World::new(script), &Files::default(), &mut watcher, &mut |world| {
+            let killer = killer.borrow();
+            if let Some(death) = killer.deaths.last() {
+                die(*death, world);
+            }
+            killer.left.clone()
+        });
+        let deaths = killer.borrow().deaths.clone();
+        compare(&plain, &found, &deaths);
+    }
+}
+
+/// The killer, who is asked and who is looked at.
+struct Shared<'a>(&'a std::cell::RefCell<Killer>);
+
+impl Watcher for Shared<'_> {
+    fn lives(&mut self, moment: Moment, world: &World, dir: &Path) -> bool {
+        self.0.borrow_mut().lives(moment, world, dir)
+    }
+}

@@ -1,0 +1,182 @@
+//! What happens in a run, as data: what the model answers and how each tool ends, by turn and call, so that it is the
+//! same however often a worker was killed in between.
+
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+
+use crate::api::AgentSpec;
+use crate::api::failure::FailureKind;
+use crate::api::status::LoopState;
+use crate::engine::message::{Answer, Finish, ToolCall};
+use crate::engine::settings::Settings;
+use crate::engine::tool::{OnUnknownOutcome, ToolEffect, ToolSpec};
+
+/// A run. Turns beyond the last one shut the loop down.
+#[derive(Clone, Debug)]
+pub(super) struct Script {
+    pub(super) settings: Settings,
+    pub(super) turns: Vec<Turn>,
+    pub(super) happenings: Vec<Happening>,
+}
+
+/// The calls of a turn; a call beyond the last one is answered with text.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Turn {
+    pub(super) calls: Vec<Call>,
+}
+
+/// One call.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Call {
+    /// How its first attempts fail.
+    pub(super) failures: Vec<Attempt>,
+    /// Seconds until its answer.
+    pub(super) takes: i64,
+    /// Tools that it wants.
+    pub(super) wants: Vec<Want>,
+    /// How long it wants to sleep then.
+    pub(super) sleep: Option<i64>,
+}
+
+/// An attempt that gives no answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Attempt {
+    /// It fails.
+    Fails(FailureKind),
+    /// The provider asks for a wait of so many seconds.
+    Waits(u64),
+    /// A budget has no room for so many seconds.
+    Refused(i64),
+}
+
+/// A tool call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    pub(super) tool: &'static str,
+    /// Seconds that it takes.
+    pub(super) takes: i64,
+    pub(super) ends: Ends,
+}
+
+/// How a run ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ends {
+    Well,
+    Badly,
+    NotRun,
+    Unknown,
+}
+
+/// Something from outside, so many seconds after the loop was first seen in this state in this turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Happening {
+    pub(super) turn: i64,
+    pub(super) state: LoopState,
+    pub(super) after: i64,
+    pub(super) what: What,
+}
+
+/// What happens from outside.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    Wake,
+    Resume,
+    /// Refused calls may have become possible.
+    TopUp,
+    /// The link is lost.
+    Outage,
+    LinkBack,
+    /// The pod is replaced in order.
+    NewPod,
+}
+
+/// Settings of a spec with these guardrails.
+pub(super) fn settings(guardrails: &Value) -> Settings {
+    let spec =
+        json!({"guardrails": guardrails, "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"}});
+    let spec: AgentSpec = serde_json::from_value(spec).expect("a spec");
+    let mut settings = Settings::try_from(&spec).expect("settings");
+    settings.idle_timeout = SignedDuration::from_hours(1000);
+    settings.max_sleep = SignedDuration::from_hours(12);
+    settings
+}
+
+pub(super) const TOOLS: [&str; 6] = [
+    "files__read",
+    "files__write",
+    "mail__send",
+    "db__put",
+    "job__start",
+    "nothing",
+];
+
+/// Tools of every kind; the last of the names above is none.
+pub(super) fn tools() -> Vec<ToolSpec> {
+    let tool = |name: &str, effect, idempotent, on_unknown| ToolSpec {
+        name: name.into(),
+        description: format!("does {name}"),
+        parameters: json!({"type": "object"}),
+        effect,
+        idempotent,
+        timeout: SignedDuration::from_secs(600),
+        on_unknown,
+    };
+    let (tell, retry) = (OnUnknownOutcome::TellModel, OnUnknownOutcome::Retry);
+    vec![
+        tool("files__read", ToolEffect::Read, false, tell),
+        tool("files__write", ToolEffect::Write, false, tell),
+        tool("mail__send", ToolEffect::Destructive, false, tell),
+        tool("db__put", ToolEffect::Write, true, tell),
+        tool("job__start", ToolEffect::Write, false, retry),
+    ]
+}
+
+/// Whether the rules allow a second run with the same key.
+pub(super) fn may_be_repeated(tool: &str) -> bool {
+    matches!(tool, "files__read" | "db__put" | "job__start")
+}
+
+impl Script {
+    pub(super) fn call(&self, turn: i64, call: u32) -> Option<Call> {
+        let turn = usize::try_from(turn).ok()?.checked_sub(1)?;
+        let beyond = self.turns.len() <= turn;
+        let call = usize::try_from(call).ok()?.checked_sub(1)?;
+        if beyond {
+            return None;
+        }
+        Some(self.turns[turn].calls.get(call).cloned().unwrap_or_default())
+    }
+
+    /// The answer of a call, however often it was tried.
+    pub(super) fn answer(&self, turn: i64, call: u32) -> Answer {
+        let Some(Call { wants, sleep, .. }) = self.call(turn, call) else {
+            return answer("end", &[("yield", json!({"mode": "shutdown"}))]);
+        };
+        let mut all: Vec<(&str, Value)> = wants.iter().map(|want| (want.tool, json!({}))).collect();
+        if let Some(seconds) = sleep {
+            all.push(("yield", json!({"sleep": seconds, "reason": "all is quiet"})));
+        }
+        let id = format!("t{turn}c{call}");
+        if all.is_empty() {
+            return Answer {
+                text: Some(format!("{id}: nothing new")),
+                ..Answer::default()
+            };
+        }
+        answer(&id, &all)
+    }
+}
+
+fn answer(id: &str, all: &[(&str, Value)]) -> Answer {
+    let call = |(place, (name, arguments)): (usize, &(&str, Value))| ToolCall {
+        id: format!("{id}-{place}"),
+        name: (*name).into(),
+        arguments: arguments.to_string(),
+    };
+    Answer {
+        text: Some(format!("{id}: {}", "I had better look. ".repeat(20))),
+        tool_calls: all.iter().enumerate().map(call).collect(),
+        finish: Finish::ToolCalls,
+        tokens: Some(1000),
+    }
+}

@@ -1,0 +1,277 @@
+//! A week with all that a loop meets, and a kill at each boundary of its journal in turn.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::json;
+
+use super::script::{Attempt, Call, Ends, Happening, Script, Turn, Want, What};
+use super::*;
+use crate::api::failure::FailureKind;
+use crate::api::status::{LoopState, Outcome};
+
+const HOUR: i64 = 3600;
+
+fn want(tool: &'static str) -> Want {
+    Want {
+        tool,
+        takes: 0,
+        ends: Ends::Well,
+    }
+}
+
+fn ending(tool: &'static str, takes: i64, ends: Ends) -> Want {
+    Want { tool, takes, ends }
+}
+
+fn call(wants: Vec<Want>) -> Call {
+    Call {
+        wants,
+        ..Call::default()
+    }
+}
+
+fn turn(calls: Vec<Call>) -> Turn {
+    Turn { calls }
+}
+
+fn sleep(hours: i64) -> Call {
+    Call {
+        sleep: Some(hours * HOUR),
+        ..Call::default()
+    }
+}
+
+fn failing(failures: Vec<Attempt>) -> Call {
+    Call {
+        failures,
+        ..Call::default()
+    }
+}
+
+/// Every kind of tool, of end and of failure, every way to sleep and to be held.
+fn week() -> Script {
+    let broken = || failing(vec![Attempt::Fails(FailureKind::BadResponse)]);
+    let slow = |wants| Call {
+        takes: 3,
+        ..call(wants)
+    };
+    let turns = vec![
+        turn(vec![
+            call(vec![want("files__read"); 5]),
+            call(vec![want("files__write"), want("files__read"), want("mail__send")]),
+            sleep(6),
+        ]),
+        turn(vec![Call {
+            sleep: Some(8 * HOUR),
+            ..slow(vec![ending("mail__send", 40, Ends::Well), want("db__put")])
+        }]),
+        turn(vec![failing(vec![Attempt::Fails(FailureKind::Timeout)]), sleep(1)]),
+        turn(vec![
+            Call {
+                failures: vec![Attempt::Fails(FailureKind::Unreachable)],
+                ..slow(vec![want("db__put"), ending("job__start", 30, Ends::Well)])
+            },
+            sleep(12),
+        ]),
+        turn(vec![Call {
+            failures: vec![Attempt::Refused(HOUR)],
+            ..sleep(5)
+        }]),
+        // Nobody sleeps: a sleep is forced after four.
+        turn(vec![call(vec![])]),
+        turn(vec![call(vec![])]),
+        turn(vec![call(vec![want("files__read")])]),
+        turn(vec![call(vec![])]),
+        turn(vec![
+            call(vec![
+                ending("mail__send", 600, Ends::Unknown),
+                ending("files__write", 0, Ends::Badly),
+                ending("db__put", 0, Ends::NotRun),
+                ending("job__start", 5, Ends::Unknown),
+            ]),
+            sleep(12),
+        ]),
+        // A turn that fails before it has acted, and one that fails after it.
+        turn(vec![broken()]),
+        turn(vec![call(vec![want("files__write")]), broken()]),
+        turn(vec![call(vec![want("nothing")]), sleep(10)]),
+        turn(vec![
+            failing(vec![Attempt::Waits(120), Attempt::Fails(FailureKind::Timeout)]),
+            sleep(12),
+        ]),
+        turn(vec![call(vec![want("mail__send"); 5]), sleep(11)]),
+        // Three failed turns in a row: a cool-down, which a person ends.
+        turn(vec![broken()]),
+        turn(vec![broken()]),
+        turn(vec![broken()]),
+        turn(vec![sleep(12)]),
+        turn(vec![call(vec![]), sleep(12)]),
+        turn(vec![slow(vec![want("files__read")]), sleep(12)]),
+        turn(vec![sleep(12)]),
+        turn(vec![call(vec![want("mail__send"), want("files__read")]), sleep(12)]),
+        turn(vec![sleep(12)]),
+        turn(vec![sleep(12)]),
+        turn(vec![Call { takes: 90, ..sleep(12) }]),
+        turn(vec![sleep(12)]),
+        turn(vec![sleep(12)]),
+        turn(vec![sleep(12)]),
+        turn(vec![sleep(12)]),
+    ];
+    let happening = |turn, state, after, what| Happening {
+        turn,
+        state,
+        after,
+        what,
+    };
+    let happenings = vec![
+        happening(3, LoopState::Sleeping, 1800, What::Wake),
+        happening(5, LoopState::Paused, 600, What::TopUp),
+        happening(10, LoopState::Sleeping, 600, What::Outage),
+        happening(10, LoopState::Sleeping, 900, What::LinkBack),
+        happening(13, LoopState::Sleeping, HOUR, What::NewPod),
+        happening(18, LoopState::Paused, 10, What::Resume),
+        happening(19, LoopState::Sleeping, 60, What::Wake),
+    ];
+    let mut settings = script::settings(&json!({
+        "activeHours": {"timeZone": "Europe/Berlin", "start": "06:00", "end": "23:30"},
+    }));
+    settings.max_consecutive_errors = 3;
+    settings.max_consecutive_turns = 4;
+    settings.actions_per_minute = 3;
+    settings.context_tokens = settings.max_output_tokens + 3_500;
+    Script {
+        settings,
+        turns,
+        happenings,
+    }
+}
+
+/// Collects how the loop looks whenever a turn begins.
+#[derive(Default)]
+struct Looks(BTreeSet<u64>);
+
+impl Watcher for Looks {
+    fn lives(&mut self, _: Moment, _: &World, _: &Path) -> bool {
+        true
+    }
+
+    fn goes_on(&mut self, fingerprint: u64) -> bool {
+        self.0.insert(fingerprint);
+        true
+    }
+}
+
+/// Looks on until a loop looks as the undisturbed one did: from there on it can only do the same.
+struct Known<'a>(&'a BTreeSet<u64>);
+
+impl Watcher for Known<'_> {
+    fn lives(&mut self, _: Moment, _: &World, _: &Path) -> bool {
+        true
+    }
+
+    fn goes_on(&mut self, fingerprint: u64) -> bool {
+        !self.0.contains(&fingerprint)
+    }
+}
+
+/// Lets another run go on from each moment of this one, as if the worker had been killed there.
+struct Killer<'a> {
+    plain: &'a Run,
+    looks: &'a BTreeSet<u64>,
+    before: Files,
+    boundaries: usize,
+    killed: BTreeMap<&'static str, usize>,
+}
+
+/// Says which kill a failure is about.
+struct Told(&'static str, Death, Timestamp);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("killed {} at {}: {:?}", self.0, self.2, self.1);
+        }
+    }
+}
+
+impl Killer<'_> {
+    fn kill(&mut self, when: &'static str, death: Death, world: &World, files: &Files) {
+        let mut world = world.clone();
+        let _told = Told(when, death, world.now);
+        die(death, &mut world);
+        let found = run(world, files, &mut Known(self.looks), &mut |_| panic!("one kill"));
+        compare(self.plain, &found, &[death]);
+        *self.killed.entry(when).or_default() += 1;
+    }
+
+    /// Kills the worker alone, and every third time the gateway as well: that takes longer to catch up with the plain run.
+    fn kill_both_ways(&mut self, when: &'static str, world: &World, files: &Files) {
+        self.kill(when, Death::Worker, world, files);
+        if self.killed[when] % 3 == 1 {
+            self.kill(when, Death::Both, world, files);
+        }
+    }
+}
+
+impl Watcher for Killer<'_> {
+    fn lives(&mut self, moment: Moment, world: &World, dir: &Path) -> bool {
+        let files = Files::of(dir);
+        match moment {
+            Moment::Before => {
+                self.kill_both_ways("before the transaction", world, &files);
+                self.before = files;
+            }
+            Moment::Done(0) if files != self.before => {
+                let torn = self.before.torn(&files, [100, 70, 0, 30][self.boundaries % 4]);
+                self.kill("in the middle of the transaction", Death::Worker, world, &torn);
+                self.kill_both_ways("after the transaction", world, &files);
+                if self.boundaries.is_multiple_of(4) {
+                    self.kill(
+                        "after the transaction, for 5 hours",
+                        Death::Downtime(5 * HOUR),
+                        world,
+                        &files,
+                    );
+                }
+                self.boundaries += 1;
+            }
+            Moment::Done(0) => {}
+            Moment::Done(_) => self.kill_both_ways("after some of the effects", world, &files),
+        }
+        true
+    }
+}
+
+#[test]
+fn a_scripted_week_is_what_it_is_meant_to_be() {
+    let plain = undisturbed(&week(), &mut Nobody);
+    let view = plain.view.as_ref().expect("an end");
+    assert_eq!(view.outcome, Some(Outcome::Completed));
+    let lasted = plain.now.duration_since(World::new(week()).now);
+    assert!(lasted >= SignedDuration::from_hours(24 * 7), "{lasted}");
+    for kind in ["TurnFailed", "Trimmed", "RequestHandled", "ToolDenied", "CallFailed"] {
+        assert!(!lines(&plain, kind, None).is_empty(), "no {kind}");
+    }
+    assert_eq!(lines(&plain, "ToolOutcome", Some("Unknown")).len(), 2);
+}
+
+#[test]
+fn a_worker_killed_at_any_boundary_of_its_journal_goes_on_as_if_nothing_had_happened() {
+    let mut looks = Looks::default();
+    let plain = undisturbed(&week(), &mut looks);
+    let mut killer = Killer {
+        plain: &plain,
+        looks: &looks.0,
+        before: Files::default(),
+        boundaries: 0,
+        killed: BTreeMap::new(),
+    };
+    undisturbed(&week(), &mut killer);
+    eprintln!("killed at {} boundaries: {:?}", killer.boundaries, killer.killed);
+    assert!(
+        killer.boundaries > 100 && killer.killed.len() == 5,
+        "{:?}",
+        killer.killed
+    );
+}

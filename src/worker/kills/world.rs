@@ -1,0 +1,265 @@
+//! All that outlives a worker: the gateway and its record, the servers of tools, the clock, and what comes from outside.
+//!
+//! Judges while it plays: an answer that is paid for twice, or a run that may not be repeated and is, ends the test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::script::{self, Attempt, Call, Ends, Happening, Script, What};
+use crate::api::failure::{Failure, FailureKind};
+use crate::engine::CallId;
+use crate::engine::budget::Budget;
+use crate::engine::machine::View;
+use crate::engine::message::Answer;
+use crate::engine::tool::{ToolOutcome, ToolRun};
+
+#[derive(Clone)]
+pub(super) struct World {
+    pub(super) script: Rc<Script>,
+    pub(super) now: Timestamp,
+    pub(super) epoch: i64,
+    /// The record of the gateway.
+    calls: BTreeMap<CallId, Recorded>,
+    /// Up to here the worker has said that it has the outcomes.
+    acknowledged: Option<CallId>,
+    /// Attempts at each call that ended, or will, as the script says.
+    made: BTreeMap<(i64, u32), usize>,
+    /// Which attempt of the script each of them is.
+    planned: BTreeMap<CallId, usize>,
+    /// Until when a budget refused an attempt.
+    refused: BTreeMap<CallId, Timestamp>,
+    pub(super) billed: BTreeSet<CallId>,
+    /// Runs that reached their server: how often, and what.
+    pub(super) ran: BTreeMap<String, (ToolRun, usize)>,
+    seen: BTreeSet<usize>,
+    coming: BTreeMap<(Timestamp, usize), Happening>,
+    pub(super) wake: Option<String>,
+    pub(super) resume: Option<String>,
+    pub(super) budget: Budget,
+    pub(super) link_lost: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Recorded {
+    Open(Timestamp, Result<Answer, Failure>),
+    Ended(Result<Answer, Failure>),
+}
+
+/// What the driver would be woken by.
+#[derive(Clone, Debug)]
+pub(super) enum Word {
+    Wake(String),
+    Resume(String),
+    Budget(Budget),
+    LinkLost,
+    LinkBack,
+    NewPod,
+}
+
+impl World {
+    pub(super) fn new(script: Script) -> Self {
+        Self {
+            script: Rc::new(script),
+            now: "2026-01-05T07:00:00Z".parse().expect("a moment"),
+            epoch: 1,
+            calls: BTreeMap::new(),
+            acknowledged: None,
+            made: BTreeMap::new(),
+            planned: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            billed: BTreeSet::new(),
+            ran: BTreeMap::new(),
+            seen: BTreeSet::new(),
+            coming: BTreeMap::new(),
+            wake: None,
+            resume: None,
+            budget: Budget::default(),
+            link_lost: false,
+        }
+    }
+
+    /// Equal in two runs that go on in the same way, as far as the world is concerned.
+    pub(super) fn fingerprint(&self) -> String {
+        let world = (&self.made, &self.seen, &self.coming, &self.wake, &self.resume);
+        format!("{world:?} {:?} {} {}", self.budget, self.now, self.epoch)
+    }
+
+    /// Time passes: calls end whether or not anybody waits for them.
+    pub(super) fn pass(&mut self, to: Timestamp) {
+        self.now = self.now.max(to);
+        for (id, call) in &mut self.calls {
+            if let Recorded::Open(at, end) = call
+                && *at <= self.now
+            {
+                if end.is_ok() {
+                    assert!(self.billed.insert(*id), "{id} was paid twice");
+                }
+                *call = Recorded::Ended(end.clone());
+            }
+        }
+    }
+
+    /// The gateway is asked for a call, or for the same one again.
+    pub(super) fn call(&mut self, id: CallId) {
+        assert!(
+            self.acknowledged.is_none_or(|last| id > last),
+            "{id} is asked for after its outcome was acknowledged"
+        );
+        if self.calls.contains_key(&id) {
+            return;
+        }
+        assert!(!self.billed.contains(&id), "{id} would be paid twice");
+        let call = self.script.call(id.turn, id.call);
+        let (takes, failures) = call.map_or((0, Vec::new()), |Call { takes, failures, .. }| (takes, failures));
+        let made = &mut self.made;
+        let place = *self.planned.entry(id).or_insert_with(|| {
+            let made = made.entry((id.turn, id.call)).or_default();
+            *made += 1;
+            *made - 1
+        });
+        let end = match failures.get(place).copied() {
+            None => Ok(self.script.answer(id.turn, id.call)),
+            Some(Attempt::Fails(kind)) => Err(failure(kind)),
+            Some(Attempt::Waits(seconds)) => Err(Failure {
+                retry_after_milliseconds: Some(seconds * 1000),
+                ..failure(FailureKind::RateLimited)
+            }),
+            Some(Attempt::Refused(wait)) => Err(Failure {
+                resumes_at: Some(*self.refused.entry(id).or_insert(self.now + seconds(wait))),
+                ..failure(FailureKind::BudgetExhausted)
+            }),
+        };
+        self.calls.insert(id, Recorded::Open(self.now + seconds(takes), end));
+        self.pass(self.now);
+    }
+
+    /// When the call that the worker waits for ends.
+    pub(super) fn ends_at(&self, id: CallId) -> Timestamp {
+        match self.calls.get(&id) {
+            Some(Recorded::Open(at, _)) => *at,
+            Some(Recorded::Ended(_)) | None => self.now,
+        }
+    }
+
+    pub(super) fn end_of(&mut self, id: CallId) -> Option<Result<Answer, Failure>> {
+        let end = match self.calls.get(&id)? {
+            Recorded::Ended(end) => end.clone(),
+            Recorded::Open(..) => return None,
+        };
+        // What was never sent is not recorded: who asks again asks anew.
+        if self.refused.contains_key(&id) {
+            self.calls.remove(&id);
+        }
+        Some(end)
+    }
+
+    pub(super) fn acknowledge(&mut self, id: CallId) {
+        self.acknowledged = self.acknowledged.max(Some(id));
+        self.calls.retain(|other, _| *other > id);
+    }
+
+    /// The gateway dies, and the next one finds calls in its record that have no end.
+    pub(super) fn lose_gateway(&mut self) {
+        for (id, call) in &mut self.calls {
+            if let Recorded::Open(..) = call {
+                *call = Recorded::Ended(Err(failure(FailureKind::Interrupted)));
+                self.made.entry((id.turn, id.call)).and_modify(|made| *made -= 1);
+            }
+        }
+    }
+
+    /// A run reaches its server, and happens there whatever becomes of the worker. When it ends, and how.
+    pub(super) fn run(&mut self, run: &ToolRun) -> (Timestamp, ToolOutcome) {
+        let call = self.script.call(run.id.turn, run.id.call).unwrap_or_default();
+        let want = call.wants[usize::try_from(run.id.index).expect("a place") - 1];
+        assert_eq!(want.tool, run.name);
+        let (first, times) = self
+            .ran
+            .entry(run.idempotency_key.clone())
+            .or_insert_with(|| (run.clone(), 0));
+        assert_eq!(first, run, "one key, one run");
+        if want.ends != Ends::NotRun {
+            *times += 1;
+        }
+        assert!(
+            *times <= 1 || script::may_be_repeated(&run.name),
+            "{} of {} ran twice",
+            run.id,
+            run.name
+        );
+        // As long as the result of a run of unknown outcome: a context that is full must not tell them apart.
+        let text = format!("{:-<180}", format!("{} of {}", run.id, run.name));
+        let message = "the server is down".to_owned();
+        let outcome = match want.ends {
+            Ends::Well => ToolOutcome::Done { text },
+            Ends::Badly => ToolOutcome::Failed { text },
+            Ends::NotRun => ToolOutcome::Unavailable { message },
+            // The repeat that its rule asks for is answered.
+            Ends::Unknown if *times > 1 && run.name == "job__start" => ToolOutcome::Done { text },
+            Ends::Unknown => ToolOutcome::Unknown { message },
+        };
+        (self.now + seconds(want.takes), outcome)
+    }
+
+    /// The loop is seen in this state: what the script has for it comes.
+    pub(super) fn see(&mut self, view: &View) {
+        for (place, happening) in self.script.happenings.iter().enumerate() {
+            if happening.turn == view.turn && happening.state == view.state && self.seen.insert(place) {
+                self.coming
+                    .insert((self.now + seconds(happening.after), place), *happening);
+            }
+        }
+    }
+
+    pub(super) fn next_happening(&self) -> Option<Timestamp> {
+        self.coming.keys().next().map(|(at, _)| *at)
+    }
+
+    /// What has come by now. Each word is a level that a later worker hears too.
+    pub(super) fn happen(&mut self) -> Option<Word> {
+        let entry = self.coming.first_entry().filter(|entry| entry.key().0 <= self.now)?;
+        let ((_, place), happening) = entry.remove_entry();
+        let token = place.to_string();
+        Some(match happening.what {
+            What::Wake => {
+                self.wake = Some(token.clone());
+                Word::Wake(token)
+            }
+            What::Resume => {
+                self.resume = Some(token.clone());
+                Word::Resume(token)
+            }
+            What::TopUp => {
+                self.budget.revision += 1;
+                Word::Budget(self.budget.clone())
+            }
+            What::Outage => {
+                self.link_lost = true;
+                Word::LinkLost
+            }
+            What::LinkBack => {
+                self.link_lost = false;
+                Word::LinkBack
+            }
+            What::NewPod => {
+                self.epoch += 1;
+                Word::NewPod
+            }
+        })
+    }
+}
+
+pub(super) fn seconds(seconds: i64) -> SignedDuration {
+    SignedDuration::from_secs(seconds)
+}
+
+fn failure(kind: FailureKind) -> Failure {
+    Failure {
+        kind,
+        message: "what to do".into(),
+        retry_after_milliseconds: None,
+        resumes_at: None,
+    }
+}

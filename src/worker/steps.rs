@@ -1,0 +1,117 @@
+//! One step of a loop: the engine hears an input, what it records is committed, and only then is anything done.
+//!
+//! The one place that holds this order. Knows neither clock nor world: the driver brings both.
+
+use jiff::Timestamp;
+
+use crate::engine::machine::{Engine, View};
+use crate::engine::{Effect, Input, Record, StopCause};
+
+use super::journal::{Committed, Journal, JournalError};
+
+/// An engine and its journal.
+pub struct Steps<'a> {
+    engine: Engine,
+    journal: &'a mut Journal,
+}
+
+/// What came of an input.
+#[must_use]
+pub struct Taken {
+    /// What is to be done now, in order; all that it rests on is on disk.
+    pub actions: Vec<Effect>,
+    /// An error is the journal's: after these actions nothing more can be done.
+    pub result: Result<(), JournalError>,
+}
+
+impl<'a> Steps<'a> {
+    /// `journal` is claimed, and `engine` new or restored from it.
+    pub fn new(engine: Engine, journal: &'a mut Journal) -> Self {
+        Self { engine, journal }
+    }
+
+    /// What the loop looks like from outside.
+    #[must_use]
+    pub fn view(&self) -> View {
+        self.engine.view()
+    }
+
+    /// What a restart would go on from.
+    #[cfg(test)]
+    pub(super) fn snapshot(&self) -> crate::engine::machine::Snapshot {
+        self.engine.snapshot()
+    }
+
+    /// Takes the newest instructions; used from the next call on.
+    pub fn set_instructions(&mut self, text: String) {
+        self.engine.set_instructions(text);
+    }
+
+    /// Hears one input and commits what the engine records of it.
+    pub fn take(&mut self, now: Timestamp, input: Input) -> Taken {
+        let mut actions = Vec::new();
+        let result = match self.step(now, input, &mut actions) {
+            Ok(Committed::Normally) => Ok(()),
+            Ok(Committed::OnBallast) => self.end_on_ballast(now, &mut actions),
+            Err(error) => Err(error),
+        };
+        Taken { actions, result }
+    }
+
+    fn step(&mut self, now: Timestamp, input: Input, actions: &mut Vec<Effect>) -> Result<Committed, JournalError> {
+        let mut records = Vec::new();
+        let mut others = Vec::new();
+        for effect in self.engine.handle(now, input) {
+            match effect {
+                Effect::Record(record) => records.push(record),
+                Effect::CallModel { .. }
+                | Effect::CancelCall { .. }
+                | Effect::RunTool(..)
+                | Effect::CancelTool(_)
+                | Effect::Acknowledge { .. }
+                | Effect::SetTimer(_)
+                | Effect::Report
+                | Effect::Stopped => others.push(effect),
+            }
+        }
+        let committed = self.commit(now, &records)?;
+        actions.append(&mut others);
+        Ok(committed)
+    }
+
+    fn commit(&mut self, now: Timestamp, records: &[Record]) -> Result<Committed, JournalError> {
+        // Without a record nothing has changed that a restart would miss; a fenced engine records nothing.
+        if records.is_empty() {
+            return Ok(Committed::Normally);
+        }
+        let committed = self.journal.commit(now, records, &self.engine.snapshot())?;
+        for record in records {
+            let call = record.call.map(|call| call.to_string());
+            let tool = record.tool.as_ref();
+            tracing::info!(
+                kind = record.kind.as_ref(),
+                turn = record.turn,
+                call,
+                run = tool.map(|tool| tool.run.to_string()),
+                tool = tool.and_then(|tool| tool.tool.as_deref()),
+                effect = tool.and_then(|tool| tool.effect).as_ref().map(AsRef::<str>::as_ref),
+                outcome = tool.and_then(|tool| tool.outcome).as_ref().map(AsRef::<str>::as_ref),
+                note = record.note,
+                "journal"
+            );
+        }
+        Ok(committed)
+    }
+
+    /// The volume is full and the last room is in use: the loop ends in order, without another call or run.
+    fn end_on_ballast(&mut self, now: Timestamp, actions: &mut Vec<Effect>) -> Result<(), JournalError> {
+        let stop = Input::Stop {
+            cause: StopCause::Drain,
+        };
+        let ended = self
+            .step(now, stop, actions)
+            .and_then(|_| self.step(now, Input::DrainEnded, actions));
+        actions.retain(|action| !matches!(action, Effect::CallModel { .. } | Effect::RunTool(..)));
+        ended.and_then(|_| Err(self.journal.full()))
+    }
+}
