@@ -128,6 +128,7 @@ impl Engine {
                 self.start(epoch, known, budget, out);
             }
             Input::HotState { updates } => self.hot_state_updated(updates, out),
+            Input::Notified(notification) => self.notified(notification, out),
             Input::ToolFinished { run, outcome } => self.tool_finished(run, outcome, out),
             Input::Answered { call, answer } => self.answered(call, &answer, out),
             Input::Failed { call, failure } => self.failed(call, failure, out),

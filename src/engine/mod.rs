@@ -17,6 +17,7 @@ mod guardrails;
 mod hot_state;
 pub mod machine;
 pub mod message;
+pub mod notifications;
 mod outbox;
 mod pause;
 mod prompt;
@@ -44,6 +45,7 @@ use serde_json::Value;
 use crate::api::failure::Failure;
 use budget::Budget;
 use message::{Answer, Message, Tool};
+use notifications::Notification;
 use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
 pub use gate::check_schema;
@@ -131,6 +133,8 @@ pub enum Input {
         /// By field. Each is taken or refused for itself; what the schema does not name is passed over.
         updates: BTreeMap<String, Value>,
     },
+    /// Something from outside that the model is to see. A repeat under the same id has no effect.
+    Notified(Notification),
     /// A run of a tool came to an end.
     ToolFinished {
         /// Which.
@@ -317,6 +321,10 @@ pub enum RecordKind {
     ToolDenied,
     /// A field of the hot state did not get its value; said once until it gets one.
     HotStateRefused,
+    /// A notification came. Its note is the priority.
+    Notified,
+    /// Notifications left before the model saw them: too many waited.
+    NotificationDropped,
     /// A turn ended.
     TurnCompleted,
     /// A turn was given up after its calls failed.

@@ -9,6 +9,7 @@ use super::CallId;
 use super::budget::{Budget, Probe};
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::Refresh;
+use super::notifications::{Inbox, Shown};
 use super::resources::Tracker;
 use super::work::Work;
 use crate::api::failure::Failure;
@@ -37,6 +38,8 @@ pub struct Snapshot {
     pub(super) turn: Option<Turn>,
     /// Runs that fill the hot state before the next turn.
     pub(super) refresh: Refresh,
+    /// Notifications that wait.
+    pub(super) inbox: Inbox,
     /// When the next turn may begin, once nothing holds the loop.
     pub(super) next_turn: Option<Timestamp>,
     pub(super) sleep: Option<Sleep>,
@@ -124,6 +127,9 @@ pub struct Turn {
     /// A tool that does not only look was run in it: its messages stay, however it ends.
     #[serde(default)]
     pub acted: bool,
+    /// Notifications that it has shown.
+    #[serde(default)]
+    pub shown: Shown,
     /// What its first message said; the next turn says it again when this one fails.
     pub briefing: Briefing,
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::guardrails::{self, Guardrail};
 use super::machine::Engine;
 use super::message::{Answer, Finish, Message, Tool};
+use super::notifications::Shown;
 use super::outbox::{Outbox, call_line, line};
 use super::retry::{self, Next};
 use super::snapshot::{Briefing, Lifecycle, Step, Turn};
@@ -37,6 +38,7 @@ impl Engine {
             work: None,
             denials: BTreeMap::new(),
             acted: false,
+            shown: Shown::default(),
             briefing,
         });
         self.transcript.push(message.clone());
@@ -49,6 +51,7 @@ impl Engine {
 
     /// Sends the next attempt at the present call of the turn.
     pub(super) fn send_attempt(&mut self, out: &mut Outbox) {
+        self.show_notifications();
         if !self.make_room(out) {
             return;
         }
@@ -188,6 +191,7 @@ impl Engine {
             tool_calls: answer.tool_calls.clone(),
         });
         self.append(std::slice::from_ref(&message));
+        self.notifications_seen();
         let note = format!("{:?}", answer.finish);
         out.record(call_line(RecordKind::CallAnswered, call, note, vec![message]));
         self.state.counters.idle.count(out.now);
@@ -329,6 +333,7 @@ impl Engine {
             Pace::Shutdown => "shutdown",
         };
         out.record(line(RecordKind::TurnCompleted, self.turn_number(), note));
+        self.acknowledge_notifications();
         self.state.turn = None;
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
         let counters = &mut self.state.counters;

@@ -64,7 +64,7 @@ impl Engine {
         });
     }
 
-    fn end_sleep(&mut self, cause: &str, out: &mut Outbox) {
+    pub(super) fn end_sleep(&mut self, cause: &str, out: &mut Outbox) {
         let Some(sleep) = self.state.sleep.take() else {
             return;
         };

@@ -10,6 +10,7 @@ mod hours;
 mod idle;
 mod lifecycle;
 mod limits;
+mod notifications;
 mod random;
 mod rates;
 mod sleeping;
@@ -384,6 +385,7 @@ impl Driver {
                     | Input::ToolsChanged { .. }
                     | Input::ToolFinished { .. }
                     | Input::HotState { .. }
+                    | Input::Notified(_)
                     | Input::LinkSilent
                     | Input::Event { .. }
                     | Input::WakeRequested { .. }

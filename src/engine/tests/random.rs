@@ -3,6 +3,7 @@
 
 use proptest::prelude::*;
 
+use super::super::notifications::{Notification, Priority};
 use super::*;
 use crate::api::agent::Resource;
 
@@ -83,11 +84,23 @@ fn budgets() -> impl Strategy<Value = Budget> {
     })
 }
 
+fn notifications() -> impl Strategy<Value = Notification> {
+    let priority = prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)];
+    (0..6_usize, priority).prop_map(|(id, priority)| Notification {
+        id: format!("id {id}"),
+        source: if id == 0 { "chat" } else { "sensor/prices" }.into(),
+        priority,
+        text: "x".repeat(100 * id),
+        at: "2026-01-01T00:00:00Z".parse().unwrap(),
+    })
+}
+
 fn steps() -> impl Strategy<Value = Step> {
     let token = prop_oneof![Just("1"), Just("2"), Just("3")];
     let input = prop_oneof![
         3 => Just(Input::Timer),
         1 => prop_oneof![Just("chat"), Just("other")].prop_map(|name| Input::Event { name: name.into() }),
+        2 => notifications().prop_map(Input::Notified),
         1 => token.clone().prop_map(|token| Input::WakeRequested { token: token.into() }),
         1 => token.prop_map(|token| Input::ResumeRequested { token: token.into() }),
         2 => budgets().prop_map(|budget| Input::BudgetChanged { budget }),

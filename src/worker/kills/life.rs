@@ -117,7 +117,8 @@ impl Life<'_> {
         let (wake, resume) = (self.world.wake.clone(), self.world.resume.clone());
         let words = [wake.map(Word::Wake), resume.map(Word::Resume)];
         let lost = self.world.link_lost.then_some(Word::LinkLost);
-        for word in words.into_iter().flatten().chain(lost) {
+        let notices: Vec<Word> = self.world.notices.iter().cloned().map(Word::Notice).collect();
+        for word in words.into_iter().flatten().chain(notices).chain(lost) {
             self.hear(word)?;
         }
         for _ in 0..MOST_INPUTS {
@@ -168,6 +169,7 @@ impl Life<'_> {
             Word::Wake(token) => self.feed(Input::WakeRequested { token }),
             Word::Resume(token) => self.feed(Input::ResumeRequested { token }),
             Word::Budget(budget) => self.feed(Input::BudgetChanged { budget }),
+            Word::Notice(notice) => self.feed(Input::Notified(notice)),
             Word::LinkLost => {
                 self.feed(Input::LinkSilent)?;
                 self.feed(Input::LinkLost)
@@ -209,7 +211,10 @@ impl Life<'_> {
     fn act(&mut self, action: Effect) -> Result<(), Stop> {
         match action {
             Effect::Record(_) => panic!("a record among the actions"),
-            Effect::CallModel { call, messages, .. } => {
+            Effect::CallModel {
+                call, messages, state, ..
+            } => {
+                self.world.show(call, state.as_deref());
                 if call.call == 1 && call.attempt == 1 {
                     let mut hasher = DefaultHasher::new();
                     let snapshot = serde_json::to_string(&self.steps.snapshot()).expect("a snapshot");

@@ -11,7 +11,7 @@ mod script;
 mod week;
 mod world;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use jiff::{SignedDuration, Timestamp};
@@ -46,6 +46,9 @@ struct Run {
     /// The lines of the journal: kind, run, and outcome.
     lines: Vec<(String, Option<String>, Option<String>)>,
     billed: BTreeSet<crate::engine::CallId>,
+    /// Which turns showed a notification, by its id, and which turns were committed.
+    shown: BTreeMap<String, BTreeSet<i64>>,
+    committed: BTreeSet<i64>,
 }
 
 /// Watches without killing.
@@ -97,6 +100,10 @@ fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .and_then(Iterator::collect)
         .expect("rows");
+    let committed = connection
+        .prepare("SELECT turn FROM journal WHERE kind = 'TurnCompleted'")
+        .and_then(|mut select| select.query_map([], |row| row.get(0))?.collect())
+        .expect("rows");
     Run {
         view,
         now: world.now,
@@ -106,6 +113,8 @@ fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
             .collect(),
         lines,
         billed: world.billed.clone(),
+        shown: world.shown.clone(),
+        committed,
     }
 }
 
@@ -128,6 +137,7 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
     let unknown = lines(found, "ToolOutcome", Some("Unknown")).len();
     let told = texts(found).filter(|text| text.contains("outcome unknown")).count();
     assert!(told <= unknown, "an unknown outcome is journalled: {told} of {unknown}");
+    compare_notifications(plain, found);
     let (Some(view), Some(expected)) = (&found.view, &plain.view) else {
         return;
     };
@@ -163,6 +173,20 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
         found.now,
         plain.now
     );
+}
+
+/// None is lost, and none is shown in two turns that were committed.
+fn compare_notifications(plain: &Run, found: &Run) {
+    for (id, turns) in &found.shown {
+        let committed = turns.intersection(&found.committed).count();
+        assert!(committed <= 1, "notification {id} was shown in {turns:?}");
+        assert!(
+            committed == 1 || found.view.is_none(),
+            "notification {id} was lost: {turns:?}"
+        );
+    }
+    let ids = |run: &Run| run.shown.keys().cloned().collect::<Vec<_>>();
+    assert!(found.view.is_none() || ids(found) == ids(plain));
 }
 
 /// A run that was cut ends by that: the longest of a script.

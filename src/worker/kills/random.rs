@@ -8,6 +8,7 @@ use super::script::{Attempt, Call, Ends, Happening, Script, TOOLS, Turn, Want, W
 use super::*;
 use crate::api::failure::FailureKind;
 use crate::api::status::LoopState;
+use crate::engine::notifications::Priority;
 
 /// A kill, after so many inputs more.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +115,13 @@ fn calls() -> impl Strategy<Value = Call> {
 }
 
 fn happenings() -> impl Strategy<Value = Happening> {
-    let what = prop_oneof![Just(What::Wake), Just(What::NewPod), Just(What::TopUp)];
+    let what = prop_oneof![
+        Just(What::Wake),
+        Just(What::NewPod),
+        Just(What::TopUp),
+        Just(What::Notice(Priority::Normal)),
+        Just(What::Notice(Priority::High))
+    ];
     (1..6_i64, what).prop_map(|(turn, what)| Happening {
         turn,
         state: LoopState::Sleeping,

@@ -8,6 +8,7 @@ use crate::api::AgentSpec;
 use crate::api::failure::FailureKind;
 use crate::api::status::LoopState;
 use crate::engine::message::{Answer, Finish, ToolCall};
+use crate::engine::notifications::Priority;
 use crate::engine::settings::Settings;
 use crate::engine::tool::{OnUnknownOutcome, ToolEffect, ToolSpec};
 
@@ -86,6 +87,8 @@ pub(super) enum What {
     /// The link is lost.
     Outage,
     LinkBack,
+    /// A notification comes, again and again until the world ends.
+    Notice(Priority),
     /// The pod is replaced in order.
     NewPod,
 }

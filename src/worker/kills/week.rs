@@ -9,6 +9,7 @@ use super::script::{Attempt, Call, Ends, Happening, Script, Turn, Want, What};
 use super::*;
 use crate::api::failure::FailureKind;
 use crate::api::status::{LoopState, Outcome};
+use crate::engine::notifications::Priority;
 
 const HOUR: i64 = 3600;
 
@@ -132,6 +133,12 @@ fn week() -> Script {
         happening(13, LoopState::Sleeping, HOUR, What::NewPod),
         happening(18, LoopState::Paused, 10, What::Resume),
         happening(19, LoopState::Sleeping, 60, What::Wake),
+        // One that does not wake, one that comes in a turn which fails, and one that wakes.
+        happening(2, LoopState::Sleeping, 30, What::Notice(Priority::Normal)),
+        happening(2, LoopState::Sleeping, 60, What::Notice(Priority::Low)),
+        happening(10, LoopState::Sleeping, 30, What::Notice(Priority::Normal)),
+        happening(18, LoopState::Paused, 5, What::Notice(Priority::Low)),
+        happening(21, LoopState::Sleeping, 60, What::Notice(Priority::High)),
     ];
     let mut settings = script::settings(&json!({
         "activeHours": {"timeZone": "Europe/Berlin", "start": "06:00", "end": "23:30"},
@@ -254,6 +261,11 @@ fn a_scripted_week_is_what_it_is_meant_to_be() {
         assert!(!lines(&plain, kind, None).is_empty(), "no {kind}");
     }
     assert_eq!(lines(&plain, "ToolOutcome", Some("Unknown")).len(), 2);
+    assert_eq!(plain.shown.len(), 5, "{:?}", plain.shown);
+    assert!(
+        plain.shown.values().any(|turns| turns.len() > 1),
+        "in a turn that failed, too"
+    );
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::engine::CallId;
 use crate::engine::budget::Budget;
 use crate::engine::machine::View;
 use crate::engine::message::Answer;
+use crate::engine::notifications::Notification;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 
 #[derive(Clone)]
@@ -39,6 +40,10 @@ pub(super) struct World {
     pub(super) resume: Option<String>,
     pub(super) budget: Budget,
     pub(super) link_lost: bool,
+    /// All notifications so far: whoever delivers them repeats them.
+    pub(super) notices: Vec<Notification>,
+    /// Which turns showed them.
+    pub(super) shown: BTreeMap<String, BTreeSet<i64>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +58,7 @@ pub(super) enum Word {
     Wake(String),
     Resume(String),
     Budget(Budget),
+    Notice(Notification),
     LinkLost,
     LinkBack,
     NewPod,
@@ -77,12 +83,21 @@ impl World {
             resume: None,
             budget: Budget::default(),
             link_lost: false,
+            notices: Vec::new(),
+            shown: BTreeMap::new(),
         }
     }
 
     /// Equal in two runs that go on in the same way, as far as the world is concerned.
     pub(super) fn fingerprint(&self) -> String {
-        let world = (&self.made, &self.seen, &self.coming, &self.wake, &self.resume);
+        let world = (
+            &self.made,
+            &self.seen,
+            &self.coming,
+            &self.wake,
+            &self.resume,
+            &self.notices,
+        );
         format!("{world:?} {:?} {} {}", self.budget, self.now, self.epoch)
     }
 
@@ -133,6 +148,15 @@ impl World {
         };
         self.calls.insert(id, Recorded::Open(self.now + seconds(takes), end));
         self.pass(self.now);
+    }
+
+    /// What a call shows of the notifications.
+    pub(super) fn show(&mut self, call: CallId, state: Option<&str>) {
+        for notice in &self.notices {
+            if state.is_some_and(|state| state.contains(&notice.text)) {
+                self.shown.entry(notice.id.clone()).or_default().insert(call.turn);
+            }
+        }
     }
 
     /// When the call that the worker waits for ends.
@@ -234,6 +258,17 @@ impl World {
             What::TopUp => {
                 self.budget.revision += 1;
                 Word::Budget(self.budget.clone())
+            }
+            What::Notice(priority) => {
+                let notice = Notification {
+                    id: token,
+                    source: "sensor/news".into(),
+                    priority,
+                    text: format!("notice {place}."),
+                    at: self.now,
+                };
+                self.notices.push(notice.clone());
+                Word::Notice(notice)
             }
             What::Outage => {
                 self.link_lost = true;

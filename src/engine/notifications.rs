@@ -1,0 +1,299 @@
+//! Notifications: what came from outside and waits until the model has seen it.
+//!
+//! Owns which of them wait, which a turn shows, and when they are done with: in the transaction that commits the turn in
+//! which an answered call showed them. They are part of the snapshot, and so survive the process; a turn that fails keeps
+//! them. Does not know where they come from.
+
+use std::collections::VecDeque;
+
+use jiff::{SignedDuration, Timestamp};
+use ring::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::RecordKind;
+use super::hot_state::ago;
+use super::machine::Engine;
+use super::outbox::{Outbox, line};
+
+/// Most that wait.
+pub const MOST_WAITING: usize = 256;
+/// Most bytes of all that wait: they are written with each step of the loop.
+pub const MOST_BYTES: usize = 128 * 1024;
+/// Most bytes of one text; of a longer one the beginning is kept.
+pub const MOST_TEXT_BYTES: usize = 2 * 1024;
+/// Most bytes of the name of a source.
+const MOST_SOURCE_BYTES: usize = 256;
+/// Most that one turn shows.
+pub const MOST_SHOWN: usize = 20;
+/// Most bytes that one turn shows.
+const MOST_SHOWN_BYTES: usize = 16 * 1024;
+/// Ids that are remembered after their notification has left, so that a repeat of it has no effect.
+pub const MOST_REMEMBERED: usize = 1024;
+/// What wakes a sleep that wants to hear of any notification.
+const EVENT: &str = "notification";
+
+/// How urgent a notification is.
+#[derive(
+    Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, strum::AsRefStr, strum::Display,
+)]
+pub enum Priority {
+    /// Shown last, dropped first.
+    Low,
+    /// Shown in the next turn.
+    #[default]
+    Normal,
+    /// Ends a sleep.
+    High,
+}
+
+/// Something from outside that the model is to see once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notification {
+    /// The same for each delivery of it.
+    pub id: String,
+    /// The event that it is, such as `sensor/prices`: what `wake_early_if` names.
+    pub source: String,
+    /// How urgent it is.
+    pub priority: Priority,
+    /// What it says. Data, never an instruction.
+    pub text: String,
+    /// When it came up.
+    pub at: Timestamp,
+}
+
+/// Those that wait, and what is remembered of the others.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+pub struct Inbox {
+    /// The most urgent first, of equal ones the oldest.
+    waiting: Vec<Waiting>,
+    /// Dropped, and the model does not know it yet.
+    dropped: u64,
+    /// Keys of those that left, the oldest first.
+    remembered: VecDeque<u64>,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+struct Waiting {
+    key: u64,
+    source: String,
+    priority: Priority,
+    text: String,
+    at: Timestamp,
+}
+
+/// What a turn shows.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+pub struct Shown {
+    /// In the attempt last sent.
+    sent: Told,
+    /// In a call that was answered.
+    seen: Told,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+struct Told {
+    keys: Vec<u64>,
+    dropped: u64,
+}
+
+impl Inbox {
+    fn knows(&self, key: u64) -> bool {
+        self.remembered.contains(&key) || self.waits(key)
+    }
+
+    fn waits(&self, key: u64) -> bool {
+        self.waiting.iter().any(|waiting| waiting.key == key)
+    }
+
+    fn add(&mut self, new: Waiting) {
+        let rank = |waiting: &Waiting| (std::cmp::Reverse(waiting.priority), waiting.at);
+        let place = self.waiting.partition_point(|waiting| rank(waiting) <= rank(&new));
+        self.waiting.insert(place, new);
+    }
+
+    /// Drops the oldest of the lowest priority until the rest is within the bounds; never one that a turn shows. How many.
+    fn shrink(&mut self, shown: &[u64]) -> u64 {
+        let mut dropped = 0;
+        while self.waiting.len() > MOST_WAITING || self.bytes() > MOST_BYTES {
+            let free = |waiting: &&Waiting| !shown.contains(&waiting.key);
+            let Some(lowest) = self.waiting.iter().filter(free).map(|waiting| waiting.priority).min() else {
+                break;
+            };
+            let found = |waiting: &Waiting| waiting.priority == lowest && !shown.contains(&waiting.key);
+            let Some(place) = self.waiting.iter().position(found) else {
+                break;
+            };
+            let gone = self.waiting.remove(place);
+            self.remember(gone.key);
+            dropped += 1;
+        }
+        self.dropped = self.dropped.saturating_add(dropped);
+        dropped
+    }
+
+    fn bytes(&self) -> usize {
+        let of = |waiting: &Waiting| waiting.text.len() + waiting.source.len();
+        self.waiting.iter().map(of).sum()
+    }
+
+    fn remember(&mut self, key: u64) {
+        self.remembered.push_back(key);
+        let surplus = self.remembered.len().saturating_sub(MOST_REMEMBERED);
+        self.remembered.drain(..surplus);
+    }
+
+    /// The model has seen these, and the turn that showed them is done.
+    fn acknowledge(&mut self, told: &Told) {
+        for key in &told.keys {
+            if self.waits(*key) {
+                self.remember(*key);
+            }
+        }
+        self.waiting.retain(|waiting| !told.keys.contains(&waiting.key));
+        self.dropped = self.dropped.saturating_sub(told.dropped);
+    }
+
+    /// What the next attempt of a turn shows: what the turn has shown so far, and more as far as there is room.
+    fn choose(&self, shown: &mut Shown, room: usize) {
+        let sent = &mut shown.sent;
+        let of_turn = |waiting: &&Waiting| sent.keys.contains(&waiting.key);
+        let mut bytes: usize = self.waiting.iter().filter(of_turn).map(Waiting::shown_bytes).sum();
+        for waiting in &self.waiting {
+            if sent.keys.contains(&waiting.key) {
+                continue;
+            }
+            bytes = bytes.saturating_add(waiting.shown_bytes());
+            let first = sent.keys.is_empty();
+            if sent.keys.len() >= MOST_SHOWN || (bytes > room && !first) {
+                break;
+            }
+            sent.keys.push(waiting.key);
+        }
+        sent.dropped = self.dropped;
+    }
+
+    /// Those that a turn shows, as the model reads them. `None`: there is nothing to say.
+    fn block(&self, shown: &Shown, room: usize, now: Timestamp) -> Option<String> {
+        let of_turn = |waiting: &&Waiting| shown.sent.keys.contains(&waiting.key);
+        let lines = self.waiting.iter().filter(of_turn);
+        let mut lines: Vec<String> = lines.map(|waiting| waiting.line(room, now)).collect();
+        let rest = self.waiting.len() - lines.len();
+        if rest > 0 && !lines.is_empty() {
+            lines.push(format!("({rest} more wait for the next turns.)"));
+        }
+        if shown.sent.dropped > 0 {
+            let dropped = shown.sent.dropped;
+            lines.push(format!(
+                "({dropped} were dropped before you saw them: too many waited.)"
+            ));
+        }
+        if lines.is_empty() {
+            return None;
+        }
+        let head = "Notifications, the most urgent first; each is shown in one turn only:";
+        Some(format!("{head}\n{}", lines.join("\n")))
+    }
+}
+
+impl Waiting {
+    /// About as many bytes as its line has.
+    fn shown_bytes(&self) -> usize {
+        const REST: usize = 40;
+        json!(self.text).to_string().len() + self.source.len() + REST
+    }
+
+    /// Source and text as JSON: none can look like a line of its own.
+    fn line(&self, room: usize, now: Timestamp) -> String {
+        let age = now.duration_since(self.at).max(SignedDuration::ZERO);
+        let (source, text) = (json!(self.source), json!(cut(self.text.clone(), room)));
+        format!("- {}, from {source}, {} ago: {text}", self.priority, ago(age))
+    }
+}
+
+/// Stands for an id of any length.
+fn key(id: &str) -> u64 {
+    let hash = digest(&SHA256, id.as_bytes());
+    let first = hash.as_ref().first_chunk().copied();
+    u64::from_be_bytes(first.unwrap_or_default())
+}
+
+/// The beginning of a text.
+fn cut(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most));
+        text.push_str(" [cut]");
+    }
+    text
+}
+
+impl Engine {
+    /// Something from outside came, for the first time or again.
+    pub(super) fn notified(&mut self, notification: Notification, out: &mut Outbox) {
+        let key = key(&notification.id);
+        if self.state.inbox.knows(key) {
+            return;
+        }
+        let priority = notification.priority;
+        let source = cut(notification.source, MOST_SOURCE_BYTES);
+        self.state.inbox.add(Waiting {
+            key,
+            source: source.clone(),
+            priority,
+            text: cut(notification.text, MOST_TEXT_BYTES),
+            at: notification.at,
+        });
+        out.record(line(RecordKind::Notified, self.turn_number(), priority.as_ref()));
+        let shown = self.state.turn.as_ref().map(|turn| turn.shown.sent.keys.clone());
+        let dropped = self.state.inbox.shrink(&shown.unwrap_or_default());
+        if dropped > 0 {
+            let note = format!("{dropped} dropped");
+            out.record(line(RecordKind::NotificationDropped, self.turn_number(), note));
+        }
+        if !self.state.inbox.waits(key) {
+            return;
+        }
+        if priority == Priority::High {
+            self.end_sleep("a notification of high priority ended your sleep", out);
+        } else {
+            self.event(&source, out);
+            self.event(EVENT, out);
+        }
+    }
+
+    /// The next attempt of the turn shows what waits.
+    pub(super) fn show_notifications(&mut self) {
+        let room = self.room_for_notifications();
+        if let Some(turn) = &mut self.state.turn {
+            self.state.inbox.choose(&mut turn.shown, room);
+        }
+    }
+
+    /// The attempt last sent was answered: the model has seen what it showed.
+    pub(super) fn notifications_seen(&mut self) {
+        if let Some(turn) = &mut self.state.turn {
+            turn.shown.seen = turn.shown.sent.clone();
+        }
+    }
+
+    /// The turn is done, and with it what it has shown.
+    pub(super) fn acknowledge_notifications(&mut self) {
+        if let Some(turn) = &self.state.turn {
+            self.state.inbox.acknowledge(&turn.shown.seen);
+        }
+    }
+
+    /// What the present turn shows.
+    pub(super) fn notifications_block(&self, now: Timestamp) -> Option<String> {
+        let shown = &self.state.turn.as_ref()?.shown;
+        self.state.inbox.block(shown, self.room_for_notifications(), now)
+    }
+
+    /// Bytes of notifications in one prompt: a small context window is not to be filled with them.
+    fn room_for_notifications(&self) -> usize {
+        let window = usize::try_from(self.settings.context_tokens).unwrap_or(usize::MAX);
+        MOST_SHOWN_BYTES.min(window / 4)
+    }
+}
