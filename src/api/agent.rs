@@ -13,6 +13,7 @@ pub use super::hot_state::{FieldType, HotField, HotState};
 pub use super::model::{Model, ModelApi, OutputLimitParameter};
 pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateStrategy};
 pub use super::rate_limit::{RateLimit, Resource};
+pub use super::skill::Skill;
 use super::status::AgentStatus;
 use super::tools::Tools;
 
@@ -133,6 +134,11 @@ pub struct AgentSpec {
     /// Where the system prompt is kept instead; an edit there takes effect at the next turn, without a restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions_from: Option<TextSource>,
+    /// Texts that join the system prompt after the instructions, each under its name, in this order; at most 32, together
+    /// at most 131,072 bytes. An edit of a text takes effect at the next turn, without a restart.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub skills: Vec<Skill>,
     /// The model that thinks.
     pub model: Model,
     /// Pace and error handling of the loop.

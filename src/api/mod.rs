@@ -18,6 +18,7 @@ mod pod;
 pub mod price;
 mod rate_limit;
 pub mod reference;
+mod skill;
 pub mod status;
 pub mod tools;
 

@@ -8,7 +8,7 @@ use clap::Args as ClapArgs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::link::pod::{CONFIG_ENV, DRAIN_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, PodConfig, SOCKET_PATH};
+use crate::link::pod::{CONFIG_ENV, DRAIN_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, PodConfig, SKILLS_DIR, SOCKET_PATH};
 use crate::worker::startup::{self, Options};
 
 /// Flags of `agentloop worker`.
@@ -29,6 +29,9 @@ pub(super) struct Args {
     /// The mounted instructions, read when the configuration has none inline.
     #[arg(long, env = "AGENTLOOP_INSTRUCTIONS_FILE", default_value = INSTRUCTIONS_FILE)]
     instructions_file: PathBuf,
+    /// Directory of the mounted skills.
+    #[arg(long, env = "AGENTLOOP_SKILLS_DIR", default_value = SKILLS_DIR)]
+    skills_dir: PathBuf,
     /// Seconds that a model call in flight may go on after SIGTERM.
     #[arg(long, env = "AGENTLOOP_DRAIN_SECONDS", default_value_t = DRAIN_SECONDS)]
     drain_seconds: u64,
@@ -50,6 +53,7 @@ impl Args {
             socket: self.socket,
             journal_dir: self.journal_dir,
             instructions_file: self.instructions_file,
+            skills_dir: self.skills_dir,
             drain: Duration::from_secs(self.drain_seconds),
         };
         // One thread is enough for one loop, and small.

@@ -16,7 +16,10 @@ use super::hot_state::HotState;
 use super::outbox::{Outbox, line};
 use super::snapshot::{Hold, Lifecycle, Sleep, Step};
 use super::tool::ToolRunId;
-use super::{CallId, Effect, Input, Known, RecordKind, StopCause, clock, message::Message, prompt, settings::Settings};
+use super::{
+    CallId, Effect, Input, Known, RecordKind, StopCause, clock, message::Message, prompt, prompt::Skill,
+    settings::Settings,
+};
 use crate::api::agent::ExhaustionPolicy;
 use crate::api::status::PauseReason;
 
@@ -25,6 +28,7 @@ use crate::api::status::PauseReason;
 pub struct Engine {
     pub(super) settings: Settings,
     pub(super) instructions: String,
+    pub(super) skills: Arc<[Skill]>,
     pub(super) transcript: Vec<Arc<Message>>,
     pub(super) state: Snapshot,
     /// This process has handed the open call to the driver and waits for its outcome.
@@ -65,6 +69,7 @@ impl Engine {
             hot: HotState::new(settings.hot_state.clone()),
             settings,
             instructions: String::new(),
+            skills: Arc::default(),
             transcript: transcript.into_iter().map(Into::into).collect(),
             state: snapshot,
             in_flight: false,
@@ -81,6 +86,11 @@ impl Engine {
     /// Takes the newest instructions; used from the next call on. Never journalled.
     pub fn set_instructions(&mut self, text: String) {
         self.instructions = text;
+    }
+
+    /// Takes the newest skills, in the order of the prompt; used from the next call on. Never journalled.
+    pub fn set_skills(&mut self, skills: Arc<[Skill]>) {
+        self.skills = skills;
     }
 
     /// What to persist, see the module's contract.

@@ -49,6 +49,7 @@ use notifications::Notification;
 use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
 pub use gate::check_schema;
+pub use prompt::Skill;
 pub use purpose::Purpose;
 
 /// Identity of one attempt at one model call; unique over the life of an Agent. Shown as `t12c1a1`.

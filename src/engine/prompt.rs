@@ -1,6 +1,8 @@
 //! The texts that the runtime itself says to the model. What changes from turn to turn is only in the newest message,
 //! so that everything before it can be read from the server's cache.
 
+use std::fmt::Write as _;
+
 use jiff::Timestamp;
 
 use super::{clock, snapshot::Briefing};
@@ -15,13 +17,28 @@ pub const GOES_ON: &str = "the loop goes on";
 /// Why the first turn begins.
 pub const STARTS: &str = "the loop starts";
 
-/// The system message: the instructions and the word about the runtime.
-pub fn system(instructions: &str) -> String {
-    if instructions.trim().is_empty() {
-        RUNTIME.to_owned()
+/// A text of the system prompt that several loops can share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skill {
+    /// Its heading.
+    pub name: String,
+    /// Its text.
+    pub text: String,
+}
+
+/// The system message: the instructions, the word about the runtime, and each skill under its name.
+pub fn system(instructions: &str, skills: &[Skill]) -> String {
+    let mut text = instructions.trim_end().to_owned();
+    if text.trim().is_empty() {
+        text.clear();
     } else {
-        format!("{}\n\n{RUNTIME}", instructions.trim_end())
+        text.push_str("\n\n");
     }
+    text.push_str(RUNTIME);
+    for skill in skills {
+        let _ = write!(text, "\n\n# Skill: {}\n\n{}", skill.name, skill.text.trim());
+    }
+    text
 }
 
 /// The message that begins a turn. `hot_state`: one line about what is known of the moment.
@@ -39,4 +56,25 @@ pub fn observe(turn: i64, now: Timestamp, briefing: &Briefing, hot_state: Option
     }
     text.push_str("\nObserve, think, act.");
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skills_stand_after_the_instructions_under_their_names_and_in_their_order() {
+        let skill = |name: &str, text: &str| Skill {
+            name: name.into(),
+            text: text.into(),
+        };
+        let text = system(
+            "Be kind.\n",
+            &[skill("triage", "Look first.\n"), skill("answer", "Be short.")],
+        );
+        let skills = "\n\n# Skill: triage\n\nLook first.\n\n# Skill: answer\n\nBe short.";
+        assert_eq!(text, format!("Be kind.\n\n{RUNTIME}{skills}"));
+        assert_eq!(system("Be kind.\n", &[]), format!("Be kind.\n\n{RUNTIME}"));
+        assert_eq!(system(" ", &[]), RUNTIME);
+    }
 }

@@ -78,7 +78,7 @@ impl Engine {
     /// Hands the open attempt to the driver; after a restart once more, under the same id.
     pub(super) fn issue(&mut self, call: CallId, out: &mut Outbox) {
         let system = Arc::new(Message::System {
-            text: prompt::system(&self.instructions),
+            text: prompt::system(&self.instructions, &self.skills),
         });
         self.in_flight = true;
         out.push(Effect::CallModel {
@@ -93,7 +93,7 @@ impl Engine {
     /// Estimated tokens of what is in every prompt.
     pub(super) fn fixed_tokens(&self) -> u64 {
         let state = self.block().map_or(0, |block| context::system(&block));
-        context::system(&prompt::system(&self.instructions)) + self.toolbox.tokens() + state
+        context::system(&prompt::system(&self.instructions, &self.skills)) + self.toolbox.tokens() + state
     }
 
     fn offered(&self) -> Arc<[Tool]> {

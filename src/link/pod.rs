@@ -18,6 +18,8 @@ pub const JOURNAL_DIR: &str = "/var/lib/agentloop/worker";
 pub const RECORD_DIR: &str = "/var/lib/agentloop/gateway";
 /// Mounted ConfigMap key of `instructionsFrom` (worker).
 pub const INSTRUCTIONS_FILE: &str = "/etc/agentloop/instructions/text";
+/// Mounted ConfigMap keys of `skills` (worker): a file per skill, under its name.
+pub const SKILLS_DIR: &str = "/etc/agentloop/skills";
 /// Mounted ConfigMap key of `model.scripted` (gateway).
 pub const SCRIPT_FILE: &str = "/etc/agentloop/script/text";
 /// Mounted Secret key of `model.apiKeySecretRef` (gateway).
@@ -36,6 +38,8 @@ pub const SERVICE_ACCOUNT: &str = "agentloop-agent";
 pub const WORKER_UID: i64 = 65532;
 /// Uid of the gateway.
 pub const GATEWAY_UID: i64 = 65533;
+/// Most bytes of all texts of `skills` together.
+pub const MOST_SKILL_BYTES: usize = 128 * 1024;
 /// Seconds a worker has to finish or cancel its call after SIGTERM.
 pub const DRAIN_SECONDS: u64 = 25;
 /// `terminationGracePeriodSeconds` of the pod: drain and 5 s more (C33).

@@ -336,6 +336,7 @@ impl<'a> Driver<'a> {
     /// One step of the loop, and what follows from it.
     fn feed(&mut self, input: Input) -> Result<(), JournalError> {
         self.steps.set_instructions(self.instructions.newest().to_owned());
+        self.steps.set_skills(self.instructions.newest_skills());
         let Taken { actions, result } = self.steps.take(Timestamp::now(), input);
         for action in actions {
             self.act(action);

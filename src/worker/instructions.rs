@@ -1,16 +1,37 @@
-//! The system prompt: inline in the spec, or a mounted file that people edit while the loop runs.
+//! The texts of the system prompt: inline in the spec, or mounted files that people edit while the loop runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::engine::Skill;
+use crate::link::pod::MOST_SKILL_BYTES;
 
 /// Longest instructions, in bytes, wherever they are kept.
 pub const MAX_BYTES: usize = 32 * 1024;
 
-/// Where the instructions come from, and the last ones that could be used.
+/// Where instructions and skills come from, and the last ones that could be used.
 pub struct Instructions {
     file: Option<PathBuf>,
     last: String,
-    /// Why the file could not be used the last time, so that each reason is logged once.
-    complaint: Option<String>,
+    complaint: Complaint,
+    /// Names of the skills, in the order of the prompt; each has a file of its name.
+    names: Vec<String>,
+    dir: PathBuf,
+    skills: Arc<[Skill]>,
+    complaint_of_skills: Complaint,
+}
+
+/// Why a text could not be used the last time, so that each reason is logged once.
+#[derive(Default)]
+struct Complaint(Option<String>);
+
+impl Complaint {
+    fn log(&mut self, complaint: String, kept: &str) {
+        if self.0.as_ref() != Some(&complaint) {
+            tracing::warn!("{complaint}; the loop goes on with the {kept} it has");
+            self.0 = Some(complaint);
+        }
+    }
 }
 
 impl Instructions {
@@ -25,8 +46,20 @@ impl Instructions {
         Ok(Self {
             file,
             last,
-            complaint: None,
+            complaint: Complaint::default(),
+            names: Vec::new(),
+            dir: PathBuf::new(),
+            skills: Arc::default(),
+            complaint_of_skills: Complaint::default(),
         })
+    }
+
+    /// The same with skills, whose files are read for the first time.
+    pub fn with_skills(mut self, names: Vec<String>, dir: PathBuf) -> Result<Self, String> {
+        self.skills = read_skills(&names, &dir)?.into();
+        self.names = names;
+        self.dir = dir;
+        Ok(self)
     }
 
     /// The newest text. A file that cannot be used is logged once, and the text before it stays.
@@ -34,16 +67,49 @@ impl Instructions {
         match self.file.as_ref().map(read).transpose() {
             Ok(text) => {
                 self.last = text.unwrap_or_else(|| std::mem::take(&mut self.last));
-                self.complaint = None;
+                self.complaint = Complaint::default();
             }
-            Err(complaint) if self.complaint.as_ref() == Some(&complaint) => {}
-            Err(complaint) => {
-                tracing::warn!("{complaint}; the loop goes on with the instructions it has");
-                self.complaint = Some(complaint);
-            }
+            Err(complaint) => self.complaint.log(complaint, "instructions"),
         }
         &self.last
     }
+
+    /// The newest skills. As long as one of them cannot be used, which is logged once, all stay as they are.
+    pub fn newest_skills(&mut self) -> Arc<[Skill]> {
+        match read_skills(&self.names, &self.dir) {
+            Ok(skills) => {
+                if *skills != *self.skills {
+                    self.skills = skills.into();
+                }
+                self.complaint_of_skills = Complaint::default();
+            }
+            Err(complaint) => self.complaint_of_skills.log(complaint, "skills"),
+        }
+        self.skills.clone()
+    }
+}
+
+fn read_skills(names: &[String], dir: &Path) -> Result<Vec<Skill>, String> {
+    let skill = |name: &String| {
+        let file = dir.join(name);
+        let text = std::fs::read_to_string(&file).map_err(|error| {
+            format!(
+                "the skill in {} cannot be read ({error}): check spec.skills",
+                file.display()
+            )
+        })?;
+        let name = name.clone();
+        Ok(Skill { name, text })
+    };
+    let skills: Vec<Skill> = names.iter().map(skill).collect::<Result<_, String>>()?;
+    let all: usize = skills.iter().map(|skill| skill.text.len()).sum();
+    if all > MOST_SKILL_BYTES {
+        return Err(format!(
+            "the skills in {} have {all} bytes together and may have {MOST_SKILL_BYTES}: shorten what spec.skills names",
+            dir.display()
+        ));
+    }
+    Ok(skills)
 }
 
 fn read(file: &PathBuf) -> Result<String, String> {
@@ -87,6 +153,50 @@ mod tests {
         assert_eq!(instructions.newest(), "two");
         std::fs::write(&file, "three").unwrap();
         assert_eq!(instructions.newest(), "three");
+    }
+
+    fn skills(dir: &Path, names: &[&str]) -> Result<Instructions, String> {
+        let names = names.iter().map(|&name| name.to_owned()).collect();
+        Instructions::load(Some("be".into()), "/nowhere".into())?.with_skills(names, dir.to_owned())
+    }
+
+    fn texts(instructions: &mut Instructions) -> Vec<String> {
+        let skills = instructions.newest_skills();
+        skills
+            .iter()
+            .map(|skill| format!("{}: {}", skill.name, skill.text))
+            .collect()
+    }
+
+    #[test]
+    fn skills_keep_their_order_and_an_edit_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("b"), "two").unwrap();
+        std::fs::write(dir.path().join("a"), "one").unwrap();
+        let mut instructions = skills(dir.path(), &["b", "a"]).unwrap();
+        assert_eq!(texts(&mut instructions), ["b: two", "a: one"]);
+        std::fs::write(dir.path().join("a"), "three").unwrap();
+        assert_eq!(texts(&mut instructions), ["b: two", "a: three"]);
+        std::fs::remove_file(dir.path().join("b")).unwrap();
+        std::fs::write(dir.path().join("a"), "four").unwrap();
+        assert_eq!(texts(&mut instructions), ["b: two", "a: three"], "all stay as they are");
+        let complaint = skills(dir.path(), &["b"]).err().unwrap();
+        assert!(complaint.contains("spec.skills"), "{complaint}");
+    }
+
+    #[test]
+    fn skills_of_128_kib_together_are_taken_and_one_byte_more_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), "x".repeat(MOST_SKILL_BYTES - 1)).unwrap();
+        std::fs::write(dir.path().join("b"), "y").unwrap();
+        let mut instructions = skills(dir.path(), &["a", "b"]).unwrap();
+        std::fs::write(dir.path().join("b"), "yz").unwrap();
+        assert_eq!(instructions.newest_skills()[1].text, "y");
+        let complaint = skills(dir.path(), &["a", "b"]).err().unwrap();
+        assert!(
+            complaint.contains("131073 bytes together and may have 131072"),
+            "{complaint}"
+        );
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Options {
     pub journal_dir: PathBuf,
     /// The mounted instructions, read when the configuration has none inline.
     pub instructions_file: PathBuf,
+    /// Directory of the mounted skills.
+    pub skills_dir: PathBuf,
     /// How long a call in flight may go on after SIGTERM.
     pub drain: Duration,
 }
@@ -128,9 +130,11 @@ impl Worker {
     fn prepare(&self, owner: &Owner) -> Result<(Journal, Restored, Instructions), WorkerError> {
         let (mut journal, restored) = Journal::open(&self.options.journal_dir, owner)?;
         journal.claim(owner)?;
-        let inline = self.options.config.spec.instructions.clone();
-        let instructions =
-            Instructions::load(inline, self.options.instructions_file.clone()).map_err(WorkerError::Instructions)?;
+        let spec = &self.options.config.spec;
+        let skills = spec.skills.iter().map(|skill| skill.name.clone()).collect();
+        let instructions = Instructions::load(spec.instructions.clone(), self.options.instructions_file.clone())
+            .and_then(|texts| texts.with_skills(skills, self.options.skills_dir.clone()))
+            .map_err(WorkerError::Instructions)?;
         Ok((journal, restored, instructions))
     }
 

@@ -2,10 +2,12 @@
 //!
 //! The one place that holds this order. Knows neither clock nor world: the driver brings both.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 
 use crate::engine::machine::{Engine, View};
-use crate::engine::{Effect, Input, Record, StopCause};
+use crate::engine::{Effect, Input, Record, Skill, StopCause};
 
 use super::journal::{Committed, Journal, JournalError};
 
@@ -45,6 +47,11 @@ impl<'a> Steps<'a> {
     /// Takes the newest instructions; used from the next call on.
     pub fn set_instructions(&mut self, text: String) {
         self.engine.set_instructions(text);
+    }
+
+    /// Takes the newest skills; used from the next call on.
+    pub fn set_skills(&mut self, skills: Arc<[Skill]>) {
+        self.engine.set_skills(skills);
     }
 
     /// Hears one input and commits what the engine records of it.

@@ -347,6 +347,68 @@ async fn mistakes_in_references_have_their_own_words() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn skills_are_mounted_together_once_all_of_them_are_there_and_not_too_large() {
+    let rig = Rig::start().await;
+    let skill =
+        |name: &str, map: &str, key: &str| json!({ "name": name, "configMapKeyRef": { "name": map, "key": key } });
+    let skills = [
+        skill("triage", "skills", "triage.md"),
+        skill("answer", "more", "answer.md"),
+    ];
+    rig.apply("coast", &json!({ "skills": skills }));
+    rig.pass(20).await;
+    let said = |reason: &str, words: &str| {
+        let conditions = rig.status("coast").conditions;
+        let accepted = conditions.into_iter().find(|c| c.type_ == "Accepted").unwrap();
+        assert_eq!((accepted.status.as_str(), accepted.reason.as_str()), ("False", reason));
+        assert!(accepted.message.contains(words), "{}", accepted.message);
+        assert_eq!(rig.pod("coast"), None);
+    };
+    said(
+        "ConfigMapNotFound",
+        "spec.skills[triage].configMapKeyRef: ConfigMap skills does not exist in this namespace: create it with the key triage.md",
+    );
+    rig.put_config_map("skills", "other.md", "Look.");
+    rig.pass(31).await;
+    said("ConfigMapNotFound", "ConfigMap skills has no key triage.md");
+    rig.put_config_map("skills", "triage.md", &"x".repeat(131_072));
+    rig.put_config_map("more", "answer.md", " ");
+    rig.pass(31).await;
+    said(
+        "InvalidSpec",
+        "spec.skills[answer].configMapKeyRef: key answer.md of ConfigMap more is empty",
+    );
+    rig.put_config_map("more", "answer.md", "y");
+    rig.pass(31).await;
+    said(
+        "InvalidSpec",
+        "spec.skills: the texts together have 131073 bytes and may have 131072",
+    );
+    rig.put_config_map("skills", "triage.md", &"x".repeat(131_071));
+    rig.pass(31).await;
+    let pod = rig.pod("coast").unwrap();
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let volume = volumes.iter().find(|volume| volume["name"] == "skills").unwrap();
+    let source = |map: &str, key: &str, path: &str| json!({ "configMap": { "name": map, "items": [{ "key": key, "path": path }] } });
+    assert_eq!(
+        volume["projected"]["sources"],
+        json!([
+            source("skills", "triage.md", "triage"),
+            source("more", "answer.md", "answer")
+        ])
+    );
+    let mounted = |container: &serde_json::Value| {
+        let mounts = container["volumeMounts"].as_array().unwrap();
+        mounts.iter().any(|mount| mount["mountPath"] == "/etc/agentloop/skills")
+    };
+    assert!(mounted(&pod["spec"]["containers"][0]));
+    assert!(
+        !mounted(&pod["spec"]["initContainers"][0]),
+        "the gateway does not see them"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn suspend_tells_the_loop_first_then_ends_the_pod_and_keeps_ready() {
     let rig = Rig::start().await;
     rig.bring_up("coast", &json!({})).await;

@@ -17,12 +17,12 @@ use kube::{Resource, ResourceExt};
 
 use super::context::Settings;
 use super::{names, objects};
-use crate::api::agent::{KeyRef, PodSettings, UpdateStrategy};
+use crate::api::agent::{KeyRef, PodSettings, Skill, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, LINK_CA_CONFIGMAP,
-    LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SERVICE_ACCOUNT, SOCKET_DIR, TOOL_HEADERS_DIR,
-    WORKER_UID,
+    LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_DIR,
+    TOOL_HEADERS_DIR, WORKER_UID,
 };
 
 /// The binary in the image.
@@ -171,6 +171,9 @@ fn worker(agent: &Agent, epoch: i64, settings: &Settings) -> Container {
     if agent.spec.instructions_from.is_some() {
         mounts.push(mount("instructions", directory(INSTRUCTIONS_FILE), true));
     }
+    if !agent.spec.skills.is_empty() {
+        mounts.push(mount("skills", SKILLS_DIR, true));
+    }
     let resources: Option<&ResourceRequirements> = agent.spec.pod.resources.as_ref();
     Container {
         volume_mounts: Some(mounts),
@@ -233,6 +236,9 @@ fn volumes(agent: &Agent) -> Vec<Volume> {
     if let Some(instructions) = &agent.spec.instructions_from {
         volumes.push(text_volume("instructions", &instructions.config_map_key_ref));
     }
+    if !agent.spec.skills.is_empty() {
+        volumes.push(skills_volume(&agent.spec.skills));
+    }
     volumes.extend(header_secrets(&agent.spec).map(|(server, secret)| Volume {
         name: header_volume(server),
         secret: Some(SecretVolumeSource {
@@ -289,36 +295,49 @@ fn state_volume(agent: &Agent) -> Volume {
 fn token_volume() -> Volume {
     projected(
         "link-token",
-        VolumeProjection {
+        vec![VolumeProjection {
             service_account_token: Some(ServiceAccountTokenProjection {
                 audience: Some(LINK_AUDIENCE.into()),
                 expiration_seconds: Some(TOKEN_SECONDS),
                 path: file(LINK_TOKEN_FILE).into(),
             }),
             ..VolumeProjection::default()
-        },
+        }],
     )
 }
 
 fn ca_volume() -> Volume {
     projected(
         "link-ca",
-        VolumeProjection {
+        vec![VolumeProjection {
             config_map: Some(ConfigMapProjection {
                 name: LINK_CA_CONFIGMAP.into(),
                 ..ConfigMapProjection::default()
             }),
             ..VolumeProjection::default()
-        },
+        }],
     )
 }
 
-fn projected(name: &str, source: VolumeProjection) -> Volume {
+/// One volume for all, so that edits arrive together.
+fn skills_volume(skills: &[Skill]) -> Volume {
+    let source = |skill: &Skill| VolumeProjection {
+        config_map: Some(ConfigMapProjection {
+            name: skill.config_map_key_ref.name.clone(),
+            items: Some(vec![item(&skill.config_map_key_ref, &skill.name)]),
+            ..ConfigMapProjection::default()
+        }),
+        ..VolumeProjection::default()
+    };
+    projected("skills", skills.iter().map(source).collect())
+}
+
+fn projected(name: &str, sources: Vec<VolumeProjection>) -> Volume {
     Volume {
         name: name.into(),
         projected: Some(ProjectedVolumeSource {
             default_mode: Some(GROUP_READABLE),
-            sources: Some(vec![source]),
+            sources: Some(sources),
         }),
         ..Volume::default()
     }

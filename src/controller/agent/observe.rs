@@ -3,7 +3,7 @@
 //! Pods come from the watch. Everything else is read only when it matters: references before a pod is made, the node of
 //! a pod that should be gone. ADR 0002 says why references are not watched.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -156,11 +156,13 @@ async fn references(ctx: &Context, subject: &Subject<'_>) -> Result<References, 
         let secret = server.headers_secret_ref.as_ref()?;
         Some(async move { Ok((server.name.clone(), keys(ctx, subject, &secret.name).await?)) })
     }));
-    let (key, script, instructions, headers) = tokio::try_join!(key, script, instructions, headers)?;
+    let (key, script, instructions, skills, headers) =
+        tokio::try_join!(key, script, instructions, skills(ctx, subject), headers)?;
     Ok(References {
         key,
         script,
         instructions,
+        skills,
         headers: headers.into_iter().collect(),
     })
 }
@@ -186,15 +188,39 @@ async fn keys(ctx: &Context, subject: &Subject<'_>, name: &str) -> Result<Looked
 }
 
 async fn text(ctx: &Context, subject: &Subject<'_>, reference: &KeyRef) -> Result<Looked<String>, Error> {
+    Ok(key_of(
+        texts(ctx, subject, &reference.name).await?.as_ref(),
+        &reference.key,
+    ))
+}
+
+/// The texts of the skills, in their order. They often share a ConfigMap, which is read once.
+async fn skills(ctx: &Context, subject: &Subject<'_>) -> Result<Vec<Looked<String>>, Error> {
+    let references = || {
+        let skills = subject.agent.spec.skills.iter();
+        skills.map(|skill| &skill.config_map_key_ref)
+    };
+    let names: BTreeSet<&String> = references().map(|reference| &reference.name).collect();
+    let reads = names.into_iter().map(|name| async move {
+        let texts = texts(ctx, subject, name).await?;
+        Ok::<_, Error>((name, texts))
+    });
+    let read = futures::future::try_join_all(reads).await?;
+    let maps: BTreeMap<_, _> = read.into_iter().collect();
+    let looked = |reference: &KeyRef| key_of(maps.get(&reference.name).and_then(Option::as_ref), &reference.key);
+    Ok(references().map(looked).collect())
+}
+
+/// The data of a ConfigMap; `None`: there is none of this name.
+async fn texts(ctx: &Context, subject: &Subject<'_>, name: &str) -> Result<Option<BTreeMap<String, String>>, Error> {
     let api: Api<ConfigMap> = subject.api(ctx);
-    let config_map = find("get a ConfigMap", api.get(&reference.name)).await?;
-    Ok(match config_map {
-        None => Looked::NoObject,
-        Some(config_map) => {
-            let data: BTreeMap<String, String> = config_map.data.unwrap_or_default();
-            data.get(&reference.key)
-                .map_or(Looked::NoKey, |text| Looked::Found(text.clone()))
-        }
+    let config_map = find("get a ConfigMap", api.get(name)).await?;
+    Ok(config_map.map(|config_map| config_map.data.unwrap_or_default()))
+}
+
+fn key_of(texts: Option<&BTreeMap<String, String>>, key: &str) -> Looked<String> {
+    texts.map_or(Looked::NoObject, |texts| {
+        texts.get(key).map_or(Looked::NoKey, |text| Looked::Found(text.clone()))
     })
 }
 

@@ -9,15 +9,16 @@ use super::context::Settings;
 use super::manifest;
 use super::names;
 use crate::api::Agent;
-use crate::api::agent::KeyRef;
+use crate::api::agent::{KeyRef, Skill};
 use crate::api::tools::is_tool_header;
 use crate::controller::budget::scope::{Obstacle as Unlimited, ScopeReason};
+use crate::link::pod::MOST_SKILL_BYTES;
 
 /// Longest value of a label, and longest host name of a pod.
 const LONGEST_NAME: usize = 63;
 /// Longest configuration of a container: Linux allows 128 KiB for one variable, its name included.
 const LONGEST_CONFIG: usize = 120 * 1024;
-/// Longest system prompt.
+/// Longest system prompt, without skills.
 const LONGEST_INSTRUCTIONS: usize = 32 * 1024;
 
 /// What a reference led to.
@@ -40,6 +41,8 @@ pub(super) struct References {
     pub(super) script: Option<Looked<String>>,
     /// `instructionsFrom`.
     pub(super) instructions: Option<Looked<String>>,
+    /// `skills`, in their order.
+    pub(super) skills: Vec<Looked<String>>,
     /// `tools.servers[].headersSecretRef`, by the server's name: the keys, never what they hold.
     pub(super) headers: BTreeMap<String, Looked<Vec<String>>>,
 }
@@ -128,6 +131,7 @@ pub(super) fn validate(agent: &Agent, references: &References, settings: &Settin
         let text = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, field, reference)?;
         instructions(text, field, reference)?;
     }
+    skills(&agent.spec.skills, &references.skills)?;
     for server in &agent.spec.tools.servers {
         if let (Some(secret), Some(looked)) = (&server.headers_secret_ref, references.headers.get(&server.name)) {
             headers(looked, &server.name, &secret.name)?;
@@ -215,6 +219,29 @@ fn instructions(text: &str, field: &str, reference: &KeyRef) -> Result<(), Inval
         return Err(Invalid::spec(format!(
             "{field}: key {key} of ConfigMap {name} has {} bytes; a system prompt has at most {LONGEST_INSTRUCTIONS}",
             text.len()
+        )));
+    }
+    Ok(())
+}
+
+/// `looked` is empty when nobody looked.
+fn skills(skills: &[Skill], looked: &[Looked<String>]) -> Result<(), Invalid> {
+    let mut all = 0;
+    for (skill, looked) in skills.iter().zip(looked) {
+        let field = format!("spec.skills[{}].configMapKeyRef", skill.name);
+        let reference = &skill.config_map_key_ref;
+        let text = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, &field, reference)?;
+        if text.trim().is_empty() {
+            let (name, key) = (&reference.name, &reference.key);
+            return Err(Invalid::spec(format!(
+                "{field}: key {key} of ConfigMap {name} is empty: write the skill into it, or remove it from spec.skills"
+            )));
+        }
+        all += text.len();
+    }
+    if all > MOST_SKILL_BYTES {
+        return Err(Invalid::spec(format!(
+            "spec.skills: the texts together have {all} bytes and may have {MOST_SKILL_BYTES}: shorten them, or name fewer"
         )));
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use agentloop::api::agent::{
     AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, FieldType,
     Guardrails, HotField, HotState, KeyRef, Loop, LoopDetection, Mode, Model, ModelApi, OutputLimitParameter,
-    PodSettings, RateLimit, Resource, RetentionPolicy, Storage, TextSource, Total, UpdateStrategy,
+    PodSettings, RateLimit, Resource, RetentionPolicy, Skill, Storage, TextSource, Total, UpdateStrategy,
 };
 use agentloop::api::price::{LongContext, Price};
 use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
@@ -36,6 +36,19 @@ fn key() -> impl Strategy<Value = KeyRef> {
 
 fn text() -> impl Strategy<Value = TextSource> {
     key().prop_map(|config_map_key_ref| TextSource { config_map_key_ref })
+}
+
+fn skills() -> impl Strategy<Value = Vec<Skill>> {
+    let skills = prop::collection::btree_map("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", key(), 0..=4);
+    skills.prop_map(|skills| {
+        skills
+            .into_iter()
+            .map(|(name, config_map_key_ref)| Skill {
+                name,
+                config_map_key_ref,
+            })
+            .collect()
+    })
 }
 
 fn server() -> impl Strategy<Value = (ModelApi, Option<String>, Option<KeyRef>, Option<TextSource>)> {
@@ -287,7 +300,7 @@ fn rate_limits() -> impl Strategy<Value = Vec<RateLimit>> {
 prop_compose! {
     fn spec()(
         suspend in any::<bool>(),
-        prompt in prop_oneof!["\\PC{1,80}".prop_map(Ok), text().prop_map(Err)],
+        (prompt, skills) in (prop_oneof!["\\PC{1,80}".prop_map(Ok), text().prop_map(Err)], skills()),
         model in model(),
         min_delay_milliseconds in 1_u32..=3_600_000,
         delays in 0_u32..=3_600_000,
@@ -308,6 +321,7 @@ prop_compose! {
             suspend,
             instructions: prompt.clone().ok(),
             instructions_from: prompt.err(),
+            skills,
             model,
             r#loop: Loop {
                 min_delay_milliseconds,

@@ -99,6 +99,32 @@ async fn an_edit_of_the_instructions_file_takes_effect_at_the_next_call() {
 }
 
 #[tokio::test]
+async fn skills_join_the_system_prompt_in_their_order_and_an_edit_is_in_the_next_turn() {
+    let mut bench = Bench::new();
+    let skill = |name: &str| json!({"name": name, "configMapKeyRef": {"name": "c", "key": name}});
+    bench.spec["skills"] = json!([skill("triage"), skill("answer")]);
+    std::fs::create_dir(bench.skills_dir()).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(bench.skills_dir().join(name), text).unwrap();
+    write("answer", &format!("Be short, {CANARY}."));
+    write("triage", "Look first.");
+    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let _worker = bench.worker(&gateway);
+    gateway.until("the call", |log| log.calls.len() == 1).await;
+    std::fs::write(bench.skills_dir().join("triage"), "Look twice.").unwrap();
+    gateway.keep("t1c1a1", answer("done", &[]));
+    let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
+    for (call, look) in log.calls.iter().zip(["first", "twice"]) {
+        let system = call.1["messages"][0]["content"].as_str().unwrap();
+        let skills = format!("# Skill: triage\n\nLook {look}.\n\n# Skill: answer\n\nBe short, {CANARY}.");
+        assert!(
+            system.starts_with(&format!("Be {CANARY}.")) && system.ends_with(&skills),
+            "{system}"
+        );
+    }
+    bench.assert_discreet();
+}
+
+#[tokio::test]
 async fn a_stream_that_breaks_is_asked_for_again_and_counts_as_no_failure() {
     let mut bench = Bench::new();
     let gateway = Gateway::start(bench.dir.path(), vec![Reply::BrokenOnce(Box::new(sleep(60)))]);

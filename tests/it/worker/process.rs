@@ -54,6 +54,7 @@ impl Bench {
             .env("AGENTLOOP_SOCKET", gateway.socket())
             .env("AGENTLOOP_JOURNAL_DIR", &self.journal)
             .env("AGENTLOOP_INSTRUCTIONS_FILE", self.instructions_file())
+            .env("AGENTLOOP_SKILLS_DIR", self.skills_dir())
             .env("AGENTLOOP_DRAIN_SECONDS", "1")
             .stdout(file.try_clone().unwrap())
             .stderr(file)
@@ -65,6 +66,10 @@ impl Bench {
 
     pub fn instructions_file(&self) -> PathBuf {
         self.dir.path().join("instructions")
+    }
+
+    pub fn skills_dir(&self) -> PathBuf {
+        self.dir.path().join("skills")
     }
 
     /// One value of the closed journal.
