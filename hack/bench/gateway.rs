@@ -19,7 +19,7 @@ use agentloop::controller::ca::Authority;
 use agentloop::controller::certificates::server_config;
 use agentloop::link::messages::{
     AccountAnswer, AccountTerms, Attach, Attached, BudgetTerms, Directives, Known, LeaseAnswer, LeaseGrant,
-    LeaseRequest, LimitName, Refusal, Report,
+    LeaseRequest, Left, LimitName, Refusal, Report,
 };
 use agentloop::link::pod::CONFIG_ENV;
 use agentloop::link::server::{Limits, Link, PodIdentity, serve};
@@ -258,6 +258,7 @@ fn limits() -> BudgetTerms {
         recall: false,
         held: None,
         revision: 1,
+        left: Left::default(),
     };
     let tokens = LimitAmounts {
         tokens: Some(PLENTY),

@@ -9,6 +9,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use super::budget_health::Health;
 use super::machine::Engine;
 use super::outbox::{Outbox, call_line};
 use super::snapshot::{Hold, Step};
@@ -37,6 +38,9 @@ pub struct Budget {
     /// A budget with `onExhausted: Stop` is spent: the loop is Stopped until room was added. What happened, and what to
     /// do.
     pub stop: Option<String>,
+    /// What limits have left, for the model.
+    #[serde(skip)]
+    pub health: Vec<Health>,
 }
 
 /// When a held call is tried although its reason holds.

@@ -10,6 +10,7 @@
 //! snapshot and the live transcript, and feeds [`Input::Started`].
 
 pub mod budget;
+mod budget_health;
 mod clock;
 mod context;
 mod gate;
@@ -48,6 +49,7 @@ use message::{Answer, Message, Tool};
 use notifications::Notification;
 use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
+pub use budget_health::Health;
 pub use gate::check_schema;
 pub use prompt::Skill;
 pub use purpose::Purpose;

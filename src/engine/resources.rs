@@ -128,6 +128,15 @@ impl Tracker {
         }
     }
 
+    /// So much of a limit is used up.
+    #[must_use]
+    pub fn used(&self, limit: Limit, now: Timestamp) -> u64 {
+        let now = now.as_millisecond();
+        let pieces = self.0.get(&limit.key()).into_iter().flatten();
+        let inside = pieces.filter(|(start, _)| limit.leaves(*start) > now);
+        inside.fold(0, |sum, (_, used)| sum.saturating_add(*used))
+    }
+
     /// When there is room for so much more under a limit: `None`: now. For more than the whole limit: once it is empty.
     #[must_use]
     pub fn room_at(&self, limit: Limit, amount: u64, now: Timestamp) -> Option<Timestamp> {
@@ -187,6 +196,10 @@ mod tests {
         // A piece of a minute is a second.
         assert_eq!(tracker.room_at(three, 1, at(20_000)), Some(at(61_000)));
         assert_eq!(tracker.room_at(three, 2, at(20_000)), Some(at(71_000)));
+        assert_eq!(
+            [20_000, 60_999, 61_000].map(|now| tracker.used(three, at(now))),
+            [3, 3, 2]
+        );
         assert_eq!(tracker.room_at(three, 1, at(60_999)), Some(at(61_000)));
         assert_eq!(tracker.room_at(three, 1, at(61_000)), None);
         assert_eq!(

@@ -112,6 +112,26 @@ pub struct AccountTerms {
     /// Changes whenever a refused call may have become possible: a raised limit, a top-up, a returned lease. Who waits
     /// for room tries again then.
     pub revision: i64,
+    /// What of it is left for this Agent.
+    #[serde(default)]
+    pub left: Left,
+}
+
+/// What is left of an account's limits, in tenths of each, rounded down: it changes little, and so makes little traffic.
+/// As old as the gateway's last request for leases.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Left {
+    /// Of the account's limits.
+    pub of_limits: LimitAmounts,
+    /// Of the Agent's part.
+    pub of_per_agent: LimitAmounts,
+    /// Seconds after which what was used counts no more, in a rolling window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rolling_seconds: Option<i64>,
+    /// When the next window begins, where windows have an end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resets_at: Option<jiff::Timestamp>,
 }
 
 /// Whose limit an account is.

@@ -2,10 +2,13 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::api::amount::LimitAmounts;
+use strum::IntoEnumIterator;
+
+use crate::api::amount::{Kind, LimitAmounts};
 use crate::api::failure::FailureKind;
+use crate::engine::Health;
 use crate::engine::budget::Budget;
-use crate::link::messages::{BudgetTerms, Directives};
+use crate::link::messages::{AccountTerms, BudgetTerms, Directives, LimitName};
 
 /// The budget of these directives; none decided yet is one of its own, under which every call is refused.
 #[must_use]
@@ -18,6 +21,7 @@ pub fn of(directives: &Directives) -> Budget {
         tokens: tokens(terms),
         held: terms.blocked.is_some() || terms.accounts.iter().any(|account| account.held.is_some()),
         stop: terms.cut.then(|| why_stopped(terms)),
+        health: terms.accounts.iter().flat_map(health).collect(),
     }
 }
 
@@ -88,6 +92,49 @@ fn bought(cost: Option<i64>, terms: &BudgetTerms) -> Option<i64> {
     (price > 0.0).then_some((cost? as f64 / price) as i64)
 }
 
+/// What each limit of an account has left for this Agent.
+fn health(account: &AccountTerms) -> Vec<Health> {
+    let left = &account.left;
+    let window = match (left.rolling_seconds, left.resets_at) {
+        (_, Some(at)) => format!(" until {}", at.strftime("%Y-%m-%dT%H:%M:%SZ")),
+        (Some(seconds), None) => format!(" in any {seconds} s"),
+        (None, None) => String::new(),
+    };
+    let name = match &account.limit {
+        LimitName::Budget(name) => format!("AgentBudget {name}"),
+        LimitName::TokensPerHour => "guardrails.tokensPerHour".to_owned(),
+        LimitName::Total => "guardrails.total".to_owned(),
+    };
+    let own = format!("your part of {name}");
+    let parts = [
+        (name, account.limits, left.of_limits),
+        (own, account.per_agent, left.of_per_agent),
+    ];
+    let lines = parts.into_iter().flat_map(|(name, limits, left)| {
+        let window = window.clone();
+        Kind::iter().filter_map(move |kind| {
+            Some(Health {
+                name: name.clone(),
+                limit: amount(kind, limits.get(kind)?) + &window,
+                tenths: u8::try_from(left.get(kind)?).ok()?,
+                until: account.left.resets_at,
+            })
+        })
+    });
+    lines.collect()
+}
+
+/// `1200 tokens`, `2.50 USD`.
+fn amount(kind: Kind, number: i64) -> String {
+    match kind {
+        Kind::Tokens => format!("{number} tokens"),
+        Kind::InputTokens => format!("{number} input tokens"),
+        Kind::OutputTokens => format!("{number} output tokens"),
+        Kind::Calls => format!("{number} calls"),
+        Kind::Cost => format!("{}.{:02} USD", number / 1_000_000, number % 1_000_000 / 10_000),
+    }
+}
+
 /// The word of the budget that stops its loops.
 fn why_stopped(terms: &BudgetTerms) -> String {
     let said = terms.accounts.iter().filter_map(|account| account.held.as_ref());
@@ -104,7 +151,7 @@ mod tests {
     use super::*;
     use crate::api::failure::Failure;
     use crate::api::price::Price;
-    use crate::link::messages::{AccountTerms, LimitName};
+    use crate::link::messages::Left;
 
     fn account(limits: LimitAmounts) -> AccountTerms {
         AccountTerms {
@@ -115,6 +162,7 @@ mod tests {
             recall: false,
             held: None,
             revision: 1,
+            left: Left::default(),
         }
     }
 
@@ -186,6 +234,41 @@ mod tests {
         found.budget.as_mut().unwrap().accounts[0].per_agent = limited(500);
         assert_eq!(of(&found).tokens, Some(500));
         assert_eq!(of(&directives(vec![account(LimitAmounts::default())])).tokens, None);
+    }
+
+    #[test]
+    fn each_limit_says_what_it_has_left_for_this_agent() {
+        let tenths = |tenths| LimitAmounts {
+            tokens: Some(tenths),
+            cost: Some(tenths),
+            ..LimitAmounts::default()
+        };
+        let mut found = directives(vec![account(limited(9_000)), account(LimitAmounts::default())]);
+        assert_eq!(of(&found).health, [], "nothing is known of it yet");
+        let accounts = &mut found.budget.as_mut().unwrap().accounts;
+        accounts[0].limit = LimitName::TokensPerHour;
+        accounts[0].left = Left {
+            of_limits: tenths(7),
+            rolling_seconds: Some(3600),
+            ..Left::default()
+        };
+        let end = "2026-02-01T00:00:00Z".parse().unwrap();
+        accounts[1].per_agent.cost = Some(2_500_000);
+        accounts[1].left = Left {
+            of_per_agent: tenths(0),
+            resets_at: Some(end),
+            ..Left::default()
+        };
+        let health = of(&found).health;
+        let lines: Vec<String> = health.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            lines,
+            [
+                "guardrails.tokensPerHour: at least 70% of 9000 tokens in any 3600 s",
+                "your part of AgentBudget team: less than 10% of 2.50 USD until 2026-02-01T00:00:00Z",
+            ]
+        );
+        assert_eq!([health[0].until, health[1].until], [None, Some(end)]);
     }
 
     #[test]

@@ -425,7 +425,8 @@ impl Budgets {
             let heard = state
                 .book
                 .request(who, |account| applies.contains(account), request, self.now());
-            self.tell(state, []);
+            // What is left for it has changed.
+            self.tell(state, [agent.clone()]);
             heard
         };
         loop {
@@ -556,6 +557,7 @@ impl Budgets {
                 recall: entry.account().recalls(),
                 held: held.map(|held| held.failure),
                 revision: entry.revision(),
+                left: super::shares::left(entry, &ledger_name(agent)),
             });
         }
         Some(terms)

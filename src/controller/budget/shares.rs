@@ -5,11 +5,11 @@ use strum::IntoEnumIterator;
 use super::entry::Entry;
 use super::facts::ledger_name;
 use super::ledger::Budgets;
-use crate::api::amount::{Amount, Kind};
+use crate::api::amount::{Kind, LimitAmounts};
 use crate::api::status::BudgetShare;
 use crate::controller::loops::AgentKey;
 use crate::ledger::account::AgentName;
-use crate::link::messages::LimitName;
+use crate::link::messages::{Left, LimitName};
 
 /// What an Agent's limits have left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,8 +42,7 @@ impl Budgets {
 impl Shares {
     fn add(&mut self, limit: &LimitName, entry: &Entry, agent: &AgentName) {
         let account = entry.account();
-        let own = account.shares().into_iter().find(|(name, _)| name == agent);
-        let own = own.map_or(Amount::ZERO, |(_, used)| used);
+        let own = account.share_of(agent);
         let (all, used, part) = (account.limits(), account.used(), account.per_agent());
         for (limits, used) in [(&all, &used), (&part, &own)] {
             let percents = Kind::iter().filter_map(|kind| percent(used.get(kind), limits.get(kind)?));
@@ -59,6 +58,26 @@ impl Shares {
                 exhausted: entry.exhausted().is_some() || entry.blocked().contains_key(agent),
             });
         }
+    }
+}
+
+/// What is left of a limit for one Agent, as far as it was settled: what gateways hold and may not spend counts as left.
+pub(super) fn left(entry: &Entry, agent: &AgentName) -> Left {
+    let account = entry.account();
+    let tenths = |limits: LimitAmounts, left: LimitAmounts| {
+        LimitAmounts::each(|kind| {
+            let limit = i128::from(limits.get(kind)?.max(1));
+            i64::try_from(i128::from(left.get(kind)?) * 10 / limit).ok()
+        })
+    };
+    let (limits, part) = (account.limits(), account.per_agent());
+    let window = &account.terms().window;
+    let resets_at = window.end(account.time());
+    Left {
+        of_limits: tenths(limits, limits.left_after(&account.used())),
+        of_per_agent: tenths(part, part.left_after(&account.share_of(agent))),
+        rolling_seconds: window.seconds(account.time()).filter(|_| resets_at.is_none()),
+        resets_at,
     }
 }
 
@@ -79,13 +98,88 @@ fn percent(used: i64, limit: i64) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::book::{Book, DocumentId, DocumentKind, Part};
     use super::*;
+    use crate::api::amount::Amount;
+    use crate::api::budget::{Bucket, LedgerRecord, Share};
+    use crate::ledger::account::Terms;
+    use crate::ledger::window::WindowRule;
 
     #[test]
     fn percent_is_rounded_down_and_all_of_nothing() {
         assert_eq!((percent(999, 1000), percent(1000, 1000)), (Some(99), Some(100)));
         assert_eq!((percent(0, 0), percent(0, 5)), (Some(100), Some(0)));
         assert_eq!(percent(i64::MAX, 1), None);
+    }
+
+    /// Of a budget of 1000 tokens, 100 for each Agent.
+    fn left_of(window: &serde_json::Value, used: i64, own: i64) -> Left {
+        let start = jiff::Timestamp::constant(1_800_000_000, 0);
+        let document = DocumentId {
+            kind: DocumentKind::Budget,
+            namespace: "ns".into(),
+            name: "team".into(),
+            uid: "b".into(),
+        };
+        let agent = AgentName {
+            namespace: "ns".into(),
+            name: "coast".into(),
+        };
+        let tokens = |tokens| LimitAmounts {
+            tokens: Some(tokens),
+            ..LimitAmounts::default()
+        };
+        let bucket = |tokens| Bucket {
+            start,
+            amount: Amount { tokens, ..Amount::ZERO },
+        };
+        let terms = Terms {
+            limits: tokens(1000),
+            per_agent: tokens(100),
+            window: WindowRule::read(&serde_json::from_value(window.clone()).unwrap()).unwrap(),
+        };
+        let record = LedgerRecord {
+            watermark: start,
+            buckets: vec![bucket(used)],
+            shares: vec![Share {
+                namespace: "ns".into(),
+                name: "coast".into(),
+                buckets: vec![bucket(own)],
+            }],
+            ..LedgerRecord::default()
+        };
+        let mut book = Book::default();
+        book.load(&document, Part::Budget, terms, Some(&record), start);
+        left(book.entry("b").unwrap().1, &agent)
+    }
+
+    #[test]
+    fn what_is_left_changes_by_tenths_of_each_limit() {
+        let rolling = serde_json::json!({"rolling": {"seconds": 3600}});
+        let tenths = |used, own| {
+            let left = left_of(&rolling, used, own);
+            (left.of_limits.tokens, left.of_per_agent.tokens)
+        };
+        assert_eq!(tenths(0, 0), (Some(10), Some(10)));
+        assert_eq!(tenths(1, 1), (Some(9), Some(9)));
+        assert_eq!(tenths(600, 50), (Some(4), Some(5)));
+        assert_eq!(tenths(601, 51), (Some(3), Some(4)));
+        assert_eq!(tenths(1000, 100), (Some(0), Some(0)));
+        let left = left_of(&rolling, 1, 0);
+        assert_eq!((left.rolling_seconds, left.resets_at), (Some(3600), None));
+        assert_eq!(left.of_limits.cost, None, "it is not limited");
+    }
+
+    #[test]
+    fn a_window_with_an_end_says_when_and_one_for_ever_says_nothing() {
+        let daily = serde_json::json!({"calendar": {"period": "Daily", "timeZone": "UTC"}});
+        let left = left_of(&daily, 1, 0);
+        assert_eq!(
+            (left.rolling_seconds, left.resets_at.map(|at| at.to_string())),
+            (None, Some("2027-01-16T00:00:00Z".to_owned()))
+        );
+        let left = left_of(&serde_json::json!({"lifetime": {}}), 1, 0);
+        assert_eq!((left.rolling_seconds, left.resets_at), (None, None));
     }
 
     #[test]

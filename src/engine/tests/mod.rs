@@ -2,6 +2,7 @@
 
 mod actions;
 mod budget;
+mod budget_health;
 mod context;
 mod failures;
 mod gate;

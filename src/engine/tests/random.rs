@@ -81,6 +81,7 @@ fn budgets() -> impl Strategy<Value = Budget> {
         tokens,
         held: held || stop.is_some(),
         stop,
+        health: Vec::new(),
     })
 }
 

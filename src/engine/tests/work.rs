@@ -435,6 +435,7 @@ fn a_spent_budget_that_stops_its_loops_cuts_what_only_looks_and_goes_on_where_it
             held: stop.is_some(),
             stop: stop.map(Into::into),
             tokens: None,
+            ..Budget::default()
         },
     };
     driver.answer(wants(&["files__read", "mail__send", "mail__send"]));

@@ -192,6 +192,7 @@ mod tests {
             recall: false,
             held: None,
             revision: 1,
+            left: crate::link::messages::Left::default(),
         }
     }
 

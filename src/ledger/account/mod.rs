@@ -383,6 +383,12 @@ impl Account {
         self.shares.sorted()
     }
 
+    /// What this Agent settled.
+    #[must_use]
+    pub fn share_of(&self, agent: &AgentName) -> Amount {
+        self.shares.of(agent).total()
+    }
+
     /// Top-ups that count.
     #[must_use]
     pub fn top_ups(&self) -> &[CountedTopUp] {

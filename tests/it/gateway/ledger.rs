@@ -7,7 +7,7 @@ use agentloop::api::budget::LedgerRecord;
 use agentloop::ledger::account::{Account, AgentName, Ask, Terms, Who};
 use agentloop::ledger::window::WindowRule;
 use agentloop::link::messages::{
-    AccountAnswer, AccountRequest, AccountTerms, BudgetTerms, LeaseAnswer, LeaseGrant, LeaseRequest, LimitName,
+    AccountAnswer, AccountRequest, AccountTerms, BudgetTerms, LeaseAnswer, LeaseGrant, LeaseRequest, Left, LimitName,
 };
 use jiff::Timestamp;
 
@@ -60,6 +60,7 @@ impl Ledger {
                 recall: account.recalls(),
                 held: old.and_then(|old| old.held.clone()),
                 revision: 1,
+                left: Left::default(),
             }
         };
         self.terms.accounts = self.accounts.iter().map(told).collect();

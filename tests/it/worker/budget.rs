@@ -3,7 +3,7 @@
 use agentloop::api::amount::LimitAmounts;
 use agentloop::api::failure::{Failure, FailureKind};
 use agentloop::api::status::{LoopState, PauseReason};
-use agentloop::link::messages::{AccountTerms, BudgetTerms, LimitName};
+use agentloop::link::messages::{AccountTerms, BudgetTerms, Left, LimitName};
 use jiff::{SignedDuration, Timestamp};
 
 use super::gateway::{Gateway, Log, Reply, answer, sleep};
@@ -38,6 +38,7 @@ fn terms(revision: i64, held: Option<Failure>) -> BudgetTerms {
             recall: false,
             held,
             revision,
+            left: Left::default(),
         }],
         ..BudgetTerms::default()
     }

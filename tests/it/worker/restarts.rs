@@ -235,6 +235,7 @@ const STARTED: Input = Input::Started {
         tokens: None,
         held: false,
         stop: None,
+        health: Vec::new(),
     },
 };
 

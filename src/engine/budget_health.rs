@@ -1,0 +1,83 @@
+//! What the loop's limits have left, in words for the model: part of the runtime's word at the end of a prompt, never of
+//! what stands before it.
+//!
+//! In tenths, so that it changes little. Decides nothing: who refuses a call is the gateway, or a guardrail.
+
+use jiff::Timestamp;
+
+use super::machine::Engine;
+
+/// A limit of what calls may cost, and what is left of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// Whose limit it is: `AgentBudget team`.
+    pub name: String,
+    /// The limit: `100000 tokens in any 3600 s`.
+    pub limit: String,
+    /// Tenths of it that are left, rounded down.
+    pub tenths: u8,
+    /// When this holds no more, since the window ends.
+    pub until: Option<Timestamp>,
+}
+
+impl std::fmt::Display for Health {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, limit, .. } = self;
+        match self.tenths {
+            0 => write!(f, "{name}: less than 10% of {limit}"),
+            tenths @ 1..10 => write!(f, "{name}: at least {tenths}0% of {limit}"),
+            10.. => write!(f, "{name}: all of {limit}"),
+        }
+    }
+}
+
+/// Tenths of a limit that are left, rounded down.
+fn tenths(left: u64, limit: u64) -> u8 {
+    let tenths = u128::from(left) * 10 / u128::from(limit.max(1));
+    u8::try_from(tenths.min(10)).unwrap_or(10)
+}
+
+impl Engine {
+    /// A line for each limit; `None`: nothing is limited, or nothing is known of it.
+    pub(super) fn budget_health(&self, now: Timestamp) -> Option<String> {
+        let holds = |health: &&Health| health.until.is_none_or(|until| now < until);
+        let budgets = self.state.budget.health.iter().filter(holds).map(Health::to_string);
+        let rates = self.settings.rate_limits.iter().map(|limit| {
+            let left = limit.amount.saturating_sub(self.state.used.used(*limit, now));
+            let health = Health {
+                name: "guardrails.rateLimits".to_owned(),
+                limit: limit.to_string(),
+                tenths: tenths(left, limit.amount),
+                until: None,
+            };
+            health.to_string()
+        });
+        let lines: Vec<String> = budgets.chain(rates).map(|line| format!("\n- {line}")).collect();
+        let lines = (!lines.is_empty()).then(|| lines.concat())?;
+        Some(format!(
+            "What is left of your limits; a call that finds too little waits:{lines}"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenths_are_rounded_down_and_end_at_all_of_it() {
+        let cases = [
+            (0, 100, 0),
+            (9, 100, 0),
+            (10, 100, 1),
+            (99, 100, 9),
+            (100, 100, 10),
+            (200, 100, 10),
+        ];
+        for (left, limit, expected) in cases {
+            assert_eq!(tenths(left, limit), expected, "{left} of {limit}");
+        }
+        assert_eq!(tenths(u64::MAX, u64::MAX), 10);
+        assert_eq!(tenths(0, 0), 0);
+    }
+}

@@ -1,0 +1,118 @@
+//! The model hears what its limits have left, at the end of each prompt and nowhere else.
+
+use super::super::budget_health::Health;
+use super::*;
+use crate::api::agent::Resource;
+
+fn team(tenths: u8, until: Option<&str>) -> Health {
+    Health {
+        name: "AgentBudget team".into(),
+        limit: "9000 tokens".into(),
+        tenths,
+        until: until.map(|until| until.parse().unwrap()),
+    }
+}
+
+fn hear(driver: &mut Driver, health: Vec<Health>) {
+    let budget = Budget {
+        health,
+        ..driver.budget.clone()
+    };
+    driver.feed(Input::BudgetChanged { budget });
+}
+
+fn block(driver: &Driver) -> &str {
+    driver.block.as_deref().unwrap_or_default()
+}
+
+#[test]
+fn a_loop_without_limits_hears_nothing_of_them() {
+    let mut driver = Driver::started(settings());
+    driver.turn();
+    assert_eq!(driver.block, None);
+}
+
+#[test]
+fn what_a_budget_has_left_is_in_the_next_call_and_never_in_the_transcript() {
+    let mut driver = Driver::started(settings());
+    hear(&mut driver, vec![team(4, None)]);
+    driver.turn();
+    let expected = "[From the runtime, not from a person: how things stand. It is replaced with each call.]\n\
+                    What is left of your limits; a call that finds too little waits:\n\
+                    - AgentBudget team: at least 40% of 9000 tokens";
+    assert_eq!(block(&driver), expected);
+    hear(&mut driver, vec![team(0, None)]);
+    driver.turn();
+    assert!(block(&driver).ends_with("AgentBudget team: less than 10% of 9000 tokens"));
+    hear(&mut driver, vec![team(10, None)]);
+    driver.turn();
+    assert!(block(&driver).ends_with("AgentBudget team: all of 9000 tokens"));
+    hear(&mut driver, Vec::new());
+    driver.turn();
+    assert_eq!(driver.block, None);
+    let prompt = serde_json::to_string(&driver.prompt).unwrap();
+    assert!(!prompt.contains("AgentBudget"), "{prompt}");
+    let saved = serde_json::to_string(&driver.saved).unwrap();
+    assert!(!saved.contains("AgentBudget"), "{saved}");
+}
+
+#[test]
+fn what_was_left_of_a_window_is_no_longer_said_once_that_is_over() {
+    let mut driver = Driver::started(settings());
+    hear(&mut driver, vec![team(1, Some("2026-01-01T00:00:30Z")), team(5, None)]);
+    driver.turn();
+    assert_eq!(block(&driver).matches("AgentBudget").count(), 2);
+    driver.answer(calls("yield", r#"{"sleep": 60}"#));
+    driver.pass(seconds(60));
+    assert_eq!(block(&driver).matches("AgentBudget").count(), 1);
+    assert!(block(&driver).contains("at least 50%"), "{}", block(&driver));
+}
+
+#[test]
+fn rate_limits_say_what_they_have_left_and_recover_with_their_window() {
+    let mut driver = Driver::started(Settings {
+        rate_limits: vec![rates::limit(Resource::LLMCalls, 4, 60)],
+        ..settings()
+    });
+    let says = |driver: &Driver, left: &str| {
+        let line = format!("- guardrails.rateLimits: {left} of 4 LLMCalls in 60 s");
+        assert!(block(driver).ends_with(&line), "{}", block(driver));
+    };
+    says(&driver, "at least 70%");
+    driver.turn();
+    says(&driver, "at least 50%");
+    driver.turn();
+    driver.turn();
+    says(&driver, "less than 10%");
+    driver.answer(calls("yield", r#"{"sleep": 90}"#));
+    driver.pass(seconds(90));
+    says(&driver, "at least 70%");
+}
+
+#[test]
+fn a_hot_state_comes_first_and_the_limits_after_it() {
+    let field = crate::engine::hot_state::Field {
+        name: "balance".into(),
+        kind: crate::api::hot_state::FieldType::Number,
+        ttl: None,
+        max_items: None,
+        refresh_tool: None,
+    };
+    let mut driver = Driver::started(Settings {
+        hot_state: vec![field],
+        ..settings()
+    });
+    hear(&mut driver, vec![team(4, None)]);
+    driver.turn();
+    let lines: Vec<&str> = block(&driver).lines().skip(1).collect();
+    assert_eq!(
+        lines,
+        [
+            "Hot state:",
+            "balance: (no value yet)",
+            "",
+            "What is left of your limits; a call that finds too little waits:",
+            "- AgentBudget team: at least 40% of 9000 tokens",
+        ]
+    );
+}
