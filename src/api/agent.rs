@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub use super::active_hours::{ActiveHours, Day};
 use super::bounds::{DNS_SUBDOMAIN, KEY};
 pub use super::hot_state::{FieldType, HotField, HotState};
-pub use super::model::{Model, ModelApi, OutputLimitParameter};
+pub use super::model::{Model, ModelApi, OutputLimitParameter, ToolCalling};
 pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateStrategy};
 pub use super::rate_limit::{RateLimit, Resource};
 pub use super::skill::Skill;

@@ -35,11 +35,12 @@ pub const RESERVED_HEADERS: [&str; 20] = [
 ];
 
 /// Fields of a request that other fields of the spec say, or that the loop and the gateway write; with their types.
-pub const OWN_FIELDS: [(&str, &str); 9] = [
+pub const OWN_FIELDS: [(&str, &str); 10] = [
     ("max_completion_tokens", "integer"),
     ("max_tokens", "integer"),
     ("messages", "objects"),
     ("model", "string"),
+    ("response_format", "object"),
     ("stream", "boolean"),
     ("stream_options", "object"),
     ("system", "string"),

@@ -34,6 +34,16 @@ pub enum OutputLimitParameter {
     MaxCompletionTokens,
 }
 
+/// How tools are offered to a model, and how it asks for them.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ToolCalling {
+    /// By the wire format's own tool calls.
+    #[default]
+    Native,
+    /// In words, answered by JSON objects of a schema that is sent with each request (`response_format`).
+    Structured,
+}
+
 /// The model of an Agent.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[x_kube(
@@ -66,6 +76,9 @@ pub enum OutputLimitParameter {
     ),
     validation = Rule::new("self.api != 'Scripted' || !has(self.apiKeySecretRef)").message(
         "spec.model.apiKeySecretRef has no meaning with api Scripted: remove it"
+    ),
+    validation = Rule::new("self.api == 'OpenAIChat' || self.toolCalling == 'Native'").message(
+        "spec.model.toolCalling Structured is for api OpenAIChat only: remove it"
     ),
     validation = Rule::new("self.maxOutputTokens < self.contextTokens").message(
         "spec.model.maxOutputTokens (default 4096) must be less than spec.model.contextTokens (default 128000): an answer has to fit the context window"
@@ -150,6 +163,11 @@ pub struct Model {
     #[serde(default = "default_stream_idle_timeout_seconds")]
     #[schemars(range(min = 1, max = 3600))]
     pub stream_idle_timeout_seconds: u32,
+    /// How the model is offered tools and asks for them. `Native`: by tool calls of the wire format. `Structured`: for
+    /// servers of `OpenAIChat` without tool calling: tools are described in the system prompt, and each answer is a JSON
+    /// object of a schema that is sent as `response_format`.
+    #[serde(default)]
+    pub tool_calling: ToolCalling,
     /// What the model costs. A price in the controller's own table wins; this one counts where that has none and the
     /// platform allows it. Needed by budgets and limits in US dollars.
     #[serde(default, skip_serializing_if = "Option::is_none")]

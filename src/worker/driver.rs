@@ -355,7 +355,7 @@ impl<'a> Driver<'a> {
                 state,
                 tools,
             } => {
-                let format = Format::of(self.model.api);
+                let format = Format::of(self.model);
                 let body = format.request_with_state(self.model, &messages, state, &tools);
                 let gateway = self.gateway.clone();
                 self.in_flight = Some(call);

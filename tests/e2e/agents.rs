@@ -35,6 +35,16 @@ pub fn openai(base_url: &str) -> Value {
     json!({"api": "OpenAIChat", "name": "smollm2", "baseURL": base_url, "maxOutputTokens": 96, "contextTokens": 3000})
 }
 
+/// The same for a model that really computes: beside seven other tests on two cores a token may take a third of a second,
+/// so an answer is short, and yet long enough to be caught under way.
+pub fn computed(mut model: Value) -> Value {
+    model["maxOutputTokens"] = COMPUTED_TOKENS.into();
+    model
+}
+
+/// Tokens of one answer of a model that really computes.
+pub const COMPUTED_TOKENS: u32 = 40;
+
 /// The same for Anthropic messages.
 pub fn anthropic(base_url: &str) -> Value {
     let mut model = openai(base_url);

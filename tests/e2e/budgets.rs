@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::agents::{Agent, condition, openai, script, scripted, status_used};
+use super::agents::{Agent, computed, condition, openai, script, scripted, status_used};
 use super::cluster::{Namespace, figure, shared};
 use super::model_server;
 use crate::support::kubectl::Kubectl;
@@ -196,8 +196,8 @@ fn what_is_settled_is_what_a_real_models_server_counted() {
     let spec = json!({"selector": {}, "limits": {"tokens": 1_000_000, "calls": 5}, "window": {"lifetime": {}}});
     kubectl.apply(&manifest("exact", &spec));
     let busy = json!({"guardrails": {"maxConsecutiveTurns": 1000}});
-    let agent = Agent::apply(&namespace, "counted", &openai(&server.base_url(label)), &busy);
-    agent.until_condition("BudgetExhausted", "True", "BudgetExhausted", 180);
+    let agent = Agent::apply(&namespace, "counted", &computed(openai(&server.base_url(label))), &busy);
+    agent.until_condition("BudgetExhausted", "True", "BudgetExhausted", 300);
     let counted = server.used(label);
     let budget = kubectl.until("nothing reserved", 60, BUDGETS, "exact", |budget| {
         let quiet = budget["status"]["reserved"]["tokens"].as_i64().unwrap_or(0) == 0;

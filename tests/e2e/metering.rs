@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::agents::{Agent, anthropic, openai, status_used};
+use super::agents::{Agent, COMPUTED_TOKENS, anthropic, computed, openai, status_used};
 use super::cluster::{Namespace, shared};
 use super::host;
 use super::model_server::{self, Line, ModelServer, Used};
@@ -11,7 +11,7 @@ use serde_json::json;
 /// Waits until `more` further calls of the label have ended.
 fn until_more_calls(server: &ModelServer, label: &str, more: usize) {
     let known = server.ends(label).len();
-    server.until("further calls", label, 120, |lines| {
+    server.until("further calls", label, 300, |lines| {
         (lines.iter().filter(|line| line.event == "end").count() >= known + more).then_some(())
     });
 }
@@ -28,12 +28,12 @@ fn a_real_models_tokens_are_counted_exactly_through_pod_deletion_and_worker_kill
     until_more_calls(server, label, 3);
 
     let pod = agent.until_pod(None, 30);
-    server.until_in_call(label, 60);
+    server.until_in_call(label, 120);
     agent.kubectl.ok(&["delete", "pod", &agent.name, "--wait=false"]);
     let pod = agent.until_pod(Some(&pod), 90);
     until_more_calls(server, label, 2);
 
-    let in_flight = server.until_in_call(label, 60);
+    let in_flight = server.until_in_call(label, 120);
     host::kill(&pod, "worker");
     agent.until_restarted("worker", 1, 60);
     until_more_calls(server, label, 2);
@@ -74,10 +74,10 @@ fn a_real_models_tokens_are_counted_exactly_in_both_wire_formats_streamed_and_wh
         for format in ["openai", "anthropic"] {
             let name = format!("{format}-{}", if stream { "streamed" } else { "whole" });
             let label = format!("{}-{name}", namespace.kubectl.namespace());
-            let mut model = match format {
+            let mut model = computed(match format {
                 "openai" => openai(&server.base_url(&label)),
                 _ => anthropic(&server.anthropic_url(&label)),
-            };
+            });
             model["stream"] = stream.into();
             agents.push((Agent::apply(&namespace, &name, &model, &busy()), label));
         }
@@ -99,12 +99,17 @@ fn after_gateway_kills_each_missing_token_belongs_to_a_call_that_is_called_unkno
     };
     let namespace = Namespace::new(&cluster.system, "gateway-kills");
     let label = namespace.kubectl.namespace();
-    let agent = Agent::apply(&namespace, "counted", &openai(&server.base_url(label)), &busy());
+    let agent = Agent::apply(
+        &namespace,
+        "counted",
+        &computed(openai(&server.base_url(label))),
+        &busy(),
+    );
     until_more_calls(server, label, 2);
     let pod = agent.until_pod(None, 30);
     let mut in_flight = Vec::new();
     for kill in 1..=2 {
-        in_flight.extend(server.until_in_call(label, 90).key);
+        in_flight.extend(server.until_in_call(label, 120).key);
         host::kill(&pod, "gateway");
         agent.until_restarted("gateway", kill, 60);
         until_more_calls(server, label, 2);
@@ -184,7 +189,7 @@ fn example(base_url: &str) -> String {
     for (from, to) in [
         ("https://api.openai.com/v1 ", &format!("{base_url} ")),
         ("gpt-4.1-mini ", &"smollm2 ".into()),
-        ("maxOutputTokens: 1024", &"maxOutputTokens: 96".into()),
+        ("maxOutputTokens: 1024", &format!("maxOutputTokens: {COMPUTED_TOKENS}")),
         ("contextTokens: 128000", &"contextTokens: 3000".into()),
     ] {
         assert!(text.contains(from), "the example has {from}");

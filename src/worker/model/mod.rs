@@ -7,13 +7,14 @@ pub mod anthropic;
 mod anthropic_stream;
 pub mod openai;
 mod stream;
+mod structured;
 
 use std::borrow::Borrow;
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::api::agent::{Model, ModelApi};
+use crate::api::agent::{Model, ModelApi, ToolCalling};
 use crate::api::failure::Failure;
 use crate::engine::message::{Answer, Message, Tool};
 
@@ -27,6 +28,8 @@ const MAX_STREAM_BYTES: usize = 32 * 1024 * 1024;
 pub enum Format {
     /// OpenAI chat completions; the script's too.
     OpenAi,
+    /// The same without tool calling: answers are JSON objects.
+    Structured,
     /// Anthropic messages.
     Anthropic,
 }
@@ -35,6 +38,8 @@ pub enum Format {
 pub enum Aggregate {
     /// Of OpenAI chat completions.
     OpenAi(stream::Aggregate),
+    /// The same, with tool calls in the text.
+    Structured(stream::Aggregate),
     /// Of Anthropic messages.
     Anthropic(anthropic_stream::Aggregate),
 }
@@ -42,10 +47,11 @@ pub enum Aggregate {
 impl Format {
     /// The format of a model.
     #[must_use]
-    pub fn of(api: ModelApi) -> Self {
-        match api {
-            ModelApi::OpenAIChat | ModelApi::Scripted => Self::OpenAi,
-            ModelApi::AnthropicMessages => Self::Anthropic,
+    pub fn of(model: &Model) -> Self {
+        match (model.api, model.tool_calling) {
+            (ModelApi::OpenAIChat, ToolCalling::Structured) => Self::Structured,
+            (ModelApi::OpenAIChat | ModelApi::Scripted, _) => Self::OpenAi,
+            (ModelApi::AnthropicMessages, _) => Self::Anthropic,
         }
     }
 
@@ -53,7 +59,7 @@ impl Format {
     #[must_use]
     pub fn route(self) -> &'static str {
         match self {
-            Self::OpenAi => "/v1/chat/completions",
+            Self::OpenAi | Self::Structured => "/v1/chat/completions",
             Self::Anthropic => "/v1/messages",
         }
     }
@@ -63,6 +69,7 @@ impl Format {
     pub fn request(self, model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool]) -> Value {
         match self {
             Self::OpenAi => openai::request(model, messages, tools),
+            Self::Structured => structured::request(model, messages, tools),
             Self::Anthropic => anthropic::request(model, messages, tools),
         }
     }
@@ -84,7 +91,7 @@ impl Format {
         messages.push(Arc::new(Message::User { text }));
         let mut body = self.request(model, &messages, tools);
         match self {
-            Self::OpenAi => {}
+            Self::OpenAi | Self::Structured => {}
             Self::Anthropic => anthropic::cache_before_last(&mut body),
         }
         body
@@ -94,6 +101,7 @@ impl Format {
     pub fn answer(self, body: &[u8]) -> Result<Answer, Failure> {
         match self {
             Self::OpenAi => openai::answer(body),
+            Self::Structured => openai::answer(body).map(structured::read),
             Self::Anthropic => anthropic::answer(body),
         }
     }
@@ -103,6 +111,7 @@ impl Format {
     pub fn aggregate(self) -> Aggregate {
         match self {
             Self::OpenAi => Aggregate::OpenAi(stream::Aggregate::default()),
+            Self::Structured => Aggregate::Structured(stream::Aggregate::default()),
             Self::Anthropic => Aggregate::Anthropic(anthropic_stream::Aggregate::default()),
         }
     }
@@ -110,7 +119,7 @@ impl Format {
     /// The failure of an answer that is not of this format.
     pub(super) fn bad(self, message: &str) -> Failure {
         match self {
-            Self::OpenAi => openai::bad(message),
+            Self::OpenAi | Self::Structured => openai::bad(message),
             Self::Anthropic => anthropic::bad(message),
         }
     }
@@ -120,7 +129,7 @@ impl Aggregate {
     /// Takes the data of one event. True: the server said that it was the last.
     pub fn push(&mut self, data: &str) -> Result<bool, Failure> {
         match self {
-            Self::OpenAi(aggregate) => aggregate.push(data),
+            Self::OpenAi(aggregate) | Self::Structured(aggregate) => aggregate.push(data),
             Self::Anthropic(aggregate) => aggregate.push(data),
         }
     }
@@ -129,6 +138,7 @@ impl Aggregate {
     pub fn finish(self, done: bool) -> Result<Answer, Failure> {
         match self {
             Self::OpenAi(aggregate) => aggregate.finish(done),
+            Self::Structured(aggregate) => aggregate.finish(done).map(structured::read),
             Self::Anthropic(aggregate) => aggregate.finish(done),
         }
     }
@@ -212,7 +222,9 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_sent_before_is_sent_again_byte_for_byte(texts in proptest::collection::vec("\\PC{1,20}x", 2..6)) {
-            for (api, format) in [("OpenAIChat", Format::OpenAi), ("AnthropicMessages", Format::Anthropic)] {
+            for (api, format) in [
+                ("OpenAIChat", Format::OpenAi), ("OpenAIChat", Format::Structured), ("AnthropicMessages", Format::Anthropic),
+            ] {
                 let model: Model = serde_json::from_value(json!({"api": api, "name": "m"})).unwrap();
                 let tools = [Tool { name: "look".into(), description: "d".into(), parameters: json!({"type": "object", "b": 1}) }];
                 let mut messages = vec![Message::System { text: "be".into() }];

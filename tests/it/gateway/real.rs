@@ -1,5 +1,10 @@
 //! The gateway before a real model: what it counts is what the server's own answers say, in both wire formats.
 
+use agentloop::api::agent::Model;
+use agentloop::engine::Purpose;
+use agentloop::engine::message::{Finish, Message, Tool};
+use agentloop::worker::gateway_client::GatewayClient;
+use agentloop::worker::model::Format;
 use serde_json::{Value, json};
 
 use super::world::World;
@@ -74,5 +79,49 @@ async fn what_a_real_server_says_it_used_is_what_is_counted() {
                 "{label}: the second call begins as the first: {counted:?}"
             );
         }
+    }
+}
+
+/// The model is too small to choose well. That it answers in the schema's form is the server's doing.
+#[tokio::test]
+async fn a_real_server_without_tool_calls_answers_in_the_form_of_the_schema_streamed_and_whole() {
+    let Some(server) = tokio::task::spawn_blocking(model_server::local).await.unwrap() else {
+        return;
+    };
+    let look: Tool = Tool {
+        name: "look".into(),
+        description: "Looks out of the window.".into(),
+        parameters: json!({"type": "object", "properties": {}, "additionalProperties": false}),
+    };
+    let messages = [
+        Message::System {
+            text: "You look out of the window by calling the tool look.".into(),
+        },
+        Message::User {
+            text: "Look out of the window now: call look.".into(),
+        },
+    ];
+    for stream in [true, false] {
+        let mut world = World::new().await;
+        let label = format!("structured-{stream}");
+        world.set(
+            &json!({"name": "smollm2", "baseURL": server.base_url(&label), "maxOutputTokens": 400, "temperature": "0",
+                "toolCalling": "Structured", "stream": stream, "timeoutSeconds": 300, "streamIdleTimeoutSeconds": 300}),
+        );
+        world.start().await;
+        let model: Model = serde_json::from_value(world.model.clone()).unwrap();
+        let format = Format::of(&model);
+        assert_eq!(format, Format::Structured);
+        let body = format.request(&model, &messages, std::slice::from_ref(&look));
+        let client = GatewayClient::new(&world.path("gateway.sock")).unwrap();
+        let call = ("t1c1a1".parse().unwrap(), Purpose::Turn);
+        let answer = client.call(call, format, body).await.unwrap();
+        let form = |text: &str| text.trim_start().starts_with('{');
+        assert!(
+            !answer.text.as_deref().is_some_and(form),
+            "read as the object it is: {answer:?}"
+        );
+        assert!(answer.tool_calls.iter().all(|call| call.name == "look"), "{answer:?}");
+        assert!(matches!(answer.finish, Finish::Stop | Finish::ToolCalls), "{answer:?}");
     }
 }

@@ -217,6 +217,7 @@ fn models() -> Vec<Row> {
     let key = json!({"name": "key", "key": "value"});
     let mut rows = base_urls();
     rows.extend(wire_formats());
+    rows.push(tool_calling());
     rows.extend(prices());
     rows.extend([
         row(
@@ -390,6 +391,21 @@ fn wire_formats() -> Vec<Row> {
         ),
         extra("spec.model.extraBody must not set n,", refuses(&REFUSED_FIELDS)),
     ]
+}
+
+fn tool_calling() -> Row {
+    row(
+        "spec.model.toolCalling Structured is for api OpenAIChat only",
+        vec![
+            model(&json!({"toolCalling": "Structured"})),
+            model(&json!({"toolCalling": "Native"})),
+            with(anthropic(), &json!({"spec": {"model": {"toolCalling": "Native"}}})),
+        ],
+        vec![
+            with(anthropic(), &json!({"spec": {"model": {"toolCalling": "Structured"}}})),
+            with(scripted(), &json!({"spec": {"model": {"toolCalling": "Structured"}}})),
+        ],
+    )
 }
 
 fn value_of(kind: &str) -> Value {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use agentloop::api::agent::{
     AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, FieldType,
     Guardrails, HotField, HotState, KeyRef, Loop, LoopDetection, Mode, Model, ModelApi, OutputLimitParameter,
-    PodSettings, RateLimit, Resource, RetentionPolicy, Skill, Storage, TextSource, Total, UpdateStrategy,
+    PodSettings, RateLimit, Resource, RetentionPolicy, Skill, Storage, TextSource, ToolCalling, Total, UpdateStrategy,
 };
 use agentloop::api::price::{LongContext, Price};
 use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
@@ -107,6 +107,7 @@ prop_compose! {
         extra in prop::collection::btree_map("x_[a-z]{1,20}", any::<Option<bool>>(), 0..4),
         parameter in any::<bool>(),
         price in option::of(price()),
+        structured in any::<bool>(),
     ) -> Model {
         let is_scripted = api == ModelApi::Scripted;
         Model {
@@ -114,6 +115,11 @@ prop_compose! {
                 OutputLimitParameter::MaxTokens
             } else {
                 OutputLimitParameter::Auto
+            },
+            tool_calling: if structured && api == ModelApi::OpenAIChat {
+                ToolCalling::Structured
+            } else {
+                ToolCalling::Native
             },
             headers: if is_scripted { BTreeMap::new() } else { headers },
             extra_body: extra.into_iter().filter(|_| !is_scripted).map(|(name, value)| (name, json!({"a": value}))).collect(),

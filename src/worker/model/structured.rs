@@ -1,0 +1,376 @@
+//! Tool calls for servers without tool calling: the model answers with one JSON object, which the server is asked to
+//! hold to a schema (`response_format` of OpenAI chat completions, as vLLM, llama.cpp, Ollama and others have it).
+//!
+//! Pure. Writes the tools into the system message and past calls into the conversation, and reads the object back. The
+//! schema sent is looser than the tools' own, in words that every server knows: arguments are checked where those of all
+//! calls are, by the gate.
+
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::MAX_TOOL_CALLS;
+use super::openai;
+use crate::api::agent::Model;
+use crate::engine::message::{self, Answer, Finish, Message, Tool, ToolCall};
+
+/// How to answer; the tools follow.
+const FORM: &str = "Answer with one JSON object and nothing else: {\"text\": what you say, may be empty, \
+\"tool_calls\": [{\"name\": a tool's name, \"arguments\": an object}], may be empty}. Results come in the next message. \
+Tools, each with the JSON schema of its arguments:";
+
+/// Most calls that one answer is asked for: a weak model repeats itself until its output limit cuts the object.
+const MOST_CALLS: usize = 8;
+
+/// The body of a request. Without tools it is that of any other model.
+#[must_use]
+pub fn request(model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool]) -> Value {
+    if tools.is_empty() {
+        return openai::request(model, messages, tools);
+    }
+    let mut body = openai::request(model, &conversation(messages, tools), &[]);
+    if let Some(body) = body.as_object_mut() {
+        body.insert("response_format".into(), response_format(tools));
+    }
+    body
+}
+
+fn response_format(tools: &[Tool]) -> Value {
+    let calls: Vec<Value> = tools.iter().map(call).collect();
+    let schema = json!({
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "tool_calls": {"type": "array", "items": {"anyOf": calls}, "maxItems": MOST_CALLS}},
+        "required": ["text", "tool_calls"],
+        "additionalProperties": false,
+    });
+    json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}})
+}
+
+fn call(tool: &Tool) -> Value {
+    let mut arguments = loose(&tool.parameters);
+    if let Some(schema) = arguments.as_object_mut() {
+        schema.insert("type".into(), "object".into());
+    }
+    json!({
+        "type": "object",
+        "properties": {"name": {"type": "string", "enum": [tool.name]}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": false,
+    })
+}
+
+/// A schema without what servers refuse or read each in their own way (references, patterns, bounds): whatever it let
+/// through before it lets through still.
+fn loose(schema: &Value) -> Value {
+    let Some(schema) = schema.as_object() else {
+        return json!({});
+    };
+    let mut kept = Map::new();
+    for (word, value) in schema {
+        let value = match (word.as_str(), value) {
+            ("type" | "enum" | "required", _) | ("additionalProperties", Value::Bool(_)) => value.clone(),
+            ("items", Value::Object(_)) => loose(value),
+            ("properties", Value::Object(fields)) => fields
+                .iter()
+                .map(|(name, field)| (name.clone(), loose(field)))
+                .collect(),
+            _ => continue,
+        };
+        kept.insert(word.clone(), value);
+    }
+    Value::Object(kept)
+}
+
+/// The same conversation in roles that every template knows: system, user and assistant, the last two in turn.
+fn conversation(messages: &[impl Borrow<Message>], tools: &[Tool]) -> Vec<Message> {
+    let form = form(tools);
+    let mut names: HashMap<&str, &str> = HashMap::new();
+    let mut all: Vec<Message> = Vec::new();
+    for message in messages {
+        let next = match message.borrow() {
+            Message::System { text } => Message::System {
+                text: format!("{text}\n\n{form}"),
+            },
+            Message::User { text } => Message::User { text: text.clone() },
+            Message::Assistant { text, tool_calls } => {
+                names.extend(tool_calls.iter().map(|call| (call.id.as_str(), call.name.as_str())));
+                said(text.as_deref().unwrap_or_default(), tool_calls)
+            }
+            Message::Tool { id, text, .. } => {
+                let name = names.get(id.as_str()).copied().unwrap_or_default();
+                Message::User {
+                    text: format!("Result of {name}:\n{text}"),
+                }
+            }
+        };
+        match (all.last_mut(), next) {
+            (Some(Message::User { text }), Message::User { text: more }) => {
+                text.push_str("\n\n");
+                text.push_str(&more);
+            }
+            (_, next) => all.push(next),
+        }
+    }
+    if !all.iter().any(|message| matches!(message, Message::System { .. })) {
+        all.insert(0, Message::System { text: form });
+    }
+    all
+}
+
+fn form(tools: &[Tool]) -> String {
+    let mut text = FORM.to_owned();
+    for tool in tools {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "\n- {}: {} {}", tool.name, tool.description, tool.parameters);
+    }
+    text
+}
+
+/// A past answer as the model gave it.
+fn said(text: &str, calls: &[ToolCall]) -> Message {
+    let calls: Vec<Value> = calls
+        .iter()
+        .map(|call| {
+            let arguments = message::arguments(&call.arguments)
+                .unwrap_or_else(|| Map::from_iter([("malformed".to_owned(), call.arguments.clone().into())]));
+            json!({"name": call.name, "arguments": arguments})
+        })
+        .collect();
+    Message::Assistant {
+        text: Some(json!({"text": text, "tool_calls": calls}).to_string()),
+        tool_calls: Vec::new(),
+    }
+}
+
+/// What an answer says, once it is whole. One that is no such object is the model's text, as from a server that does
+/// not heed the schema; cut in the middle of the object it asks for nothing.
+#[must_use]
+pub fn read(answer: Answer) -> Answer {
+    let object = answer.text.as_deref().and_then(object);
+    let (Some(said), Finish::Stop) = (object, answer.finish) else {
+        return answer;
+    };
+    let calls: Vec<ToolCall> = said
+        .tool_calls
+        .into_iter()
+        .take(MAX_TOOL_CALLS)
+        .enumerate()
+        .map(|(place, call)| ToolCall {
+            id: format!("call_{}", place + 1),
+            name: call.name,
+            arguments: arguments(&call.arguments),
+        })
+        .collect();
+    Answer {
+        text: Some(said.text.unwrap_or_default()).filter(|text| !text.is_empty()),
+        finish: if calls.is_empty() {
+            Finish::Stop
+        } else {
+            Finish::ToolCalls
+        },
+        tool_calls: calls,
+        tokens: answer.tokens,
+    }
+}
+
+/// The object, also within a code fence: a server that does not heed the schema leaves the form to the model.
+fn object(text: &str) -> Option<Said> {
+    let text = text.trim();
+    let inner = text
+        .strip_prefix("```json")
+        .or_else(|| text.strip_prefix("```"))
+        .and_then(|rest| rest.strip_suffix("```"));
+    serde_json::from_str(inner.unwrap_or(text).trim()).ok()
+}
+
+/// Arguments as text, whatever they are: the gate says what is wrong with them.
+fn arguments(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => value.to_string(),
+    }
+}
+
+#[derive(Deserialize)]
+struct Said {
+    text: Option<String>,
+    #[serde(default)]
+    tool_calls: Vec<Call>,
+}
+
+#[derive(Deserialize)]
+struct Call {
+    name: String,
+    #[serde(default)]
+    arguments: Value,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn model() -> Model {
+        serde_json::from_value(json!({"api": "OpenAIChat", "name": "m", "toolCalling": "Structured"})).unwrap()
+    }
+
+    fn look() -> Tool {
+        Tool {
+            name: "look".into(),
+            description: "Looks.".into(),
+            parameters: json!({"type": "object"}),
+        }
+    }
+
+    fn user(text: &str) -> Message {
+        Message::User { text: text.into() }
+    }
+
+    fn stopped(text: &str) -> Answer {
+        Answer {
+            text: Some(text.into()),
+            tokens: Some(7),
+            ..Answer::default()
+        }
+    }
+
+    #[test]
+    fn the_tools_are_words_the_roles_alternate_and_the_schema_names_each_tool() {
+        let messages = [
+            Message::System { text: "be".into() },
+            user("go"),
+            Message::Assistant {
+                text: Some("I look.".into()),
+                tool_calls: vec![
+                    ToolCall {
+                        id: "a".into(),
+                        name: "look".into(),
+                        arguments: r#"{"at":1}"#.into(),
+                    },
+                    ToolCall {
+                        id: "b".into(),
+                        name: "look".into(),
+                        arguments: "{\"at\"".into(),
+                    },
+                ],
+            },
+            Message::Tool {
+                id: "a".into(),
+                text: "seen".into(),
+                reasoning: None,
+            },
+            Message::Tool {
+                id: "b".into(),
+                text: "not run".into(),
+                reasoning: None,
+            },
+            user("next"),
+        ];
+        let body = request(&model(), &messages, &[look()]);
+        let sent = body["messages"].as_array().unwrap();
+        let roles: Vec<&str> = sent.iter().map(|message| message["role"].as_str().unwrap()).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "user"]);
+        let system = sent[0]["content"].as_str().unwrap();
+        assert!(
+            system.starts_with("be\n\n") && system.ends_with("\n- look: Looks. {\"type\":\"object\"}"),
+            "{system}"
+        );
+        let said: Value = serde_json::from_str(sent[2]["content"].as_str().unwrap()).unwrap();
+        assert_eq!(
+            said,
+            json!({"text": "I look.", "tool_calls": [
+                {"name": "look", "arguments": {"at": 1}},
+                {"name": "look", "arguments": {"malformed": "{\"at\""}}]})
+        );
+        assert_eq!(
+            sent[3]["content"],
+            "Result of look:\nseen\n\nResult of look:\nnot run\n\nnext"
+        );
+        let calls = &body["response_format"]["json_schema"]["schema"]["properties"]["tool_calls"]["items"]["anyOf"];
+        assert_eq!(calls[0]["properties"]["name"]["enum"], json!(["look"]));
+        assert_eq!(calls[0]["properties"]["arguments"], json!({"type": "object"}));
+        assert_eq!(body.get("tools"), None);
+    }
+
+    #[test]
+    fn a_tools_schema_loses_what_servers_refuse_and_lets_through_no_less() {
+        let schema = json!({"type": "object", "$defs": {"d": {}}, "required": ["a"], "additionalProperties": false, "properties": {
+            "a": {"type": "string", "pattern": "^x", "maxLength": 3}, "pattern": {"$ref": "#/$defs/d"},
+            "list": {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2}, "any": true}});
+        let expected = json!({"type": "object", "required": ["a"], "additionalProperties": false, "properties": {
+            "a": {"type": "string"}, "pattern": {}, "list": {"type": "array", "items": {"enum": [1, 2]}}, "any": {}}});
+        assert_eq!(loose(&schema), expected);
+        assert_eq!(loose(&json!(true)), json!({}));
+    }
+
+    #[test]
+    fn without_tools_it_is_a_request_like_any_other() {
+        let messages = [user("go")];
+        assert_eq!(
+            request(&model(), &messages, &[]),
+            openai::request(&model(), &messages, &[])
+        );
+    }
+
+    #[test]
+    fn an_object_is_read_as_text_and_calls_also_within_a_fence() {
+        let object = r#"{"text": "hm", "tool_calls": [{"name": "look", "arguments": {"at": 1}}, {"name": "yield"}]}"#;
+        for text in [
+            object.to_owned(),
+            format!("```json\n{object}\n```"),
+            format!("```{object}```"),
+        ] {
+            let answer = read(stopped(&text));
+            assert_eq!(answer.text.as_deref(), Some("hm"));
+            let calls: Vec<_> = answer
+                .tool_calls
+                .iter()
+                .map(|call| (call.id.as_str(), call.name.as_str(), call.arguments.as_str()))
+                .collect();
+            assert_eq!(calls, [("call_1", "look", r#"{"at":1}"#), ("call_2", "yield", "")]);
+            assert_eq!((answer.finish, answer.tokens), (Finish::ToolCalls, Some(7)));
+        }
+        let quiet = read(stopped(r#"{"text": "all is well", "tool_calls": []}"#));
+        assert_eq!(
+            (quiet.text.as_deref(), quiet.finish),
+            (Some("all is well"), Finish::Stop)
+        );
+    }
+
+    #[test]
+    fn what_is_no_such_object_stays_the_models_text_and_asks_for_nothing() {
+        for text in [
+            "plain words",
+            "{\"text\": \"cut",
+            "[1]",
+            "{\"tool_calls\": 3}",
+            "{\"tool_calls\": [{\"name\": 3}]}",
+        ] {
+            assert_eq!(read(stopped(text)), stopped(text));
+        }
+        let cut = Answer {
+            finish: Finish::Length,
+            ..stopped(r#"{"text": "", "tool_calls": [{"name": "look"}]}"#)
+        };
+        assert_eq!(read(cut.clone()), cut);
+        let refused = Answer {
+            finish: Finish::Refused,
+            ..stopped("no")
+        };
+        assert_eq!(read(refused.clone()), refused);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic_and_calls_are_bounded(text in ".*", calls in 0_usize..300) {
+            let _ = read(stopped(&text));
+            let many = json!({"text": text, "tool_calls": vec![json!({"name": text, "arguments": text}); calls]});
+            prop_assert_eq!(read(stopped(&many.to_string())).tool_calls.len(), calls.min(MAX_TOOL_CALLS));
+        }
+    }
+}
