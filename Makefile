@@ -4,10 +4,13 @@
 export CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/agentloop/target
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test soak bench check generate image deploy clean
+.PHONY: help try demo demo-down test soak bench check generate image deploy clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+try: ## Two scripted agents in one process for 20 seconds: no cluster, no root
+	@hack/try.sh
 
 demo: ## A real cluster on this machine, agentloop on it, an Agent that runs (CONTEXT=name IMAGE=ref: your cluster)
 	@hack/demo.sh

@@ -7,6 +7,7 @@
 //! - [`link`]: where controller, gateway and worker meet. Imports `api` and `ledger`.
 //! - [`telemetry`]: logs, metrics, probes. Imports `api`.
 //! - [`controller`], [`gateway`], [`worker`]: the three roles. Never import each other.
+//! - [`local`]: the three roles in one process, without a cluster. Imports what they make public.
 //! - [`cli`]: wires a role to the world.
 
 pub mod api;
@@ -16,6 +17,7 @@ pub mod engine;
 pub mod gateway;
 pub mod ledger;
 pub mod link;
+pub mod local;
 pub mod scripted;
 pub mod telemetry;
 pub mod worker;

@@ -11,7 +11,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("agentloop: {error:#}");
-            ExitCode::FAILURE
+            agentloop::cli::exit_code(&error)
         }
     }
 }

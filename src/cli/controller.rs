@@ -186,7 +186,7 @@ fn link_host(url: &str) -> anyhow::Result<String> {
 }
 
 /// The price table in a file.
-fn prices(file: &Path) -> anyhow::Result<PriceTable> {
+pub(super) fn prices(file: &Path) -> anyhow::Result<PriceTable> {
     let text =
         std::fs::read_to_string(file).with_context(|| format!("--prices-file {} cannot be read", file.display()))?;
     serde_json::from_str(&text).with_context(|| {

@@ -1,12 +1,30 @@
 //! The command line: one file a subcommand; every flag has an environment twin.
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
+
+use crate::local::manifest::Mistakes;
 
 mod controller;
 mod crds;
 mod gateway;
 mod probe;
+mod run;
 mod worker;
+
+/// Exit code for a mistake in what the user gave; clap's own.
+const BAD_INPUT: u8 = 2;
+
+/// The exit code that an error asks for.
+#[must_use]
+pub fn exit_code(error: &anyhow::Error) -> ExitCode {
+    if error.is::<Mistakes>() {
+        ExitCode::from(BAD_INPUT)
+    } else {
+        ExitCode::FAILURE
+    }
+}
 
 /// The Kubernetes operator for autonomous LLM agents.
 #[derive(Parser, Debug)]
@@ -24,6 +42,8 @@ enum Command {
     Worker(worker::Args),
     /// Hold the provider key and meter every model call (in the Agent's pod).
     Gateway(gateway::Args),
+    /// Run the Agents of manifests in this process, without a cluster.
+    Run(run::Args),
     /// Print the custom resource definitions, or write them to a directory.
     Crds(crds::Args),
     /// Exit 0 when the gateway of this pod serves.
@@ -37,6 +57,7 @@ impl Cli {
             Command::Controller(args) => args.run(),
             Command::Worker(args) => args.run(),
             Command::Gateway(args) => args.run(),
+            Command::Run(args) => args.run(),
             Command::Crds(args) => args.run(),
             Command::Probe(args) => args.run(),
         }

@@ -2,11 +2,13 @@
 //!
 //! Started together, ended together; one that ends by itself ends the process.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Client;
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -30,6 +32,24 @@ use crate::telemetry::metrics::Metrics;
 /// How long work under way may go on after the signal.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// What a leader works with and its maker may hold on to.
+pub(super) struct Ground {
+    /// The live loops, and which of them said something new.
+    pub(super) loops: (Arc<Loops>, mpsc::UnboundedReceiver<AgentKey>),
+    /// Where the link is served.
+    pub(super) listener: TcpListener,
+}
+
+impl Ground {
+    fn at(address: SocketAddr) -> Result<Self, Error> {
+        let (loops, changed) = Loops::new();
+        Ok(Self {
+            loops: (Arc::new(loops), changed),
+            listener: listen(address)?,
+        })
+    }
+}
+
 /// The leader's work.
 pub(super) struct Leader {
     pub(super) client: Client,
@@ -40,7 +60,7 @@ pub(super) struct Leader {
 
 impl Leader {
     /// Works until `stop`, then lets work under way finish. The tasks end with this future.
-    pub(super) async fn lead(&self, stop: &CancellationToken) -> Result<(), Error> {
+    pub(super) async fn lead(&self, ground: Option<Ground>, stop: &CancellationToken) -> Result<(), Error> {
         let clock: Clock = Arc::new(Timestamp::now);
         let namespace = &self.options.settings.controller_namespace;
         let certificates = retry("prepare the link's certificates", || {
@@ -50,7 +70,8 @@ impl Leader {
         let Some(certificates) = stop.run_until_cancelled(certificates).await else {
             return Ok(());
         };
-        let mut parts = self.start(certificates, &clock, stop)?;
+        let ground = ground.map_or_else(|| Ground::at(self.options.link_address), Ok)?;
+        let mut parts = self.start(certificates, ground, &clock, stop);
         tokio::select! {
             // First: parts that end because of the stop have not ended by themselves.
             biased;
@@ -69,16 +90,15 @@ impl Leader {
     fn start(
         &self,
         certificates: Certificates,
+        ground: Ground,
         clock: &Clock,
         stop: &CancellationToken,
-    ) -> Result<JoinSet<Error>, Error> {
-        let (loops, changed) = Loops::new();
-        let (loops, agents) = (Arc::new(loops), Arc::default());
+    ) -> JoinSet<Error> {
+        let ((loops, changed), listener, agents) = (ground.loops, ground.listener, Arc::default());
         let bundle = certificates.bundle();
         let (events, queue) = Sink::new();
         let budgets = self.budgets(&loops, events, clock);
         let link = self.link(&loops, &agents, &budgets, clock);
-        let listener = listen(self.options.link_address)?;
         let (tls, ends) = (certificates.tls(), stop.clone());
 
         let mut parts = JoinSet::new();
@@ -110,7 +130,7 @@ impl Leader {
             certificates.maintain(ends).await;
             Error::PartEnded("the care of certificates")
         });
-        Ok(parts)
+        parts
     }
 
     fn budgets(&self, loops: &Arc<Loops>, events: Sink, clock: &Clock) -> Arc<Budgets> {

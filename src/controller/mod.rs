@@ -3,6 +3,7 @@
 //! Owns what Kubernetes objects look like and when they are written. Meets the pods only through `link`.
 
 pub mod agent;
+pub mod alone;
 pub mod budget;
 pub mod ca;
 pub mod certificates;

@@ -144,7 +144,7 @@ impl Process {
         let lead = async {
             let (led, _) = tokio::join!(
                 async {
-                    let led = Box::pin(leader.lead(stop)).await;
+                    let led = Box::pin(leader.lead(None, stop)).await;
                     labelling.cancel();
                     led
                 },

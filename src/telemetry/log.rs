@@ -9,14 +9,20 @@ use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Writer};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::{LookupSpan, Scope};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 /// The variable that holds the filter, such as `info,agentloop=debug`.
 const FILTER_ENV: &str = "RUST_LOG";
+
+/// What is shown beside other output: that a worker comes before its gateway is no news there.
+const BESIDE: &str = "warn,agentloop::worker::gateway_client=error";
 
 /// Starts logging for the whole process. `RUST_LOG` chooses what is shown; `info` when it is not set or unreadable.
 /// A second call does nothing.
@@ -29,6 +35,27 @@ pub fn init() {
             now: jiff::Timestamp::now,
         })
         .try_init();
+    if let (Ok(()), Some(complaint)) = (started, complaint) {
+        tracing::warn!("{complaint}");
+    }
+}
+
+/// Starts logging of a process whose standard output is for something else: to `writer`, what `RUST_LOG` chooses, or
+/// warnings and errors. `beside` sees everything that its own filter lets through.
+pub fn init_beside<L>(beside: L, writer: BoxMakeWriter)
+where
+    L: Layer<Registry> + Send + Sync,
+{
+    let chosen = std::env::var(FILTER_ENV).ok();
+    let (filter, complaint) = filter(Some(chosen.as_deref().unwrap_or(BESIDE)));
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(writer)
+        .fmt_fields(JsonFields::new())
+        .event_format(Lines {
+            now: jiff::Timestamp::now,
+        })
+        .with_filter(filter);
+    let started = tracing_subscriber::registry().with(beside).with(lines).try_init();
     if let (Ok(()), Some(complaint)) = (started, complaint) {
         tracing::warn!("{complaint}");
     }

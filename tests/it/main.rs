@@ -10,6 +10,7 @@ mod gateway;
 mod leader;
 mod ledger;
 mod link;
+mod local;
 mod metrics;
 mod rooms;
 mod schema;

@@ -16,6 +16,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("worker", &["api", "engine", "link", "telemetry"]),
     ("gateway", &["api", "engine", "ledger", "link", "scripted", "telemetry"]),
     ("controller", &["api", "ledger", "link", "scripted", "telemetry"]),
+    // One process with all three roles: it wires them as a cluster does, and takes what they make public.
+    (
+        "local",
+        &["api", "link", "telemetry", "worker", "gateway", "controller"],
+    ),
     (
         "cli",
         &[
@@ -28,6 +33,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "worker",
             "gateway",
             "controller",
+            "local",
         ],
     ),
 ];

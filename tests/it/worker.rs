@@ -6,7 +6,7 @@ mod budget;
 mod calls;
 mod disk;
 mod gateway;
-mod process;
+pub mod process;
 mod restarts;
 mod tools;
 
@@ -16,7 +16,8 @@ use agentloop::api::status::{LoopState, PauseReason};
 use agentloop::link::messages::LoopReport;
 use serde_json::{Value, json};
 
-use gateway::{Gateway, Log, Reply, answer, sleep};
+pub use gateway::{Gateway, answer};
+use gateway::{Log, Reply, sleep};
 use process::{Bench, CANARY};
 
 fn is(log: &Log, state: LoopState) -> bool {

@@ -22,6 +22,7 @@ mod observe;
 mod outside;
 mod pace;
 mod pod_state;
+mod precheck;
 mod publish;
 mod reconcile;
 mod requests;
@@ -36,4 +37,5 @@ mod validate;
 
 pub use context::{AgentsView, Clock, ErrorKind, Finished, Observer, Settings};
 pub use events::{Notice, Sink};
+pub use precheck::{Referred, problem};
 pub use run::{Parts, recorder, run};

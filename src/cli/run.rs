@@ -1,0 +1,156 @@
+//! `agentloop run`.
+
+use std::fs::File;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args as ClapArgs;
+use jiff::tz::TimeZone;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
+
+use crate::controller::policy::Policy;
+use crate::local::manifest::SecretSource;
+use crate::local::output::Output;
+use crate::local::records;
+use crate::local::run::{Options, Run, RunError};
+use crate::local::view::Rest;
+use crate::telemetry::log;
+
+/// Fewest threads: journals wait for the disk on them.
+const FEWEST_THREADS: usize = 4;
+/// What differs from a cluster, for `--help`.
+const DIFFERENCES: &str = "\
+The same objects, checks, engine, budgets and metering as in a cluster, without Kubernetes and without root. What differs:
+no pods and no isolation between loops, so spec.pod and the sizes of spec.storage do nothing; Secrets and ConfigMaps come
+from the files (or --secret-from-env) and are read at the start; a change of a file takes effect with the next run.
+
+The run ends when nothing runs any more: every loop has ended, is suspended, or is paused until a person changes something.
+Ctrl-C (SIGINT) or SIGTERM drains within 10 seconds; a second one cuts. The same command goes on where it stood.
+
+Exit codes: 0 it ended; 2 a mistake in files or flags, nothing was started; 1 any other trouble.";
+
+/// Flags of `agentloop run`.
+#[derive(ClapArgs, Debug)]
+#[command(after_long_help = DIFFERENCES)]
+pub(super) struct Args {
+    /// A file with Agents, AgentBudgets, and the ConfigMaps and Secrets that they name; a folder of such files; or `-`.
+    #[arg(short = 'f', long = "file", required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Folder of the state. The next run with it goes on where this one ended.
+    #[arg(long, env = "AGENTLOOP_STATE_DIR", default_value = ".agentloop", value_name = "DIR")]
+    state: PathBuf,
+    /// End after so many seconds.
+    #[arg(
+        long, env = "AGENTLOOP_DURATION_SECONDS", value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(1..=31_536_000)
+    )]
+    duration: Option<u64>,
+    /// Print every record of every journal as a JSON line: kinds and ids, never a text of the model.
+    #[arg(long)]
+    events: bool,
+    /// A key of a Secret whose value is in the environment, such as openai/api-key=OPENAI_API_KEY.
+    #[arg(long, value_name = "SECRET/KEY=VARIABLE")]
+    secret_from_env: Vec<SecretSource>,
+    /// JSON file with the price of each model, as for the controller.
+    #[arg(long, env = "AGENTLOOP_PRICES_FILE", value_name = "FILE")]
+    prices_file: Option<PathBuf>,
+}
+
+impl Args {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let policy = Policy {
+            prices: self
+                .prices_file
+                .as_deref()
+                .map(super::controller::prices)
+                .transpose()?
+                .unwrap_or_default(),
+            ..Policy::default()
+        };
+        let prepared = Run::prepare(Options {
+            files: self.files,
+            secrets: self.secret_from_env,
+            state: self.state,
+            duration: self.duration.map(Duration::from_secs),
+            policy,
+        });
+        let run = prepared.map_err(honest)?;
+        let table = std::io::stdout().is_terminal() && !self.events;
+        start_log(run.state_folder(), table, self.events)?;
+        let threads = std::thread::available_parallelism().map_or(FEWEST_THREADS, usize::from);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads.max(FEWEST_THREADS))
+            .enable_all()
+            .build()
+            .context("the async runtime cannot start")?;
+        let output = if table {
+            Output::table(TimeZone::system())
+        } else {
+            Output::lines()
+        };
+        let ended = runtime.block_on(async {
+            let interrupted = CancellationToken::new();
+            end_on_signals(&interrupted, run.private_folder()).context("signals cannot be handled")?;
+            let mut out = std::io::stdout();
+            Box::pin(run.run(output, &mut out, interrupted)).await.map_err(honest)
+        });
+        // What still hangs may not keep the process alive.
+        runtime.shutdown_timeout(Duration::ZERO);
+        let refused: Vec<String> = ended?
+            .into_iter()
+            .filter(|row| row.at_rest == Rest::Refused)
+            .map(|row| format!("Agent {}: {}", row.agent, row.message.unwrap_or_default()))
+            .collect();
+        if !refused.is_empty() {
+            bail!("{}", refused.join("\n"));
+        }
+        Ok(())
+    }
+}
+
+/// A mistake keeps its type: it has an exit code of its own.
+fn honest(error: RunError) -> anyhow::Error {
+    match error {
+        RunError::Mistakes(mistakes) => mistakes.into(),
+        RunError::Trouble(words) => anyhow::Error::msg(words),
+    }
+}
+
+/// Logs go to standard error, or beside the state when that is the terminal of the table.
+fn start_log(state: &Path, table: bool, events: bool) -> anyhow::Result<()> {
+    let writer = if table && std::io::stderr().is_terminal() {
+        let path = state.join("agentloop.log");
+        let file = File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
+        BoxMakeWriter::new(Arc::new(file))
+    } else {
+        BoxMakeWriter::new(std::io::stderr)
+    };
+    log::init_beside(events.then(records::layer), writer);
+    Ok(())
+}
+
+/// The first signal asks for an end in order; the second ends at once.
+fn end_on_signals(interrupted: &CancellationToken, private: PathBuf) -> std::io::Result<()> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let interrupted = interrupted.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if interrupted.is_cancelled() {
+                let _ = std::fs::remove_dir_all(&private);
+                std::process::exit(1);
+            }
+            interrupted.cancel();
+        }
+    });
+    Ok(())
+}

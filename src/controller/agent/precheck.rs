@@ -1,0 +1,64 @@
+//! What a reconcile would find wrong with an Agent, before there is anything to reconcile. Pure.
+//!
+//! For who holds all objects in hand, as a run without a cluster does: the same checks, the same words.
+
+use std::collections::BTreeMap;
+
+use super::context::Settings;
+use super::validate::{Looked, References, validate};
+use crate::api::Agent;
+use crate::api::agent::KeyRef;
+
+/// What an Agent refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Referred {
+    /// A ConfigMap: a script, instructions.
+    ConfigMap,
+    /// A Secret: a key, headers. What its keys hold is not looked at.
+    Secret,
+}
+
+/// What keeps this Agent from running, with field and fix. `find`: the data of an object of its namespace.
+pub fn problem(
+    agent: &Agent,
+    settings: &Settings,
+    find: impl Fn(Referred, &str) -> Option<BTreeMap<String, String>>,
+) -> Option<String> {
+    let look = |kind: Referred, reference: &KeyRef| match find(kind, &reference.name) {
+        None => Looked::NoObject,
+        Some(mut data) => data.remove(&reference.key).map_or(Looked::NoKey, Looked::Found),
+    };
+    let spec = &agent.spec;
+    let text = |reference: &KeyRef| look(Referred::ConfigMap, reference);
+    let headers = spec.tools.servers.iter().filter_map(|server| {
+        let secret = server.headers_secret_ref.as_ref()?;
+        let keys = find(Referred::Secret, &secret.name).map(|data| data.into_keys().collect());
+        Some((server.name.clone(), keys.map_or(Looked::NoObject, Looked::Found)))
+    });
+    let key = spec.model.api_key_secret_ref.as_ref();
+    let references = References {
+        key: key.map(|reference| match look(Referred::Secret, reference) {
+            Looked::NoObject => Looked::NoObject,
+            Looked::NoKey => Looked::NoKey,
+            Looked::Found(_) => Looked::Found(()),
+        }),
+        script: spec
+            .model
+            .scripted
+            .as_ref()
+            .map(|source| text(&source.config_map_key_ref)),
+        instructions: spec
+            .instructions_from
+            .as_ref()
+            .map(|source| text(&source.config_map_key_ref)),
+        skills: spec
+            .skills
+            .iter()
+            .map(|skill| text(&skill.config_map_key_ref))
+            .collect(),
+        headers: headers.collect(),
+    };
+    validate(agent, &references, settings)
+        .err()
+        .map(|invalid| invalid.message)
+}

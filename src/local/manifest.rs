@@ -1,0 +1,396 @@
+//! Manifests from files: the objects of a run, and all that is wrong with them.
+//!
+//! Reads everything before it says anything, so that one run shows every mistake. Starts nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::ByteString;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::schema::Schema;
+use super::server::namespace_key;
+use super::store::{AGENTS, BUDGETS, CONFIG_MAPS, Key, NAMESPACES, SECRETS};
+use crate::api::{Agent, AgentBudget};
+use crate::controller::agent::{Referred, Settings, problem};
+
+/// Namespace of objects that name none.
+pub const DEFAULT_NAMESPACE: &str = "default";
+/// Group and version of our kinds.
+const OURS: &str = "agentloop.dev/v1alpha1";
+
+/// One object of a file.
+#[derive(Clone, Debug)]
+pub struct Manifest {
+    /// Which object.
+    pub key: Key,
+    /// The object, with its namespace.
+    pub object: Value,
+    /// Where it stands, for messages.
+    pub place: String,
+}
+
+/// Mistakes in what the user gave: nothing was started.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Mistakes(pub Vec<String>);
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.0.len();
+        let noun = if count == 1 { "mistake" } else { "mistakes" };
+        write!(formatter, "{count} {noun}, nothing was started")?;
+        self.0.iter().try_for_each(|mistake| write!(formatter, "\n  {mistake}"))
+    }
+}
+
+impl std::error::Error for Mistakes {}
+
+/// A key of a Secret whose value is in the environment: `<secret>/<key>=<variable>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecretSource {
+    /// Name of the Secret, in every namespace with Agents.
+    pub secret: String,
+    /// Its key.
+    pub key: String,
+    /// The variable.
+    pub variable: String,
+}
+
+impl std::str::FromStr for SecretSource {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split_once('=').and_then(|(left, variable)| {
+            let (secret, key) = left.split_once('/')?;
+            let all = [secret, key, variable];
+            all.iter()
+                .all(|part| !part.is_empty())
+                .then_some((secret, key, variable))
+        });
+        let (secret, key, variable) =
+            parts.ok_or("write <secret>/<key>=<variable>, such as openai/api-key=OPENAI_API_KEY")?;
+        Ok(Self {
+            secret: secret.into(),
+            key: key.into(),
+            variable: variable.into(),
+        })
+    }
+}
+
+/// What the checks need from outside.
+pub struct World<'a> {
+    /// An object as an earlier run left it.
+    pub kept: &'a dyn Fn(&Key) -> Option<Value>,
+    /// A variable of the environment.
+    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    /// What the platform decides.
+    pub settings: &'a Settings,
+}
+
+/// Reads files (`-`: standard input; a folder: its YAML and JSON files), and checks all that stands in them.
+pub fn read(files: &[PathBuf], secrets: &[SecretSource], world: &World<'_>) -> Result<Vec<Manifest>, Mistakes> {
+    let mut mistakes = Vec::new();
+    let mut manifests = Vec::new();
+    for file in files {
+        match texts(file) {
+            Ok(texts) => {
+                for (name, text) in texts {
+                    documents(&name, &text, &mut manifests, &mut mistakes);
+                }
+            }
+            Err(error) => mistakes.push(format!("{}: {error}", file.display())),
+        }
+    }
+    unique(&manifests, &mut mistakes);
+    from_environment(&mut manifests, secrets, world, &mut mistakes);
+    if mistakes.is_empty() {
+        check(&manifests, world, &mut mistakes);
+    }
+    if mistakes.is_empty() {
+        Ok(with_namespaces(manifests))
+    } else {
+        Err(Mistakes(mistakes))
+    }
+}
+
+fn texts(path: &Path) -> std::io::Result<Vec<(String, String)>> {
+    if path == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text)?;
+        return Ok(vec![("standard input".into(), text)]);
+    }
+    if !path.is_dir() {
+        return Ok(vec![(path.display().to_string(), std::fs::read_to_string(path)?)]);
+    }
+    let entries: std::io::Result<Vec<_>> = std::fs::read_dir(path)?.collect();
+    let mut files: Vec<PathBuf> = entries?.into_iter().map(|entry| entry.path()).collect();
+    files.retain(|file| {
+        let extension = file.extension().and_then(|extension| extension.to_str());
+        extension.is_some_and(|extension| ["yaml", "yml", "json"].contains(&extension))
+    });
+    files.sort();
+    let texts = files.into_iter();
+    texts
+        .map(|file| Ok((file.display().to_string(), std::fs::read_to_string(&file)?)))
+        .collect()
+}
+
+fn documents(file: &str, text: &str, manifests: &mut Vec<Manifest>, mistakes: &mut Vec<String>) {
+    for (index, document) in serde_yaml::Deserializer::from_str(text).enumerate() {
+        let place = format!("{file}, document {}", index + 1);
+        match Value::deserialize(document) {
+            Ok(Value::Null) => {}
+            Ok(object) => match manifest(object, &place) {
+                Ok(manifest) => manifests.push(manifest),
+                Err(mistake) => mistakes.push(format!("{place}: {mistake}")),
+            },
+            Err(error) => {
+                let at = error
+                    .location()
+                    .map_or_else(String::new, |at| format!(" (line {})", at.line()));
+                mistakes.push(format!("{place}: this is no YAML{at}; what follows it is not read"));
+                return;
+            }
+        }
+    }
+}
+
+fn manifest(mut object: Value, place: &str) -> Result<Manifest, String> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
+    let resource = match (version.as_str(), kind.as_str()) {
+        (OURS, "Agent") => AGENTS,
+        (OURS, "AgentBudget") => BUDGETS,
+        ("v1", "ConfigMap") => CONFIG_MAPS,
+        ("v1", "Secret") => SECRETS,
+        ("v1", "Namespace") => NAMESPACES,
+        _ => {
+            return Err(format!(
+                "apiVersion {version:?} with kind {kind:?} is not run locally: use Agent or AgentBudget of {OURS}, or ConfigMap, \
+                 Secret or Namespace of v1"
+            ));
+        }
+    };
+    let name = text(&object["metadata"]["name"]);
+    if !is_name(&name) {
+        return Err(format!(
+            "metadata.name of this {kind} must be lower-case letters, digits, '-' and '.', 1 to 253 of them"
+        ));
+    }
+    for field in ["labels", "annotations"] {
+        let entries = object["metadata"][field].as_object();
+        if entries.is_some_and(|entries| entries.values().any(|value| !value.is_string())) {
+            return Err(format!(
+                "metadata.{field} of {kind} {name} must be texts: put the value in quotes"
+            ));
+        }
+    }
+    let namespace = match text(&object["metadata"]["namespace"]) {
+        _ if resource == NAMESPACES => String::new(),
+        namespace if namespace.is_empty() => DEFAULT_NAMESPACE.into(),
+        namespace => namespace,
+    };
+    match resource {
+        SECRETS => secret(&mut object).map_err(|mistake| format!("Secret {name}: {mistake}"))?,
+        CONFIG_MAPS => config_map(&object).map_err(|mistake| format!("ConfigMap {name}: {mistake}"))?,
+        _ => {}
+    }
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("status");
+    }
+    Ok(Manifest {
+        key: Key::new(resource, &namespace, &name),
+        object,
+        place: format!("{place} ({kind} {name})"),
+    })
+}
+
+fn is_name(name: &str) -> bool {
+    let fine = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = name.as_bytes();
+    bytes.len() <= 253 && bytes.iter().all(|byte| fine(*byte)) && ends(bytes.first()) && ends(bytes.last())
+}
+
+/// Texts of `stringData` become `data`, as an API server does it.
+fn secret(object: &mut Value) -> Result<(), String> {
+    let data = object["data"].as_object().into_iter().flatten();
+    for (key, value) in data {
+        serde_json::from_value::<ByteString>(value.clone())
+            .map_err(|_| format!("data.{key} is not base64; write plain text into stringData"))?;
+    }
+    let texts = object["stringData"].as_object().cloned().unwrap_or_default();
+    for (key, value) in texts {
+        let text = value
+            .as_str()
+            .ok_or_else(|| format!("stringData.{key} is no text: put it in quotes"))?;
+        object["data"][key.as_str()] = json!(ByteString(text.as_bytes().to_vec()));
+    }
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("stringData");
+    }
+    Ok(())
+}
+
+fn config_map(object: &Value) -> Result<(), String> {
+    let mut data = object["data"].as_object().into_iter().flatten();
+    data.find(|(_, value)| !value.is_string()).map_or(Ok(()), |(key, _)| {
+        Err(format!("data.{key} is no text: put it in quotes"))
+    })
+}
+
+fn unique(manifests: &[Manifest], mistakes: &mut Vec<String>) {
+    let mut places: BTreeMap<&Key, &str> = BTreeMap::new();
+    for manifest in manifests {
+        if let Some(before) = places.insert(&manifest.key, &manifest.place) {
+            mistakes.push(format!(
+                "{}: the same object stands in {before}; keep one of them",
+                manifest.place
+            ));
+        }
+    }
+}
+
+/// Adds the keys of Secrets whose values are in the environment.
+fn from_environment(
+    manifests: &mut Vec<Manifest>,
+    secrets: &[SecretSource],
+    world: &World<'_>,
+    mistakes: &mut Vec<String>,
+) {
+    let agents = manifests.iter().filter(|manifest| manifest.key.resource == AGENTS);
+    let namespaces: BTreeSet<String> = agents.map(|manifest| manifest.key.namespace.clone()).collect();
+    for source in secrets {
+        let Some(value) = (world.variable)(&source.variable) else {
+            mistakes.push(format!(
+                "--secret-from-env {}/{}: the variable {} is not set, or is no text",
+                source.secret, source.key, source.variable
+            ));
+            continue;
+        };
+        for namespace in &namespaces {
+            let key = Key::new(SECRETS, namespace, &source.secret);
+            let encoded = json!(ByteString(value.as_bytes().to_vec()));
+            match manifests.iter_mut().find(|manifest| manifest.key == key) {
+                Some(known) => known.object["data"][source.key.as_str()] = encoded,
+                None => manifests.push(Manifest {
+                    object: json!({
+                        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": source.secret},
+                        "data": {source.key.as_str(): encoded},
+                    }),
+                    key,
+                    place: "--secret-from-env".into(),
+                }),
+            }
+        }
+    }
+}
+
+/// What an API server and the controller would refuse.
+fn check(manifests: &[Manifest], world: &World<'_>, mistakes: &mut Vec<String>) {
+    let schemas = [
+        (AGENTS, Schema::of("agents.agentloop.dev")),
+        (BUDGETS, Schema::of("agentbudgets.agentloop.dev")),
+    ];
+    let mut agents = 0;
+    for manifest in manifests {
+        let (key, place) = (&manifest.key, &manifest.place);
+        let found = schemas.iter().find(|(resource, _)| *resource == key.resource);
+        let Some((_, schema)) = found else { continue };
+        let Some(schema) = schema else {
+            mistakes.push(format!(
+                "{place}: its schema cannot be read; this is a bug in agentloop"
+            ));
+            continue;
+        };
+        let problems = schema.problems(&manifest.object, (world.kept)(key).as_ref());
+        let sound = problems.is_empty();
+        mistakes.extend(problems.into_iter().map(|problem| format!("{place}: {problem}")));
+        if key.resource == AGENTS {
+            agents += 1;
+        }
+        if sound && let Err(mistake) = meaning(manifest, manifests, world) {
+            mistakes.push(format!("{place}: {mistake}"));
+        }
+    }
+    if agents == 0 && mistakes.is_empty() {
+        mistakes.push("there is no Agent in these files: name one with -f".into());
+    }
+}
+
+/// What only the controller sees: an object that cannot be used, and references that lead nowhere.
+fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(), String> {
+    let key = &manifest.key;
+    if key.resource == BUDGETS {
+        return serde_json::from_value::<AgentBudget>(manifest.object.clone())
+            .map(drop)
+            .map_err(unreadable);
+    }
+    let agent: Agent = serde_json::from_value(manifest.object.clone()).map_err(unreadable)?;
+    let find = |resource: &str, name: &str| {
+        let wanted = Key::new(resource, &key.namespace, name);
+        all.iter().find(|other| other.key == wanted)
+    };
+    for reference in &agent.spec.budget_refs {
+        if find(BUDGETS, &reference.name).is_none() {
+            return Err(format!(
+                "spec.budgetRefs: AgentBudget {} is not in these files: add it, or correct the name",
+                reference.name
+            ));
+        }
+    }
+    let found = problem(&agent, world.settings, |kind, name| {
+        let resource = match kind {
+            Referred::ConfigMap => CONFIG_MAPS,
+            Referred::Secret => SECRETS,
+        };
+        let data = find(resource, name)?.object["data"]
+            .as_object()
+            .cloned()
+            .unwrap_or_default();
+        let text = |value: Value| value.as_str().unwrap_or_default().to_owned();
+        Some(data.into_iter().map(|(name, value)| (name, text(value))).collect())
+    });
+    found.map_or(Ok(()), Err)
+}
+
+/// The schema lets it pass and the type does not. The error's own words may repeat a text of the object.
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn unreadable(error: serde_json::Error) -> String {
+    format!(
+        "the object cannot be read ({:?}); this is a bug in agentloop",
+        error.classify()
+    )
+}
+
+/// Every namespace that is used is there, with the label that each has in a cluster.
+fn with_namespaces(mut manifests: Vec<Manifest>) -> Vec<Manifest> {
+    let mut names: BTreeSet<String> = manifests
+        .iter()
+        .map(|manifest| manifest.key.namespace.clone())
+        .collect();
+    names.extend(
+        manifests
+            .iter()
+            .filter(|m| m.key.resource == NAMESPACES)
+            .map(|m| m.key.name.clone()),
+    );
+    names.remove("");
+    for name in names {
+        let key = namespace_key(&name);
+        if !manifests.iter().any(|manifest| manifest.key == key) {
+            manifests.push(Manifest {
+                object: json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": {} }),
+                place: format!("namespace {name}"),
+                key: key.clone(),
+            });
+        }
+        for manifest in manifests.iter_mut().filter(|manifest| manifest.key == key) {
+            manifest.object["metadata"]["labels"]["kubernetes.io/metadata.name"] = json!(name);
+        }
+    }
+    manifests
+}

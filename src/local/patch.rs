@@ -1,0 +1,121 @@
+//! The two kinds of patches that the controller sends: RFC 7386, and of RFC 6902 the operations `test`, `add` and
+//! `remove` on fields. Pure.
+//!
+//! As in Kubernetes a `test` for null holds where nothing is.
+
+use serde_json::Value;
+
+/// A patch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Patch {
+    /// RFC 7386. An apply is one too: there is one writer of each field here.
+    Merge(Value),
+    /// RFC 6902.
+    Json(Value),
+}
+
+/// Changes `object`, or says why that is not possible; it is half changed then and must not be used.
+pub fn change(object: &mut Value, patch: &Patch) -> Result<(), String> {
+    match patch {
+        Patch::Merge(patch) => {
+            merge(object, patch);
+            Ok(())
+        }
+        Patch::Json(operations) => operations
+            .as_array()
+            .ok_or("a JSON patch is a list")?
+            .iter()
+            .try_for_each(|operation| step(object, operation)),
+    }
+}
+
+fn merge(old: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *old = patch.clone();
+        return;
+    };
+    if !old.is_object() {
+        *old = Value::Object(serde_json::Map::new());
+    }
+    let Some(old) = old.as_object_mut() else { return };
+    for (key, value) in patch {
+        if value.is_null() {
+            old.remove(key);
+        } else {
+            merge(old.entry(key.clone()).or_insert(Value::Null), value);
+        }
+    }
+}
+
+fn step(object: &mut Value, operation: &Value) -> Result<(), String> {
+    let (path, value) = (operation["path"].as_str().unwrap_or_default(), &operation["value"]);
+    let there = object.pointer(path).unwrap_or(&Value::Null);
+    match operation["op"].as_str() {
+        Some("test") if there == value => return Ok(()),
+        Some("test") => return Err(format!("the test of {path} failed")),
+        _ => {}
+    }
+    let (parent, field) = path.rsplit_once('/').ok_or_else(|| format!("{path} is no path"))?;
+    let field = field.replace("~1", "/").replace("~0", "~");
+    let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
+    let parent = parent.ok_or_else(|| format!("there is nothing to hold {path}"))?;
+    match operation["op"].as_str() {
+        Some("add") => {
+            parent.insert(field, value.clone());
+            Ok(())
+        }
+        Some("remove") => {
+            let removed = parent.remove(&field);
+            removed.map(drop).ok_or_else(|| format!("there is no {path}"))
+        }
+        other => Err(format!("the operation {} is not known", other.unwrap_or("of no name"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn changed(object: Value, patch: &Patch) -> Result<Value, String> {
+        let mut object = object;
+        change(&mut object, patch).map(|()| object)
+    }
+
+    #[test]
+    fn a_merge_adds_replaces_and_removes() {
+        let patch = Patch::Merge(json!({"a": {"b": null, "c": {"d": 1}}, "e": [2]}));
+        let new = changed(json!({"a": {"b": 1, "f": 3}, "e": [1, 1]}), &patch);
+        assert_eq!(new.unwrap(), json!({"a": {"f": 3, "c": {"d": 1}}, "e": [2]}));
+    }
+
+    #[test]
+    fn a_json_patch_tests_adds_and_removes_and_null_is_what_is_not_there() {
+        let patch = Patch::Json(json!([
+            {"op": "test", "path": "/status", "value": null},
+            {"op": "add", "path": "/status", "value": {}},
+            {"op": "add", "path": "/status/a~1b", "value": 1},
+            {"op": "test", "path": "/status/a~1b", "value": 1},
+            {"op": "remove", "path": "/spec"},
+        ]));
+        assert_eq!(
+            changed(json!({"spec": {}}), &patch).unwrap(),
+            json!({"status": {"a/b": 1}})
+        );
+        assert!(changed(json!({"status": {}, "spec": {}}), &patch).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_said() {
+        for (operation, says) in [
+            (json!({"op": "test", "path": "/a", "value": 2}), "the test of /a"),
+            (json!({"op": "remove", "path": "/b"}), "there is no /b"),
+            (json!({"op": "add", "path": "/b/c", "value": 2}), "nothing to hold"),
+            (json!({"op": "move", "path": "/a", "value": 2}), "is not known"),
+        ] {
+            let error = changed(json!({"a": 1}), &Patch::Json(json!([operation]))).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

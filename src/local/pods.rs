@@ -1,0 +1,356 @@
+//! Runs pods: what a kubelet does, with tasks of this process in place of containers.
+//!
+//! Starts the gateway and the worker of each pod of the store, starts them again when they end by themselves, and ends
+//! them in the order of a real pod: the worker first. Decides nothing about pods; the controller does.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use ring::rand::{SecureRandom, SystemRandom};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use super::patch::Patch;
+use super::server::Tokens;
+use super::store::{Key, PODS, Store, second};
+use super::volumes::{Folders, VolumeError, Volumes, make_folder};
+use crate::gateway;
+use crate::link::messages::RUN_LEASE_SECONDS;
+use crate::link::pod::{
+    API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR,
+    SCRIPT_FILE, SKILLS_DIR, SOCKET_PATH, TOOL_HEADERS_DIR,
+};
+use crate::link::server::PodIdentity;
+use crate::worker::startup;
+
+/// Seconds that a call in flight may go on once a pod is to end.
+pub const DRAIN: Duration = Duration::from_secs(5);
+/// First and longest pause before a role that ended by itself is started again.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// The node that all pods are on.
+const NODE: &str = "local";
+
+/// All that pods are run with.
+pub struct Pods {
+    /// Where they are.
+    pub store: Arc<Store>,
+    /// Who holds which token.
+    pub tokens: Arc<Tokens>,
+    /// Private folder of this process, with a short name: sockets are in it.
+    pub private: PathBuf,
+    /// Folder of the volume claims.
+    pub claims: PathBuf,
+}
+
+/// Why a pod cannot start.
+#[derive(thiserror::Error, Debug)]
+pub(super) enum PodError {
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error("the pod cannot be read: {0}")]
+    Unreadable(String),
+    #[error("the system gives no random numbers")]
+    Random,
+}
+
+/// What both roles of a pod are started with.
+struct Roles {
+    gateway: gateway::Options,
+    worker: WorkerOptions,
+}
+
+/// [`startup::Options`], which a worker consumes.
+#[derive(Clone)]
+struct WorkerOptions {
+    config: PodConfig,
+    pod_uid: String,
+    socket: PathBuf,
+    journal_dir: PathBuf,
+    instructions_file: PathBuf,
+    skills_dir: PathBuf,
+}
+
+impl Pods {
+    /// Runs pods until `stop`, and then until the last one has ended.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut news = self.store.news();
+        let mut running: BTreeMap<String, CancellationToken> = BTreeMap::new();
+        let mut tasks = JoinSet::new();
+        let mut started = 0;
+        loop {
+            news.mark_unchanged();
+            let (_, pods) = self.store.list(PODS, "");
+            for (key, object) in &pods {
+                let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
+                let ending = !object["metadata"]["deletionTimestamp"].is_null();
+                match running.get(uid) {
+                    Some(terminate) if ending => terminate.cancel(),
+                    Some(_) => {}
+                    None if ending => self.remove(key, uid),
+                    None if stop.is_cancelled() => {}
+                    None => {
+                        started += 1;
+                        let terminate = stop.child_token();
+                        tasks.spawn(self.start(key.clone(), object.clone(), started, terminate.clone()));
+                        running.insert(uid.into(), terminate);
+                    }
+                }
+            }
+            for (uid, terminate) in &running {
+                if !pods.iter().any(|(_, object)| object["metadata"]["uid"] == uid.as_str()) {
+                    terminate.cancel();
+                }
+            }
+            if stop.is_cancelled() && tasks.is_empty() {
+                return;
+            }
+            tokio::select! {
+                Ok(()) = news.changed() => {}
+                Some(ended) = tasks.join_next() => if let Ok((key, uid)) = ended {
+                    running.remove(&uid);
+                    self.tokens.remove(&uid);
+                    // At the end of the run nothing follows it.
+                    if !stop.is_cancelled() {
+                        self.remove(&key, &uid);
+                    }
+                },
+                () = stop.cancelled(), if !stop.is_cancelled() => {}
+            }
+        }
+    }
+
+    /// The pod has ended. While its controller has not deleted it, it is gone all the same: another follows.
+    fn remove(&self, key: &Key, uid: &str) {
+        let _ = self.store.delete(key, Some(uid), true);
+    }
+
+    fn start(
+        &self,
+        key: Key,
+        object: Value,
+        number: u32,
+        terminate: CancellationToken,
+    ) -> impl Future<Output = (Key, String)> + Send + use<> {
+        let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        let folder = self.private.join(number.to_string());
+        let roles = self.prepare(object, &uid, &folder);
+        let status = Status {
+            store: self.store.clone(),
+            key: key.clone(),
+        };
+        let span = tracing::info_span!("loop", namespace = key.namespace, agent = key.name);
+        let life = async move {
+            match roles {
+                Ok(roles) => live(roles, &status, &terminate).await,
+                Err(error) => {
+                    tracing::error!(%error, "a pod cannot start");
+                    status.failed(&error.to_string());
+                    terminate.cancelled().await;
+                }
+            }
+            let _ = std::fs::remove_dir_all(&folder);
+            (key, uid)
+        };
+        life.instrument(span)
+    }
+
+    fn prepare(&self, object: Value, uid: &str, folder: &PathBuf) -> Result<Roles, PodError> {
+        let pod: Pod = serde_json::from_value(object).map_err(|error| PodError::Unreadable(error.to_string()))?;
+        let token = random()?;
+        make_folder(folder)?;
+        let folders = Folders {
+            pod: folder,
+            claims: &self.claims,
+            token: &token,
+        };
+        let volumes = Volumes::make(&self.store, &pod, &folders)?;
+        let identity = PodIdentity {
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: uid.into(),
+        };
+        self.tokens.put(token, identity);
+        roles(&pod, uid, &volumes)
+    }
+}
+
+/// 64 random hexadecimal digits.
+pub(super) fn random() -> Result<String, PodError> {
+    let mut bytes = [0_u8; 32];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| PodError::Random)?;
+    Ok(bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    }))
+}
+
+/// What the manifest says to its two containers.
+fn roles(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<Roles, PodError> {
+    let unreadable = |what: &str| PodError::Unreadable(what.into());
+    let spec = pod.spec.as_ref().ok_or_else(|| unreadable("it has no spec"))?;
+    let gateway = spec.init_containers.iter().flatten().next();
+    let gateway = gateway.ok_or_else(|| unreadable("it has no gateway"))?;
+    let worker = spec.containers.first().ok_or_else(|| unreadable("it has no worker"))?;
+    let in_gateway = |path: &str| volumes.resolve(gateway, path);
+    let in_worker = |path: &str| volumes.resolve(worker, path);
+    Ok(Roles {
+        gateway: gateway::Options {
+            config: config(gateway)?,
+            socket: in_gateway(SOCKET_PATH),
+            record_dir: in_gateway(RECORD_DIR),
+            script_file: in_gateway(SCRIPT_FILE),
+            api_key_file: in_gateway(API_KEY_FILE),
+            tool_headers_dir: tool_headers(gateway, volumes),
+            link_token_file: in_gateway(LINK_TOKEN_FILE),
+            link_ca_file: in_gateway(LINK_CA_FILE),
+            run_lease: Duration::from_secs(RUN_LEASE_SECONDS),
+        },
+        worker: WorkerOptions {
+            config: config(worker)?,
+            pod_uid: uid.into(),
+            socket: in_worker(SOCKET_PATH),
+            journal_dir: in_worker(JOURNAL_DIR),
+            instructions_file: in_worker(INSTRUCTIONS_FILE),
+            skills_dir: in_worker(SKILLS_DIR),
+        },
+    })
+}
+
+/// A folder with one of headers for each server: each is a volume of its own.
+fn tool_headers(gateway: &Container, volumes: &Volumes) -> PathBuf {
+    let mounts = gateway.volume_mounts.iter().flatten();
+    let mut servers = mounts.filter_map(|mount| {
+        let server = mount.mount_path.strip_prefix(TOOL_HEADERS_DIR)?.strip_prefix('/')?;
+        Some((server, volumes.folder(&mount.name)?))
+    });
+    let Some((server, folder)) = servers.next() else {
+        return PathBuf::from("/nonexistent");
+    };
+    let parent = folder.parent().unwrap_or(folder).join("tools");
+    for (server, folder) in std::iter::once((server, folder)).chain(servers) {
+        let linked = make_folder(&parent).map(|()| std::os::unix::fs::symlink(folder, parent.join(server)));
+        if !matches!(linked, Ok(Ok(()))) {
+            tracing::error!(server, "the headers of a tool server cannot be put in place");
+        }
+    }
+    parent
+}
+
+fn config(container: &Container) -> Result<PodConfig, PodError> {
+    let variables = container.env.iter().flatten();
+    let mut values = variables.filter(|variable| variable.name == CONFIG_ENV);
+    let text = values
+        .next()
+        .and_then(|variable| variable.value.as_deref())
+        .unwrap_or_default();
+    // The error's own words may repeat a text of the spec.
+    serde_json::from_str(text).map_err(|_| PodError::Unreadable(format!("{CONFIG_ENV} is no configuration")))
+}
+
+/// Both roles until `terminate`: then the worker has its drain, and the gateway ends after it.
+async fn live(roles: Roles, status: &Status, terminate: &CancellationToken) {
+    let gateway_end = CancellationToken::new();
+    let Roles { gateway, worker } = roles;
+    let mut tasks = JoinSet::new();
+    let end = gateway_end.clone();
+    let gateway = keep_up("gateway", status.clone(), gateway_end.clone(), move || {
+        let (options, end) = (gateway.clone(), end.clone());
+        async move {
+            gateway::run(options, end.cancelled_owned())
+                .await
+                .map_err(|error| error.to_string())
+        }
+    });
+    tasks.spawn(gateway.in_current_span());
+    let end = terminate.clone();
+    let worker = keep_up("worker", status.clone(), terminate.clone(), move || {
+        let (options, end) = (worker.clone(), end.clone());
+        let options = startup::Options {
+            config: options.config,
+            pod_uid: options.pod_uid,
+            socket: options.socket,
+            journal_dir: options.journal_dir,
+            instructions_file: options.instructions_file,
+            skills_dir: options.skills_dir,
+            drain: DRAIN,
+        };
+        async move { startup::run(options, end).await.map_err(|error| error.to_string()) }
+    });
+    status.runs(0);
+    worker.await;
+    gateway_end.cancel();
+    while tasks.join_next().await.is_some() {}
+}
+
+/// Runs a role again and again until it is to end.
+async fn keep_up<F>(role: &'static str, status: Status, end: CancellationToken, mut run: impl FnMut() -> F)
+where
+    F: Future<Output = Result<(), String>> + Send + 'static,
+{
+    let mut pause = PAUSE.0;
+    let mut restarts = 0;
+    loop {
+        let started = Instant::now();
+        // A task of its own: a panic ends the role and not the pod.
+        let ended = tokio::spawn(run().in_current_span()).await;
+        if end.is_cancelled() {
+            return;
+        }
+        match ended {
+            Ok(Ok(())) => tracing::info!(role, "ended; it is started again"),
+            Ok(Err(error)) => tracing::error!(role, error, "ended; it is started again"),
+            Err(_) => tracing::error!(role, "panicked; it is started again"),
+        }
+        if started.elapsed() > PAUSE.1 {
+            pause = PAUSE.0;
+        }
+        if end.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            return;
+        }
+        pause = (pause * 2).min(PAUSE.1);
+        restarts += 1;
+        status.runs(restarts);
+    }
+}
+
+/// What is said of a pod.
+#[derive(Clone)]
+struct Status {
+    store: Arc<Store>,
+    key: Key,
+}
+
+impl Status {
+    fn runs(&self, restarts: u32) {
+        let now = second(Timestamp::now());
+        let container = |name: &str| {
+            json!({
+                "name": name, "image": "agentloop", "imageID": "", "ready": true, "restartCount": restarts,
+                "state": { "running": { "startedAt": now } },
+            })
+        };
+        self.put(&json!({ "status": {
+            "phase": "Running", "startTime": now,
+            "conditions": [{ "type": "Ready", "status": "True" }],
+            "initContainerStatuses": [container("gateway")], "containerStatuses": [container("worker")],
+        } }));
+    }
+
+    fn failed(&self, message: &str) {
+        self.put(&json!({ "status": { "phase": "Failed", "reason": "CannotStart", "message": message } }));
+    }
+
+    fn put(&self, status: &Value) {
+        let node = Patch::Merge(json!({ "spec": { "nodeName": NODE } }));
+        // A pod that is gone by now needs no status.
+        let _ = self.store.patch(&self.key, false, &node);
+        let _ = self.store.patch(&self.key, true, &Patch::Merge(status.clone()));
+    }
+}

@@ -1,0 +1,94 @@
+//! The records of all loops as JSON lines on standard output: kinds and ids, no note and no text.
+//!
+//! Listens to the lines in which workers log what they recorded; whose loop it is stands in the span around it.
+
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
+use tracing::{Event, Metadata, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::registry::LookupSpan;
+
+use super::output::{line, stamp};
+use crate::worker::steps::RECORDS;
+
+/// Fields of a record that are shown.
+const SHOWN: [&str; 7] = ["kind", "turn", "call", "run", "tool", "effect", "outcome"];
+/// Fields of the span around a loop.
+const WHOSE: [&str; 2] = ["namespace", "agent"];
+
+/// Prints records.
+struct Records;
+
+/// The layer that prints them.
+#[must_use]
+pub fn layer<S>() -> impl Layer<S> + Send + Sync
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let ours = |metadata: &Metadata<'_>| metadata.is_span() || metadata.target() == RECORDS;
+    Records.with_filter(filter_fn(ours))
+}
+
+/// Whose loop a span is around.
+struct Whose(Map<String, Value>);
+
+impl<S> Layer<S> for Records
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut fields = Fields(&WHOSE, Map::new());
+        attributes.record(&mut fields);
+        if let Some(span) = context.span(id)
+            && fields.1.len() == WHOSE.len()
+        {
+            span.extensions_mut().insert(Whose(fields.1));
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut fields = Fields(&SHOWN, Map::new());
+        event.record(&mut fields);
+        if !fields.1.contains_key("kind") {
+            return;
+        }
+        let mut record = Map::new();
+        record.insert("ts".into(), json!(stamp(Timestamp::now())));
+        record.insert("type".into(), json!("record"));
+        for span in context.event_scope(event).into_iter().flatten() {
+            if let Some(Whose(whose)) = span.extensions().get() {
+                record.extend(whose.clone());
+            }
+        }
+        record.extend(fields.1);
+        // Whoever shows the run notices that nobody reads any more.
+        let _ = line(&mut std::io::stdout().lock(), &Value::Object(record));
+    }
+}
+
+/// The fields of these names.
+struct Fields<'a>(&'a [&'static str], Map<String, Value>);
+
+impl Fields<'_> {
+    fn put(&mut self, field: &Field, value: Value) {
+        if self.0.contains(&field.name()) {
+            self.1.insert(field.name().into(), value);
+        }
+    }
+}
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.put(field, format!("{value:?}").into());
+    }
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, value.into());
+    }
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field, value.into());
+    }
+}

@@ -1,0 +1,284 @@
+//! One run from its start to its end: check, start, show, drain.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kube::ResourceExt;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::manifest::{self, Mistakes, SecretSource, World};
+use super::output::Output;
+use super::pods::Pods;
+use super::server::{Tokens, client};
+use super::state::{Private, State};
+use super::store::{AGENTS, Key, PODS, Store};
+use super::view::{Rest, Row, row};
+use crate::api::Agent;
+use crate::controller::agent::Settings;
+use crate::controller::alone::{self, Alone};
+use crate::controller::loops::{AgentKey, Loops};
+use crate::controller::policy::Policy;
+
+/// How often the rows are looked at.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long nothing may have run until the run ends: a refusal may still turn out to be another's reserve.
+const QUIET: Duration = Duration::from_secs(3);
+/// Longest time from the request to end until the end.
+const LAST: Duration = Duration::from_secs(9);
+/// The controller's own time at the end.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// Agents reconciled at the same time.
+const WORKERS: u16 = 8;
+/// Namespace of the controller: AgentBudgets there may select other namespaces, as in a cluster.
+const SYSTEM_NAMESPACE: &str = "agentloop-system";
+
+/// What the user wants.
+pub struct Options {
+    /// The manifests.
+    pub files: Vec<PathBuf>,
+    /// Keys of Secrets from the environment.
+    pub secrets: Vec<SecretSource>,
+    /// Folder of the state.
+    pub state: PathBuf,
+    /// Ends the run; absent: it ends when nothing runs.
+    pub duration: Option<Duration>,
+    /// Prices and rules of the platform.
+    pub policy: Policy,
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
+pub enum Cause {
+    /// A signal.
+    Interrupted,
+    /// The time is over.
+    Duration,
+    /// No loop does anything more by itself.
+    NothingRuns,
+}
+
+impl Cause {
+    /// In words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Interrupted => "Ended on request. The same command goes on from here.",
+            Self::Duration => "The time is over. The same command goes on from here.",
+            Self::NothingRuns => "Nothing runs any more.",
+        }
+    }
+}
+
+/// Why a run could not go on.
+#[derive(thiserror::Error, Debug)]
+pub enum RunError {
+    /// Nothing was started.
+    #[error(transparent)]
+    Mistakes(#[from] Mistakes),
+    /// Anything else.
+    #[error("{0}")]
+    Trouble(String),
+}
+
+fn trouble(error: impl std::fmt::Display) -> RunError {
+    RunError::Trouble(error.to_string())
+}
+
+/// A run whose manifests were checked.
+pub struct Run {
+    store: Arc<Store>,
+    agents: Vec<Key>,
+    private: Private,
+    state: State,
+    settings: Settings,
+    listener: std::net::TcpListener,
+    duration: Option<Duration>,
+}
+
+/// What goes on.
+struct Parts {
+    loops: Arc<Loops>,
+    pods: JoinHandle<()>,
+    controller: JoinHandle<Result<(), crate::controller::process::Error>>,
+    end_pods: CancellationToken,
+    end_controller: CancellationToken,
+}
+
+impl Run {
+    /// Checks everything that can be checked before anything is started.
+    pub fn prepare(options: Options) -> Result<Self, RunError> {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(trouble)?;
+        listener.set_nonblocking(true).map_err(trouble)?;
+        let settings = Settings {
+            image: "agentloop".into(),
+            image_pull_policy: None,
+            link_url: format!("https://{}", listener.local_addr().map_err(trouble)?),
+            controller_namespace: SYSTEM_NAMESPACE.into(),
+            watch_namespaces: Vec::new(),
+            gateway_resources: ResourceRequirements::default(),
+            worker_resources: ResourceRequirements::default(),
+            workers: WORKERS,
+            policy: options.policy,
+        };
+        let read = |kept: &dyn Fn(&Key) -> Option<serde_json::Value>| {
+            let variable = |name: &str| std::env::var(name).ok();
+            let world = World {
+                kept,
+                variable: &variable,
+                settings: &settings,
+            };
+            manifest::read(&options.files, &options.secrets, &world)
+        };
+        // Files alone first: a mistake makes no folder.
+        if !options.state.exists() {
+            read(&|_| None)?;
+        }
+        let state = State::open(&options.state).map_err(RunError::Trouble)?;
+        let store = Store::open(&state.folder.join("objects.sqlite")).map_err(trouble)?;
+        let manifests = read(&|key| store.kept(key).ok().flatten())?;
+        let mut agents = Vec::new();
+        for manifest in manifests {
+            if manifest.key.resource == AGENTS {
+                agents.push(manifest.key.clone());
+            }
+            store.apply(manifest.key, manifest.object).map_err(trouble)?;
+        }
+        agents.sort();
+        Ok(Self {
+            store: Arc::new(store),
+            agents,
+            private: Private::make().map_err(RunError::Trouble)?,
+            state,
+            settings,
+            listener,
+            duration: options.duration,
+        })
+    }
+
+    /// Folder of the state.
+    #[must_use]
+    pub fn state_folder(&self) -> &std::path::Path {
+        &self.state.folder
+    }
+
+    /// The private folder, to be removed should the process end in a hurry.
+    #[must_use]
+    pub fn private_folder(&self) -> PathBuf {
+        self.private.path().into()
+    }
+
+    /// Runs until something ends it, then drains. Returns the last rows too.
+    pub async fn run(
+        self,
+        mut output: Output,
+        out: &mut impl Write,
+        interrupted: CancellationToken,
+    ) -> Result<Vec<Row>, RunError> {
+        let mut parts = self.start()?;
+        let until = self.duration.and_then(|duration| Instant::now().checked_add(duration));
+        let result = self.watch(&mut parts, &mut output, out, until, &interrupted).await;
+        let end_by = Instant::now() + LAST;
+        parts.end_pods.cancel();
+        while !parts.pods.is_finished() && Instant::now() < end_by {
+            // What was asked for is done whether it can be shown or not.
+            let _ = output.show(out, &self.rows(&parts.loops), Timestamp::now());
+            tokio::time::sleep(LOOK / 5).await;
+        }
+        let rows = self.rows(&parts.loops);
+        let shown = output.show(out, &rows, Timestamp::now());
+        parts.end_controller.cancel();
+        let _ = timeout(FAREWELL, &mut parts.controller).await;
+        let cause = result?;
+        shown
+            .and_then(|()| output.end(out, cause.as_ref(), cause.words(), Timestamp::now()))
+            .map_err(trouble)?;
+        Ok(rows)
+    }
+
+    fn start(&self) -> Result<Parts, RunError> {
+        let tokens = Arc::new(Tokens::default());
+        let (loops, changed): (Loops, mpsc::UnboundedReceiver<AgentKey>) = Loops::new();
+        let loops = Arc::new(loops);
+        let (end_pods, end_controller) = (CancellationToken::new(), CancellationToken::new());
+        let listener = self.listener.try_clone().map_err(trouble)?;
+        let alone = Alone {
+            client: client(self.store.clone(), tokens.clone()),
+            settings: self.settings.clone(),
+            listener: tokio::net::TcpListener::from_std(listener).map_err(trouble)?,
+            loops: (loops.clone(), changed),
+        };
+        let pods = Pods {
+            store: self.store.clone(),
+            tokens,
+            private: self.private.path().into(),
+            claims: self.state.folder.join("volumes"),
+        };
+        Ok(Parts {
+            loops,
+            pods: tokio::spawn(pods.run(end_pods.clone())),
+            controller: tokio::spawn(alone::run(alone, end_controller.clone())),
+            end_pods,
+            end_controller,
+        })
+    }
+
+    /// Shows the rows until something ends the run.
+    async fn watch(
+        &self,
+        parts: &mut Parts,
+        output: &mut Output,
+        out: &mut impl Write,
+        until: Option<Instant>,
+        interrupted: &CancellationToken,
+    ) -> Result<Cause, RunError> {
+        let mut resting_since = None;
+        loop {
+            let rows = self.rows(&parts.loops);
+            output.show(out, &rows, Timestamp::now()).map_err(trouble)?;
+            if rows.iter().any(|row| row.at_rest == Rest::Alive) {
+                resting_since = None;
+            } else if resting_since.get_or_insert_with(Instant::now).elapsed() >= QUIET {
+                return Ok(Cause::NothingRuns);
+            }
+            let over = async {
+                match until {
+                    Some(moment) => tokio::time::sleep_until(moment).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = interrupted.cancelled() => return Ok(Cause::Interrupted),
+                () = over => return Ok(Cause::Duration),
+                ended = &mut parts.controller => return Err(match ended {
+                    Ok(Err(error)) => trouble(error),
+                    Ok(Ok(())) | Err(_) => trouble("the controller ended unexpectedly"),
+                }),
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    fn rows(&self, loops: &Loops) -> Vec<Row> {
+        let agents = self.agents.iter().filter_map(|key| self.store.get(key));
+        let agents = agents.filter_map(|object| serde_json::from_value::<Agent>(object).ok());
+        agents
+            .map(|agent| {
+                let key = AgentKey {
+                    namespace: agent.namespace().unwrap_or_default(),
+                    name: agent.name_any(),
+                };
+                let pod = self.store.get(&Key::new(PODS, &key.namespace, &key.name));
+                let uid = pod.as_ref().and_then(|pod| pod["metadata"]["uid"].as_str());
+                let heard = uid.and_then(|uid| loops.heard(&key, uid));
+                row(&agent, heard.as_ref().map(|heard| &heard.report))
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,166 @@
+//! What a run takes and refuses before it starts anything.
+
+use serde_json::{Value, json};
+
+use super::process::{Bench, CANARY, agent, script, scripted};
+
+/// The words of a run that must refuse its input: exit code 2, and no state was made.
+async fn refused(bench: &mut Bench, flags: &[&str]) -> String {
+    let mut run = bench.run(flags);
+    let status = run.ended().await;
+    assert_eq!(status.code(), Some(2), "{}\n{}", run.out(), run.err());
+    assert!(
+        !bench.state().exists() && bench.left_over() == 0,
+        "something was started"
+    );
+    assert_eq!(run.out(), "");
+    let words = run.err();
+    assert!(!words.contains(CANARY), "{words}");
+    words
+}
+
+fn done() -> Value {
+    json!([{ "yield": { "mode": "shutdown" } }])
+}
+
+#[tokio::test]
+async fn a_mistake_is_named_with_file_document_field_and_fix() {
+    let good = agent("a", &json!({}));
+    for (spec, says) in [
+        (json!({ "guardrail": {} }), "spec.guardrail: there is no such field"),
+        (
+            json!({ "guardrails": { "maxCallsPerTurn": 0 } }),
+            "spec.guardrails.maxCallsPerTurn",
+        ),
+        (
+            json!({ "loop": { "minDelayMilliseconds": 20_000 } }),
+            "spec.loop.minDelayMilliseconds (default 100) must not exceed",
+        ),
+        (
+            json!({ "instructionsFrom": { "configMapKeyRef": { "name": "x", "key": "y" } } }),
+            "keep exactly one",
+        ),
+        (
+            json!({ "budgetRefs": [{ "name": "team" }] }),
+            "AgentBudget team is not in these files",
+        ),
+    ] {
+        let mut bench = Bench::new();
+        bench.write("all.yaml", &[script("a", &done()), agent("a", &spec)]);
+        let words = refused(&mut bench, &[]).await;
+        let place = format!("{}, document 2 (Agent a): ", bench.path("all.yaml").display());
+        assert!(words.contains(&place) && words.contains(says), "{says}: {words}");
+    }
+    let mut bench = Bench::new();
+    bench.write("all.yaml", &[good]);
+    let words = refused(&mut bench, &[]).await;
+    assert!(words.contains("ConfigMap a does not exist"), "{words}");
+}
+
+#[tokio::test]
+async fn every_mistake_of_all_files_is_shown_at_once() {
+    let mut bench = Bench::new();
+    bench.write(
+        "all.yaml",
+        &[
+            json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "d" } }),
+            json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "s" }, "data": { "key": "not base64!" } }),
+        ],
+    );
+    std::fs::write(bench.path("bad.yaml"), format!("a: [{CANARY}")).unwrap();
+    let bad = bench.path("bad.yaml");
+    let missing = bench.path("missing.yaml");
+    let flags = ["-f", bad.to_str().unwrap(), "-f", missing.to_str().unwrap()];
+    let words = refused(
+        &mut bench,
+        &[&flags[..], &["--secret-from-env", "s/k=NOT_SET_ANYWHERE"]].concat(),
+    )
+    .await;
+    for says in [
+        "all.yaml, document 1: apiVersion \"apps/v1\" with kind \"Deployment\" is not run locally: use Agent",
+        "Secret s: data.key is not base64; write plain text into stringData",
+        "bad.yaml, document 1: this is no YAML",
+        "missing.yaml: No such file",
+        "the variable NOT_SET_ANYWHERE is not set",
+        "5 mistakes, nothing was started",
+    ] {
+        assert!(words.contains(says), "{says}: {words}");
+    }
+}
+
+#[tokio::test]
+async fn files_without_an_agent_and_one_object_twice_are_mistakes() {
+    let mut bench = Bench::new();
+    bench.write("all.yaml", &[script("a", &done())]);
+    assert!(refused(&mut bench, &[]).await.contains("there is no Agent"));
+    bench.write(
+        "all.yaml",
+        &[&scripted("a", &done())[..], &[agent("a", &json!({}))]].concat(),
+    );
+    let words = refused(&mut bench, &[]).await;
+    assert!(
+        words.contains("document 3 (Agent a): the same object stands in"),
+        "{words}"
+    );
+}
+
+#[tokio::test]
+async fn what_is_immutable_in_a_cluster_is_so_between_two_runs() {
+    let mut bench = Bench::new();
+    bench.write("all.yaml", &scripted("a", &done()));
+    assert_eq!(bench.run(&[]).cause().await, "NothingRuns");
+    bench.write(
+        "all.yaml",
+        &[
+            script("a", &done()),
+            agent("a", &json!({ "storage": { "size": "1Gi" } })),
+        ],
+    );
+    let mut run = bench.run(&[]);
+    assert_eq!(run.ended().await.code(), Some(2));
+    assert!(run.err().contains("spec.storage.size is immutable"), "{}", run.err());
+}
+
+#[tokio::test]
+async fn a_changed_spec_starts_a_loop_again_that_had_ended() {
+    let mut bench = Bench::new();
+    bench.write("all.yaml", &scripted("a", &done()));
+    assert_eq!(bench.run(&[]).cause().await, "NothingRuns");
+    let changed = agent("a", &json!({ "guardrails": { "maxCallsPerTurn": 3 } }));
+    bench.write("all.yaml", &[script("a", &done()), changed]);
+    let mut run = bench.run(&[]);
+    assert_eq!(run.cause().await, "NothingRuns");
+    assert_eq!(run.agent("a")["turnsCompleted"], 2);
+}
+
+#[tokio::test]
+async fn a_folder_is_taken_as_all_of_its_manifests() {
+    let mut bench = Bench::new();
+    std::fs::create_dir(bench.path("all.yaml")).unwrap();
+    bench.write("all.yaml/one.yaml", &[script("a", &done())]);
+    bench.write("all.yaml/two.json", &[]);
+    std::fs::write(bench.path("all.yaml/two.json"), agent("a", &json!({})).to_string()).unwrap();
+    std::fs::write(bench.path("all.yaml/notes.txt"), "no manifest").unwrap();
+    assert_eq!(bench.run(&[]).cause().await, "NothingRuns");
+}
+
+#[tokio::test]
+async fn a_refusal_that_shows_only_in_the_run_is_told_with_exit_code_1() {
+    let mut bench = Bench::new();
+    // A limit of money, and nobody knows what the model costs.
+    let unpriced = agent("a", &json!({ "guardrails": { "total": { "costUSD": "1.00" } } }));
+    bench.write("all.yaml", &[script("a", &done()), unpriced]);
+    let mut run = bench.run(&[]);
+    assert_eq!(run.ended().await.code(), Some(1));
+    assert!(run.err().contains("Agent a: PriceUnknown"), "{}", run.err());
+
+    std::fs::write(
+        bench.path("prices.json"),
+        r#"{"scripted":{"inputPerMillion":"1.00","outputPerMillion":"2.00"}}"#,
+    )
+    .unwrap();
+    let prices = bench.path("prices.json");
+    let mut run = bench.run(&["--prices-file", prices.to_str().unwrap()]);
+    assert_eq!(run.cause().await, "NothingRuns");
+    assert_eq!(run.agent("a")["outcome"], "Completed");
+}

@@ -1,0 +1,181 @@
+//! What loops do in a run: beside each other, within budgets, and the same as in a pod.
+
+use serde_json::{Value, json};
+
+use super::process::{Bench, CANARY, agent, script, scripted};
+use crate::worker::process as pods;
+use crate::worker::{Gateway, answer};
+
+/// A yield with these arguments; none when there are none.
+fn calls(arguments: &Value) -> impl Iterator<Item = (&'static str, Value)> {
+    let is_empty = arguments.as_object().unwrap().is_empty();
+    (!is_empty).then(|| ("yield", arguments.clone())).into_iter()
+}
+
+fn turns_of(line: &Value) -> i64 {
+    line["turnsCompleted"].as_i64().unwrap()
+}
+
+#[tokio::test]
+async fn a_fast_and_a_slow_agent_run_side_by_side() {
+    let mut bench = Bench::new();
+    let turn = |delay: u32| json!([{ "text": "on", "delayMilliseconds": delay }]);
+    let (fast, slow) = (scripted("fast", &turn(20)), scripted("slow", &turn(1000)));
+    bench.write("all.yaml", &[fast, slow].concat());
+    let mut run = bench.run(&["--duration", "5"]);
+    assert_eq!(run.cause().await, "Duration");
+    let (fast, slow) = (turns_of(&run.agent("fast")), turns_of(&run.agent("slow")));
+    assert!((1..=5).contains(&slow), "{slow}");
+    assert!(fast > 4 * slow, "the slow one holds the fast one: {fast} and {slow}");
+}
+
+#[tokio::test]
+async fn a_budget_that_two_share_stops_both_before_it_is_crossed() {
+    let mut bench = Bench::new();
+    let turns = json!([{ "text": "page", "usage": { "inputTokens": 900, "outputTokens": 100 } }]);
+    let budget = json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget", "metadata": { "name": "team" },
+        "spec": { "selector": { "matchLabels": { "of": "test" } }, "limits": { "tokens": 12_000 }, "window": { "lifetime": {} } },
+    });
+    bench.write(
+        "all.yaml",
+        &[&[budget.clone()][..], &scripted("a", &turns), &scripted("b", &turns)].concat(),
+    );
+    let mut run = bench.run(&[]);
+    assert_eq!(run.cause().await, "NothingRuns");
+    let lines = ["a", "b"].map(|name| run.agent(name));
+    let used: i64 = lines.iter().map(|line| line["tokens"].as_i64().unwrap()).sum();
+    assert!((6_000..=12_000).contains(&used), "{used}");
+    for line in &lines {
+        // At the end the loops have stopped; what held them shows until then.
+        let mut held = run.lines().into_iter().filter(|other| other["agent"] == line["agent"]);
+        let held = held.rfind(|other| other["state"] == "Paused").unwrap();
+        assert_eq!(held["reasons"], json!(["BudgetExhausted"]));
+        assert!(held["message"].as_str().unwrap().contains("team"), "{held}");
+    }
+
+    // The ledger is in the state: a second run spends nothing, and one with a top-up goes on.
+    let mut again = bench.run(&[]);
+    assert_eq!(again.cause().await, "NothingRuns");
+    let still: i64 = ["a", "b"]
+        .iter()
+        .map(|name| again.agent(name)["tokens"].as_i64().unwrap())
+        .sum();
+    assert_eq!(still, used);
+    let mut more = budget;
+    more["spec"]["topUps"] = json!([{ "id": "one", "tokens": 5_000, "reason": "the test is not over" }]);
+    bench.write(
+        "all.yaml",
+        &[&[more][..], &scripted("a", &turns), &scripted("b", &turns)].concat(),
+    );
+    let mut third = bench.run(&[]);
+    assert_eq!(third.cause().await, "NothingRuns");
+    let then: i64 = ["a", "b"]
+        .iter()
+        .map(|name| third.agent(name)["tokens"].as_i64().unwrap())
+        .sum();
+    assert!(then > used && then <= 17_000, "{then} after {used}");
+}
+
+#[tokio::test]
+async fn a_limit_of_its_own_holds_an_agent_too() {
+    let mut bench = Bench::new();
+    let turns = json!([{ "text": "page", "usage": { "inputTokens": 900, "outputTokens": 100 } }]);
+    let limited = agent("a", &json!({ "guardrails": { "total": { "tokens": 5_000 } } }));
+    bench.write("all.yaml", &[script("a", &turns), limited]);
+    let mut run = bench.run(&[]);
+    assert_eq!(run.cause().await, "NothingRuns");
+    let used = run.agent("a")["tokens"].as_i64().unwrap();
+    assert!((3_000..=5_000).contains(&used), "{used}");
+}
+
+#[tokio::test]
+async fn the_same_script_gives_the_same_records_as_a_worker_in_a_pod() {
+    let said = [
+        ("one", json!({})),
+        ("two", json!({ "mode": "sleep", "sleep": 1 })),
+        ("three", json!({ "mode": "shutdown", "reason": "done" })),
+    ];
+    let turns: Vec<Value> = said
+        .iter()
+        .map(|(text, arguments)| {
+            let calls: Vec<Value> = calls(arguments)
+                .map(|(name, arguments)| json!({ "name": name, "arguments": arguments }))
+                .collect();
+            json!({ "text": text, "toolCalls": calls })
+        })
+        .collect();
+    let mut bench = Bench::new();
+    bench.write("all.yaml", &scripted("a", &json!(turns)));
+    let mut run = bench.run(&[]);
+    assert_eq!(run.cause().await, "NothingRuns");
+
+    let mut pod = pods::Bench::new();
+    let replies = said.iter().map(|(text, arguments)| {
+        let calls: Vec<_> = calls(arguments).collect();
+        answer(text, &calls)
+    });
+    let gateway = Gateway::start(pod.dir.path(), replies.collect());
+    let mut worker = pod.worker(&gateway);
+    gateway.until("completed", |log| log.last().outcome.is_some()).await;
+    worker.terminate().await;
+    worker.ended().await;
+    let in_pod = super::process::records(&pod.journal.join("journal.sqlite"));
+    assert_eq!(bench.journal("a"), in_pod);
+}
+
+#[tokio::test]
+async fn records_are_json_lines_with_kinds_and_ids_and_no_output_has_a_text_of_the_model() {
+    let mut bench = Bench::new();
+    let turns = json!([
+        { "text": format!("I say {CANARY}") },
+        { "text": CANARY, "yield": { "sleep": 1, "reason": CANARY } },
+        { "yield": { "mode": "shutdown", "reason": CANARY } },
+    ]);
+    bench.write("all.yaml", &scripted("a", &turns));
+    let mut run = bench.run(&["--events"]);
+    assert_eq!(run.cause().await, "NothingRuns");
+    let lines = run.lines();
+    let records: Vec<(String, i64)> = lines
+        .iter()
+        .filter(|line| line["type"] == "record")
+        .map(|line| {
+            assert_eq!((&line["namespace"], &line["agent"]), (&json!("default"), &json!("a")));
+            assert!(line.get("note").is_none() && line["ts"].is_string(), "{line}");
+            (line["kind"].as_str().unwrap().into(), line["turn"].as_i64().unwrap())
+        })
+        .collect();
+    let journal: Vec<(String, i64)> = bench
+        .journal("a")
+        .into_iter()
+        .map(|(kind, turn, _)| (kind, turn))
+        .collect();
+    assert_eq!(records, journal);
+    let answered = lines.iter().find(|line| line["kind"] == "CallAnswered").unwrap();
+    assert_eq!(answered["call"], "t1c1a1");
+    for text in [run.out(), run.err()] {
+        assert!(!text.contains(CANARY), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn instructions_and_skills_come_from_the_config_maps_that_the_spec_names() {
+    let mut bench = Bench::new();
+    let mut whole = agent(
+        "a",
+        &json!({
+            "instructionsFrom": { "configMapKeyRef": { "name": "words", "key": "text" } },
+            "skills": [{ "name": "calm", "configMapKeyRef": { "name": "words", "key": "skill" } }],
+        }),
+    );
+    whole["spec"].as_object_mut().unwrap().remove("instructions");
+    let words = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "words" }, "data": { "text": CANARY, "skill": CANARY } });
+    bench.write(
+        "all.yaml",
+        &[script("a", &json!([{ "yield": { "mode": "shutdown" } }])), words, whole],
+    );
+    let mut run = bench.run(&[]);
+    assert_eq!(run.cause().await, "NothingRuns");
+    assert_eq!(run.agent("a")["outcome"], "Completed");
+    assert!(!run.out().contains(CANARY));
+}

@@ -1,0 +1,209 @@
+//! One folder with manifests and state, and the runs in it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+
+/// Longest wait for anything in these tests.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Stands in every instruction, answer and secret; may stand in no output.
+pub const CANARY: &str = "canary-3c9a";
+
+/// A folder.
+pub struct Bench {
+    pub dir: tempfile::TempDir,
+    runs: u32,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("tmp")).unwrap();
+        Self { dir, runs: 0 }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes manifests as one file of several documents.
+    pub fn write(&self, name: &str, documents: &[Value]) {
+        let text: Vec<String> = documents
+            .iter()
+            .map(|document| serde_yaml::to_string(document).unwrap())
+            .collect();
+        std::fs::write(self.path(name), text.join("---\n")).unwrap();
+    }
+
+    /// Starts a run of `all.yaml` with these further flags.
+    pub fn run(&mut self, flags: &[&str]) -> Run {
+        let file = self.path("all.yaml");
+        self.start(&[&["-f", file.to_str().unwrap()], flags].concat())
+    }
+
+    /// Starts a run with exactly these flags, and this folder's state.
+    pub fn start(&mut self, flags: &[&str]) -> Run {
+        self.runs += 1;
+        let output = |what: &str| self.path(&format!("{what}-{}", self.runs));
+        let (out, err) = (output("out"), output("err"));
+        let child = Command::new(env!("CARGO_BIN_EXE_agentloop"))
+            .arg("run")
+            .args(flags)
+            .args(["--state".as_ref(), self.state().as_os_str()])
+            .env("TMPDIR", self.path("tmp"))
+            .env_remove("XDG_RUNTIME_DIR")
+            .env_remove("RUST_LOG")
+            .stdout(File::create(&out).unwrap())
+            .stderr(File::create(&err).unwrap())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        Run { child, out, err }
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.path("state")
+    }
+
+    /// What runs left in the folder for private things.
+    pub fn left_over(&self) -> usize {
+        std::fs::read_dir(self.path("tmp")).unwrap().count()
+    }
+
+    /// Kinds, turns and calls of the closed journal of an Agent.
+    pub fn journal(&self, agent: &str) -> Vec<(String, i64, Option<String>)> {
+        let file = self
+            .state()
+            .join(format!("volumes/default/{agent}-state/worker/journal.sqlite"));
+        records(&file)
+    }
+}
+
+/// Kinds, turns and calls of a closed journal.
+pub fn records(file: &Path) -> Vec<(String, i64, Option<String>)> {
+    let connection = rusqlite::Connection::open(file).unwrap();
+    let mut select = connection
+        .prepare("SELECT kind, turn, call FROM journal ORDER BY seq")
+        .unwrap();
+    let rows = select
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .unwrap();
+    rows.map(Result::unwrap).collect()
+}
+
+/// A running or ended run.
+pub struct Run {
+    child: Child,
+    out: PathBuf,
+    err: PathBuf,
+}
+
+impl Run {
+    pub fn out(&self) -> String {
+        std::fs::read_to_string(&self.out).unwrap()
+    }
+
+    pub fn err(&self) -> String {
+        std::fs::read_to_string(&self.err).unwrap()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id().unwrap()
+    }
+
+    /// All whole lines so far.
+    pub fn lines(&self) -> Vec<Value> {
+        let text = self.out();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+            .collect()
+    }
+
+    /// The last line about an Agent.
+    pub fn agent(&self, name: &str) -> Value {
+        let lines = self.lines().into_iter();
+        let mut about = lines.filter(|line| line["type"] == "agent" && line["agent"] == name);
+        about.next_back().unwrap_or(Value::Null)
+    }
+
+    /// Waits until the last line about an Agent is as it should be.
+    pub async fn until(&mut self, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let line = self.agent(name);
+            if is(&line) {
+                return line;
+            }
+            let ended = self.child.try_wait().unwrap().is_some();
+            assert!(
+                Instant::now() < deadline && !ended,
+                "{name} is never {what}:\n{}\n{}",
+                self.out(),
+                self.err()
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// SIGINT, as Ctrl-C sends it.
+    pub async fn interrupt(&self) {
+        let sent = Command::new("kill")
+            .args(["-INT", &self.pid().to_string()])
+            .status()
+            .await
+            .unwrap();
+        assert!(sent.success());
+    }
+
+    pub async fn ended(&mut self) -> ExitStatus {
+        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        assert!(ended.is_ok(), "the run did not end:\n{}\n{}", self.out(), self.err());
+        ended.unwrap().unwrap()
+    }
+
+    /// Waits for the end and says why it was.
+    pub async fn cause(&mut self) -> String {
+        let status = self.ended().await;
+        assert!(status.success(), "{status}:\n{}\n{}", self.out(), self.err());
+        let last = self.lines().pop().unwrap();
+        assert_eq!(last["type"], "end", "{last}");
+        last["cause"].as_str().unwrap().into()
+    }
+}
+
+/// A ConfigMap with a script.
+pub fn script(name: &str, turns: &Value) -> Value {
+    let text = serde_yaml::to_string(&json!({ "turns": turns })).unwrap();
+    json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { "turns": text } })
+}
+
+/// An Agent with the script of its name; `spec` is laid over.
+pub fn agent(name: &str, spec: &Value) -> Value {
+    let mut whole = json!({
+        "instructions": format!("Be {CANARY}."),
+        "model": {
+            "api": "Scripted", "name": "scripted", "maxOutputTokens": 200,
+            "scripted": { "configMapKeyRef": { "name": name, "key": "turns" } },
+        },
+        "loop": { "minDelayMilliseconds": 1, "maxDelayMilliseconds": 10 },
+        "storage": { "size": "64Mi" },
+    });
+    for (field, value) in spec.as_object().unwrap() {
+        whole[field] = value.clone();
+    }
+    json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+        "metadata": { "name": name, "labels": { "of": "test" } }, "spec": whole,
+    })
+}
+
+/// Script and Agent.
+pub fn scripted(name: &str, turns: &Value) -> [Value; 2] {
+    [script(name, turns), agent(name, &json!({}))]
+}
