@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use agentloop::api::agent::ExhaustionPolicy;
+use agentloop::api::agent::{ExhaustionPolicy, LoopDetection};
 use agentloop::engine::budget::Budget;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{Answer, Finish, ToolCall};
@@ -44,6 +44,7 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         actions_per_minute: 10,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
+        loop_detection: LoopDetection::default(),
     });
     engine.set_instructions("You watch a queue. Yield when it is empty.".to_owned());
     let mut now = Timestamp::UNIX_EPOCH;

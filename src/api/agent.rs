@@ -15,7 +15,7 @@ pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateSt
 pub use super::rate_limit::{RateLimit, Resource};
 pub use super::skill::Skill;
 use super::status::AgentStatus;
-use super::tools::Tools;
+use super::tools::{TOOL, Tools};
 
 /// The agent's instructions, its model, and the limits that hold whatever the model does.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -294,8 +294,7 @@ pub struct Guardrails {
     /// Limits for the Agent's whole life; only a higher limit lets it go on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<Total>,
-    /// What happens when the controller sees from outside that the loop repeats itself or burns far above the pace of
-    /// its limits.
+    /// What happens when the loop repeats itself, or burns far above the pace of its limits.
     pub loop_detection: LoopDetection,
 }
 
@@ -320,22 +319,43 @@ pub struct Total {
     pub cost_usd: Option<String>,
 }
 
-/// Detection of loops from outside: by what the gateway sees, whatever the worker says.
+/// Detection of loops: by the loop's own tool calls and answers, and by what its gateway sees, whatever the worker says.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoopDetection {
-    /// `Warn`: a condition, an Event, a metric. `Enforce`: the loop also pauses until `agentloop.dev/resume`.
-    /// `Disabled`: nothing.
+    /// `Enforce`: the model is told what it repeats, then such calls are denied until its turn ends, then the loop sleeps
+    /// for 60 s, doubled each time, at most `maxSleepSeconds`; after four such sleeps without anything new it ends with
+    /// outcome `Failed`. Requests that its gateway sees repeated byte for byte pause it until `agentloop.dev/resume`.
+    /// `Warn`: the model is told, and nothing else. Both: a condition, an Event, a metric. `Disabled`: nothing.
     pub mode: DetectionMode,
+    /// Tools that may be called again and again with nothing new, such as one that waits for a job; at most 32. Names as
+    /// the model calls them (`<server>__<tool>`), or as their server has them. They are part of a loop all the same when
+    /// they fail, and from the 100th equal call in a row on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "set", "items" = {
+        "description": "Name of a tool.", "type": "string", "minLength": 1, "maxLength": 128, "pattern": TOOL,
+    }))]
+    pub exempt_tools: Vec<String>,
+}
+
+impl LoopDetection {
+    /// Whether a tool, by the name that the model calls it by, is exempt.
+    #[must_use]
+    pub fn exempts(&self, tool: &str) -> bool {
+        let own = tool.split_once("__").map(|(_, own)| own);
+        self.exempt_tools
+            .iter()
+            .any(|exempt| exempt == tool || Some(exempt.as_str()) == own)
+    }
 }
 
 /// What a detected loop leads to.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
 pub enum DetectionMode {
-    /// A condition, an Event and a metric, and the loop pauses until a person resumes it.
-    Enforce,
-    /// A condition, an Event and a metric.
+    /// The model is told; what goes on is denied, put to sleep, and ended.
     #[default]
+    Enforce,
+    /// The model is told, and nothing else.
     Warn,
     /// Nothing.
     Disabled,

@@ -3,6 +3,7 @@
 //! The table is the contract of the API: each guardrail is a condition of its own, True while it holds.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, EnumString, IntoStaticStr};
 
 /// Type of a condition on an Agent or AgentBudget.
@@ -33,7 +34,7 @@ pub enum ConditionType {
     IdleTimeoutReached,
     /// `loop.maxConsecutiveErrors` was reached, or the same turn ended the worker three times; cool-down or resume.
     ErrorLimitReached,
-    /// Seen from outside the loop repeats itself or burns far above the pace of its limits.
+    /// The loop repeats itself, or burns far above the pace of its limits.
     LoopDetected,
     /// A person has been asked, and has not answered yet.
     ApprovalPending,
@@ -47,12 +48,17 @@ pub enum ConditionType {
     Exhausted,
 }
 
-/// What showed a loop from outside; reason of the condition `LoopDetected`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumIter, EnumString)]
+/// What showed a loop; reason of the condition `LoopDetected`.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumIter, EnumString)]
 pub enum LoopSign {
-    /// The same request again and again, byte for byte.
+    /// The same tool call again and again, with nothing new; from outside: the same request, byte for byte.
     RepeatedCall,
-    /// A burn far above the pace of the limits.
+    /// The same error again and again.
+    RepeatedError,
+    /// The same few tool calls in the same order, with nothing new.
+    Cycle,
+    /// Calls that bring nothing new, or the same words without a tool; from outside: a burn far above the pace of the
+    /// limits.
     NoProgress,
 }
 

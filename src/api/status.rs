@@ -150,8 +150,8 @@ pub enum PauseReason {
     BudgetUnavailable,
     /// The server billed more than the stated bound of a call; cleared by the request `agentloop.dev/resume`.
     BoundViolated,
-    /// Seen from outside the loop repeats itself or burns far above its budget's pace; cleared by
-    /// `agentloop.dev/resume`.
+    /// The loop repeats itself: cleared at the end of a forced sleep, or by `agentloop.dev/resume`. Seen from outside:
+    /// cleared by `agentloop.dev/resume` alone.
     LoopDetected,
 }
 
@@ -175,6 +175,8 @@ pub enum Outcome {
     Completed,
     /// It was awake for `guardrails.idleTimeoutSeconds` without an effective action.
     Idle,
+    /// It repeated itself through all forced sleeps of `guardrails.loopDetection`.
+    Failed,
 }
 
 /// Where a loop stands.

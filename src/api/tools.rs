@@ -9,7 +9,7 @@ use super::bounds::DNS_SUBDOMAIN;
 /// A server's name: it becomes part of its tools' names, of a volume's name and of a path.
 const SERVER: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// A tool's name, as servers choose it.
-const TOOL: &str = "^[!-~]+$";
+pub(super) const TOOL: &str = "^[!-~]+$";
 
 /// Headers that the protocol and the connection write themselves.
 const OWN_HEADERS: [&str; 15] = [

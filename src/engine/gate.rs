@@ -34,6 +34,8 @@ pub enum Denial {
     Hidden,
     /// The provider refused the answer that asked for it.
     AnswerRefused,
+    /// It is part of a detected loop.
+    Repeated,
 }
 
 /// A call that does not become a run.
@@ -203,7 +205,7 @@ pub fn idempotency_key(of: &Value, tool: &str, arguments: &Map<String, Value>) -
     hash(&json!([of, tool, sorted(arguments)]))
 }
 
-fn sorted(arguments: &Map<String, Value>) -> Value {
+pub(super) fn sorted(arguments: &Map<String, Value>) -> Value {
     let mut value = Value::Object(arguments.clone());
     value.sort_all_objects();
     value

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 pub use super::snapshot::Snapshot;
-pub use super::view::{Held, View};
+pub use super::view::{Detected, Held, View};
 
 use super::budget::{Budget, LET_THROUGH, PROBE, Probe};
 use super::gate::Toolbox;
@@ -177,9 +177,11 @@ impl Engine {
             return;
         }
         let crashed = self.state.lifecycle != Lifecycle::Stopped && self.state.reasons.is_empty();
-        if self.state.outcome.take().is_some() {
+        let anew = self.state.outcome.take().is_some();
+        if anew {
             self.state.counters.idle = IdleClock::default();
         }
+        self.start_watch(anew);
         self.state.suspended = false;
         // What the process before knew of the link is no longer known; the driver says so anew.
         self.state.reasons.remove(&PauseReason::LinkLost);

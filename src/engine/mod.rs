@@ -16,6 +16,7 @@ mod context;
 mod gate;
 mod guardrails;
 mod hot_state;
+mod loops;
 pub mod machine;
 pub mod message;
 pub mod notifications;
@@ -322,6 +323,8 @@ pub enum RecordKind {
     ToolOutcome,
     /// A tool call was denied: nothing was run.
     ToolDenied,
+    /// A loop was detected, or went on: what showed it, and the step that followed.
+    LoopDetected,
     /// A field of the hot state did not get its value; said once until it gets one.
     HotStateRefused,
     /// A notification came. Its note is the priority.

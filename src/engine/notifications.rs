@@ -93,6 +93,13 @@ pub struct Shown {
     seen: Told,
 }
 
+impl Shown {
+    /// Whether the model has seen any in this turn.
+    pub fn is_seen(&self) -> bool {
+        !self.seen.keys.is_empty()
+    }
+}
+
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 struct Told {
     keys: Vec<u64>,

@@ -221,7 +221,7 @@ impl Engine {
     /// the leader's.
     pub(super) fn longest_hold(&self, reason: PauseReason) -> Option<SignedDuration> {
         match reason {
-            PauseReason::MaxConsecutiveTurns => Some(self.settings.max_sleep),
+            PauseReason::MaxConsecutiveTurns | PauseReason::LoopDetected => Some(self.settings.max_sleep),
             PauseReason::ActionsPerMinute => Some(guardrails::MINUTE),
             PauseReason::ProviderRateLimit => Some(retry::LONGEST_RETRY_AFTER),
             PauseReason::LinkLost => Some(retry::LINK_PROBE),
@@ -236,8 +236,7 @@ impl Engine {
             | PauseReason::CallExceedsLimit
             | PauseReason::BudgetAsk
             | PauseReason::BudgetUnavailable
-            | PauseReason::BoundViolated
-            | PauseReason::LoopDetected => None,
+            | PauseReason::BoundViolated => None,
         }
     }
 }

@@ -6,7 +6,7 @@ use super::guardrails::active_hours::{ActiveHours, HoursError};
 use super::hot_state::Field;
 use super::resources::Limit;
 use crate::api::AgentSpec;
-use crate::api::agent::ExhaustionPolicy;
+use crate::api::agent::{ExhaustionPolicy, LoopDetection};
 
 /// The engine's numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +41,8 @@ pub struct Settings {
     pub hot_state: Vec<Field>,
     /// Bytes of one result of a tool.
     pub max_result_bytes: usize,
+    /// What a detected loop leads to.
+    pub loop_detection: LoopDetection,
 }
 
 /// A spec that the engine cannot use. The controller makes no pod of it; one that is made all the same does not run.
@@ -76,6 +78,7 @@ impl TryFrom<&AgentSpec> for Settings {
             actions_per_minute: spec.guardrails.actions_per_minute,
             hot_state: spec.hot_state.fields.iter().map(Field::from).collect(),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
+            loop_detection: spec.guardrails.loop_detection.clone(),
         })
     }
 }

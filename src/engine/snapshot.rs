@@ -9,6 +9,7 @@ use super::CallId;
 use super::budget::{Budget, Probe};
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::Refresh;
+use super::loops::Watch;
 use super::notifications::{Inbox, Shown};
 use super::resources::Tracker;
 use super::work::Work;
@@ -45,6 +46,8 @@ pub struct Snapshot {
     pub(super) sleep: Option<Sleep>,
     pub(super) reasons: BTreeMap<PauseReason, Hold>,
     pub(super) counters: Counters,
+    /// What the detection of loops remembers.
+    pub(super) watch: Watch,
     /// What was used of resources with a rate limit.
     pub(super) used: Tracker,
     /// What the next turn's first message will say.

@@ -156,6 +156,7 @@ impl Engine {
     /// The oldest messages leave the transcript, and the model is told.
     pub(super) fn forget(&mut self, surplus: usize, out: &mut Outbox) {
         self.transcript.drain(..surplus);
+        self.state.watch.forgets();
         self.note("old turns left the context");
         out.record(Record {
             forget: surplus,
@@ -303,8 +304,11 @@ impl Engine {
         true
     }
 
-    /// How a guardrail ends the loop, if one does.
+    /// How a guardrail, or a loop that was detected, ends the loop, if one does.
     fn ending(&self) -> Option<Outcome> {
+        if self.state.watch.has_failed() {
+            return Some(Outcome::Failed);
+        }
         let (settings, counters) = (&self.settings, &self.state.counters);
         guardrails::ALL
             .iter()
@@ -334,6 +338,7 @@ impl Engine {
         };
         out.record(line(RecordKind::TurnCompleted, self.turn_number(), note));
         self.acknowledge_notifications();
+        self.look_at_turn(&pace, out);
         self.state.turn = None;
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
         let counters = &mut self.state.counters;
@@ -370,6 +375,7 @@ impl Engine {
     /// has changed something: who forgets that does it again.
     fn fail_turn(&mut self, failure: Failure, out: &mut Outbox) {
         self.state.counters.idle.interrupted();
+        self.state.watch.turn_failed();
         let Some(turn) = self.state.turn.take() else {
             return;
         };

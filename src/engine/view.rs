@@ -8,6 +8,7 @@ use super::outbox::{Outbox, line};
 use super::resources::Room;
 use super::snapshot::{Lifecycle, Public, Sleep};
 use super::{Effect, RecordKind};
+use crate::api::condition::LoopSign;
 use crate::api::failure::Failure;
 use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason, Wake, WakeType};
 
@@ -42,6 +43,17 @@ pub struct View {
     pub handled: HandledRequests,
     /// The last failure: when and what.
     pub last_error: Option<(Timestamp, Failure)>,
+    /// The repetition that the loop is in.
+    pub detected: Option<Detected>,
+}
+
+/// A repetition that was detected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Detected {
+    /// What showed it.
+    pub sign: LoopSign,
+    /// What was seen and what followed, with hashes as evidence.
+    pub message: String,
 }
 
 /// A reason that holds the loop.
@@ -76,6 +88,7 @@ impl Engine {
             consecutive_turns: state.counters.turns,
             handled: state.handled.clone(),
             last_error: state.last_error.clone(),
+            detected: self.detected(),
         }
     }
 

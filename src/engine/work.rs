@@ -4,7 +4,7 @@
 //! Each run is journalled before it is sent. Runs that only look go up to four at a time, all others alone and in order.
 //! Results join in the order of the calls. Whoever stops the loop cuts what only looks, and awaits the rest.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use jiff::SignedDuration;
@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::gate::{self, Denied, Toolbox};
 use super::guardrails;
+use super::loops::Ending;
 use super::machine::Engine;
 use super::message::{self, Answer, Finish, Message, ToolCall};
 use super::outbox::{Outbox, line};
@@ -37,6 +38,10 @@ pub struct Work {
     pub slots: VecDeque<Slot>,
     /// What the last valid `yield` among them asked for.
     pub pace: Option<Pace>,
+    /// How calls ended whose results have not joined yet, by their place among all; those that are no tool calls of the
+    /// world outside are not in it.
+    #[serde(default)]
+    pub endings: BTreeMap<usize, Ending>,
 }
 
 /// Where one call stands.
@@ -114,7 +119,11 @@ impl Engine {
                     Err(text) => Slot::Result(text),
                 }
             } else {
-                self.pass_gate(run_id(call, place), wanted, answer.finish, out)
+                let slot = self.pass_gate(run_id(call, place), wanted, answer.finish, out);
+                if matches!(slot, Slot::Result(_)) {
+                    work.endings.insert(place, Ending::Failed);
+                }
+                slot
             };
             work.slots.push_back(slot);
         }
@@ -166,6 +175,9 @@ impl Engine {
 
     /// Does what can be done for the answer's tool calls now.
     pub(super) fn go_on(&mut self, out: &mut Outbox) {
+        // What has just ended may be part of a loop, and then so is what waits.
+        self.join(out);
+        self.deny_repetitions(out);
         while let Next::Send(place) = self.next_run(out) {
             self.send_run(place, out);
         }
@@ -294,6 +306,11 @@ impl Engine {
             return;
         };
         let (kind, text) = told(outcome, plan, most);
+        let ending = match kind {
+            OutcomeKind::Ok if plan.only_looks() => Ending::Looked,
+            OutcomeKind::Ok => Ending::Acted,
+            OutcomeKind::Error | OutcomeKind::Unavailable | OutcomeKind::Unknown => Ending::Failed,
+        };
         if kind == OutcomeKind::Unknown && plan.retries() && plan.tries < MAX_TRIES {
             // It stays open, and is sent again.
             out.record(plan_line(
@@ -310,8 +327,9 @@ impl Engine {
             let tool = plan.tool.clone();
             self.state.counters.idle.result(&tool, &text, out.now);
         }
-        if let Some(slot) = self.slot(place) {
-            *slot = Slot::Result(text);
+        if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
+            work.endings.insert(work.joined + place, ending);
+            work.slots[place] = Slot::Result(text);
         }
     }
 
@@ -355,15 +373,20 @@ impl Engine {
             let Some(wanted) = self.wanted(0) else {
                 return;
             };
-            let reasoning = self.reasoning(wanted);
-            let id = wanted.id.clone();
+            let wanted = wanted.clone();
+            let reasoning = self.reasoning(&wanted);
             let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) else {
                 return;
             };
-            let Some(Slot::Result(text)) = work.slots.pop_front() else {
+            let Some(Slot::Result(mut text)) = work.slots.pop_front() else {
                 return;
             };
+            let ending = work.endings.remove(&work.joined);
             work.joined += 1;
+            if let Some(told) = ending.and_then(|ending| self.look_at(&wanted, &text, ending, out)) {
+                text = format!("{text}\n[{told}]");
+            }
+            let id = wanted.id;
             let message = Arc::new(Message::Tool { id, text, reasoning });
             self.append(std::slice::from_ref(&message));
             messages.push(message);
@@ -393,12 +416,12 @@ impl Engine {
         self.state.turn.as_ref()?.work.as_ref()
     }
 
-    fn slot(&mut self, place: usize) -> Option<&mut Slot> {
+    pub(super) fn slot(&mut self, place: usize) -> Option<&mut Slot> {
         self.state.turn.as_mut()?.work.as_mut()?.slots.get_mut(place)
     }
 
     /// The call behind a slot. The answer stands in the transcript, before the results that have joined.
-    fn wanted(&self, place: usize) -> Option<&ToolCall> {
+    pub(super) fn wanted(&self, place: usize) -> Option<&ToolCall> {
         let (calls, _) = self.last_answer()?;
         calls.get(self.work()?.joined + place)
     }
@@ -420,7 +443,7 @@ impl Engine {
         Some(said.chars().take(MAX_REASONING).collect())
     }
 
-    fn run_id(&self, place: usize) -> Option<ToolRunId> {
+    pub(super) fn run_id(&self, place: usize) -> Option<ToolRunId> {
         let turn = self.state.turn.as_ref()?;
         Some(run_id(turn.call_id(), turn.work.as_ref()?.joined + place))
     }
@@ -494,7 +517,7 @@ fn shown(mut text: String, most: usize) -> String {
     text
 }
 
-fn tool_line(kind: RecordKind, id: ToolRunId, note: &str, fill: impl FnOnce(&mut ToolLine)) -> Record {
+pub(super) fn tool_line(kind: RecordKind, id: ToolRunId, note: &str, fill: impl FnOnce(&mut ToolLine)) -> Record {
     let mut tool = ToolLine {
         run: id,
         tool: None,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{
     amount::{Amount, LimitAmounts},
+    condition::LoopSign,
     failure::{Failure, FailureKind},
     price::Price,
     status::{HandledRequests, LastError, LoopState, Outcome, PauseReason, Usage, Wake},
@@ -293,6 +294,19 @@ pub struct LoopReport {
     pub handled: HandledRequests,
     /// The last failure.
     pub last_error: Option<LastError>,
+    /// The repetition that the loop is in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detected: Option<DetectedLoop>,
+}
+
+/// A repetition that a loop is in.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct DetectedLoop {
+    /// What showed it.
+    pub sign: LoopSign,
+    /// What was seen and what followed, for the condition's message; hashes, and no text of a model or a tool.
+    pub message: String,
 }
 
 /// A reason that holds a loop.

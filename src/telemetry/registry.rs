@@ -96,7 +96,7 @@ metrics! {
     AGENT_INFO = Agents Gauge "agentloop_agent_info" ["namespace", "agent", "api", "model"]
         "Always 1; the labels say what the spec asks for.";
     AGENT_LOOP_DETECTED = Agents Gauge "agentloop_agent_loop_detected" ["namespace", "agent", "sign"]
-        "1 while the controller sees this sign of a loop from outside; every sign is always present.";
+        "1 while the loop shows this sign of a repetition, or the controller sees it from outside; every sign is always present.";
     AGENT_LOOP_PAUSED_REASON = Agents Gauge "agentloop_agent_loop_paused_reason" ["namespace", "agent", "reason"]
         "1 while this reason holds the loop; every reason is always present.";
     AGENT_LOOP_STATE = Agents Gauge "agentloop_agent_loop_state" ["namespace", "agent", "state"]

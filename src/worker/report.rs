@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::status::LastError;
 use crate::engine::machine::View;
-use crate::link::messages::{HeldReason, LoopReport};
+use crate::link::messages::{DetectedLoop, HeldReason, LoopReport};
 
 /// Longest message of an error, in bytes.
 const MAX_MESSAGE: usize = 1024;
@@ -38,6 +38,10 @@ pub fn of(view: View) -> LoopReport {
         last_error: view
             .last_error
             .map(|(at, failure)| error(at, failure.kind.as_ref(), failure.message)),
+        detected: view.detected.map(|detected| DetectedLoop {
+            sign: detected.sign,
+            message: detected.message,
+        }),
     }
 }
 

@@ -14,7 +14,8 @@ pub struct Agent<'a> {
     pub name: String,
 }
 
-/// A manifest of an Agent; `spec` is merged over the smallest valid one.
+/// A manifest of an Agent; `spec` is merged over the smallest valid one. Models of tests say the same again and again:
+/// loops are looked for only where a test asks for it.
 pub fn manifest(name: &str, model: &Value, spec: &Value) -> String {
     let mut agent = json!({
         "apiVersion": "agentloop.dev/v1alpha1",
@@ -24,6 +25,7 @@ pub fn manifest(name: &str, model: &Value, spec: &Value) -> String {
             "instructions": "You watch a quiet system. Say in a few words what you do next.",
             "storage": {"size": "64Mi"},
             "model": model,
+            "guardrails": {"loopDetection": {"mode": "Disabled"}},
         },
     });
     merge(&mut agent["spec"], spec);

@@ -28,6 +28,7 @@ use serde_json::{Value, json};
 use tower::{Layer, Service, ServiceExt};
 
 use crate::support::agents::{agent, view};
+use agentloop::api::condition::LoopSign;
 use agentloop::api::status::PauseReason;
 use strum::IntoEnumIterator;
 
@@ -321,9 +322,9 @@ async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
         started.elapsed()
     );
     let count = text.lines().filter(|line| line.starts_with("agentloop_agent_")).count();
-    // info, created, suspended, two generations, turns, refused calls, tool calls, actions; six states; the reasons; two signs of a loop; three known conditions
+    // info, created, suspended, two generations, turns, refused calls, tool calls, actions; six states; the reasons; the signs of a loop; three known conditions
     // with three series each; of one model four types of tokens, reasoning, calls, unknown and estimated calls, cost.
-    let each = 9 + 6 + PauseReason::iter().count() + 2 + 3 * 3 + 9;
+    let each = 9 + 6 + PauseReason::iter().count() + LoopSign::iter().count() + 3 * 3 + 9;
     assert_eq!(count, 1000 * each);
     let of_the_budget = text
         .lines()

@@ -233,15 +233,17 @@ impl List<'_> {
         }
     }
 
+    /// What is seen from outside comes first; else it is what the worker says, and without its word it stays as it was.
     fn loop_detected(&mut self) {
-        match self.facts.finding {
-            Some(found) => self.set(
-                ConditionType::LoopDetected,
-                true,
-                found.sign.as_ref(),
-                found.message.clone(),
-            ),
-            None => self.set(ConditionType::LoopDetected, false, INACTIVE, ""),
+        let type_ = ConditionType::LoopDetected;
+        if let Some(found) = self.facts.finding {
+            self.set(type_, true, found.sign.as_ref(), found.message.clone());
+            return;
+        }
+        match self.facts.report().map(|report| &report.detected) {
+            Some(Some(detected)) => self.set(type_, true, detected.sign.as_ref(), detected.message.clone()),
+            None if !self.holds(type_).is_some_and(outside::is_of_outside) => self.keep(type_),
+            Some(None) | None => self.set(type_, false, INACTIVE, ""),
         }
     }
 
@@ -324,6 +326,11 @@ impl List<'_> {
                 if let Some(idle) = self.holds(ConditionType::IdleTimeoutReached) {
                     return Standing::Ready(word(&idle.type_, idle.message.clone()));
                 }
+                if status.outcome == Some(Outcome::Failed) {
+                    let held = self.holds(ConditionType::LoopDetected);
+                    let message = held.map_or_else(String::new, |held| held.message.clone());
+                    return Standing::Stalled(word(Outcome::Failed.as_ref(), message));
+                }
                 let message = "the agent ended its loop; a changed spec or a wake request starts it again";
                 return Standing::Ready(word("Completed", message));
             }
@@ -364,7 +371,7 @@ impl List<'_> {
                 Standing::Reconciling(word)
             };
         }
-        if let Some(found) = self.facts.finding.filter(|_| outside::is_enforced(self.facts.agent)) {
+        if let Some(found) = self.facts.finding.filter(|found| found.blocks(self.facts.agent)) {
             return Standing::Stalled(word(ConditionType::LoopDetected.as_ref(), found.message.clone()));
         }
         if let Some(spent) = self.holds(ConditionType::BudgetExhausted) {
@@ -379,6 +386,10 @@ impl List<'_> {
             return Standing::Ready(word(AWAITING_APPROVAL, asked.message.clone()));
         }
         if let Some(held) = GUARDRAILS.iter().find_map(|(type_, _)| self.holds(*type_)) {
+            return Standing::Ready(word(&held.type_, held.message.clone()));
+        }
+        let asleep = status.reasons.contains(&PauseReason::LoopDetected) && status.resumes_at.is_some();
+        if let Some(held) = self.holds(ConditionType::LoopDetected).filter(|_| asleep) {
             return Standing::Ready(word(&held.type_, held.message.clone()));
         }
         if matches!(intent, Intent::KeepOutdated(true)) {

@@ -118,6 +118,11 @@ fn of_loop(old: &AgentStatus, new: &AgentStatus) -> Option<Notice> {
             let held = condition::find(&new.conditions, ConditionType::IdleTimeoutReached)?;
             return Some(Notice::warning(&held.type_, "End", held.message.clone()));
         }
+        (None, Some(Outcome::Failed)) => {
+            let held = condition::find(&new.conditions, ConditionType::LoopDetected);
+            let note = held.map_or("", |held| &held.message);
+            return Some(Notice::warning(Outcome::Failed.as_ref(), "End", note));
+        }
         (Some(_), _) | (None, None) => {}
     }
     let up = matches!(now.state, LoopState::Running | LoopState::Sleeping | LoopState::Paused);

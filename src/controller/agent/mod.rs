@@ -8,6 +8,8 @@ mod backoff;
 mod conditions;
 mod context;
 mod desired;
+#[cfg(test)]
+mod detection_tests;
 mod error;
 pub(in crate::controller) mod events;
 mod intent;

@@ -4,8 +4,12 @@
 //! sends one twice but for a retry, since each turn adds to the conversation. `NoProgress`: a burn far above the pace of
 //! the limits. Nothing but a hash and numbers leaves the gateway.
 //!
-//! Where `guardrails.loopDetection.mode` is `Enforce`, what was detected stays until `agentloop.dev/resume`, and
-//! [`blocked`] makes its gateway refuse every call until then. Both begin to look anew then: see [`Pulse`].
+//! Where `guardrails.loopDetection.mode` is `Enforce`, a request that was seen repeated stays until
+//! `agentloop.dev/resume`, and [`blocked`] makes its gateway refuse every call until then. Both begin to look anew then:
+//! see [`Pulse`]. A burn is only warned of: it may well be work, its limits end it by themselves, and repetitions in it are
+//! the engine's to end. What the engine itself detects shares the condition; messages tell whose a finding is.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::requests;
 use crate::api::agent::DetectionMode;
@@ -31,6 +35,8 @@ const PART_OF_LIMIT: i64 = 20;
 const FLOOR: i64 = 10_000;
 /// What a [`Pulse`] counts tokens over.
 const SECONDS: i64 = 300;
+/// How each message of here begins.
+const FROM_OUTSIDE: &str = "seen from outside: ";
 
 /// A detected loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +45,17 @@ pub(super) struct Finding {
     pub(super) sign: LoopSign,
     /// What it is and what to do. It tells no count that changes with each report: each new one would be a write.
     pub(super) message: String,
+}
+
+impl Finding {
+    /// Whether no call is made for it.
+    pub(super) fn blocks(&self, agent: &Agent) -> bool {
+        blocks(self.sign, mode(agent))
+    }
+}
+
+fn blocks(sign: LoopSign, mode: DetectionMode) -> bool {
+    sign == LoopSign::RepeatedCall && mode == DetectionMode::Enforce
 }
 
 /// More tokens than that within [`SECONDS`] are far above the pace of a limit.
@@ -73,7 +90,11 @@ impl Sight<'_> {
         let Some(pulse) = self.pulse else {
             return self.before;
         };
-        if self.mode == DetectionMode::Enforce && self.before.is_some() {
+        if self
+            .before
+            .as_ref()
+            .is_some_and(|before| blocks(before.sign, self.mode))
+        {
             return self.before;
         }
         let found = self.repeated(pulse).or_else(|| self.burning(pulse))?;
@@ -93,7 +114,7 @@ impl Sight<'_> {
         (pulse.identical >= least).then(|| Finding {
             sign: LoopSign::RepeatedCall,
             message: format!(
-                "at least {REPEATED} of the last 20 answered requests were the same byte for byte (hash {}): the loop \
+                "{FROM_OUTSIDE}at least {REPEATED} of the last 20 answered requests were the same byte for byte (hash {}): the loop \
                  does not go on. Look at the pod's worker and its image, and at a server that answers nothing new{}",
                 short(&pulse.hash),
                 self.what_then()
@@ -115,11 +136,9 @@ impl Sight<'_> {
         (pulse.tokens > most).then(|| Finding {
             sign: LoopSign::NoProgress,
             message: format!(
-                "more than {alarm} tokens within {SECONDS} s: the limit of {} tokens in {} s would be used up long before \
-                 its window ends. Look at what the agent does, or raise the limit{}",
-                limit.tokens,
-                limit.seconds,
-                self.what_then()
+                "{FROM_OUTSIDE}more than {alarm} tokens within {SECONDS} s: the limit of {} tokens in {} s would be used up \
+                 long before its window ends, and then stop the loop. Look at what the agent does, or raise the limit",
+                limit.tokens, limit.seconds
             ),
         })
     }
@@ -140,10 +159,16 @@ impl Sight<'_> {
 /// What the status says was found.
 fn written(status: &AgentStatus) -> Option<Finding> {
     let held = condition::find(&status.conditions, ConditionType::LoopDetected).filter(|held| held.status == "True")?;
+    let held = Some(held).filter(|held| is_of_outside(held))?;
     Some(Finding {
         sign: held.reason.parse().ok()?,
         message: held.message.clone(),
     })
+}
+
+/// Whether a condition speaks of what was seen from outside.
+pub(super) fn is_of_outside(held: &Condition) -> bool {
+    held.message.starts_with(FROM_OUTSIDE)
 }
 
 /// Looks at an Agent that these limits hold for. Without its gateway's word what was found stays.
@@ -163,18 +188,13 @@ pub(super) fn look(
     .finding()
 }
 
-/// Whether a detected loop is paused.
-pub(super) fn is_enforced(agent: &Agent) -> bool {
-    mode(agent) == DetectionMode::Enforce
-}
-
 fn mode(agent: &Agent) -> DetectionMode {
     agent.spec.guardrails.loop_detection.mode
 }
 
-/// Why no call is made, where a loop was detected and the Agent asked to be paused for it.
+/// Why no call is made, where a repeated request was seen and the Agent is to be paused for it.
 pub(super) fn blocked(agent: &Agent, finding: Option<&Finding>) -> Option<Failure> {
-    finding.filter(|_| is_enforced(agent)).map(|finding| Failure {
+    finding.filter(|finding| finding.blocks(agent)).map(|finding| Failure {
         kind: FailureKind::LoopDetected,
         message: finding.message.clone(),
         retry_after_milliseconds: None,
@@ -365,8 +385,8 @@ mod tests {
     #[test]
     fn what_is_found_lives_in_the_status_until_the_request_to_resume_and_is_looked_for_anew_after_it() {
         let mut agent = agent("Enforce");
-        let (found, status) = seen(&agent, &AgentStatus::default(), pulse(0, 41_666));
-        assert_eq!(found.as_ref().map(|found| found.sign), Some(LoopSign::NoProgress));
+        let (found, status) = seen(&agent, &AgentStatus::default(), pulse(5, 0));
+        assert_eq!(found.as_ref().map(|found| found.sign), Some(LoopSign::RepeatedCall));
         assert_eq!(
             look(&agent, &status, None, &[HOUR]),
             found,
@@ -388,6 +408,25 @@ mod tests {
         assert_eq!(seen(&agent, &status, pulse(4, 0)).0, None);
         let (again, _) = seen(&agent, &status, pulse(5, 0));
         assert_eq!(again.map(|found| found.sign), Some(LoopSign::RepeatedCall));
+    }
+
+    #[test]
+    fn a_burn_is_warned_of_and_taken_back_also_where_loops_are_stopped() {
+        let agent = agent("Enforce");
+        let (found, status) = seen(&agent, &AgentStatus::default(), pulse(0, 41_666));
+        assert_eq!(found.as_ref().map(|found| found.sign), Some(LoopSign::NoProgress));
+        assert_eq!(super::blocked(&agent, found.as_ref()), None);
+        assert_eq!(seen(&agent, &status, pulse(0, 41_665)).0, found);
+        assert_eq!(seen(&agent, &status, pulse(0, 0)).0, None);
+    }
+
+    #[test]
+    fn what_the_engine_detected_is_not_taken_for_what_was_seen_from_outside() {
+        let agent = agent("Enforce");
+        let (_, mut status) = seen(&agent, &AgentStatus::default(), pulse(5, 0));
+        "the same call with the same result 3 times in a row".clone_into(&mut status.conditions[0].message);
+        assert_eq!(seen(&agent, &status, pulse(0, 0)).0, None);
+        assert_eq!(look(&agent, &status, None, &[]), None);
     }
 
     #[test]

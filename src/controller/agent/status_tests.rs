@@ -23,7 +23,7 @@ use crate::link::messages::{HeldReason, LoopReport, ModelReport, Report};
 
 const GENERATION: Option<i64> = Some(3);
 
-fn now() -> Timestamp {
+pub(super) fn now() -> Timestamp {
     "2026-11-22T14:00:00Z".parse().unwrap()
 }
 
@@ -36,7 +36,7 @@ fn agent(suspend: bool) -> Agent {
     .unwrap()
 }
 
-fn pod(reason: PodReason) -> PodState {
+pub(super) fn pod(reason: PodReason) -> PodState {
     let mut pod = PodState::of(&k8s_openapi::api::core::v1::Pod::default());
     pod.name = "coast".into();
     pod.uid = "pod".into();
@@ -47,7 +47,7 @@ fn pod(reason: PodReason) -> PodState {
     pod
 }
 
-fn heard(state: LoopState) -> Heard {
+pub(super) fn heard(state: LoopState) -> Heard {
     Heard {
         report: Report {
             loop_: Some(LoopReport {
@@ -60,7 +60,7 @@ fn heard(state: LoopState) -> Heard {
     }
 }
 
-fn held(state: LoopState, reason: PauseReason) -> Heard {
+pub(super) fn held(state: LoopState, reason: PauseReason) -> Heard {
     let mut heard = heard(state);
     heard.report.loop_.as_mut().unwrap().reasons = vec![HeldReason {
         reason,
@@ -80,18 +80,18 @@ fn failing(kind: FailureKind) -> Heard {
 }
 
 /// Everything a test may vary; the rest is a running Agent.
-struct Case {
-    suspend: bool,
-    verdict: Result<(), Invalid>,
-    intent: Intent,
-    pod: Option<PodState>,
-    heard: Option<Heard>,
-    obstacle: Option<Obstacle>,
-    silent: bool,
-    finding: Option<Finding>,
-    enforce: bool,
-    shares: Shares,
-    old: AgentStatus,
+pub(super) struct Case {
+    pub(super) suspend: bool,
+    pub(super) verdict: Result<(), Invalid>,
+    pub(super) intent: Intent,
+    pub(super) pod: Option<PodState>,
+    pub(super) heard: Option<Heard>,
+    pub(super) obstacle: Option<Obstacle>,
+    pub(super) silent: bool,
+    pub(super) finding: Option<Finding>,
+    pub(super) enforce: bool,
+    pub(super) shares: Shares,
+    pub(super) old: AgentStatus,
 }
 
 impl Default for Case {
@@ -113,11 +113,14 @@ impl Default for Case {
 }
 
 impl Case {
-    fn status(&self) -> AgentStatus {
+    pub(super) fn status(&self) -> AgentStatus {
         let mut agent = agent(self.suspend);
-        if self.enforce {
-            agent.spec.guardrails.loop_detection.mode = DetectionMode::Enforce;
-        }
+        let detection = &mut agent.spec.guardrails.loop_detection;
+        detection.mode = if self.enforce {
+            DetectionMode::Enforce
+        } else {
+            DetectionMode::Warn
+        };
         compute(&Facts {
             agent: &agent,
             old: &self.old,
@@ -143,7 +146,7 @@ fn invalid(reason: InvalidReason) -> Result<(), Invalid> {
     })
 }
 
-fn row(case: &Case, kstatus: Verdict, state: LoopState, ready: &str) {
+pub(super) fn row(case: &Case, kstatus: Verdict, state: LoopState, ready: &str) {
     let status = case.status();
     let condition = find(&status.conditions, ConditionType::Ready).unwrap();
     let seen = (

@@ -4,6 +4,7 @@ mod actions;
 mod budget;
 mod budget_health;
 mod context;
+mod corpus;
 mod failures;
 mod gate;
 mod hot_state;
@@ -11,6 +12,7 @@ mod hours;
 mod idle;
 mod lifecycle;
 mod limits;
+mod loops;
 mod notifications;
 mod random;
 mod rates;
@@ -31,7 +33,7 @@ use super::message::{Answer, Finish, Message, ToolCall};
 use super::settings::Settings;
 use super::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 use super::{CallId, Effect, Input, Known, Record, RecordKind, StopCause};
-use crate::api::agent::ExhaustionPolicy;
+use crate::api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection};
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::{LoopState, PauseReason};
 
@@ -52,6 +54,8 @@ fn settings() -> Settings {
         actions_per_minute: 10,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
+        // Tests of other rules say the same again and again.
+        loop_detection: detection(DetectionMode::Disabled),
     }
 }
 
@@ -63,6 +67,13 @@ fn hours(zone: &str, start: &str, end: &str) -> ActiveHours {
         end: end.into(),
     })
     .unwrap()
+}
+
+fn detection(mode: DetectionMode) -> LoopDetection {
+    LoopDetection {
+        mode,
+        ..LoopDetection::default()
+    }
 }
 
 fn seconds(seconds: i64) -> SignedDuration {
@@ -396,9 +407,11 @@ impl Driver {
                     | Input::Stop { .. }
                     | Input::DrainEnded => matches!(probe, Some(Probe::Sent(moment)) if moment <= self.now),
                 },
-                PauseReason::BoundViolated | PauseReason::LoopDetected => {
-                    matches!(input, Input::ResumeRequested { .. })
+                PauseReason::LoopDetected => {
+                    let unwanted = self.settings.loop_detection.mode != DetectionMode::Enforce;
+                    matches!(input, Input::ResumeRequested { .. }) || unwanted && matches!(input, Input::Started { .. })
                 }
+                PauseReason::BoundViolated => matches!(input, Input::ResumeRequested { .. }),
             };
             assert!(by_time || by_input, "{:?} cleared by {input:?}", held.reason);
         }

@@ -286,6 +286,14 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "spec.guardrails.loopDetection.mode: Unsupported value: \"Off\"",
         ),
         (
+            spec(json!({"guardrails": {"loopDetection": {"exemptTools": ["wait for it"]}}})),
+            "spec.guardrails.loopDetection.exemptTools[0]: Invalid value",
+        ),
+        (
+            spec(json!({"guardrails": {"loopDetection": {"exemptTools": ["wait", "wait"]}}})),
+            "spec.guardrails.loopDetection.exemptTools[1]: Duplicate value",
+        ),
+        (
             spec(json!({"guardrails": {"total": {"costUSD": 25}}})),
             "spec.guardrails.total.costUSD: Invalid value: \"integer\"",
         ),

@@ -53,7 +53,7 @@ async fn a_full_volume_stops_the_loop_in_words_and_room_lets_it_go_on() {
     let Some(volume) = Volume::mount(&bench.journal) else {
         return;
     };
-    bench.spec["guardrails"] = json!({"maxConsecutiveTurns": 100_000});
+    bench.spec["guardrails"] = json!({"maxConsecutiveTurns": 100_000, "loopDetection": {"mode": "Disabled"}});
     bench.spec["model"]["contextTokens"] = json!(20_000);
     let text = format!("{CANARY} {}", "x".repeat(16 * 1024));
     let gateway = Gateway::start(bench.dir.path(), vec![answer(&text, &[]); 2_000]);

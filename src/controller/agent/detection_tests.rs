@@ -1,0 +1,114 @@
+//! Tests of the condition `LoopDetected` and of what a detected loop makes of an Agent's status.
+
+use super::events;
+use super::intent::{Intent, Rest};
+use super::kstatus::Verdict;
+use super::outside::Finding;
+use super::status_tests::{Case, heard, held, row};
+use crate::api::AgentStatus;
+use crate::api::condition::{ConditionType, LoopSign, find};
+use crate::api::status::{LoopState, Outcome, PauseReason};
+use crate::controller::loops::Heard;
+use crate::link::messages::DetectedLoop;
+
+fn looping(sign: LoopSign) -> Heard {
+    let mut heard = held(LoopState::Paused, PauseReason::LoopDetected);
+    let report = heard.report.loop_.as_mut().unwrap();
+    report.resumes_at = report.reasons[0].until;
+    report.detected = Some(DetectedLoop {
+        sign,
+        message: "what was seen and what followed".into(),
+    });
+    heard
+}
+
+#[test]
+fn a_loop_that_the_worker_detected_is_a_condition_and_needs_nobody_while_it_is_only_made_to_sleep() {
+    let mut case = Case {
+        heard: Some(looping(LoopSign::Cycle)),
+        enforce: true,
+        ..Case::default()
+    };
+    let status = case.status();
+    let named = |status: &AgentStatus, type_| {
+        let condition = find(&status.conditions, type_).unwrap();
+        (condition.status.clone(), condition.reason.clone())
+    };
+    let is = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
+    assert_eq!(named(&status, ConditionType::LoopDetected), is("True", "Cycle"));
+    assert_eq!(named(&status, ConditionType::Ready), is("True", "LoopDetected"));
+    assert!(find(&status.conditions, ConditionType::Stalled).is_none());
+    // Told, and not held: it runs.
+    let report = case.heard.as_mut().unwrap().report.loop_.as_mut().unwrap();
+    (report.state, report.resumes_at) = (LoopState::Running, None);
+    report.reasons.clear();
+    assert_eq!(named(&case.status(), ConditionType::Ready), is("True", "LoopRunning"));
+    assert_eq!(named(&case.status(), ConditionType::LoopDetected), is("True", "Cycle"));
+    // Without the worker's word it stays; with its word that there is none it goes.
+    case.old = status;
+    case.heard = None;
+    assert_eq!(named(&case.status(), ConditionType::LoopDetected), is("True", "Cycle"));
+    case.heard = Some(heard(LoopState::Running));
+    assert_eq!(
+        named(&case.status(), ConditionType::LoopDetected),
+        is("False", "Inactive")
+    );
+}
+
+#[test]
+fn what_was_seen_from_outside_goes_when_it_is_no_longer_found_though_the_worker_is_silent() {
+    let case = Case {
+        finding: Some(Finding {
+            sign: LoopSign::RepeatedCall,
+            message: "seen from outside: the same request".into(),
+        }),
+        ..Case::default()
+    };
+    let old = case.status();
+    let case = Case {
+        old,
+        heard: None,
+        ..Case::default()
+    };
+    let status = case.status();
+    assert_eq!(
+        find(&status.conditions, ConditionType::LoopDetected).unwrap().status,
+        "False"
+    );
+}
+
+#[test]
+fn a_loop_that_was_ended_needs_a_person_and_keeps_saying_why() {
+    let mut ended = looping(LoopSign::RepeatedError);
+    let report = ended.report.loop_.as_mut().unwrap();
+    (report.state, report.outcome) = (LoopState::Stopped, Some(Outcome::Failed));
+    report.reasons.clear();
+    let recording = Case {
+        heard: Some(ended),
+        intent: Intent::RecordOutcome,
+        ..Case::default()
+    };
+    let old = recording.status();
+    assert_eq!(old.r#loop.as_ref().unwrap().outcome, Some(Outcome::Failed));
+    let notices = events::of_status(&AgentStatus::default(), &old);
+    assert!(
+        notices
+            .iter()
+            .any(|notice| notice.warning && notice.reason == "LoopDetected")
+    );
+    let resting = Case {
+        old,
+        intent: Intent::Rest(Rest::Completed),
+        pod: None,
+        heard: None,
+        ..Case::default()
+    };
+    row(&resting, Verdict::Failed, LoopState::Stopped, "Failed");
+    let status = resting.status();
+    let held = find(&status.conditions, ConditionType::LoopDetected).unwrap();
+    assert_eq!((held.status.as_str(), held.reason.as_str()), ("True", "RepeatedError"));
+    assert_eq!(
+        find(&status.conditions, ConditionType::Ready).unwrap().message,
+        held.message
+    );
+}
