@@ -141,7 +141,7 @@ pub struct Model {
     /// `max_tokens` elsewhere. `MaxTokens`, `MaxCompletionTokens`: always that one.
     #[serde(default)]
     pub output_limit_parameter: OutputLimitParameter,
-    /// The context window in tokens, 256 to 10,000,000. Whole oldest turns leave the prompt before it is full.
+    /// The context window in tokens, 256 to 10,000,000. A summary takes the place of the oldest turns before it is full.
     #[serde(default = "default_context_tokens")]
     #[schemars(range(min = 256, max = 10_000_000))]
     pub context_tokens: u32,

@@ -127,6 +127,10 @@ impl Engine {
 
     /// The gateway refused a call for a limit on what may be spent.
     pub(super) fn refused(&mut self, reason: PauseReason, failure: Failure, out: &mut Outbox) {
+        if failure.kind == FailureKind::CallExceedsLimit && self.compaction().is_some() {
+            self.end_compaction(out);
+            return;
+        }
         if failure.kind == FailureKind::CallExceedsLimit && self.shorten(out) {
             return;
         }
@@ -237,7 +241,7 @@ impl Engine {
         self.refused(PauseReason::BudgetExhausted, stopped(message), out);
     }
 
-    /// A call that is larger than a whole limit: half of the history leaves, when that can help.
+    /// A call that is larger than a whole limit: half of the history leaves, when that can help, and then the summary.
     fn shorten(&mut self, out: &mut Outbox) -> bool {
         let Some(limit) = self.state.budget.tokens else {
             return false;
@@ -245,8 +249,9 @@ impl Engine {
         let surplus = context::half(&self.transcript, self.fixed_tokens(), limit);
         if surplus > 0 {
             self.forget(surplus, out);
+            return true;
         }
-        surplus > 0
+        self.drop_summary(out)
     }
 }
 

@@ -20,21 +20,32 @@ pub struct TooLarge {
     pub room: u64,
 }
 
-/// How many of the oldest messages must leave so that the transcript fits beside `fixed` tokens; 0 when it fits.
+/// What must leave so that the rest fits, in whole turns: so many of the oldest messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Surplus {
+    /// When they leave for nothing: three quarters of the room stay in use.
+    pub trimmed: usize,
+    /// When a summary takes their place: half of it, since that has its price.
+    pub summarised: usize,
+    /// Tokens that there are for the transcript.
+    pub room: u64,
+}
+
+/// What must leave so that the transcript fits beside `fixed` tokens; `None` when it fits.
 ///
 /// The newest turn may fill the window. With older ones a prompt takes at most 80 % of it, and at most 40 % of `limit`,
 /// the smallest limit that a whole call must fit into: a history that fills a limit would leave no second call to its
 /// window (C39).
 ///
-/// When something must leave, a quarter of the room is freed at once: a prompt that lost its head every turn would
-/// never be read from the server's cache.
+/// When something must leave, much of the room is freed at once: a prompt that lost its head every turn would never be
+/// read from the server's cache.
 pub fn surplus(
     transcript: &[Arc<Message>],
     fixed: u64,
     settings: &Settings,
     limit: Option<u64>,
-) -> Result<usize, TooLarge> {
-    let mut needed: u64 = transcript.iter().map(|message| tokens(message)).sum();
+) -> Result<Option<Surplus>, TooLarge> {
+    let needed: u64 = transcript.iter().map(|message| tokens(message)).sum();
     let starts: Vec<usize> = (0..transcript.len()).filter(|&i| begins_turn(&transcript[i])).collect();
     let newest = starts.last().copied().unwrap_or(0);
     let newest_needs: u64 = transcript[newest..].iter().map(|message| tokens(message)).sum();
@@ -45,7 +56,7 @@ pub fn surplus(
     let share = (window / 5 * 4).min(limit.map_or(u64::MAX, |limit| limit / 5 * 2));
     let room = most.min(share).saturating_sub(fixed);
     if needed <= room {
-        return Ok(0);
+        return Ok(None);
     }
     let most = most.saturating_sub(fixed);
     if newest_needs > most {
@@ -54,7 +65,18 @@ pub fn surplus(
             room: most,
         });
     }
-    let goal = (room - room / 4).max(newest_needs);
+    let cut = |most: u64| oldest(transcript, &starts, needed, most.max(newest_needs));
+    let surplus = Surplus {
+        trimmed: cut(room - room / 4),
+        summarised: cut(room / 2),
+        room,
+    };
+    // The newest turn alone is too much for its share, and may be.
+    Ok((surplus.trimmed > 0).then_some(surplus))
+}
+
+/// How many of the oldest messages must leave until the rest, of `needed` tokens now, has at most so many.
+fn oldest(transcript: &[Arc<Message>], starts: &[usize], mut needed: u64, most: u64) -> usize {
     let mut gone = 0;
     for &start in starts.iter().skip_while(|&&start| start == 0) {
         needed -= transcript[gone..start]
@@ -62,11 +84,11 @@ pub fn surplus(
             .map(|message| tokens(message))
             .sum::<u64>();
         gone = start;
-        if needed <= goal {
+        if needed <= most {
             break;
         }
     }
-    Ok(gone)
+    gone
 }
 
 /// How many of the oldest messages to drop from a prompt that was refused as larger than a whole `limit`: about half,

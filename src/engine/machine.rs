@@ -275,21 +275,22 @@ impl Engine {
         if due > out.now {
             return;
         }
-        match self.state.turn.as_ref().map(|turn| (turn.step, turn.call_id())) {
+        let turn = self.state.turn.as_ref();
+        match turn.map(|turn| (turn.step, turn.call_id(), turn.own_call())) {
             None if self.may_attempt(out) => {
                 if self.prepare_turn(out) {
                     self.begin_turn(out);
                 }
             }
-            Some((Step::Due(_), _)) if self.may_attempt(out) => self.send_attempt(out),
-            Some((Step::Due(_), call))
-                if call.call > 1 && self.settings.exhaustion_policy == ExhaustionPolicy::Skip =>
+            Some((Step::Due(_), ..)) if self.may_attempt(out) => self.send_attempt(out),
+            Some((Step::Due(_), _, own_call))
+                if own_call > 1 && self.settings.exhaustion_policy == ExhaustionPolicy::Skip =>
             {
                 self.skip_rest(out);
             }
-            None | Some((Step::Due(_), _)) => {}
-            Some((Step::Open, call)) => self.issue(call, out),
-            Some((Step::Tools, _)) => self.go_on(out),
+            None | Some((Step::Due(_), ..)) => {}
+            Some((Step::Open, call, _)) => self.issue(call, out),
+            Some((Step::Tools, ..)) => self.go_on(out),
         }
     }
 

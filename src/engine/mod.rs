@@ -12,6 +12,7 @@
 pub mod budget;
 mod budget_health;
 mod clock;
+mod compaction;
 mod context;
 mod gate;
 mod guardrails;
@@ -337,6 +338,8 @@ pub enum RecordKind {
     TurnFailed,
     /// Old turns left the live transcript.
     Trimmed,
+    /// Old turns left the live transcript, and a summary has taken their place.
+    Compacted,
     /// A request annotation was handled.
     RequestHandled,
 }

@@ -41,6 +41,24 @@ pub fn system(instructions: &str, skills: &[Skill]) -> String {
     text
 }
 
+/// Asks for a summary of what is before it, in at most so many words.
+pub fn summarise(words: u64) -> String {
+    format!(
+        "[From the runtime, not from a person.] All of the conversation above leaves your context now, and what you write \
+         here takes its place: it is all that you will know of it. Sum it up for yourself in at most {words} words: what \
+         you are to do and why, what was done and what came of it, what is under way, what you must not forget (names, \
+         numbers, promises, what did not work). Write text only. Call no tool, and do not go on with the work yet."
+    )
+}
+
+/// A summary, before the turns that are still there.
+pub fn summary(text: &str) -> String {
+    format!(
+        "[From the runtime, not from a person: the turns before these left your context. This is your own summary of \
+         them.]\n{text}"
+    )
+}
+
 /// The message that begins a turn. `hot_state`: one line about what is known of the moment.
 pub fn observe(turn: i64, now: Timestamp, briefing: &Briefing, hot_state: Option<String>) -> String {
     let mut text = format!("Turn {turn}, {}: {}.", clock::text(now), briefing.cause);

@@ -20,4 +20,6 @@ pub enum Purpose {
     /// A call of a turn.
     #[default]
     Turn,
+    /// A summary of old turns, which takes their place in the prompt.
+    Compaction,
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::CallId;
 use super::budget::{Budget, Probe};
+use super::compaction::Compaction;
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::Refresh;
 use super::loops::Watch;
@@ -53,6 +54,8 @@ pub struct Snapshot {
     /// What the next turn's first message will say.
     pub(super) briefing: Briefing,
     pub(super) handled: HandledRequests,
+    /// What the turns that left the transcript came to, in the model's own words.
+    pub(super) summary: Option<String>,
     /// What limits the calls, as last heard.
     pub(super) budget: Budget,
     pub(super) last_error: Option<(Timestamp, Failure)>,
@@ -124,6 +127,12 @@ pub struct Turn {
     /// Tool calls of its last answer; only in [`Step::Tools`].
     #[serde(default)]
     pub work: Option<Work>,
+    /// The summary that is made before its own next call.
+    #[serde(default)]
+    pub compaction: Option<Compaction>,
+    /// How many of its calls were for a summary.
+    #[serde(default)]
+    pub compactions: u32,
     /// How often each tool was denied in it.
     #[serde(default)]
     pub denials: BTreeMap<String, u32>,

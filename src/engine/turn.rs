@@ -36,6 +36,8 @@ impl Engine {
             crashes: 0,
             asked_under: 0,
             work: None,
+            compaction: None,
+            compactions: 0,
             denials: BTreeMap::new(),
             acted: false,
             shown: Shown::default(),
@@ -65,13 +67,13 @@ impl Engine {
         turn.attempt = turn.attempt.saturating_add(1);
         turn.step = Step::Open;
         let call = turn.call_id();
+        let purpose = if turn.compaction.is_some() {
+            Purpose::Compaction
+        } else {
+            Purpose::Turn
+        };
         self.count_use(Resource::LLMCalls, 1, out);
-        out.record(call_line(
-            RecordKind::CallStarted,
-            call,
-            Purpose::Turn.as_ref(),
-            Vec::new(),
-        ));
+        out.record(call_line(RecordKind::CallStarted, call, purpose.as_ref(), Vec::new()));
         self.issue(call, out);
     }
 
@@ -81,11 +83,12 @@ impl Engine {
             text: prompt::system(&self.instructions, &self.skills),
         });
         self.in_flight = true;
+        let (purpose, conversation) = self.conversation();
         out.push(Effect::CallModel {
             call,
-            purpose: Purpose::Turn,
-            messages: std::iter::once(system).chain(self.transcript.iter().cloned()).collect(),
-            state: self.block(),
+            purpose,
+            messages: std::iter::once(system).chain(conversation).collect(),
+            state: self.block().filter(|_| purpose != Purpose::Compaction),
             tools: self.offered(),
         });
     }
@@ -93,7 +96,10 @@ impl Engine {
     /// Estimated tokens of what is in every prompt.
     pub(super) fn fixed_tokens(&self) -> u64 {
         let state = self.block().map_or(0, |block| context::system(&block));
-        context::system(&prompt::system(&self.instructions, &self.skills)) + self.toolbox.tokens() + state
+        context::system(&prompt::system(&self.instructions, &self.skills))
+            + self.toolbox.tokens()
+            + self.summary_tokens()
+            + state
     }
 
     fn offered(&self) -> Arc<[Tool]> {
@@ -128,19 +134,26 @@ impl Engine {
         self.complete_turn(Pace::Continue, out);
     }
 
-    /// Lets oldest turns leave until the prompt fits. False: it cannot fit, and the turn has failed.
+    /// Lets oldest turns leave until the prompt fits, or has them summed up first. False: it cannot fit, and the turn has
+    /// failed.
     fn make_room(&mut self, out: &mut Outbox) -> bool {
+        if self.compaction().is_some() {
+            return true;
+        }
         match context::surplus(
             &self.transcript,
             self.fixed_tokens(),
             &self.settings,
             self.state.budget.tokens,
         ) {
-            Ok(0) => true,
-            Ok(surplus) => {
-                self.forget(surplus, out);
+            Ok(None) => true,
+            Ok(Some(surplus)) => {
+                if !self.plan_compaction(&surplus) {
+                    self.forget(surplus.trimmed, out);
+                }
                 true
             }
+            Err(_) if self.drop_summary(out) => self.make_room(out),
             Err(too_large) => {
                 let message = format!(
                     "the newest turn alone needs about {} tokens and {} are left for it; raise spec.model.contextTokens, \
@@ -174,6 +187,10 @@ impl Engine {
         out.push(Effect::Acknowledge { call });
         let tokens = answer.tokens.unwrap_or_else(|| self.largest_call());
         self.count_use(Resource::LLMTokens, tokens, out);
+        if let Some(compaction) = self.compaction() {
+            self.summarised(compaction, call, answer, out);
+            return;
+        }
         let silent = answer.text.as_deref().is_none_or(|text| text.trim().is_empty()) && answer.tool_calls.is_empty();
         if silent && matches!(answer.finish, Finish::Stop | Finish::ToolCalls) {
             out.record(call_line(RecordKind::CallAnswered, call, "empty", Vec::new()));
@@ -248,6 +265,9 @@ impl Engine {
 
     /// A call failed that a limit had let through.
     fn failed_in_truth(&mut self, call: CallId, failure: Failure, out: &mut Outbox) {
+        if self.compaction_failed(&failure, out) {
+            return;
+        }
         let Some(turn) = &mut self.state.turn else {
             return;
         };

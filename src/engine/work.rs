@@ -401,7 +401,7 @@ impl Engine {
         let Some(turn) = &mut self.state.turn else {
             return;
         };
-        let calls = turn.call;
+        let calls = turn.own_call();
         let Some(work) = turn.work.take_if(|work| work.slots.is_empty()) else {
             return;
         };

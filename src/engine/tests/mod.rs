@@ -3,6 +3,7 @@
 mod actions;
 mod budget;
 mod budget_health;
+mod compaction;
 mod context;
 mod corpus;
 mod failures;
@@ -32,7 +33,7 @@ use super::machine::{Engine, Snapshot};
 use super::message::{Answer, Finish, Message, ToolCall};
 use super::settings::Settings;
 use super::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
-use super::{CallId, Effect, Input, Known, Record, RecordKind, StopCause};
+use super::{CallId, Effect, Input, Known, Purpose, Record, RecordKind, StopCause};
 use crate::api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection};
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::{LoopState, PauseReason};
@@ -137,6 +138,7 @@ struct Driver {
     in_flight: Option<CallId>,
     issued: Vec<CallId>,
     prompt: Vec<Arc<Message>>,
+    purpose: Purpose,
     block: Option<String>,
     timer: Option<Timestamp>,
     acknowledged: Vec<CallId>,
@@ -174,6 +176,7 @@ impl Driver {
             in_flight: None,
             issued: Vec::new(),
             prompt: Vec::new(),
+            purpose: Purpose::Turn,
             block: None,
             timer: None,
             acknowledged: Vec::new(),
@@ -247,11 +250,12 @@ impl Driver {
                 }
                 Effect::CallModel {
                     call,
+                    purpose,
                     messages,
                     state,
                     tools,
-                    ..
                 } => {
+                    self.purpose = *purpose;
                     self.block.clone_from(state);
                     self.offered = tools.iter().map(|tool| tool.name.to_string()).collect();
                     self.call_model(*call, messages);
@@ -298,7 +302,20 @@ impl Driver {
             Some(last) => assert!(*last < call, "{call} after {last}"),
             None => {}
         }
-        assert_eq!(messages[1..], self.transcript, "the prompt is what the journal holds");
+        let summaries = usize::from(self.engine.state.summary.is_some());
+        let sent = &messages[1 + summaries..];
+        match self.purpose {
+            Purpose::Turn => assert_eq!(sent, self.transcript, "the prompt is what the journal holds"),
+            Purpose::Compaction => {
+                let (request, oldest) = sent.split_last().expect("a request");
+                assert!(matches!(**request, Message::User { .. }) && !oldest.is_empty());
+                assert!(self.transcript.starts_with(oldest), "it is of what the journal holds");
+                assert!(
+                    matches!(*self.transcript[oldest.len()], Message::User { .. }),
+                    "whole turns"
+                );
+            }
+        }
         check_prompt(messages);
         self.in_flight = Some(call);
         self.issued.push(call);

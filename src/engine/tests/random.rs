@@ -142,7 +142,7 @@ fn small() -> impl Strategy<Value = Settings> {
         max_calls_per_turn: 2,
         actions_per_minute: 3,
         max_result_bytes: 500,
-        context_tokens: 4096 + 2000,
+        context_tokens: 4096 + 1500,
         idle_timeout: seconds(120),
         rate_limits: vec![
             rates::limit(Resource::LLMCalls, 8, 30),

@@ -212,7 +212,11 @@ impl Life<'_> {
         match action {
             Effect::Record(_) => panic!("a record among the actions"),
             Effect::CallModel {
-                call, messages, state, ..
+                call,
+                purpose,
+                messages,
+                state,
+                ..
             } => {
                 self.world.show(call, state.as_deref());
                 if call.call == 1 && call.attempt == 1 {
@@ -224,7 +228,7 @@ impl Life<'_> {
                         return Err(Stop(End::Seen));
                     }
                 }
-                self.world.call(call);
+                self.world.call(call, purpose);
                 self.asked = Some(call);
             }
             Effect::CancelCall { call } => panic!("nothing in a script cuts {call}"),

@@ -41,11 +41,14 @@ struct Run {
     /// How the loop ended; `None`: nobody looked so far.
     view: Option<View>,
     now: Timestamp,
-    /// All messages ever: turn, whether they are in the live transcript, and the message.
+    /// All messages ever but those of summaries: turn, whether they are in the live transcript, and the message.
     messages: Vec<(i64, bool, Message)>,
     /// The lines of the journal: kind, run, and outcome.
     lines: Vec<(String, Option<String>, Option<String>)>,
     billed: BTreeSet<crate::engine::CallId>,
+    /// Calls for a summary that were paid for; the turns of those that were of use.
+    summed_up: BTreeSet<crate::engine::CallId>,
+    summaries: Vec<i64>,
     /// Which turns showed a notification, by its id, and which turns were committed.
     shown: BTreeMap<String, BTreeSet<i64>>,
     committed: BTreeSet<i64>,
@@ -104,18 +107,40 @@ fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
         .prepare("SELECT turn FROM journal WHERE kind = 'TurnCompleted'")
         .and_then(|mut select| select.query_map([], |row| row.get(0))?.collect())
         .expect("rows");
+    let messages = messages
+        .into_iter()
+        .map(|(turn, live, json)| (turn, live, serde_json::from_str(&json).expect("a message")));
+    let (messages, summaries) = apart(messages.collect());
+    let billed = |id: &&crate::engine::CallId| !world.summaries.contains(&(id.turn, id.call));
     Run {
         view,
         now: world.now,
-        messages: messages
-            .into_iter()
-            .map(|(turn, live, json)| (turn, live, serde_json::from_str(&json).expect("a message")))
-            .collect(),
+        messages,
         lines,
-        billed: world.billed.clone(),
+        billed: world.billed.iter().filter(billed).copied().collect(),
+        summed_up: world.billed.iter().filter(|id| !billed(id)).copied().collect(),
+        summaries,
         shown: world.shown.clone(),
         committed,
     }
+}
+
+/// The conversation, and the turns in which it was summed up: each time a question and its answer, which never stay.
+fn apart(messages: Vec<(i64, bool, Message)>) -> (Vec<(i64, bool, Message)>, Vec<i64>) {
+    let mut conversation = Vec::new();
+    let mut summaries = Vec::new();
+    let mut all = messages.into_iter();
+    while let Some(message) = all.next() {
+        match &message {
+            (turn, live, Message::User { text }) if text.contains("Sum it up for yourself") => {
+                let answer = all.next().expect("an answer");
+                assert!(!live && !answer.1 && matches!(answer.2, Message::Assistant { .. }));
+                summaries.push(*turn);
+            }
+            _ => conversation.push(message),
+        }
+    }
+    (conversation, summaries)
 }
 
 /// Applies a death to what outlives the worker.
@@ -151,7 +176,7 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
         )
     };
     assert_eq!(totals(view), totals(expected));
-    let answers = |run: &Run| lines(run, "CallAnswered", None).len();
+    let answers = |run: &Run| lines(run, "CallAnswered", None).len() - run.summed_up.len();
     assert_eq!(
         (answers(found), found.billed.len()),
         (answers(plain), plain.billed.len())
@@ -216,6 +241,7 @@ fn compare_messages(plain: &Run, found: &Run, slept: bool) {
             _ => assert_eq!(timeless(message), timeless(expected), "message {place} of turn {turn}"),
         }
     }
+    assert!(!complete || cut || found.summaries == plain.summaries);
     let (all, expected) = (found.messages.len(), plain.messages.len());
     assert!(all <= expected, "{all} messages instead of {expected}");
     assert!(

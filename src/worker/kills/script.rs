@@ -170,6 +170,16 @@ impl Script {
     }
 }
 
+/// The summary asked for in a turn; some are of no use.
+pub(super) fn summary(turn: i64) -> Answer {
+    let text = format!("All was quiet before turn {turn}.");
+    Answer {
+        text: (turn % 3 > 0).then_some(text),
+        tokens: Some(1000),
+        ..Answer::default()
+    }
+}
+
 fn answer(id: &str, all: &[(&str, Value)]) -> Answer {
     let call = |(place, (name, arguments)): (usize, &(&str, Value))| ToolCall {
         id: format!("{id}-{place}"),

@@ -257,7 +257,14 @@ fn a_scripted_week_is_what_it_is_meant_to_be() {
     assert_eq!(view.outcome, Some(Outcome::Completed));
     let lasted = plain.now.duration_since(World::new(week()).now);
     assert!(lasted >= SignedDuration::from_hours(24 * 7), "{lasted}");
-    for kind in ["TurnFailed", "Trimmed", "RequestHandled", "ToolDenied", "CallFailed"] {
+    for kind in [
+        "TurnFailed",
+        "Trimmed",
+        "Compacted",
+        "RequestHandled",
+        "ToolDenied",
+        "CallFailed",
+    ] {
         assert!(!lines(&plain, kind, None).is_empty(), "no {kind}");
     }
     assert_eq!(lines(&plain, "ToolOutcome", Some("Unknown")).len(), 2);

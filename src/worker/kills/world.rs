@@ -9,12 +9,12 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::script::{self, Attempt, Call, Ends, Happening, Script, What};
 use crate::api::failure::{Failure, FailureKind};
-use crate::engine::CallId;
 use crate::engine::budget::Budget;
 use crate::engine::machine::View;
 use crate::engine::message::Answer;
 use crate::engine::notifications::Notification;
 use crate::engine::tool::{ToolOutcome, ToolRun};
+use crate::engine::{CallId, Purpose};
 
 #[derive(Clone)]
 pub(super) struct World {
@@ -27,6 +27,8 @@ pub(super) struct World {
     acknowledged: Option<CallId>,
     /// Attempts at each call that ended, or will, as the script says.
     made: BTreeMap<(i64, u32), usize>,
+    /// Calls for a summary; the script does not count them.
+    pub(super) summaries: BTreeSet<(i64, u32)>,
     /// Which attempt of the script each of them is.
     planned: BTreeMap<CallId, usize>,
     /// Until when a budget refused an attempt.
@@ -73,6 +75,7 @@ impl World {
             calls: BTreeMap::new(),
             acknowledged: None,
             made: BTreeMap::new(),
+            summaries: BTreeSet::new(),
             planned: BTreeMap::new(),
             refused: BTreeMap::new(),
             billed: BTreeSet::new(),
@@ -117,7 +120,7 @@ impl World {
     }
 
     /// The gateway is asked for a call, or for the same one again.
-    pub(super) fn call(&mut self, id: CallId) {
+    pub(super) fn call(&mut self, id: CallId, purpose: Purpose) {
         assert!(
             self.acknowledged.is_none_or(|last| id > last),
             "{id} is asked for after its outcome was acknowledged"
@@ -126,7 +129,15 @@ impl World {
             return;
         }
         assert!(!self.billed.contains(&id), "{id} would be paid twice");
-        let call = self.script.call(id.turn, id.call);
+        if purpose == Purpose::Compaction {
+            self.summaries.insert((id.turn, id.call));
+            let end = Ok(script::summary(id.turn));
+            self.calls.insert(id, Recorded::Open(self.now, end));
+            self.pass(self.now);
+            return;
+        }
+        let number = self.scripted(id.turn, id.call);
+        let call = self.script.call(id.turn, number);
         let (takes, failures) = call.map_or((0, Vec::new()), |Call { takes, failures, .. }| (takes, failures));
         let made = &mut self.made;
         let place = *self.planned.entry(id).or_insert_with(|| {
@@ -135,7 +146,7 @@ impl World {
             *made - 1
         });
         let end = match failures.get(place).copied() {
-            None => Ok(self.script.answer(id.turn, id.call)),
+            None => Ok(self.script.answer(id.turn, number)),
             Some(Attempt::Fails(kind)) => Err(failure(kind)),
             Some(Attempt::Waits(seconds)) => Err(Failure {
                 retry_after_milliseconds: Some(seconds * 1000),
@@ -157,6 +168,12 @@ impl World {
                 self.shown.entry(notice.id.clone()).or_default().insert(call.turn);
             }
         }
+    }
+
+    /// Number of a call in the script.
+    fn scripted(&self, turn: i64, call: u32) -> u32 {
+        let before = self.summaries.range((turn, 0)..(turn, call));
+        call - u32::try_from(before.count()).expect("a small number")
     }
 
     /// When the call that the worker waits for ends.
@@ -196,7 +213,8 @@ impl World {
 
     /// A run reaches its server, and happens there whatever becomes of the worker. When it ends, and how.
     pub(super) fn run(&mut self, run: &ToolRun) -> (Timestamp, ToolOutcome) {
-        let call = self.script.call(run.id.turn, run.id.call).unwrap_or_default();
+        let number = self.scripted(run.id.turn, run.id.call);
+        let call = self.script.call(run.id.turn, number).unwrap_or_default();
         let want = call.wants[usize::try_from(run.id.index).expect("a place") - 1];
         assert_eq!(want.tool, run.name);
         let (first, times) = self

@@ -1,0 +1,393 @@
+//! Old turns give way to a summary: when one is asked for, what it replaces, and what is done without one.
+
+use proptest::prelude::*;
+
+use super::super::compaction::MOST_BYTES;
+use super::super::context;
+use super::*;
+use crate::api::agent::Resource;
+
+/// Room for about 1,900 tokens of transcript.
+fn narrow() -> Settings {
+    Settings {
+        max_consecutive_turns: 1000,
+        context_tokens: 4096 + 2500,
+        ..settings()
+    }
+}
+
+/// A loop whose next call is for a summary.
+fn full(settings: Settings) -> Driver {
+    let mut driver = Driver::started(settings);
+    fill(&mut driver, 400);
+    driver
+}
+
+fn fill(driver: &mut Driver, bytes: usize) {
+    for _ in 0..200 {
+        if driver.purpose == Purpose::Compaction && driver.in_flight.is_some() {
+            return;
+        }
+        if driver.in_flight.is_some() {
+            driver.answer(says(&"x".repeat(bytes)));
+        }
+        driver.pass(seconds(3));
+    }
+    panic!("no call for a summary: {:?}", driver.journal.last());
+}
+
+fn compacted(driver: &Driver) -> usize {
+    driver.notes(RecordKind::Compacted).len()
+}
+
+fn trimmed(driver: &Driver) -> usize {
+    driver.notes(RecordKind::Trimmed).len()
+}
+
+fn text(message: &Message) -> &str {
+    let Message::User { text } = message else {
+        panic!("not the runtime's word: {message:?}");
+    };
+    text
+}
+
+/// Estimated tokens of the prompt that the whole transcript would make.
+fn estimate(driver: &Driver) -> u64 {
+    context::prompt(&driver.engine.transcript, driver.engine.fixed_tokens())
+}
+
+/// The largest prompt of many turns, and the smallest that was too large.
+fn bounds(driver: &mut Driver) -> (u64, u64) {
+    let (mut fits, mut too_large) = (0, u64::MAX);
+    for _ in 0..300 {
+        let now = estimate(driver);
+        if driver.purpose == Purpose::Compaction {
+            too_large = too_large.min(now);
+            driver.answer(says("Nothing new so far."));
+        } else {
+            fits = fits.max(now);
+            driver.answer(says("y"));
+        }
+        driver.pass(seconds(1));
+    }
+    assert!(compacted(driver) > 1 && trimmed(driver) == 0);
+    (fits, too_large)
+}
+
+#[test]
+fn a_summary_is_asked_for_beyond_80_percent_of_the_window_and_not_before() {
+    let mut driver = Driver::started(Settings {
+        context_tokens: 5000,
+        max_output_tokens: 100,
+        ..narrow()
+    });
+    let (fits, too_large) = bounds(&mut driver);
+    assert!((3900..=4000).contains(&fits), "{fits}");
+    assert!((4001..4100).contains(&too_large), "{too_large}");
+}
+
+#[test]
+fn a_summary_is_asked_for_beyond_40_percent_of_the_smallest_limit_and_not_before() {
+    let mut driver = Driver::started(Settings {
+        max_consecutive_turns: 1000,
+        ..settings()
+    });
+    let budget = Budget {
+        revision: 1,
+        tokens: Some(10_000),
+        ..Budget::default()
+    };
+    driver.feed(Input::BudgetChanged { budget });
+    let (fits, too_large) = bounds(&mut driver);
+    assert!((3900..=4000).contains(&fits), "{fits}");
+    assert!((4001..4100).contains(&too_large), "{too_large}");
+}
+
+#[test]
+fn the_summary_takes_the_place_of_the_oldest_turns_and_the_turn_goes_on() {
+    let mut driver = full(Settings {
+        max_calls_per_turn: 1,
+        ..narrow()
+    });
+    let (before, asked) = (driver.transcript.clone(), driver.in_flight.unwrap());
+    assert_eq!((asked.call, asked.attempt), (1, 1));
+    assert!(text(driver.prompt.last().unwrap()).contains("Sum it up for yourself in at most "));
+    assert!(
+        !driver.offered.is_empty(),
+        "servers refuse a history of tool calls without tools"
+    );
+    driver.answer(says("  The stars are quiet.\n"));
+    assert_eq!(driver.acknowledged.last(), Some(&asked));
+    let own = driver.in_flight.unwrap();
+    assert_eq!((own.turn, own.call, own.attempt), (asked.turn, 2, 1));
+    assert_eq!(driver.purpose, Purpose::Turn);
+    let summary = text(&driver.prompt[1]);
+    assert!(
+        summary.starts_with("[From the runtime, not from a person: "),
+        "{summary}"
+    );
+    assert!(
+        summary.ends_with("your own summary of them.]\nThe stars are quiet."),
+        "{summary}"
+    );
+    assert!(before.ends_with(&driver.transcript) && driver.transcript.len() < before.len());
+    assert_eq!((compacted(&driver), trimmed(&driver)), (1, 0));
+    // It counts for nothing that limits the turn.
+    driver.answer(calls("shell", "{}"));
+    assert_eq!(
+        driver.notes(RecordKind::TurnCompleted).len(),
+        usize::try_from(own.turn).unwrap()
+    );
+    driver.pass(seconds(1));
+    assert!(!driver.observed().contains("left the context"), "{}", driver.observed());
+    let journal = format!(
+        "{:?}",
+        driver.journal.iter().map(|record| &record.note).collect::<Vec<_>>()
+    );
+    assert!(!journal.contains("stars"), "{journal}");
+    assert!(driver.journal.iter().any(|record| {
+        let mut messages = record.messages.iter();
+        messages.any(|message| matches!(&**message, Message::Assistant { text: Some(text), .. } if text == "The stars are quiet."))
+    }));
+}
+
+#[test]
+fn the_next_summary_is_also_of_the_one_before_it() {
+    let mut driver = full(narrow());
+    driver.answer(says("First."));
+    fill(&mut driver, 400);
+    assert!(text(&driver.prompt[1]).ends_with("\nFirst."));
+    driver.answer(says("Second."));
+    assert!(text(&driver.prompt[1]).ends_with("\nSecond."));
+    assert!(!serde_json::to_string(&driver.prompt).unwrap().contains("First."));
+}
+
+#[test]
+fn a_summary_is_cut_at_its_bounds() {
+    let mut driver = Driver::started(Settings {
+        max_consecutive_turns: 1000,
+        ..settings()
+    });
+    fill(&mut driver, 4000);
+    driver.answer(says(&"ä".repeat(20_000)));
+    let summary = driver.engine.state.summary.clone().unwrap();
+    assert_eq!(summary.len(), usize::try_from(MOST_BYTES).unwrap() + " [cut]".len());
+    // Of a small transcript it is at most half.
+    let mut driver = full(narrow());
+    driver.answer(says(&"x".repeat(20_000)));
+    let summary = driver.engine.state.summary.clone().unwrap();
+    assert!(summary.len() < 2000 * 4 / 2, "{}", summary.len());
+    assert_eq!(driver.purpose, Purpose::Turn);
+}
+
+#[test]
+fn without_text_the_turns_leave_at_once_and_nothing_is_run() {
+    let tool = calls("files__write", "{}");
+    let refused = Answer {
+        finish: Finish::Refused,
+        ..says("No.")
+    };
+    let length = Answer {
+        finish: Finish::Length,
+        ..Answer::default()
+    };
+    for useless in [Answer::default(), says(" \n"), tool, refused, length] {
+        let mut driver = full(narrow());
+        driver.offer(work::tools());
+        driver.answer(useless.clone());
+        assert_eq!((compacted(&driver), trimmed(&driver)), (0, 1), "{useless:?}");
+        assert_eq!((driver.purpose, driver.sent.len()), (Purpose::Turn, 0));
+        assert_eq!(driver.in_flight.unwrap().call, 2);
+        driver.turn();
+        driver.pass(seconds(1));
+        assert!(driver.observed().contains("old turns left the context"));
+        assert_eq!(driver.engine.view().consecutive_errors, 0);
+    }
+}
+
+#[test]
+fn a_summary_that_is_cut_at_the_output_limit_is_better_than_none() {
+    let mut driver = full(narrow());
+    driver.answer(Answer {
+        finish: Finish::Length,
+        ..says("The stars are")
+    });
+    assert_eq!(compacted(&driver), 1);
+}
+
+#[test]
+fn one_failure_is_tried_again_and_after_two_the_turns_leave_without_a_summary() {
+    let mut driver = full(narrow());
+    let first = driver.in_flight.unwrap();
+    driver.fail(FailureKind::Timeout);
+    assert_eq!((driver.in_flight, trimmed(&driver)), (None, 0));
+    driver.pass(seconds(1));
+    let second = driver.in_flight.unwrap();
+    assert_eq!((second.call, second.attempt), (first.call, 2));
+    let mut other = driver.clone();
+    other.answer(says("Found it."));
+    assert_eq!((compacted(&other), trimmed(&other)), (1, 0));
+    driver.fail(FailureKind::BadResponse);
+    driver.pass(seconds(1));
+    assert_eq!((compacted(&driver), trimmed(&driver)), (0, 1));
+    assert_eq!((driver.purpose, driver.in_flight.unwrap().call), (Purpose::Turn, 2));
+    assert_eq!(driver.engine.view().consecutive_errors, 0);
+    // The next one is asked for when there is too much again.
+    fill(&mut driver, 400);
+    driver.answer(says("Found it."));
+    assert_eq!((compacted(&driver), trimmed(&driver)), (1, 1));
+}
+
+#[test]
+fn a_server_that_is_away_costs_no_history() {
+    let mut driver = full(narrow());
+    let turn = driver.in_flight.unwrap().turn;
+    for _ in 0..5 {
+        driver.fail(FailureKind::Unreachable);
+        driver.pass(seconds(120));
+    }
+    assert_eq!(driver.notes(RecordKind::TurnFailed), ["Unreachable"]);
+    assert_eq!((compacted(&driver), trimmed(&driver)), (0, 0));
+    assert_eq!(driver.purpose, Purpose::Compaction, "the next turn asks for it");
+    assert!(driver.in_flight.unwrap().turn > turn);
+    driver.answer(says("Found it."));
+    assert_eq!((compacted(&driver), trimmed(&driver)), (1, 0));
+}
+
+#[test]
+fn a_budget_without_room_holds_the_summary_and_one_that_is_too_small_for_it_costs_the_turns() {
+    let mut driver = full(narrow());
+    driver.fail(FailureKind::BudgetExhausted);
+    assert_eq!(driver.reasons(), [PauseReason::BudgetExhausted]);
+    driver.pass(seconds(20));
+    assert_eq!(driver.purpose, Purpose::Compaction);
+    let mut other = driver.clone();
+    other.answer(says("Found it."));
+    assert_eq!((compacted(&other), trimmed(&other)), (1, 0));
+    driver.fail(FailureKind::CallExceedsLimit);
+    assert_eq!(driver.purpose, Purpose::Turn);
+    assert_eq!((compacted(&driver), trimmed(&driver)), (0, 1));
+    // Its own call that can never fit waits for a person.
+    driver.fail(FailureKind::CallExceedsLimit);
+    assert_eq!(driver.reasons(), [PauseReason::CallExceedsLimit]);
+}
+
+#[test]
+fn a_rate_limit_does_not_end_a_turn_that_has_only_summed_up() {
+    let mut driver = full(Settings {
+        rate_limits: vec![rates::limit(Resource::LLMCalls, 1, 3)],
+        ..narrow()
+    });
+    let turn = driver.in_flight.unwrap().turn;
+    driver.answer(says("Found it."));
+    assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
+    driver.pass(seconds(4));
+    let call = driver.in_flight.unwrap();
+    assert_eq!((call.turn, call.call), (turn, 2));
+}
+
+#[test]
+fn a_restart_asks_for_the_same_summary_and_keeps_one_that_was_given() {
+    let mut driver = full(narrow());
+    let (call, prompt) = (driver.in_flight.unwrap(), driver.prompt.clone());
+    driver.restart(1);
+    assert_eq!((driver.in_flight, driver.purpose), (Some(call), Purpose::Compaction));
+    assert_eq!(driver.prompt, prompt);
+    driver.answer(says("The stars are quiet."));
+    let prompt = driver.prompt.clone();
+    driver.restart(2);
+    assert_eq!(driver.prompt, prompt);
+    assert!(text(&driver.prompt[1]).ends_with("The stars are quiet."));
+    driver.turn();
+    assert_eq!(driver.engine.view().consecutive_errors, 0);
+}
+
+#[test]
+fn a_summary_leaves_when_there_is_no_room_for_it() {
+    let mut driver = full(narrow());
+    driver.answer(says(&"x".repeat(3000)));
+    driver.turn();
+    driver.pass(seconds(1));
+    // The newest turn alone fits, and not beside the summary.
+    driver.answer(calls("shell", &"y".repeat(6500)));
+    assert_eq!(driver.engine.state.summary, None);
+    assert_eq!(driver.notes(RecordKind::TurnFailed).len(), 0);
+    assert!(driver.in_flight.is_some());
+}
+
+#[test]
+fn notifications_are_not_seen_in_a_call_for_a_summary() {
+    let mut driver = full(narrow());
+    driver.feed(Input::Notified(super::super::notifications::Notification {
+        id: "n".into(),
+        source: "sensor/prices".into(),
+        priority: super::super::notifications::Priority::Normal,
+        text: "ACME is up".into(),
+        at: driver.now,
+    }));
+    assert_eq!(driver.block, None);
+    driver.answer(says("Found it."));
+    assert!(driver.block.clone().unwrap().contains("ACME is up"));
+}
+
+fn turns() -> impl Strategy<Value = Vec<Arc<Message>>> {
+    let results = prop::collection::vec(0..600_usize, 0..4);
+    let calls = prop::collection::vec((0..600_usize, results), 1..4);
+    prop::collection::vec((0..400_usize, calls), 1..12).prop_map(|turns| {
+        let mut all = Vec::new();
+        for (turn, (said, calls)) in turns.into_iter().enumerate() {
+            all.push(Message::User { text: "u".repeat(said) });
+            for (call, (said, results)) in calls.into_iter().enumerate() {
+                let id = |place: usize| format!("{turn}-{call}-{place}");
+                let tool_calls = (0..results.len()).map(|place| ToolCall {
+                    id: id(place),
+                    name: "look".into(),
+                    arguments: "{}".into(),
+                });
+                all.push(Message::Assistant {
+                    text: Some("a".repeat(said)),
+                    tool_calls: tool_calls.collect(),
+                });
+                all.extend(results.iter().enumerate().map(|(place, length)| Message::Tool {
+                    id: id(place),
+                    text: "r".repeat(*length),
+                    reasoning: None,
+                }));
+            }
+        }
+        all.into_iter().map(Arc::new).collect()
+    })
+}
+
+/// Ids of tool calls, or of results.
+fn ids(messages: &[Arc<Message>], results: bool) -> Vec<String> {
+    let of = |message: &Arc<Message>| match &**message {
+        Message::Assistant { tool_calls, .. } if !results => tool_calls.iter().map(|call| call.id.clone()).collect(),
+        Message::Tool { id, .. } if results => vec![id.clone()],
+        Message::System { .. } | Message::User { .. } | Message::Assistant { .. } | Message::Tool { .. } => Vec::new(),
+    };
+    messages.iter().flat_map(of).collect()
+}
+
+proptest! {
+    #[test]
+    fn whole_turns_leave_and_no_call_is_parted_from_its_result(
+        transcript in turns(),
+        window in 300_u32..6000,
+        limit in prop::option::of(100_u64..6000),
+    ) {
+        let settings = Settings { context_tokens: window, max_output_tokens: 100, ..settings() };
+        let Ok(Some(surplus)) = context::surplus(&transcript, 50, &settings, limit) else {
+            return Ok(());
+        };
+        prop_assert!(0 < surplus.trimmed && surplus.trimmed <= surplus.summarised);
+        for cut in [surplus.trimmed, surplus.summarised] {
+            let (gone, left) = transcript.split_at(cut);
+            let begins_turn = matches!(left.first().map(|message| &**message), Some(Message::User { .. }));
+            prop_assert!(begins_turn, "the newest turn stays, whole");
+            for part in [gone, left] {
+                prop_assert_eq!(ids(part, false), ids(part, true));
+            }
+        }
+    }
+}
