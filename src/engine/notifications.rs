@@ -95,6 +95,7 @@ pub struct Shown {
 
 impl Shown {
     /// Whether the model has seen any in this turn.
+    #[must_use]
     pub fn is_seen(&self) -> bool {
         !self.seen.keys.is_empty()
     }

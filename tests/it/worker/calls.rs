@@ -1,13 +1,14 @@
 //! Model calls through a gateway that dies, fails, or passes on what servers send.
 
+use agentloop::api::condition::LoopSign;
 use agentloop::api::failure::{Failure, FailureKind};
-use agentloop::api::status::{LoopState, Outcome};
+use agentloop::api::status::{LoopState, Outcome, PauseReason};
 use agentloop::link::socket::FAILURE_EVENT;
 use serde_json::json;
 
 use super::gateway::{Gateway, Reply, answer, sleep};
 use super::process::{Bench, CANARY};
-use super::{asleep, is};
+use super::{asleep, is, reasons};
 
 fn failure(kind: FailureKind) -> Reply {
     Reply::Failure(Failure {
@@ -161,6 +162,26 @@ async fn garbage_for_an_answer_is_a_bad_response_and_the_loop_goes_on() {
     assert_eq!((log.calls.len(), log.last().turns_completed), (5, 1));
     assert_eq!(log.last().last_error.unwrap().kind, "BadResponse");
     assert!(!serde_json::to_string(&log.reports).unwrap().contains(CANARY));
+    bench.assert_discreet();
+}
+
+#[tokio::test]
+async fn a_loop_that_repeats_itself_is_told_so_then_sleeps_and_goes_on_when_a_person_says_so() {
+    let mut bench = Bench::new();
+    let gateway = Gateway::start(bench.dir.path(), vec![answer(CANARY, &[]); 4]);
+    let _worker = bench.worker(&gateway);
+    let log = gateway.until("paused", |log| is(log, LoopState::Paused)).await;
+    let told = |call: usize| log.calls[call].1["messages"].to_string().contains("the runtime saw");
+    assert_eq!((log.calls.len(), told(2), told(3)), (4, false, true));
+    let report = log.last();
+    assert_eq!(reasons(&report), [PauseReason::LoopDetected]);
+    assert!(report.resumes_at.is_some_and(|at| at > jiff::Timestamp::now()));
+    let detected = report.detected.unwrap();
+    assert_eq!(detected.sign, LoopSign::NoProgress);
+    assert!(!detected.message.contains(CANARY), "{}", detected.message);
+    gateway.tell(|event| event.directives.resume = Some("looked".into()));
+    let log = gateway.until("the next call", |log| log.calls.len() == 5).await;
+    assert!(log.last().detected.is_some(), "only something new ends it");
     bench.assert_discreet();
 }
 
