@@ -303,7 +303,17 @@ pub enum OutcomeKind {
 
 /// Kinds of journal lines.
 #[derive(
-    Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::EnumString, strum::Display,
+    Serialize,
+    Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    strum::AsRefStr,
+    strum::EnumString,
+    strum::Display,
+    strum::EnumIter,
 )]
 pub enum RecordKind {
     /// The worker started.
@@ -332,6 +342,8 @@ pub enum RecordKind {
     Notified,
     /// Notifications left before the model saw them: too many waited.
     NotificationDropped,
+    /// A guardrail was reached. Its note is the reason that it raised, or the limit.
+    GuardrailTriggered,
     /// A turn ended.
     TurnCompleted,
     /// A turn was given up after its calls failed.

@@ -14,6 +14,30 @@ const LONGEST_COOLDOWN: SignedDuration = SignedDuration::from_hours(1);
 /// Crashes in one turn until the loop pauses.
 pub const MAX_CRASHES: u32 = 3;
 
+/// Whether a reason is a limit that was reached, and not trouble outside or a person's wish.
+pub const fn is_guardrail(reason: PauseReason) -> bool {
+    match reason {
+        PauseReason::MaxConsecutiveTurns
+        | PauseReason::ActionsPerMinute
+        | PauseReason::RateWindow
+        | PauseReason::OutsideActiveHours
+        | PauseReason::BudgetExhausted
+        | PauseReason::TokensPerHour
+        | PauseReason::TotalTokens
+        | PauseReason::TotalCost
+        | PauseReason::CallExceedsLimit
+        | PauseReason::BudgetAsk
+        | PauseReason::ConsecutiveErrors
+        | PauseReason::CrashLoop
+        | PauseReason::LoopDetected => true,
+        PauseReason::ProviderRateLimit
+        | PauseReason::LinkLost
+        | PauseReason::SuspendedBySpec
+        | PauseReason::BudgetUnavailable
+        | PauseReason::BoundViolated => false,
+    }
+}
+
 impl Engine {
     /// The loop may not go on until the reason clears.
     pub(super) fn hold(&mut self, reason: PauseReason, until: Option<Timestamp>, message: String) {

@@ -311,7 +311,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn ended_by_guardrail(&mut self, calls: u32) -> bool {
+    pub(super) fn ended_by_guardrail(&mut self, calls: u32, out: &mut Outbox) -> bool {
         if self.ending().is_some() {
             return true;
         }
@@ -320,6 +320,7 @@ impl Engine {
         let Some(note) = guardrails::ALL.iter().find_map(ask) else {
             return false;
         };
+        out.record(line(RecordKind::GuardrailTriggered, self.turn_number(), &*note));
         self.note(&note);
         true
     }
@@ -367,7 +368,14 @@ impl Engine {
         prompt::GOES_ON.clone_into(&mut self.state.briefing.cause);
         match pace {
             Pace::Continue => match self.ending() {
-                Some(outcome) => self.end(outcome, out),
+                Some(outcome) => {
+                    out.record(line(
+                        RecordKind::GuardrailTriggered,
+                        self.turn_number(),
+                        outcome.as_ref(),
+                    ));
+                    self.end(outcome, out);
+                }
                 None => self.after_turn(false, out),
             },
             Pace::Sleep {

@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use super::clock;
 use super::machine::Engine;
 use super::outbox::{Outbox, line};
+use super::pause::is_guardrail;
 use super::resources::Room;
 use super::snapshot::{Lifecycle, Public, Sleep};
 use super::{Effect, RecordKind};
@@ -124,6 +125,14 @@ impl Engine {
         }
         let note = format!("{} -> {public}", self.state.public);
         out.record(line(RecordKind::Transition, self.turn_number(), note));
+        let reached = public.reasons.iter().filter(|reason| is_guardrail(**reason));
+        for reason in reached.filter(|reason| !self.state.public.reasons.contains(reason)) {
+            out.record(line(
+                RecordKind::GuardrailTriggered,
+                self.turn_number(),
+                reason.as_ref(),
+            ));
+        }
         self.state.public = public;
     }
 

@@ -405,7 +405,7 @@ impl Engine {
         let Some(work) = turn.work.take_if(|work| work.slots.is_empty()) else {
             return;
         };
-        if work.pace.is_none() && !self.ended_by_guardrail(calls) {
+        if work.pace.is_none() && !self.ended_by_guardrail(calls, out) {
             self.next_call(out);
         } else {
             self.complete_turn(work.pace.unwrap_or(Pace::Continue), out);

@@ -23,6 +23,7 @@ use crate::link::messages::Directives;
 use crate::link::socket::Session;
 
 use super::contact::{Clocks, Contact};
+use super::events;
 use super::gateway_client::{Errand, GatewayClient, Heard};
 use super::instructions::Instructions;
 use super::journal::{Journal, JournalError};
@@ -337,7 +338,8 @@ impl<'a> Driver<'a> {
     fn feed(&mut self, input: Input) -> Result<(), JournalError> {
         self.steps.set_instructions(self.instructions.newest().to_owned());
         self.steps.set_skills(self.instructions.newest_skills());
-        let Taken { actions, result } = self.steps.take(Timestamp::now(), input);
+        let Taken { actions, lines, result } = self.steps.take(Timestamp::now(), input);
+        lines.iter().for_each(events::tell);
         for action in actions {
             self.act(action);
         }

@@ -5,6 +5,7 @@
 pub mod budget;
 pub mod contact;
 pub mod driver;
+pub mod events;
 pub mod gateway_client;
 pub mod instructions;
 pub mod journal;

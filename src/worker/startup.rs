@@ -15,6 +15,7 @@ use crate::link::pod::PodConfig;
 use crate::link::socket::Session;
 
 use super::driver::{Driver, Ended, Parts, World};
+use super::events;
 use super::gateway_client::{GatewayClient, Heard};
 use super::instructions::Instructions;
 use super::journal::{Journal, JournalError, Owner, Restored};
@@ -129,6 +130,7 @@ impl Worker {
 
     fn prepare(&self, owner: &Owner) -> Result<(Journal, Restored, Instructions), WorkerError> {
         let (mut journal, restored) = Journal::open(&self.options.journal_dir, owner)?;
+        restored.untold.iter().for_each(events::tell);
         journal.claim(owner)?;
         let spec = &self.options.config.spec;
         let skills = spec.skills.iter().map(|skill| skill.name.clone()).collect();

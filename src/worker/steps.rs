@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use crate::engine::machine::{Engine, View};
 use crate::engine::{Effect, Input, Record, Skill, StopCause};
 
-use super::journal::{Committed, Journal, JournalError};
+use super::journal::{Committed, Journal, JournalError, Line};
 
 /// Target of the log lines that say what was recorded, one a record.
 pub const RECORDS: &str = module_path!();
@@ -25,6 +25,8 @@ pub struct Steps<'a> {
 pub struct Taken {
     /// What is to be done now, in order; all that it rests on is on disk.
     pub actions: Vec<Effect>,
+    /// What was committed, to be told before anything is done.
+    pub lines: Vec<Line>,
     /// An error is the journal's: after these actions nothing more can be done.
     pub result: Result<(), JournalError>,
 }
@@ -59,16 +61,21 @@ impl<'a> Steps<'a> {
 
     /// Hears one input and commits what the engine records of it.
     pub fn take(&mut self, now: Timestamp, input: Input) -> Taken {
-        let mut actions = Vec::new();
-        let result = match self.step(now, input, &mut actions) {
-            Ok(Committed::Normally) => Ok(()),
-            Ok(Committed::OnBallast) => self.end_on_ballast(now, &mut actions),
+        let mut taken = Taken {
+            actions: Vec::new(),
+            lines: Vec::new(),
+            result: Ok(()),
+        };
+        taken.result = match self.step(now, input, &mut taken) {
+            Ok(false) => Ok(()),
+            Ok(true) => self.end_on_ballast(now, &mut taken),
             Err(error) => Err(error),
         };
-        Taken { actions, result }
+        taken
     }
 
-    fn step(&mut self, now: Timestamp, input: Input, actions: &mut Vec<Effect>) -> Result<Committed, JournalError> {
+    /// True: it was committed on the ballast.
+    fn step(&mut self, now: Timestamp, input: Input, taken: &mut Taken) -> Result<bool, JournalError> {
         let mut records = Vec::new();
         let mut others = Vec::new();
         for effect in self.engine.handle(now, input) {
@@ -84,44 +91,31 @@ impl<'a> Steps<'a> {
                 | Effect::Stopped => others.push(effect),
             }
         }
-        let committed = self.commit(now, &records)?;
-        actions.append(&mut others);
-        Ok(committed)
+        let Committed { mut lines, on_ballast } = self.commit(now, &records)?;
+        taken.lines.append(&mut lines);
+        taken.actions.append(&mut others);
+        Ok(on_ballast)
     }
 
     fn commit(&mut self, now: Timestamp, records: &[Record]) -> Result<Committed, JournalError> {
         // Without a record nothing has changed that a restart would miss; a fenced engine records nothing.
         if records.is_empty() {
-            return Ok(Committed::Normally);
+            return Ok(Committed::default());
         }
-        let committed = self.journal.commit(now, records, &self.engine.snapshot())?;
-        for record in records {
-            let call = record.call.map(|call| call.to_string());
-            let tool = record.tool.as_ref();
-            tracing::info!(
-                kind = record.kind.as_ref(),
-                turn = record.turn,
-                call,
-                run = tool.map(|tool| tool.run.to_string()),
-                tool = tool.and_then(|tool| tool.tool.as_deref()),
-                effect = tool.and_then(|tool| tool.effect).as_ref().map(AsRef::<str>::as_ref),
-                outcome = tool.and_then(|tool| tool.outcome).as_ref().map(AsRef::<str>::as_ref),
-                note = record.note,
-                "journal"
-            );
-        }
-        Ok(committed)
+        self.journal.commit(now, records, &self.engine.snapshot())
     }
 
     /// The volume is full and the last room is in use: the loop ends in order, without another call or run.
-    fn end_on_ballast(&mut self, now: Timestamp, actions: &mut Vec<Effect>) -> Result<(), JournalError> {
+    fn end_on_ballast(&mut self, now: Timestamp, taken: &mut Taken) -> Result<(), JournalError> {
         let stop = Input::Stop {
             cause: StopCause::Drain,
         };
         let ended = self
-            .step(now, stop, actions)
-            .and_then(|_| self.step(now, Input::DrainEnded, actions));
-        actions.retain(|action| !matches!(action, Effect::CallModel { .. } | Effect::RunTool(..)));
+            .step(now, stop, taken)
+            .and_then(|_| self.step(now, Input::DrainEnded, taken));
+        taken
+            .actions
+            .retain(|action| !matches!(action, Effect::CallModel { .. } | Effect::RunTool(..)));
         ended.and_then(|_| Err(self.journal.full()))
     }
 }

@@ -20,6 +20,7 @@ mod rates;
 mod sleeping;
 mod stops;
 mod tools;
+mod trips;
 mod work;
 
 use std::collections::BTreeMap;

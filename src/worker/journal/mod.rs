@@ -5,6 +5,7 @@
 
 mod ballast;
 mod error;
+mod lines;
 mod schema;
 mod write;
 
@@ -21,6 +22,7 @@ use crate::engine::machine::Snapshot;
 use crate::engine::message::Message;
 use ballast::Ballast;
 pub use error::JournalError;
+pub use lines::Line;
 use write::WriteError;
 
 /// Turns whose messages stay in the history.
@@ -58,16 +60,18 @@ pub struct Restored {
     pub snapshot: Option<Snapshot>,
     /// The live transcript, oldest first.
     pub transcript: Vec<Message>,
+    /// The last batch of a process that did not end in order: it may have told nobody of these.
+    pub untold: Vec<Line>,
 }
 
-/// How a commit ended. Either way the batch is on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A batch that is on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
-pub enum Committed {
-    /// Well.
-    Normally,
+pub struct Committed {
+    /// Its lines.
+    pub lines: Vec<Line>,
     /// Only because the ballast was given up: the loop has to end now, in order.
-    OnBallast,
+    pub on_ballast: bool,
 }
 
 /// An open journal.
@@ -122,7 +126,12 @@ impl Journal {
         snapshot: &Snapshot,
     ) -> Result<Committed, JournalError> {
         let error = match write::batch(&mut self.connection, now, records, snapshot) {
-            Ok(()) => return Ok(Committed::Normally),
+            Ok(lines) => {
+                return Ok(Committed {
+                    lines,
+                    on_ballast: false,
+                });
+            }
             Err(WriteError::Sqlite(error)) => error,
             Err(WriteError::Json(error)) => return Err(self.failed(error.to_string())),
         };
@@ -131,7 +140,10 @@ impl Journal {
             return Err(self.sqlite(&error));
         }
         match write::batch(&mut self.connection, now, records, snapshot) {
-            Ok(()) => Ok(Committed::OnBallast),
+            Ok(lines) => Ok(Committed {
+                lines,
+                on_ballast: true,
+            }),
             Err(WriteError::Sqlite(error)) => Err(self.sqlite(&error)),
             Err(WriteError::Json(error)) => Err(self.failed(error.to_string())),
         }
@@ -188,12 +200,14 @@ impl Journal {
             self.migrate(found)?;
         }
         let mut snapshot: Option<Snapshot> = self.get(SNAPSHOT_KEY)?;
+        let in_order = last.as_ref().is_none_or(|last| last.closed);
         if last.is_some_and(|last| last.owner.agent_uid != owner.agent_uid) {
             snapshot = snapshot.map(Snapshot::inherited);
         }
         Ok(Restored {
             snapshot,
             transcript: self.transcript()?,
+            untold: if in_order { Vec::new() } else { self.last_batch()? },
         })
     }
 
@@ -219,6 +233,10 @@ impl Journal {
         };
         let text = serde_json::to_string(&row).map_err(|error| self.failed(error.to_string()))?;
         write::put(&self.connection, OWNER_KEY, &text).map_err(|error| self.sqlite(&error))
+    }
+
+    fn last_batch(&self) -> Result<Vec<Line>, JournalError> {
+        lines::of_last_batch(&self.connection).map_err(|error| self.sqlite(&error))
     }
 
     fn transcript(&self) -> Result<Vec<Message>, JournalError> {

@@ -49,7 +49,7 @@ fn write(journal: &mut Journal, records: &[Record]) {
     let committed = journal
         .commit(Timestamp::UNIX_EPOCH, records, &Snapshot::default())
         .unwrap();
-    assert_eq!(committed, Committed::Normally);
+    assert!(!committed.on_ballast);
 }
 
 fn count(journal: &Journal, sql: &str) -> i64 {
@@ -409,4 +409,36 @@ fn the_older_half_of_a_history_above_64_mib_is_dropped_and_of_one_at_64_mib_is_n
     drop(journal);
     open(dir.path(), 1);
     eprintln!("opening 64 MiB after an unclean end took {:?}", started.elapsed());
+}
+
+#[test]
+fn the_last_batch_of_a_killed_process_is_told_again_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let batch = |journal: &mut Journal, second: i64, records: &[Record]| {
+        let at = Timestamp::from_second(second).unwrap();
+        journal.commit(at, records, &Snapshot::default()).unwrap().lines
+    };
+    let turn = |kind| record(kind, 1, vec![user("canary")]);
+    let first = batch(&mut journal, 1, &[turn(RecordKind::TurnStarted)]);
+    let second = batch(
+        &mut journal,
+        2,
+        &[turn(RecordKind::CallStarted), turn(RecordKind::GuardrailTriggered)],
+    );
+    assert_eq!(
+        [&first[..], &second]
+            .concat()
+            .iter()
+            .map(|line| line.seq)
+            .collect::<Vec<_>>(),
+        [1, 2, 3]
+    );
+    assert!(!format!("{second:?}").contains("canary"));
+    drop(journal);
+    let (journal, restored) = open(dir.path(), 1);
+    assert_eq!(restored.untold, second);
+    journal.close(&owner(1)).unwrap();
+    let (_, restored) = open(dir.path(), 1);
+    assert_eq!(restored.untold, []);
 }

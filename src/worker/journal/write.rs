@@ -6,7 +6,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 use crate::engine::machine::Snapshot;
 use crate::engine::{Record, RecordKind};
 
-use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, PRUNE_EVERY_TURNS};
+use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, Line, PRUNE_EVERY_TURNS};
 
 /// Why a batch was not written.
 #[derive(Debug, thiserror::Error)]
@@ -17,16 +17,18 @@ pub(super) enum WriteError {
     Json(#[from] serde_json::Error),
 }
 
-/// Writes one batch of the engine: all of it, or nothing.
+/// Writes one batch of the engine: all of it, or nothing. Its lines.
 pub(super) fn batch(
     connection: &mut Connection,
     now: Timestamp,
     records: &[Record],
     snapshot: &Snapshot,
-) -> Result<(), WriteError> {
+) -> Result<Vec<Line>, WriteError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let mut lines = Vec::with_capacity(records.len());
     for record in records {
         line(&transaction, now, record)?;
+        lines.push(Line::of(transaction.last_insert_rowid(), now, record));
         messages(&transaction, record)?;
     }
     put(&transaction, super::SNAPSHOT_KEY, &serde_json::to_string(snapshot)?)?;
@@ -34,7 +36,7 @@ pub(super) fn batch(
         prune(&transaction, turn)?;
     }
     transaction.commit()?;
-    Ok(())
+    Ok(lines)
 }
 
 /// Sets one key of `kv`.

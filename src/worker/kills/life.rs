@@ -73,6 +73,7 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
         epoch: world.epoch,
     };
     let (mut journal, restored) = Journal::open(dir, &owner).expect("a journal");
+    world.hear_told(&restored.untold);
     journal.claim(&owner).expect("a journal");
     // Often: kills then meet logs that have just begun anew, too.
     journal.checkpoint_every(60);
@@ -183,10 +184,11 @@ impl Life<'_> {
 
     fn feed(&mut self, input: Input) -> Result<(), Stop> {
         self.pause(Moment::Before)?;
-        let Taken { actions, result } = self.steps.take(self.world.now, input);
+        let Taken { actions, lines, result } = self.steps.take(self.world.now, input);
         result.expect("room on the volume");
         let mut done = 0;
         self.pause(Moment::Done(done))?;
+        self.world.hear_told(&lines);
         for action in actions {
             let outward = !matches!(action, Effect::SetTimer(_) | Effect::Report | Effect::Stopped);
             if outward && done > 0 {

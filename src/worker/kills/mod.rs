@@ -112,6 +112,10 @@ fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
         .map(|(turn, live, json)| (turn, live, serde_json::from_str(&json).expect("a message")));
     let (messages, summaries) = apart(messages.collect());
     let billed = |id: &&crate::engine::CallId| !world.summaries.contains(&(id.turn, id.call));
+    let written: i64 = connection
+        .query_row("SELECT max(seq) FROM journal", [], |row| row.get(0))
+        .expect("a row");
+    assert_eq!(world.told, written, "each line was told");
     Run {
         view,
         now: world.now,

@@ -15,6 +15,7 @@ use crate::engine::message::Answer;
 use crate::engine::notifications::Notification;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::engine::{CallId, Purpose};
+use crate::worker::journal::Line;
 
 #[derive(Clone)]
 pub(super) struct World {
@@ -46,6 +47,8 @@ pub(super) struct World {
     pub(super) notices: Vec<Notification>,
     /// Which turns showed them.
     pub(super) shown: BTreeMap<String, BTreeSet<i64>>,
+    /// The number of the last event that was told.
+    pub(super) told: i64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -88,6 +91,7 @@ impl World {
             link_lost: false,
             notices: Vec::new(),
             shown: BTreeMap::new(),
+            told: 0,
         }
     }
 
@@ -102,6 +106,14 @@ impl World {
             &self.notices,
         );
         format!("{world:?} {:?} {} {}", self.budget, self.now, self.epoch)
+    }
+
+    /// A log collector hears events: some again after a kill, and none too late.
+    pub(super) fn hear_told(&mut self, lines: &[Line]) {
+        for line in lines {
+            assert!(line.seq <= self.told + 1, "event {} was never told", self.told + 1);
+            self.told = self.told.max(line.seq);
+        }
     }
 
     /// Time passes: calls end whether or not anybody waits for them.

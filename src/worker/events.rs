@@ -1,0 +1,73 @@
+//! Events: the lines of the journal under the names that people and log collectors know, one line each on standard output.
+//!
+//! A pure reading of the journal, told after its commit: there is no event that the journal does not have. The line's
+//! number is the event's cursor. A worker that was killed tells the last batch again, since it may not have come so far.
+//! Who keeps the highest number it saw has each event once.
+
+use crate::engine::RecordKind;
+
+use super::journal::Line;
+
+/// The event's name; docs/reference/events.md says when each comes. Those of `autonomy:` are the names of requirements R200 to R205.
+#[must_use]
+pub fn name(kind: RecordKind) -> &'static str {
+    match kind {
+        RecordKind::Started => "loop:started",
+        RecordKind::Transition => "loop:state_changed",
+        RecordKind::TurnStarted => "autonomy:turn_started",
+        RecordKind::TurnCompleted => "autonomy:turn_completed",
+        RecordKind::TurnFailed => "autonomy:turn_failed",
+        RecordKind::GuardrailTriggered => "autonomy:guardrail_triggered",
+        RecordKind::Notified => "autonomy:notification_pushed",
+        RecordKind::NotificationDropped => "autonomy:notification_dropped",
+        RecordKind::HotStateRefused => "autonomy:hot_state_refused",
+        RecordKind::Trimmed => "autonomy:context_trimmed",
+        RecordKind::CallStarted => "model:call_started",
+        RecordKind::CallAnswered => "model:call_answered",
+        RecordKind::CallFailed => "model:call_failed",
+        RecordKind::ToolIntent => "tool:intent",
+        RecordKind::ToolOutcome => "tool:outcome",
+        RecordKind::ToolDenied => "tool:denied",
+        RecordKind::RequestHandled => "loop:request_handled",
+    }
+}
+
+/// Tells one.
+pub fn tell(line: &Line) {
+    tracing::info!(
+        seq = line.seq,
+        event = name(line.kind),
+        at = %line.at,
+        kind = line.kind.as_ref(),
+        turn = line.turn,
+        call = line.call,
+        run = line.run,
+        tool = line.tool,
+        effect = line.effect,
+        outcome = line.outcome,
+        note = line.note,
+        "journal"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use strum::IntoEnumIterator;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_of_line_has_a_name_of_its_own() {
+        let names: HashSet<&str> = RecordKind::iter().map(name).collect();
+        assert_eq!(names.len(), RecordKind::iter().count());
+        let reference = include_str!("../../docs/reference/events.md");
+        for name in names {
+            assert!(
+                reference.contains(&format!("| `{name}` |")),
+                "docs/reference/events.md has no {name}"
+            );
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Lines of the journal as they are told to others: numbers, names and hashes, and no word of a prompt or an answer.
+
+use jiff::Timestamp;
+use rusqlite::{Connection, Row};
+
+use crate::engine::{Record, RecordKind};
+
+/// One line of the journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Its number: one more than that of the line before, over the life of the journal.
+    pub seq: i64,
+    /// When its batch was committed.
+    pub at: Timestamp,
+    /// What.
+    pub kind: RecordKind,
+    /// The turn it belongs to.
+    pub turn: i64,
+    /// The model call it belongs to, such as `t12c1a1`.
+    pub call: Option<String>,
+    /// The run of a tool it belongs to, such as `t12c1r1`.
+    pub run: Option<String>,
+    /// Name of that tool.
+    pub tool: Option<String>,
+    /// What that tool may do.
+    pub effect: Option<String>,
+    /// What became of that run.
+    pub outcome: Option<String>,
+    /// A short note: `Running -> Sleeping`, a failure kind.
+    pub note: String,
+}
+
+impl Line {
+    /// The line that was written of a record.
+    pub(super) fn of(seq: i64, at: Timestamp, record: &Record) -> Self {
+        let tool = record.tool.as_ref();
+        Self {
+            seq,
+            at,
+            kind: record.kind,
+            turn: record.turn,
+            call: record.call.map(|call| call.to_string()),
+            run: tool.map(|tool| tool.run.to_string()),
+            tool: tool.and_then(|tool| tool.tool.clone()),
+            effect: tool.and_then(|tool| Some(tool.effect?.as_ref().to_owned())),
+            outcome: tool.and_then(|tool| Some(tool.outcome?.as_ref().to_owned())),
+            note: record.note.clone(),
+        }
+    }
+
+    /// `None`: a kind or a moment that this version does not know.
+    fn read(row: &Row<'_>) -> rusqlite::Result<Option<Self>> {
+        let (at, kind): (String, String) = (row.get("at")?, row.get("kind")?);
+        let (Ok(at), Ok(kind)) = (at.parse(), kind.parse()) else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            seq: row.get("seq")?,
+            at,
+            kind,
+            turn: row.get("turn")?,
+            call: row.get("call")?,
+            run: row.get("run")?,
+            tool: row.get("tool")?,
+            effect: row.get("effect")?,
+            outcome: row.get("outcome")?,
+            note: row.get("note")?,
+        }))
+    }
+}
+
+/// The lines of the newest batch, and of those right before it that were committed at the same moment.
+pub(super) fn of_last_batch(connection: &Connection) -> rusqlite::Result<Vec<Line>> {
+    connection
+        .prepare(
+            "SELECT * FROM journal WHERE at = (SELECT at FROM journal ORDER BY seq DESC LIMIT 1)
+             AND seq > (SELECT coalesce(max(seq), 0) FROM journal
+                        WHERE at != (SELECT at FROM journal ORDER BY seq DESC LIMIT 1))
+             ORDER BY seq",
+        )?
+        .query_map([], Line::read)?
+        .filter_map(Result::transpose)
+        .collect()
+}
