@@ -16,7 +16,7 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use crate::controller::policy::Policy;
 use crate::local::manifest::SecretSource;
 use crate::local::output::Output;
-use crate::local::records;
+use crate::local::events;
 use crate::local::run::{Options, Run, RunError};
 use crate::local::view::Rest;
 use crate::telemetry::log;
@@ -130,7 +130,7 @@ fn start_log(state: &Path, table: bool, events: bool) -> anyhow::Result<()> {
     } else {
         BoxMakeWriter::new(std::io::stderr)
     };
-    log::init_beside(events.then(records::layer), writer);
+    log::init_beside(events.then(events::layer), writer);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ pub mod manifest;
 pub mod output;
 pub mod patch;
 pub mod pods;
-pub mod records;
+pub mod events;
 pub mod run;
 pub mod schema;
 pub mod server;

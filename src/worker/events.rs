@@ -8,6 +8,9 @@ use crate::engine::RecordKind;
 
 use super::journal::Line;
 
+/// Target of the log lines that are events.
+pub const TARGET: &str = module_path!();
+
 /// The event's name; docs/reference/events.md says when each comes. Those of `autonomy:` are the names of requirements R200 to R205.
 #[must_use]
 pub fn name(kind: RecordKind) -> &'static str {

@@ -11,9 +11,6 @@ use crate::engine::{Effect, Input, Record, Skill, StopCause};
 
 use super::journal::{Committed, Journal, JournalError, Line};
 
-/// Target of the log lines that say what was recorded, one a record.
-pub const RECORDS: &str = module_path!();
-
 /// An engine and its journal.
 pub struct Steps<'a> {
     engine: Engine,

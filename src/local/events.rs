@@ -1,6 +1,6 @@
-//! The records of all loops as JSON lines on standard output: kinds and ids, no note and no text.
+//! The events of all loops as JSON lines on standard output, those of docs/reference/events.md.
 //!
-//! Listens to the lines in which workers log what they recorded; whose loop it is stands in the span around it.
+//! Listens to the lines in which workers log them; whose loop it is stands in the span around it.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -13,15 +13,15 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
 use super::output::{line, stamp};
-use crate::worker::steps::RECORDS;
+use crate::worker::events::TARGET;
 
-/// Fields of a record that are shown.
-const SHOWN: [&str; 7] = ["kind", "turn", "call", "run", "tool", "effect", "outcome"];
+/// Fields of an event that are shown.
+const SHOWN: [&str; 10] = ["seq", "event", "kind", "turn", "call", "run", "tool", "effect", "outcome", "note"];
 /// Fields of the span around a loop.
 const WHOSE: [&str; 2] = ["namespace", "agent"];
 
-/// Prints records.
-struct Records;
+/// Prints events.
+struct Events;
 
 /// The layer that prints them.
 #[must_use]
@@ -29,14 +29,14 @@ pub fn layer<S>() -> impl Layer<S> + Send + Sync
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
-    let ours = |metadata: &Metadata<'_>| metadata.is_span() || metadata.target() == RECORDS;
-    Records.with_filter(filter_fn(ours))
+    let ours = |metadata: &Metadata<'_>| metadata.is_span() || metadata.target() == TARGET;
+    Events.with_filter(filter_fn(ours))
 }
 
 /// Whose loop a span is around.
 struct Whose(Map<String, Value>);
 
-impl<S> Layer<S> for Records
+impl<S> Layer<S> for Events
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
@@ -53,20 +53,20 @@ where
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let mut fields = Fields(&SHOWN, Map::new());
         event.record(&mut fields);
-        if !fields.1.contains_key("kind") {
+        if !fields.1.contains_key("event") {
             return;
         }
-        let mut record = Map::new();
-        record.insert("ts".into(), json!(stamp(Timestamp::now())));
-        record.insert("type".into(), json!("record"));
+        let mut shown = Map::new();
+        shown.insert("ts".into(), json!(stamp(Timestamp::now())));
+        shown.insert("type".into(), json!("event"));
         for span in context.event_scope(event).into_iter().flatten() {
             if let Some(Whose(whose)) = span.extensions().get() {
-                record.extend(whose.clone());
+                shown.extend(whose.clone());
             }
         }
-        record.extend(fields.1);
+        shown.extend(fields.1);
         // Whoever shows the run notices that nobody reads any more.
-        let _ = line(&mut std::io::stdout().lock(), &Value::Object(record));
+        let _ = line(&mut std::io::stdout().lock(), &Value::Object(shown));
     }
 }
 
