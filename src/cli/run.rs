@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 use crate::controller::policy::Policy;
+use crate::local::events;
 use crate::local::manifest::SecretSource;
 use crate::local::output::Output;
-use crate::local::events;
 use crate::local::run::{Options, Run, RunError};
 use crate::local::view::Rest;
 use crate::telemetry::log;

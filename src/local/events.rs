@@ -16,7 +16,9 @@ use super::output::{line, stamp};
 use crate::worker::events::TARGET;
 
 /// Fields of an event that are shown.
-const SHOWN: [&str; 10] = ["seq", "event", "kind", "turn", "call", "run", "tool", "effect", "outcome", "note"];
+const SHOWN: [&str; 10] = [
+    "seq", "event", "kind", "turn", "call", "run", "tool", "effect", "outcome", "note",
+];
 /// Fields of the span around a loop.
 const WHOSE: [&str; 2] = ["namespace", "agent"];
 

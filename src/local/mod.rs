@@ -4,11 +4,11 @@
 //! three roles are those of a cluster, unchanged; what limits and meters a loop is theirs. Listens on loopback and on
 //! sockets in a private folder only.
 
+pub mod events;
 pub mod manifest;
 pub mod output;
 pub mod patch;
 pub mod pods;
-pub mod events;
 pub mod run;
 pub mod schema;
 pub mod server;

@@ -21,6 +21,7 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::TurnCompleted => "autonomy:turn_completed",
         RecordKind::TurnFailed => "autonomy:turn_failed",
         RecordKind::GuardrailTriggered => "autonomy:guardrail_triggered",
+        RecordKind::LoopDetected => "autonomy:loop_detected",
         RecordKind::Notified => "autonomy:notification_pushed",
         RecordKind::NotificationDropped => "autonomy:notification_dropped",
         RecordKind::HotStateRefused => "autonomy:hot_state_refused",

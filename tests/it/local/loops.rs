@@ -141,7 +141,10 @@ async fn records_are_json_lines_with_kinds_and_ids_and_no_output_has_a_text_of_t
         .filter(|line| line["type"] == "event")
         .map(|line| {
             assert_eq!((&line["namespace"], &line["agent"]), (&json!("default"), &json!("a")));
-            assert!(line["seq"].as_i64() > Some(0) && line["event"].is_string() && line["ts"].is_string(), "{line}");
+            assert!(
+                line["seq"].as_i64() > Some(0) && line["event"].is_string() && line["ts"].is_string(),
+                "{line}"
+            );
             (line["kind"].as_str().unwrap().into(), line["turn"].as_i64().unwrap())
         })
         .collect();
