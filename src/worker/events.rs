@@ -26,6 +26,7 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::NotificationDropped => "autonomy:notification_dropped",
         RecordKind::HotStateRefused => "autonomy:hot_state_refused",
         RecordKind::Trimmed => "autonomy:context_trimmed",
+        RecordKind::Compacted => "autonomy:context_compacted",
         RecordKind::CallStarted => "model:call_started",
         RecordKind::CallAnswered => "model:call_answered",
         RecordKind::CallFailed => "model:call_failed",
