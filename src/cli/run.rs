@@ -138,12 +138,14 @@ fn start_log(state: &Path, table: bool, events: bool) -> anyhow::Result<()> {
 fn end_on_signals(interrupted: &CancellationToken, private: PathBuf) -> std::io::Result<()> {
     let mut term = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     let interrupted = interrupted.clone();
     tokio::spawn(async move {
         loop {
             tokio::select! {
                 _ = term.recv() => {}
                 _ = interrupt.recv() => {}
+                _ = hangup.recv() => {}
             }
             if interrupted.is_cancelled() {
                 let _ = std::fs::remove_dir_all(&private);

@@ -90,18 +90,55 @@ pub struct World<'a> {
     pub settings: &'a Settings,
 }
 
-/// Reads files (`-`: standard input; a folder: its YAML and JSON files), and checks all that stands in them.
-pub fn read(files: &[PathBuf], secrets: &[SecretSource], world: &World<'_>) -> Result<Vec<Manifest>, Mistakes> {
+/// The text of a file, by its name; or why it cannot be read.
+pub type Text = (String, Result<String, String>);
+
+/// Reads files (`-`: standard input; a folder: its YAML and JSON files).
+#[must_use]
+pub fn texts(files: &[PathBuf]) -> Vec<Text> {
+    let read = |name: String, text: std::io::Result<String>| (name, text.map_err(|error| error.to_string()));
+    let mut all = Vec::new();
+    for file in files {
+        let name = file.display().to_string();
+        if file == Path::new("-") {
+            let mut text = String::new();
+            let whole = std::io::stdin().read_to_string(&mut text).map(|_| text);
+            all.push(read("standard input".into(), whole));
+        } else if file.is_dir() {
+            match in_folder(file) {
+                Ok(files) => all.extend(
+                    files
+                        .iter()
+                        .map(|file| read(file.display().to_string(), std::fs::read_to_string(file))),
+                ),
+                Err(error) => all.push((name, Err(error.to_string()))),
+            }
+        } else {
+            all.push(read(name, std::fs::read_to_string(file)));
+        }
+    }
+    all
+}
+
+fn in_folder(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let entries: std::io::Result<Vec<_>> = std::fs::read_dir(folder)?.collect();
+    let mut files: Vec<PathBuf> = entries?.into_iter().map(|entry| entry.path()).collect();
+    files.retain(|file| {
+        let extension = file.extension().and_then(|extension| extension.to_str());
+        extension.is_some_and(|extension| ["yaml", "yml", "json"].contains(&extension))
+    });
+    files.sort();
+    Ok(files)
+}
+
+/// Reads the objects of these texts, and checks them.
+pub fn read(texts: &[Text], secrets: &[SecretSource], world: &World<'_>) -> Result<Vec<Manifest>, Mistakes> {
     let mut mistakes = Vec::new();
     let mut manifests = Vec::new();
-    for file in files {
-        match texts(file) {
-            Ok(texts) => {
-                for (name, text) in texts {
-                    documents(&name, &text, &mut manifests, &mut mistakes);
-                }
-            }
-            Err(error) => mistakes.push(format!("{}: {error}", file.display())),
+    for (name, text) in texts {
+        match text {
+            Ok(text) => documents(name, text, &mut manifests, &mut mistakes),
+            Err(error) => mistakes.push(format!("{name}: {error}")),
         }
     }
     unique(&manifests, &mut mistakes);
@@ -114,28 +151,6 @@ pub fn read(files: &[PathBuf], secrets: &[SecretSource], world: &World<'_>) -> R
     } else {
         Err(Mistakes(mistakes))
     }
-}
-
-fn texts(path: &Path) -> std::io::Result<Vec<(String, String)>> {
-    if path == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text)?;
-        return Ok(vec![("standard input".into(), text)]);
-    }
-    if !path.is_dir() {
-        return Ok(vec![(path.display().to_string(), std::fs::read_to_string(path)?)]);
-    }
-    let entries: std::io::Result<Vec<_>> = std::fs::read_dir(path)?.collect();
-    let mut files: Vec<PathBuf> = entries?.into_iter().map(|entry| entry.path()).collect();
-    files.retain(|file| {
-        let extension = file.extension().and_then(|extension| extension.to_str());
-        extension.is_some_and(|extension| ["yaml", "yml", "json"].contains(&extension))
-    });
-    files.sort();
-    let texts = files.into_iter();
-    texts
-        .map(|file| Ok((file.display().to_string(), std::fs::read_to_string(&file)?)))
-        .collect()
 }
 
 fn documents(file: &str, text: &str, manifests: &mut Vec<Manifest>, mistakes: &mut Vec<String>) {

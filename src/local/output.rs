@@ -101,7 +101,7 @@ fn json_row(row: &Row, now: Timestamp) -> Value {
         }
     };
     add("reasons", (!row.reasons.is_empty()).then(|| json!(row.reasons)));
-    add("resumesAt", row.resumes_at.map(|moment| json!(moment)));
+    add("resumesAt", row.resumes_at.map(|moment| json!(stamp(moment))));
     add("wakesOn", row.wakes_on.as_ref().map(|names| json!(names)));
     add("outcome", row.outcome.map(|outcome| json!(outcome)));
     add("lastError", row.last_error.as_ref().map(|kind| json!(kind)));

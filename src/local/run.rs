@@ -127,6 +127,7 @@ impl Run {
             workers: WORKERS,
             policy: options.policy,
         };
+        let texts = manifest::texts(&options.files);
         let read = |kept: &dyn Fn(&Key) -> Option<serde_json::Value>| {
             let variable = |name: &str| std::env::var(name).ok();
             let world = World {
@@ -134,7 +135,7 @@ impl Run {
                 variable: &variable,
                 settings: &settings,
             };
-            manifest::read(&options.files, &options.secrets, &world)
+            manifest::read(&texts, &options.secrets, &world)
         };
         // Files alone first: a mistake makes no folder.
         if !options.state.exists() {
@@ -154,7 +155,7 @@ impl Run {
         Ok(Self {
             store: Arc::new(store),
             agents,
-            private: Private::make().map_err(RunError::Trouble)?,
+            private: Private::make(&state.folder).map_err(RunError::Trouble)?,
             state,
             settings,
             listener,
@@ -184,19 +185,28 @@ impl Run {
         let mut parts = self.start()?;
         let until = self.duration.and_then(|duration| Instant::now().checked_add(duration));
         let result = self.watch(&mut parts, &mut output, out, until, &interrupted).await;
+        let mut rows = self.rows(&parts.loops);
         let end_by = Instant::now() + LAST;
         parts.end_pods.cancel();
-        while !parts.pods.is_finished() && Instant::now() < end_by {
-            // What was asked for is done whether it can be shown or not.
-            let _ = output.show(out, &self.rows(&parts.loops), Timestamp::now());
-            tokio::time::sleep(LOOK / 5).await;
+        // Of loops at rest it shows to the last what they wait for.
+        let shows = !matches!(result, Ok(Cause::NothingRuns));
+        while Instant::now() < end_by {
+            if timeout(LOOK, &mut parts.pods).await.is_ok() {
+                break;
+            }
+            if shows {
+                // What was asked for is done whether it can be shown or not.
+                let _ = output.show(out, &self.rows(&parts.loops), Timestamp::now());
+            }
         }
-        let rows = self.rows(&parts.loops);
-        let shown = output.show(out, &rows, Timestamp::now());
+        if shows {
+            rows = self.rows(&parts.loops);
+        }
         parts.end_controller.cancel();
         let _ = timeout(FAREWELL, &mut parts.controller).await;
         let cause = result?;
-        shown
+        output
+            .show(out, &rows, Timestamp::now())
             .and_then(|()| output.end(out, cause.as_ref(), cause.words(), Timestamp::now()))
             .map_err(trouble)?;
         Ok(rows)

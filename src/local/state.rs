@@ -35,24 +35,38 @@ impl State {
     }
 }
 
+/// What the private folder's name begins with.
+const PRIVATE: &str = "agentloop-";
+/// File of the state with the path of the private folder: a run that was killed left it behind, with secrets in it.
+const PRIVATE_PATH: &str = "private";
+
 /// A folder that only this user may look into; removed with this value.
 pub struct Private(PathBuf);
 
 impl Private {
-    /// Makes one, where the system keeps such things.
-    pub fn make() -> Result<Self, String> {
+    /// Makes one, where the system keeps such things, and removes that of an earlier run with this state.
+    pub fn make(state: &Path) -> Result<Self, String> {
+        let note = state.join(PRIVATE_PATH);
+        if let Ok(earlier) = std::fs::read_to_string(&note) {
+            let earlier = PathBuf::from(earlier);
+            let name = earlier.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name.starts_with(PRIVATE) {
+                let _ = std::fs::remove_dir_all(&earlier);
+            }
+        }
         let candidates = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let candidates = candidates.into_iter().chain([std::env::temp_dir(), "/tmp".into()]);
         let name: String = random().map_err(|error| error.to_string())?.chars().take(12).collect();
         let mut last = "no place for a private folder".to_owned();
         for parent in candidates {
-            let path = parent.join(format!("agentloop-{name}"));
+            let path = parent.join(format!("{PRIVATE}{name}"));
             if path.as_os_str().len() > LONGEST_PRIVATE || !parent.is_dir() {
                 continue;
             }
-            match make_folder(&path) {
+            let noted = std::fs::write(&note, path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string());
+            match noted.and_then(|()| make_folder(&path).map_err(|error| error.to_string())) {
                 Ok(()) => return Ok(Self(path)),
-                Err(error) => last = error.to_string(),
+                Err(error) => last = error,
             }
         }
         Err(last)

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::process::{Bench, scripted};
+use super::process::{Bench, scripted, various};
 
 fn asleep(line: &Value) -> bool {
     line["state"] == "Sleeping"
@@ -180,4 +180,37 @@ async fn nothing_listens_but_on_loopback() {
     assert!(listening[0].starts_with("0100007F:"), "{listening:?}");
     run.interrupt().await;
     assert_eq!(run.cause().await, "Interrupted");
+}
+
+#[tokio::test]
+async fn after_sigkill_the_next_run_goes_on_and_removes_what_was_private() {
+    let mut bench = Bench::new();
+    bench.write("all.yaml", &sleeper());
+    let mut run = bench.run(&[]);
+    let before = run
+        .until("a", "asleep", |line| asleep(line) && line["turnsCompleted"] == 2)
+        .await;
+    run.kill().await;
+    assert_eq!(bench.left_over(), 1);
+    let mut again = bench.run(&[]);
+    let after = again.until("a", "asleep", asleep).await;
+    assert_eq!(bench.left_over(), 1, "that of the run at hand");
+    for field in ["turn", "tokens", "resumesAt"] {
+        assert_eq!(after[field], before[field], "{field}");
+    }
+    again.interrupt().await;
+    assert_eq!(again.cause().await, "Interrupted");
+    assert_eq!(bench.left_over(), 0);
+}
+
+#[tokio::test]
+async fn a_run_whose_reader_goes_away_ends() {
+    let mut bench = Bench::new();
+    bench.write(
+        "all.yaml",
+        &scripted("a", &various(&json!({ "delayMilliseconds": 100 }))),
+    );
+    let mut run = bench.unread();
+    assert_eq!(run.ended().await.code(), Some(1));
+    assert_eq!(bench.left_over(), 0);
 }

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::gateway::provider::Provider;
+
 use super::process::{Bench, CANARY, agent, script, scripted};
 
 /// The words of a run that must refuse its input: exit code 2, and no state was made.
@@ -163,4 +165,36 @@ async fn a_refusal_that_shows_only_in_the_run_is_told_with_exit_code_1() {
     let mut run = bench.run(&["--prices-file", prices.to_str().unwrap()]);
     assert_eq!(run.cause().await, "NothingRuns");
     assert_eq!(run.agent("a")["outcome"], "Completed");
+}
+
+#[tokio::test]
+async fn manifests_come_from_standard_input_too() {
+    let mut bench = Bench::new();
+    bench.write("input", &scripted("a", &done()));
+    assert_eq!(bench.run_from_input(&[], "input").cause().await, "NothingRuns");
+}
+
+#[tokio::test]
+async fn a_key_from_the_environment_reaches_the_model_server_and_stays_nowhere() {
+    let provider = Provider::start().await;
+    let mut bench = Bench::new();
+    let model = json!({
+        "api": "OpenAIChat", "name": "m", "baseURL": format!("http://{}/v1", provider.address),
+        "apiKeySecretRef": { "name": "openai", "key": "api-key" },
+    });
+    let whole = agent("a", &json!({ "model": model, "continuous": { "maxSleepSeconds": 60 } }));
+    bench.write("all.yaml", &[whole]);
+    let flags = ["--secret-from-env", "openai/api-key=TEST_KEY"];
+    let mut run = bench.run_with(&flags, &[("TEST_KEY", CANARY)]);
+    provider.until_asked(1).await;
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+    let seen = provider.seen().remove(0);
+    assert_eq!(seen.headers["authorization"], format!("Bearer {CANARY}"));
+    assert!(!run.out().contains(CANARY) && !run.err().contains(CANARY));
+    let objects = std::fs::read(bench.state().join("objects.sqlite")).unwrap();
+    let log = std::fs::read(bench.state().join("objects.sqlite-wal")).unwrap_or_default();
+    // The instructions stand there, as the canary in words; the key does not, in base64 neither.
+    let text = String::from_utf8_lossy(&[objects, log].concat()).into_owned();
+    assert!(!text.contains("Y2FuYXJ5") && !text.contains(&format!("\"{CANARY}\"")));
 }

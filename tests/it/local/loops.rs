@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::process::{Bench, CANARY, agent, script, scripted};
+use super::process::{Bench, CANARY, agent, script, scripted, various};
 use crate::worker::process as pods;
 use crate::worker::{Gateway, answer};
 
@@ -19,7 +19,7 @@ fn turns_of(line: &Value) -> i64 {
 #[tokio::test]
 async fn a_fast_and_a_slow_agent_run_side_by_side() {
     let mut bench = Bench::new();
-    let turn = |delay: u32| json!([{ "text": "on", "delayMilliseconds": delay }]);
+    let turn = |delay: u32| various(&json!({ "delayMilliseconds": delay }));
     let (fast, slow) = (scripted("fast", &turn(20)), scripted("slow", &turn(1000)));
     bench.write("all.yaml", &[fast, slow].concat());
     let mut run = bench.run(&["--duration", "5"]);
@@ -32,7 +32,7 @@ async fn a_fast_and_a_slow_agent_run_side_by_side() {
 #[tokio::test]
 async fn a_budget_that_two_share_stops_both_before_it_is_crossed() {
     let mut bench = Bench::new();
-    let turns = json!([{ "text": "page", "usage": { "inputTokens": 900, "outputTokens": 100 } }]);
+    let turns = various(&json!({ "usage": { "inputTokens": 900, "outputTokens": 100 } }));
     let budget = json!({
         "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget", "metadata": { "name": "team" },
         "spec": { "selector": { "matchLabels": { "of": "test" } }, "limits": { "tokens": 12_000 }, "window": { "lifetime": {} } },
@@ -47,11 +47,12 @@ async fn a_budget_that_two_share_stops_both_before_it_is_crossed() {
     let used: i64 = lines.iter().map(|line| line["tokens"].as_i64().unwrap()).sum();
     assert!((6_000..=12_000).contains(&used), "{used}");
     for line in &lines {
-        // At the end the loops have stopped; what held them shows until then.
-        let mut held = run.lines().into_iter().filter(|other| other["agent"] == line["agent"]);
-        let held = held.rfind(|other| other["state"] == "Paused").unwrap();
-        assert_eq!(held["reasons"], json!(["BudgetExhausted"]));
-        assert!(held["message"].as_str().unwrap().contains("team"), "{held}");
+        // Shown to the last, though the loops are stopped by then.
+        assert_eq!(
+            (&line["state"], &line["reasons"]),
+            (&json!("Paused"), &json!(["BudgetExhausted"]))
+        );
+        assert!(line["message"].as_str().unwrap().contains("team"), "{line}");
     }
 
     // The ledger is in the state: a second run spends nothing, and one with a top-up goes on.
@@ -80,7 +81,7 @@ async fn a_budget_that_two_share_stops_both_before_it_is_crossed() {
 #[tokio::test]
 async fn a_limit_of_its_own_holds_an_agent_too() {
     let mut bench = Bench::new();
-    let turns = json!([{ "text": "page", "usage": { "inputTokens": 900, "outputTokens": 100 } }]);
+    let turns = various(&json!({ "usage": { "inputTokens": 900, "outputTokens": 100 } }));
     let limited = agent("a", &json!({ "guardrails": { "total": { "tokens": 5_000 } } }));
     bench.write("all.yaml", &[script("a", &turns), limited]);
     let mut run = bench.run(&[]);

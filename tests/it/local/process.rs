@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -42,14 +42,45 @@ impl Bench {
     /// Starts a run of `all.yaml` with these further flags.
     pub fn run(&mut self, flags: &[&str]) -> Run {
         let file = self.path("all.yaml");
-        self.start(&[&["-f", file.to_str().unwrap()], flags].concat())
+        self.recorded(&[&["-f", file.to_str().unwrap()], flags].concat(), &[], Stdio::null())
     }
 
-    /// Starts a run with exactly these flags, and this folder's state.
-    pub fn start(&mut self, flags: &[&str]) -> Run {
+    /// Starts a run of `all.yaml` whose standard output nobody reads.
+    pub fn unread(&mut self) -> Run {
+        let file = self.path("all.yaml");
+        let mut run = self.launch(&["-f", file.to_str().unwrap()], &[], Stdio::null(), Stdio::piped());
+        drop(run.child.stdout.take());
+        run
+    }
+
+    /// Starts a run that reads its manifests from standard input.
+    pub fn run_from_input(&mut self, flags: &[&str], input: &str) -> Run {
+        let input = File::open(self.path(input)).unwrap();
+        let flags = [&["-f", "-"], flags].concat();
+        self.recorded(&flags, &[], input.into())
+    }
+
+    /// Starts a run of `all.yaml` with these flags and variables.
+    pub fn run_with(&mut self, flags: &[&str], variables: &[(&str, &str)]) -> Run {
+        let file = self.path("all.yaml");
+        self.recorded(
+            &[&["-f", file.to_str().unwrap()], flags].concat(),
+            variables,
+            Stdio::null(),
+        )
+    }
+
+    fn recorded(&mut self, flags: &[&str], variables: &[(&str, &str)], input: Stdio) -> Run {
+        let out = self.path(&format!("out-{}", self.runs + 1));
+        self.launch(flags, variables, input, File::create(out).unwrap().into())
+    }
+
+    fn launch(&mut self, flags: &[&str], variables: &[(&str, &str)], input: Stdio, output: Stdio) -> Run {
         self.runs += 1;
-        let output = |what: &str| self.path(&format!("{what}-{}", self.runs));
-        let (out, err) = (output("out"), output("err"));
+        let (out, err) = (
+            self.path(&format!("out-{}", self.runs)),
+            self.path(&format!("err-{}", self.runs)),
+        );
         let child = Command::new(env!("CARGO_BIN_EXE_agentloop"))
             .arg("run")
             .args(flags)
@@ -57,7 +88,9 @@ impl Bench {
             .env("TMPDIR", self.path("tmp"))
             .env_remove("XDG_RUNTIME_DIR")
             .env_remove("RUST_LOG")
-            .stdout(File::create(&out).unwrap())
+            .envs(variables.iter().copied())
+            .stdin(input)
+            .stdout(output)
             .stderr(File::create(&err).unwrap())
             .kill_on_drop(true)
             .spawn()
@@ -161,6 +194,11 @@ impl Run {
         assert!(sent.success());
     }
 
+    /// SIGKILL.
+    pub async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
     pub async fn ended(&mut self) -> ExitStatus {
         let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
         assert!(ended.is_ok(), "the run did not end:\n{}\n{}", self.out(), self.err());
@@ -208,4 +246,17 @@ pub fn agent(name: &str, spec: &Value) -> Value {
 /// Script and Agent.
 pub fn scripted(name: &str, turns: &Value) -> [Value; 2] {
     [script(name, turns), agent(name, &json!({}))]
+}
+
+/// Turns that are alike but for what they say: a loop that says the same again and again is detected.
+pub fn various(turn: &Value) -> Value {
+    let letters = || (b'a'..=b'e').map(char::from);
+    let words = letters().flat_map(|one| letters().map(move |two| format!("{one}{two}{one}")));
+    words
+        .map(|word| {
+            let mut turn = turn.clone();
+            turn["text"] = json!(word);
+            turn
+        })
+        .collect()
 }

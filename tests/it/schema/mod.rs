@@ -13,6 +13,7 @@ mod shape;
 mod valid;
 
 use agentloop::api::{Agent, AgentBudget, crd, reference};
+use agentloop::local::schema as local;
 use agentloop::scripted::Script;
 use kube::ResourceExt;
 
@@ -53,6 +54,30 @@ fn every_rule_takes_its_good_samples_and_refuses_its_bad_ones_in_its_own_words()
             let errors = verdict.expect_err(&format!("{}: takes {object}", row.says));
             let said = errors.iter().any(|error| error.message.contains(row.says));
             assert!(said, "{}: {errors} of {object}", row.says);
+        }
+    }
+}
+
+#[test]
+fn a_run_without_a_cluster_takes_and_refuses_the_same_samples() {
+    let schemas = [
+        ("Agent", "agents.agentloop.dev"),
+        ("AgentBudget", "agentbudgets.agentloop.dev"),
+    ];
+    let schemas = schemas.map(|(kind, definition)| (kind, local::Schema::of(definition).unwrap()));
+    for row in samples::rows() {
+        let kind = row.passes[0]["kind"].as_str().unwrap();
+        let (_, schema) = schemas.iter().find(|(of, _)| *of == kind).unwrap();
+        for object in &row.passes {
+            assert_eq!(
+                schema.problems(object, row.before.as_ref()),
+                Vec::<String>::new(),
+                "{object}"
+            );
+        }
+        for object in &row.fails {
+            let problems = schema.problems(object, row.before.as_ref());
+            assert!(!problems.is_empty(), "{}: takes {object}", row.says);
         }
     }
 }

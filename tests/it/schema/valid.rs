@@ -1,6 +1,7 @@
 //! Whatever a valid spec holds survives the API server: the schema has every field that the code can write.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use agentloop::api::agent::{
     AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, FieldType,
@@ -9,12 +10,15 @@ use agentloop::api::agent::{
 };
 use agentloop::api::price::{LongContext, Price};
 use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
+use agentloop::local::schema as local;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use proptest::option;
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::reader::Schema;
+
+static LOCAL: LazyLock<local::Schema> = LazyLock::new(|| local::Schema::of("agents.agentloop.dev").unwrap());
 
 fn total() -> impl Strategy<Value = Total> {
     let cost = "[0-9]{1,9}(\\.[0-9]{1,6})?";
@@ -371,6 +375,8 @@ proptest! {
         prop_assert_eq!(schema.unknown_fields(&object), Vec::<String>::new());
         let verdict = schema.judge(&object, Some(&object));
         prop_assert!(verdict.is_ok(), "{:?} of {}", verdict, object);
+        // A run without a cluster takes it too.
+        prop_assert_eq!(LOCAL.problems(&object, Some(&object)), Vec::<String>::new());
         let read: Agent = serde_json::from_value(object).unwrap();
         prop_assert_eq!(read.spec, agent.spec);
     }
