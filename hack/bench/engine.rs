@@ -33,6 +33,7 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         max_delay: SignedDuration::from_secs(10),
         max_consecutive_errors: 5,
         max_sleep: SignedDuration::from_secs(3600),
+        heartbeat: None,
         max_consecutive_turns: 50,
         max_calls_per_turn: 25,
         idle_timeout: SignedDuration::from_secs(600),

@@ -248,12 +248,30 @@ pub struct Continuous {
     /// Longest sleep the agent may choose, in seconds, at most 30 days; a longer one is shortened to it.
     #[schemars(range(min = 1, max = 2_592_000))]
     pub max_sleep_seconds: u32,
+    /// A turn with a fixed prompt, now and then; absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heartbeat: Option<Heartbeat>,
+}
+
+/// A turn with a fixed prompt, in a conversation of its own: apart from what the agent does otherwise, also while it sleeps,
+/// and without effect on when its sleep ends.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Heartbeat {
+    /// Seconds between the beginnings of two, 10 to 2,592,000. By the wall clock, over restarts; of those that were missed
+    /// one comes. A turn under way is finished first, and whatever holds the loop holds it too.
+    #[schemars(range(min = 10, max = 2_592_000))]
+    pub every_seconds: u32,
+    /// What the agent is asked each time, at most 8,192 characters.
+    #[schemars(length(min = 1, max = 8192))]
+    pub prompt: String,
 }
 
 impl Default for Continuous {
     fn default() -> Self {
         Self {
             max_sleep_seconds: 3600,
+            heartbeat: None,
         }
     }
 }

@@ -243,7 +243,7 @@ impl Engine {
 
     /// A call that is larger than a whole limit: half of the history leaves, when that can help, and then the summary.
     fn shorten(&mut self, out: &mut Outbox) -> bool {
-        let Some(limit) = self.state.budget.tokens else {
+        let Some(limit) = self.state.budget.tokens.filter(|_| !self.is_heartbeat()) else {
             return false;
         };
         let surplus = context::half(&self.transcript, self.fixed_tokens(), limit);

@@ -82,6 +82,9 @@ impl Engine {
     pub(super) fn conversation(&self) -> (Purpose, Vec<Arc<Message>>) {
         let summary = self.state.summary.as_deref().map(prompt::summary);
         let summary = summary.map(|text| Arc::new(Message::User { text }));
+        if self.is_heartbeat() {
+            return (Purpose::Heartbeat, self.session().to_vec());
+        }
         let Some(compaction) = self.compaction() else {
             let all = summary.into_iter().chain(self.transcript.iter().cloned());
             return (Purpose::Turn, all.collect());
@@ -95,7 +98,8 @@ impl Engine {
 
     /// Estimated tokens of the summary in a prompt.
     pub(super) fn summary_tokens(&self) -> u64 {
-        let summary = self.state.summary.as_deref().map(prompt::summary);
+        let summary = self.state.summary.as_deref().filter(|_| !self.is_heartbeat());
+        let summary = summary.map(prompt::summary);
         summary.map_or(0, |text| context::system(&text))
     }
 

@@ -195,6 +195,7 @@ impl Engine {
             self.state.next_turn = Some(out.now);
             prompt::STARTS.clone_into(&mut self.state.briefing.cause);
         }
+        self.schedule_heartbeat(out.now);
         self.state.lifecycle = Lifecycle::Active;
         self.settle_cut_runs(out);
     }
@@ -277,11 +278,7 @@ impl Engine {
         }
         let turn = self.state.turn.as_ref();
         match turn.map(|turn| (turn.step, turn.call_id(), turn.own_call())) {
-            None if self.may_attempt(out) => {
-                if self.prepare_turn(out) {
-                    self.begin_turn(out);
-                }
-            }
+            None if self.may_attempt(out) => self.begin(out),
             Some((Step::Due(_), ..)) if self.may_attempt(out) => self.send_attempt(out),
             Some((Step::Due(_), _, own_call))
                 if own_call > 1 && self.settings.exhaustion_policy == ExhaustionPolicy::Skip =>
@@ -294,16 +291,28 @@ impl Engine {
         }
     }
 
+    /// Begins what is due: a heartbeat, or else the next turn.
+    fn begin(&mut self, out: &mut Outbox) {
+        if self.heartbeat_due().is_some_and(|due| due <= out.now) {
+            self.begin_heartbeat(out);
+        } else if self.prepare_turn(out) {
+            self.begin_turn(out);
+        }
+    }
+
     /// When the loop acts next, if nothing holds it.
     fn due(&self) -> Option<Timestamp> {
-        let free = self.state.lifecycle == Lifecycle::Active && self.state.sleep.is_none() && !self.in_flight;
+        let free = self.state.lifecycle == Lifecycle::Active && !self.in_flight;
         if !free {
             return None;
         }
         let free_from = self.free_from()?;
         let due = match self.state.turn.as_ref().map(|turn| turn.step) {
             None if self.is_refreshing() => return None,
-            None => self.state.next_turn?,
+            None => {
+                let own = self.state.next_turn.filter(|_| self.state.sleep.is_none());
+                own.into_iter().chain(self.heartbeat_due()).min()?
+            }
             Some(Step::Due(at)) => at,
             Some(Step::Open | Step::Tools) => Timestamp::MIN,
         };
@@ -343,6 +352,7 @@ impl Engine {
             .for_each(|at| *at = moved(*at));
         self.state.counters.idle.moved(back);
         self.state.used.heed_clock(now);
+        self.schedule_heartbeat(now);
         self.hot.moved(back);
         if let Some(turn) = &mut self.state.turn
             && let Step::Due(at) = turn.step

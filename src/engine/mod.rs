@@ -16,6 +16,7 @@ mod compaction;
 mod context;
 mod gate;
 mod guardrails;
+mod heartbeat;
 mod hot_state;
 mod loops;
 pub mod machine;

@@ -41,6 +41,22 @@ pub fn system(instructions: &str, skills: &[Skill]) -> String {
     text
 }
 
+/// The message that begins a heartbeat. `last`: what the one before it came to.
+pub fn heartbeat(turn: i64, now: Timestamp, prompt: &str, last: &str) -> String {
+    let mut text = format!(
+        "Turn {turn}, {}: your heartbeat, a turn of its own beside your other work. It ends with your first answer that \
+         calls no tool.",
+        clock::text(now)
+    );
+    if !last.is_empty() {
+        text.push_str("\nWhat you said at the heartbeat before:\n");
+        text.push_str(last);
+    }
+    text.push_str("\n\n");
+    text.push_str(prompt);
+    text
+}
+
 /// Asks for a summary of what is before it, in at most so many words.
 pub fn summarise(words: u64) -> String {
     format!(

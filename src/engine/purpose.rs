@@ -20,6 +20,8 @@ pub enum Purpose {
     /// A call of a turn.
     #[default]
     Turn,
+    /// A call of a heartbeat.
+    Heartbeat,
     /// A summary of old turns, which takes their place in the prompt.
     Compaction,
 }

@@ -3,6 +3,7 @@
 use jiff::SignedDuration;
 
 use super::guardrails::active_hours::{ActiveHours, HoursError};
+use super::heartbeat::Heartbeat;
 use super::hot_state::Field;
 use super::resources::Limit;
 use crate::api::AgentSpec;
@@ -19,6 +20,8 @@ pub struct Settings {
     pub max_consecutive_errors: u32,
     /// Longest sleep.
     pub max_sleep: SignedDuration,
+    /// The heartbeat; `None`: there is none.
+    pub heartbeat: Option<Heartbeat>,
     /// Turns without a sleep until one is forced.
     pub max_consecutive_turns: u32,
     /// Model calls in one turn.
@@ -62,6 +65,7 @@ impl TryFrom<&AgentSpec> for Settings {
             max_delay: SignedDuration::from_millis(spec.r#loop.max_delay_milliseconds.into()),
             max_consecutive_errors: spec.r#loop.max_consecutive_errors,
             max_sleep: SignedDuration::from_secs(spec.continuous.max_sleep_seconds.into()),
+            heartbeat: spec.continuous.heartbeat.as_ref().map(Heartbeat::from),
             max_consecutive_turns: spec.guardrails.max_consecutive_turns,
             max_calls_per_turn: spec.guardrails.max_calls_per_turn,
             idle_timeout: SignedDuration::from_secs(spec.guardrails.idle_timeout_seconds.into()),

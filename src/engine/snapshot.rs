@@ -9,6 +9,7 @@ use super::CallId;
 use super::budget::{Budget, Probe};
 use super::compaction::Compaction;
 use super::guardrails::idle_timeout::IdleClock;
+use super::heartbeat::Beat;
 use super::hot_state::Refresh;
 use super::loops::Watch;
 use super::notifications::{Inbox, Shown};
@@ -56,6 +57,8 @@ pub struct Snapshot {
     pub(super) handled: HandledRequests,
     /// What the turns that left the transcript came to, in the model's own words.
     pub(super) summary: Option<String>,
+    /// The heartbeat.
+    pub(super) beat: Beat,
     /// What limits the calls, as last heard.
     pub(super) budget: Budget,
     pub(super) last_error: Option<(Timestamp, Failure)>,
@@ -142,6 +145,9 @@ pub struct Turn {
     /// Notifications that it has shown.
     #[serde(default)]
     pub shown: Shown,
+    /// It is a heartbeat, with a conversation of its own.
+    #[serde(default)]
+    pub heartbeat: bool,
     /// What its first message said; the next turn says it again when this one fails.
     pub briefing: Briefing,
 }

@@ -10,7 +10,7 @@ use super::notifications::Shown;
 use super::outbox::{Outbox, call_line, line};
 use super::retry::{self, Next};
 use super::snapshot::{Briefing, Lifecycle, Step, Turn};
-use super::yield_tool::Pace;
+use super::yield_tool::{self, Pace};
 use super::{CallId, Effect, Purpose, Record, RecordKind, budget, clock, context, prompt};
 use crate::api::agent::Resource;
 use crate::api::failure::{Failure, FailureKind};
@@ -21,11 +21,16 @@ impl Engine {
     pub(super) fn begin_turn(&mut self, out: &mut Outbox) {
         let number = self.state.turns_begun.saturating_add(1);
         let briefing = std::mem::take(&mut self.state.briefing);
-        let message = Arc::new(Message::User {
-            text: prompt::observe(number, out.now, &briefing, self.hot.summary(out.now)),
-        });
-        self.state.turns_begun = number;
+        let text = prompt::observe(number, out.now, &briefing, self.hot.summary(out.now));
         self.state.next_turn = None;
+        self.open_turn(text, briefing, false, out);
+    }
+
+    /// Begins a turn with this message.
+    pub(super) fn open_turn(&mut self, text: String, briefing: Briefing, heartbeat: bool, out: &mut Outbox) {
+        let number = self.state.turns_begun.saturating_add(1);
+        let message = Arc::new(Message::User { text });
+        self.state.turns_begun = number;
         self.state.turn = Some(Turn {
             number,
             call: 1,
@@ -41,6 +46,7 @@ impl Engine {
             denials: BTreeMap::new(),
             acted: false,
             shown: Shown::default(),
+            heartbeat,
             briefing,
         });
         self.transcript.push(message.clone());
@@ -53,7 +59,9 @@ impl Engine {
 
     /// Sends the next attempt at the present call of the turn.
     pub(super) fn send_attempt(&mut self, out: &mut Outbox) {
-        self.show_notifications();
+        if !self.is_heartbeat() {
+            self.show_notifications();
+        }
         if !self.make_room(out) {
             return;
         }
@@ -67,10 +75,10 @@ impl Engine {
         turn.attempt = turn.attempt.saturating_add(1);
         turn.step = Step::Open;
         let call = turn.call_id();
-        let purpose = if turn.compaction.is_some() {
-            Purpose::Compaction
-        } else {
-            Purpose::Turn
+        let purpose = match turn.compaction {
+            Some(_) => Purpose::Compaction,
+            None if turn.heartbeat => Purpose::Heartbeat,
+            None => Purpose::Turn,
         };
         self.count_use(Resource::LLMCalls, 1, out);
         out.record(call_line(RecordKind::CallStarted, call, purpose.as_ref(), Vec::new()));
@@ -104,12 +112,19 @@ impl Engine {
 
     fn offered(&self) -> Arc<[Tool]> {
         let denials = self.state.turn.as_ref().map(|turn| &turn.denials);
-        self.toolbox.offered(denials.unwrap_or(&BTreeMap::new()))
+        let all = self.toolbox.offered(denials.unwrap_or(&BTreeMap::new()));
+        if !self.is_heartbeat() {
+            return all;
+        }
+        all.iter()
+            .filter(|tool| tool.name != yield_tool::NAME)
+            .cloned()
+            .collect()
     }
 
     /// Estimated tokens of the call last sent, its answer as long as it may be.
     fn largest_call(&self) -> u64 {
-        let prompt = context::prompt(&self.transcript, self.fixed_tokens());
+        let prompt = context::prompt(self.session(), self.fixed_tokens());
         prompt.saturating_add(self.settings.max_output_tokens.into())
     }
 
@@ -141,7 +156,7 @@ impl Engine {
             return true;
         }
         match context::surplus(
-            &self.transcript,
+            self.session(),
             self.fixed_tokens(),
             &self.settings,
             self.state.budget.tokens,
@@ -153,7 +168,7 @@ impl Engine {
                 }
                 true
             }
-            Err(_) if self.drop_summary(out) => self.make_room(out),
+            Err(_) if !self.is_heartbeat() && self.drop_summary(out) => self.make_room(out),
             Err(too_large) => {
                 let message = format!(
                     "the newest turn alone needs about {} tokens and {} are left for it; raise spec.model.contextTokens, \
@@ -212,7 +227,9 @@ impl Engine {
         self.notifications_seen();
         let note = format!("{:?}", answer.finish);
         out.record(call_line(RecordKind::CallAnswered, call, note, vec![message]));
-        self.state.counters.idle.count(out.now);
+        if !self.is_heartbeat() {
+            self.state.counters.idle.count(out.now);
+        }
         match answer.finish {
             Finish::Length => self.note("your last answer was cut at the output limit"),
             Finish::Refused => self.note("the provider refused or filtered your last answer"),
@@ -352,6 +369,10 @@ impl Engine {
     }
 
     pub(super) fn complete_turn(&mut self, pace: Pace, out: &mut Outbox) {
+        if self.is_heartbeat() {
+            self.complete_heartbeat(out);
+            return;
+        }
         let note = match &pace {
             Pace::Continue => "continue",
             Pace::Sleep { .. } => "sleep",
@@ -403,10 +424,14 @@ impl Engine {
     /// has changed something: who forgets that does it again.
     fn fail_turn(&mut self, failure: Failure, out: &mut Outbox) {
         self.state.counters.idle.interrupted();
-        self.state.watch.turn_failed();
         let Some(turn) = self.state.turn.take() else {
             return;
         };
+        if turn.heartbeat {
+            self.fail_heartbeat(&turn, failure, out);
+            return;
+        }
+        self.state.watch.turn_failed();
         let retract = if turn.acted {
             0
         } else {
@@ -434,7 +459,11 @@ impl Engine {
         self.state.last_error = Some((out.now, failure));
     }
 
+    /// The next turn's first message says so; what concerns a heartbeat is not the next turn's business.
     pub(super) fn note(&mut self, note: &str) {
+        if self.is_heartbeat() {
+            return;
+        }
         let notes = &mut self.state.briefing.notes;
         if !notes.iter().any(|known| known == note) {
             notes.push(note.to_owned());

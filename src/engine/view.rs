@@ -102,7 +102,8 @@ impl Engine {
             Lifecycle::Stopping => LoopState::Stopping,
             Lifecycle::Active if self.is_stopped_by_budget() => LoopState::Stopped,
             Lifecycle::Active if !self.state.reasons.is_empty() => LoopState::Paused,
-            Lifecycle::Active if self.state.sleep.is_some() => LoopState::Sleeping,
+            // A heartbeat comes in the middle of a sleep.
+            Lifecycle::Active if self.state.sleep.is_some() && self.state.turn.is_none() => LoopState::Sleeping,
             Lifecycle::Active => LoopState::Running,
         };
         let reasons = self.held().into_iter().map(|held| held.reason).collect();

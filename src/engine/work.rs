@@ -110,7 +110,9 @@ impl Engine {
         let mut work = Work::default();
         let mut paces = Vec::new();
         for (place, wanted) in answer.tool_calls.iter().enumerate() {
-            let slot = if wanted.name == yield_tool::NAME {
+            let slot = if wanted.name == yield_tool::NAME && self.is_heartbeat() {
+                Slot::Result(yield_tool::NOT_HERE.to_owned())
+            } else if wanted.name == yield_tool::NAME {
                 match yield_tool::read(&wanted.arguments, &self.settings, out.now) {
                     Ok((pace, text)) => {
                         paces.push((place, pace));
@@ -302,6 +304,7 @@ impl Engine {
 
     fn take_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut Outbox) {
         let most = self.settings.max_result_bytes;
+        let is_heartbeat = self.is_heartbeat();
         let Some(Slot::Open(plan)) = self.slot(place) else {
             return;
         };
@@ -323,7 +326,7 @@ impl Engine {
             return;
         }
         out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
-        if kind == OutcomeKind::Ok {
+        if kind == OutcomeKind::Ok && !is_heartbeat {
             let tool = plan.tool.clone();
             self.state.counters.idle.result(&tool, &text, out.now);
         }

@@ -12,6 +12,8 @@ use super::{clock, settings::Settings};
 
 /// The tool's name.
 pub const NAME: &str = "yield";
+/// Its result in a turn that sets no pace.
+pub const NOT_HERE: &str = "Denied: a heartbeat sets no pace. End it with an answer that calls no tool.";
 /// A shorter sleep is none: else a loop could nap its way past `maxConsecutiveTurns`.
 pub const SHORTEST_SLEEP: SignedDuration = SignedDuration::from_secs(1);
 const MAX_EVENTS: usize = 16;

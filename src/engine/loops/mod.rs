@@ -131,7 +131,8 @@ impl Engine {
         ending: Ending,
         out: &mut Outbox,
     ) -> Option<String> {
-        if self.settings.loop_detection.mode == DetectionMode::Disabled {
+        // A heartbeat looks at the same again and again, as it is to.
+        if self.settings.loop_detection.mode == DetectionMode::Disabled || self.is_heartbeat() {
             return None;
         }
         let call = signature::call(&wanted.name, &wanted.arguments);
@@ -245,6 +246,9 @@ impl Engine {
 
     /// Denies what waits and repeats: it is not run.
     pub(super) fn deny_repetitions(&mut self, out: &mut Outbox) {
+        if self.is_heartbeat() {
+            return;
+        }
         let places = self.work().map_or(0, |work| work.slots.len());
         for place in 0..places {
             if self.is_repetition(place) {

@@ -8,6 +8,7 @@ mod context;
 mod corpus;
 mod failures;
 mod gate;
+mod heartbeat;
 mod hot_state;
 mod hours;
 mod idle;
@@ -45,6 +46,7 @@ fn settings() -> Settings {
         max_delay: SignedDuration::from_secs(10),
         max_consecutive_errors: 5,
         max_sleep: SignedDuration::from_hours(1),
+        heartbeat: None,
         max_consecutive_turns: 50,
         max_calls_per_turn: 25,
         idle_timeout: SignedDuration::from_secs(600),
@@ -304,8 +306,13 @@ impl Driver {
             None => {}
         }
         let summaries = usize::from(self.engine.state.summary.is_some());
-        let sent = &messages[1 + summaries..];
+        let sent = messages.get(1 + summaries..).unwrap_or_default();
         match self.purpose {
+            Purpose::Heartbeat => {
+                let own = self.engine.state.turn.as_ref().expect("a turn").messages;
+                let before = self.transcript.len() - own;
+                assert_eq!(messages[1..], self.transcript[before..], "its own conversation");
+            }
             Purpose::Turn => assert_eq!(sent, self.transcript, "the prompt is what the journal holds"),
             Purpose::Compaction => {
                 let (request, oldest) = sent.split_last().expect("a request");

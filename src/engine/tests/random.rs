@@ -3,6 +3,7 @@
 
 use proptest::prelude::*;
 
+use super::super::heartbeat::Heartbeat;
 use super::super::notifications::{Notification, Priority};
 use super::*;
 use crate::api::agent::Resource;
@@ -134,8 +135,13 @@ fn forward(step: Step) -> Step {
 fn small() -> impl Strategy<Value = Settings> {
     let hours = prop_oneof![3 => Just(None), 1 => Just(Some(hours("UTC", "00:00", "00:02")))];
     let policy = prop_oneof![Just(ExhaustionPolicy::Skip), Just(ExhaustionPolicy::Block)];
-    (hours, policy).prop_map(|(active_hours, exhaustion_policy)| Settings {
+    let heartbeat = prop::option::of(Just(Heartbeat {
+        every: seconds(15),
+        prompt: "Is all well?".into(),
+    }));
+    (hours, policy, heartbeat).prop_map(|(active_hours, exhaustion_policy, heartbeat)| Settings {
         active_hours,
+        heartbeat,
         exhaustion_policy,
         max_consecutive_errors: 2,
         max_consecutive_turns: 3,

@@ -5,8 +5,9 @@ use std::sync::LazyLock;
 
 use agentloop::api::agent::{
     AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, FieldType,
-    Guardrails, HotField, HotState, KeyRef, Loop, LoopDetection, Mode, Model, ModelApi, OutputLimitParameter,
-    PodSettings, RateLimit, Resource, RetentionPolicy, Skill, Storage, TextSource, ToolCalling, Total, UpdateStrategy,
+    Guardrails, Heartbeat, HotField, HotState, KeyRef, Loop, LoopDetection, Mode, Model, ModelApi,
+    OutputLimitParameter, PodSettings, RateLimit, Resource, RetentionPolicy, Skill, Storage, TextSource, ToolCalling,
+    Total, UpdateStrategy,
 };
 use agentloop::api::price::{LongContext, Price};
 use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
@@ -294,6 +295,10 @@ prop_compose! {
     }
 }
 
+fn heartbeat() -> impl Strategy<Value = Heartbeat> {
+    (10_u32..=2_592_000, "\\PC{1,80}").prop_map(|(every_seconds, prompt)| Heartbeat { every_seconds, prompt })
+}
+
 fn rate_limits() -> impl Strategy<Value = Vec<RateLimit>> {
     let resource = prop_oneof![Just(Resource::LLMCalls), Just(Resource::LLMTokens)];
     let keys = prop::collection::btree_map((resource, 1_u32..=86_400), 1_u32..=1_000_000_000, 0..=8);
@@ -315,7 +320,7 @@ prop_compose! {
         min_delay_milliseconds in 1_u32..=3_600_000,
         delays in 0_u32..=3_600_000,
         (max_consecutive_errors, max_calls_per_turn, actions_per_minute) in (1_u32..=1000, 1_u32..=1000, 1_u32..=600),
-        (max_sleep_seconds, max_consecutive_turns) in (1_u32..=2_592_000, 1_u32..=10_000),
+        (max_sleep_seconds, max_consecutive_turns, heartbeat) in (1_u32..=2_592_000, 1_u32..=10_000, option::of(heartbeat())),
         rate_limits in rate_limits(),
         exhaustion_policy in prop_oneof![Just(ExhaustionPolicy::Skip), Just(ExhaustionPolicy::Block)],
         (idle_timeout_seconds, active_hours) in (1_u32..=2_592_000, option::of(active_hours())),
@@ -340,7 +345,10 @@ prop_compose! {
                 max_consecutive_errors,
                 exhaustion_policy,
             },
-            continuous: Continuous { max_sleep_seconds },
+            continuous: Continuous {
+                max_sleep_seconds,
+                heartbeat,
+            },
             tools,
             hot_state,
             guardrails: Guardrails {

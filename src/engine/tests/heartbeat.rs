@@ -1,0 +1,273 @@
+//! The heartbeat: when it comes, and that it leaves the agent's own turns and sleep as they were.
+
+use super::super::heartbeat::{Heartbeat, MOST_LAST_BYTES};
+use super::*;
+use crate::engine::snapshot::Step;
+
+fn every(seconds: i64) -> Settings {
+    Settings {
+        heartbeat: Some(Heartbeat {
+            every: SignedDuration::from_secs(seconds),
+            prompt: "Is all well?".into(),
+        }),
+        max_sleep: SignedDuration::from_hours(24),
+        ..settings()
+    }
+}
+
+/// A loop that sleeps for an hour, from `00:00:00` on.
+fn asleep(settings: Settings) -> Driver {
+    let mut driver = Driver::with_tools(settings);
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    driver
+}
+
+fn beats(driver: &Driver) -> usize {
+    let started = driver.notes(RecordKind::CallStarted);
+    started.iter().filter(|note| **note == "Heartbeat").count()
+}
+
+#[test]
+fn it_comes_in_a_sleep_at_its_time_and_not_before_and_the_sleep_ends_when_it_would_have() {
+    let mut driver = asleep(every(600));
+    let (transcript, until) = (driver.transcript.clone(), driver.engine.view().resumes_at);
+    driver.pass(seconds(599));
+    assert_eq!((driver.in_flight, beats(&driver)), (None, 0));
+    driver.pass(seconds(1));
+    assert_eq!((beats(&driver), driver.purpose), (1, Purpose::Heartbeat));
+    assert_eq!(driver.state(), LoopState::Running);
+    assert_eq!(driver.prompt.len(), 2, "a conversation of its own: {:?}", driver.prompt);
+    assert!(driver.observed().ends_with("\n\nIs all well?"), "{}", driver.observed());
+    assert!(!driver.offered.contains(&"yield".to_owned()) && driver.offered.len() > 3);
+    driver.answer(says("All is well."));
+    assert_eq!(driver.transcript, transcript);
+    assert_eq!(
+        (driver.state(), driver.engine.view().resumes_at),
+        (LoopState::Sleeping, until)
+    );
+    driver.pass(seconds(600));
+    assert!(
+        driver
+            .observed()
+            .contains("at the heartbeat before:\nAll is well.\n\nIs all well?")
+    );
+    driver.answer(says("Still well."));
+    assert_eq!((beats(&driver), driver.transcript.len()), (2, transcript.len()));
+    // The agent's own next turn knows nothing of them.
+    let mut woken = driver.clone();
+    woken.feed(Input::WakeRequested { token: "w".into() });
+    assert_eq!(woken.purpose, Purpose::Turn);
+    assert!(!serde_json::to_string(&woken.prompt).unwrap().contains("well"));
+    let history = driver.journal.iter().flat_map(|record| &record.messages);
+    assert!(
+        history
+            .into_iter()
+            .any(|message| matches!(&**message, Message::User { text } if text.contains("Is all well?")))
+    );
+}
+
+#[test]
+fn without_the_field_there_is_none_and_one_that_is_taken_away_comes_no_more() {
+    let mut driver = asleep(settings());
+    driver.pass(seconds(3000));
+    assert_eq!(beats(&driver), 0);
+    let mut driver = asleep(every(600));
+    driver.settings.heartbeat = None;
+    driver.restart(2);
+    driver.pass(seconds(3000));
+    assert_eq!(beats(&driver), 0);
+}
+
+#[test]
+fn a_turn_under_way_is_finished_first_and_the_next_one_waits_for_the_heartbeat() {
+    let mut driver = Driver::with_tools(every(60));
+    driver.pass(seconds(90));
+    assert_eq!((driver.purpose, beats(&driver)), (Purpose::Turn, 0));
+    driver.answer(says("done"));
+    driver.pass(SignedDuration::from_millis(50));
+    assert_eq!(driver.purpose, Purpose::Heartbeat);
+    driver.pass(seconds(5));
+    driver.answer(says("All is well."));
+    driver.pass(seconds(1));
+    assert_eq!(driver.purpose, Purpose::Turn);
+    assert!(driver.observed().contains("the loop goes on"));
+    // The next one is due an interval after this one began.
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    driver.pass(seconds(53));
+    assert_eq!(beats(&driver), 1);
+    driver.pass(seconds(2));
+    assert_eq!(beats(&driver), 2);
+}
+
+#[test]
+fn a_sleep_that_ends_in_a_heartbeat_is_followed_by_the_agents_own_turn() {
+    let mut driver = asleep(every(600));
+    driver.pass(seconds(600));
+    driver.pass(seconds(3600));
+    assert_eq!(beats(&driver), 1, "one at a time");
+    driver.answer(says("All is well."));
+    // One more was missed meanwhile.
+    assert_eq!((beats(&driver), driver.purpose), (2, Purpose::Heartbeat));
+    driver.answer(says("All is well."));
+    assert_eq!(driver.purpose, Purpose::Turn);
+    assert!(
+        driver.observed().contains("the sleep that you chose is over"),
+        "{}",
+        driver.observed()
+    );
+}
+
+#[test]
+fn the_schedule_goes_on_over_restarts_and_what_was_missed_comes_once() {
+    let mut driver = asleep(every(600));
+    driver.pass(seconds(500));
+    driver.restart(2);
+    driver.pass(seconds(99));
+    assert_eq!(beats(&driver), 0);
+    driver.pass(seconds(1));
+    assert_eq!(beats(&driver), 1);
+    driver.answer(says("All is well."));
+    driver.now += seconds(2000);
+    driver.restart(3);
+    assert_eq!((beats(&driver), driver.purpose), (2, Purpose::Heartbeat));
+    driver.answer(says("All is well."));
+    driver.pass(seconds(500));
+    assert_eq!(beats(&driver), 2);
+}
+
+#[test]
+fn a_shorter_interval_and_a_clock_that_was_set_back_hold_from_now_on() {
+    let mut driver = asleep(every(1800));
+    driver.settings = every(60);
+    driver.restart(2);
+    driver.pass(seconds(60));
+    assert_eq!(beats(&driver), 1);
+    driver.answer(says("All is well."));
+    driver.now -= seconds(100_000);
+    driver.feed(Input::Timer);
+    driver.pass(seconds(60));
+    assert_eq!(beats(&driver), 2);
+}
+
+#[test]
+fn whatever_holds_the_loop_holds_it_too_and_then_it_comes_once() {
+    let mut driver = asleep(every(60));
+    driver.feed(Input::LinkLost);
+    driver.pass(seconds(200));
+    assert_eq!((beats(&driver), driver.state()), (0, LoopState::Paused));
+    driver.feed(Input::LinkBack);
+    assert_eq!(beats(&driver), 1);
+    driver.answer(says("All is well."));
+    driver.pass(seconds(59));
+    assert_eq!(beats(&driver), 1);
+
+    let mut driver = asleep(Settings {
+        active_hours: Some(hours("UTC", "00:00", "00:05")),
+        ..every(400)
+    });
+    driver.pass(seconds(1000));
+    assert_eq!(
+        (beats(&driver), driver.reasons()),
+        (0, vec![PauseReason::OutsideActiveHours])
+    );
+}
+
+#[test]
+fn its_tools_run_and_its_conversation_leaves_all_the_same() {
+    let mut driver = asleep(every(600));
+    let transcript = driver.transcript.clone();
+    driver.pass(seconds(600));
+    driver.answer(work::wants(&["yield", "mail__send"]));
+    assert_eq!(driver.sent.len(), 1);
+    let run = driver.sent[0].id;
+    driver.feed(Input::ToolFinished {
+        run,
+        outcome: ToolOutcome::Done { text: "sent".into() },
+    });
+    assert_eq!(
+        (driver.purpose, driver.in_flight.unwrap().call),
+        (Purpose::Heartbeat, 2)
+    );
+    let results: Vec<_> = driver.transcript.iter().rev().take(2).collect();
+    assert!(
+        format!("{results:?}").contains("a heartbeat sets no pace"),
+        "{results:?}"
+    );
+    driver.answer(says("I told them."));
+    assert_eq!(
+        (driver.transcript.clone(), driver.state()),
+        (transcript, LoopState::Sleeping)
+    );
+    assert_eq!(driver.engine.view().actions, 1);
+}
+
+#[test]
+fn one_that_fails_counts_as_no_failure_of_the_loop_and_the_next_one_comes_at_its_time() {
+    let mut driver = asleep(every(600));
+    let transcript = driver.transcript.clone();
+    for round in 1..=5 {
+        driver.pass(seconds(599));
+        assert_eq!(beats(&driver), round - 1);
+        driver.pass(seconds(1));
+        assert_eq!(beats(&driver), round);
+        driver.fail(FailureKind::BadResponse);
+        assert_eq!((driver.in_flight, driver.reasons()), (None, vec![]));
+    }
+    assert_eq!(driver.engine.view().consecutive_errors, 0);
+    assert_eq!(driver.notes(RecordKind::TurnFailed).len(), beats(&driver));
+    assert_eq!(
+        (driver.transcript.clone(), driver.state()),
+        (transcript, LoopState::Sleeping)
+    );
+}
+
+#[test]
+fn a_restart_in_one_asks_for_the_same_call_and_it_ends_as_if_nothing_had_happened() {
+    let mut driver = asleep(every(600));
+    let transcript = driver.transcript.clone();
+    driver.pass(seconds(600));
+    let (call, prompt) = (driver.in_flight, driver.prompt.clone());
+    driver.restart(2);
+    assert_eq!((driver.in_flight, &driver.prompt), (call, &prompt));
+    driver.answer(says("All is well."));
+    assert_eq!(
+        (driver.transcript.clone(), driver.state()),
+        (transcript, LoopState::Sleeping)
+    );
+    assert!(
+        driver
+            .engine
+            .state
+            .turn
+            .as_ref()
+            .is_none_or(|turn| turn.step == Step::Open)
+    );
+}
+
+#[test]
+fn the_next_one_is_told_the_beginning_of_a_long_answer() {
+    let mut driver = asleep(every(600));
+    driver.pass(seconds(600));
+    driver.answer(says(&"ä".repeat(10_000)));
+    driver.pass(seconds(600));
+    let told = driver.observed().matches('ä').count() * 2;
+    assert_eq!(told, MOST_LAST_BYTES);
+}
+
+#[test]
+fn turns_without_a_sleep_are_counted_as_before() {
+    let mut driver = Driver::with_tools(Settings {
+        max_consecutive_turns: 2,
+        ..every(10)
+    });
+    driver.pass(seconds(10));
+    driver.answer(says("one"));
+    driver.pass(SignedDuration::from_millis(10));
+    assert_eq!(driver.purpose, Purpose::Heartbeat);
+    driver.answer(says("All is well."));
+    driver.pass(seconds(1));
+    assert_eq!(driver.engine.view().consecutive_turns, 1);
+    driver.answer(says("two"));
+    assert_eq!(driver.reasons(), [PauseReason::MaxConsecutiveTurns]);
+}
