@@ -185,3 +185,102 @@ impl Row {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::link::messages::HeldReason;
+
+    fn agent(generation: i64, status: &serde_json::Value) -> Agent {
+        let object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+            "metadata": { "name": "a", "namespace": "default", "generation": generation },
+            "spec": {
+                "instructions": "Watch.",
+                "model": { "api": "Scripted", "name": "m", "scripted": { "configMapKeyRef": { "name": "s", "key": "k" } } },
+            },
+            "status": status,
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn paused(reasons: &[PauseReason], resumes_at: Option<Timestamp>) -> Report {
+        let held = reasons.iter().map(|reason| HeldReason {
+            reason: *reason,
+            until: resumes_at,
+            message: "do something".into(),
+        });
+        let loop_ = LoopReport {
+            state: LoopState::Paused,
+            reasons: held.collect(),
+            resumes_at,
+            ..LoopReport::default()
+        };
+        Report {
+            loop_: Some(loop_),
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn a_paused_loop_rests_when_only_a_person_can_let_it_go_on() {
+        let moment = Some(Timestamp::UNIX_EPOCH);
+        for (reasons, resumes_at, rest) in [
+            (&[PauseReason::BudgetExhausted][..], None, Rest::Resting),
+            (&[PauseReason::BudgetExhausted], moment, Rest::Alive),
+            (&[PauseReason::LinkLost], None, Rest::Alive),
+            (&[PauseReason::LoopDetected, PauseReason::LinkLost], None, Rest::Alive),
+            (&[PauseReason::LoopDetected], None, Rest::Resting),
+            (&[], None, Rest::Alive),
+        ] {
+            let row = row(&agent(1, &json!({})), Some(&paused(reasons, resumes_at)));
+            assert_eq!(row.at_rest, rest, "{reasons:?} {resumes_at:?}");
+            assert_eq!(row.message.is_some(), rest == Rest::Resting);
+        }
+    }
+
+    #[test]
+    fn an_end_that_is_written_is_final_until_the_spec_is_another() {
+        let status =
+            json!({ "observedGeneration": 1, "loop": { "state": "Stopped", "outcome": "Completed", "epoch": 1 } });
+        let before = row(&agent(1, &status), None);
+        assert_eq!(
+            (before.at_rest, before.waits_for(&TimeZone::UTC)),
+            (Rest::Resting, "Completed".into())
+        );
+        let changed = row(&agent(2, &status), None);
+        assert_eq!((changed.at_rest, changed.outcome), (Rest::Alive, None));
+    }
+
+    #[test]
+    fn a_loop_of_an_earlier_run_is_starting_and_one_that_cannot_run_says_why() {
+        let status = json!({ "loop": { "state": "Sleeping", "epoch": 1, "turn": 7 } });
+        let earlier = row(&agent(1, &status), None);
+        assert_eq!(
+            (earlier.state, earlier.turns.0, earlier.at_rest),
+            (LoopState::Starting, 7, Rest::Alive)
+        );
+        let refused = json!({ "conditions": [{
+            "type": "Accepted", "status": "False", "reason": "PriceUnknown", "message": "set a price",
+            "lastTransitionTime": "2026-11-22T12:00:00Z",
+        }] });
+        let refused = row(&agent(1, &refused), None);
+        assert_eq!(refused.at_rest, Rest::Refused);
+        assert_eq!(refused.message.as_deref(), Some("PriceUnknown: set a price"));
+    }
+
+    #[test]
+    fn what_it_waits_for_is_said_in_a_few_words() {
+        let row = Row {
+            reasons: vec![PauseReason::ConsecutiveErrors],
+            last_error: Some("Timeout".into()),
+            errors: 5,
+            resumes_at: Some("2026-11-22T12:00:05Z".parse().unwrap()),
+            ..Row::default()
+        };
+        let said = row.waits_for(&TimeZone::UTC);
+        assert_eq!(said, "ConsecutiveErrors, Timeout (5 in a row) until 12:00:05");
+    }
+}
