@@ -12,7 +12,6 @@ mod judge;
 mod leader;
 mod model;
 mod mutation;
-mod random;
 mod seeds;
 mod world;
 

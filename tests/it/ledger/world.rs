@@ -18,7 +18,7 @@ use super::gateway::{Crash, Flight, Gateway, MOST_ACCOUNTS, account_id, account_
 use super::judge::{Judge, Verdict, at};
 use super::leader::{Answer, Leader, Request};
 use super::mutation::Mutation;
-use super::random::Random;
+use crate::support::random::Random;
 
 /// Midnights in UTC: of the Sunday on which Berlin's clocks go forward, of a Monday, of the first of a month.
 const MIDNIGHTS: [i64; 3] = [1_774_742_400_000, 1_774_828_800_000, 1_775_001_600_000];

@@ -7,4 +7,5 @@ pub mod api_server;
 pub mod clusters;
 pub mod http;
 pub mod kubectl;
+pub mod random;
 pub mod rig;

@@ -1,4 +1,4 @@
-//! Random numbers of a schedule: all from one seed, the same on every machine.
+//! Random numbers of a test: all from one seed, the same on every machine.
 
 /// `SplitMix64`: small, fast, and good enough to draw schedules.
 #[derive(Clone, Debug)]

@@ -1,0 +1,124 @@
+//! Answers of models, whole and streamed, in each wire format.
+
+use agentloop::api::failure::Failure;
+use agentloop::engine::message::Answer;
+use agentloop::worker::model::Format;
+use serde_json::{Value, json};
+
+use super::mutation::mutated;
+use super::rounds;
+
+const FORMATS: [Format; 3] = [Format::OpenAi, Format::Structured, Format::Anthropic];
+
+fn whole() -> Vec<Vec<u8>> {
+    let said = json!({"text": "hm", "tool_calls": [{"name": "look", "arguments": {"at": 1}}]}).to_string();
+    let all = [
+        json!({"choices": [{"finish_reason": "tool_calls", "message": {"content": "hi", "refusal": null, "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "yield", "arguments": "{\"sleep\": 30}"}}]}}],
+            "usage": {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}}),
+        json!({"choices": [{"finish_reason": "stop", "message": {"content": said}}], "usage": {"prompt_tokens": 1}}),
+        json!({"type": "message", "stop_reason": "tool_use", "content": [{"type": "thinking", "thinking": "hm"},
+            {"type": "text", "text": "hi"}, {"type": "tool_use", "id": "x", "name": "look", "input": {"at": 1}}],
+            "usage": {"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 20}}),
+    ];
+    all.iter().map(|body| body.to_string().into_bytes()).collect()
+}
+
+fn streams() -> Vec<Vec<String>> {
+    let chat =
+        |delta: Value, finish: Value| json!({"choices": [{"delta": delta, "finish_reason": finish}]}).to_string();
+    let call = |arguments: &str| {
+        chat(
+            json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "look", "arguments": arguments}}]}),
+            Value::Null,
+        )
+    };
+    vec![
+        vec![
+            chat(json!({"content": "hi"}), Value::Null),
+            call("{\"at\""),
+            call(": 1}"),
+            chat(json!({}), json!("tool_calls")),
+            json!({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}).to_string(),
+            "[DONE]".into(),
+        ],
+        vec![
+            json!({"type": "message_start", "message": {"usage": {"input_tokens": 3}}}).to_string(),
+            json!({"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "id": "x", "name": "look"}})
+                .to_string(),
+            json!({"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": "{\"at\""}})
+                .to_string(),
+            json!({"type": "content_block_stop", "index": 0}).to_string(),
+            json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 4}}).to_string(),
+            json!({"type": "message_stop"}).to_string(),
+        ],
+    ]
+}
+
+/// Calls have ids of their own, and no error repeats what the server said.
+fn judge(read: Result<Answer, Failure>) {
+    match read {
+        Ok(answer) => {
+            let mut ids: Vec<&str> = answer.tool_calls.iter().map(|call| call.id.as_str()).collect();
+            let all = ids.len();
+            ids.sort_unstable();
+            ids.dedup();
+            assert_eq!(ids.len(), all, "{answer:?}");
+            assert!(all <= 128);
+        }
+        Err(failure) => {
+            assert!(
+                !failure.message.is_empty() && failure.message.len() < 200,
+                "{failure:?}"
+            );
+            assert!(!failure.message.contains("canary"), "{failure:?}");
+        }
+    }
+}
+
+#[test]
+fn no_answer_of_a_model_makes_a_worker_panic() {
+    let samples = whole();
+    rounds(1, |random| {
+        let (one, other) = (&samples[random.index(3)], &samples[random.index(3)]);
+        let mut body = mutated(random, one, other);
+        if random.percent(10) {
+            body.extend_from_slice(b"canary");
+        }
+        for format in FORMATS {
+            judge(format.answer(&body));
+        }
+    });
+}
+
+#[test]
+fn no_stream_of_a_model_makes_a_worker_panic() {
+    let samples = streams();
+    rounds(1, |random| {
+        let mut events = samples[random.index(2)].clone();
+        for _ in 0..random.range(0, 4) {
+            let (at, from) = (random.index(events.len()), random.index(events.len()));
+            match random.index(4) {
+                0 => events.swap(at, from),
+                1 => events.insert(at, events[from].clone()),
+                2 if events.len() > 1 => drop(events.remove(at)),
+                _ => {
+                    let bytes = mutated(random, events[at].as_bytes(), events[from].as_bytes());
+                    events[at] = String::from_utf8_lossy(&bytes).into_owned();
+                }
+            }
+        }
+        for format in FORMATS {
+            let mut aggregate = format.aggregate();
+            let mut done = false;
+            let broken = events.iter().find_map(|event| match aggregate.push(event) {
+                Ok(last) => {
+                    done |= last;
+                    None
+                }
+                Err(failure) => Some(failure),
+            });
+            judge(broken.map_or_else(|| aggregate.finish(done), Err));
+        }
+    });
+}
