@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # test.sh                every test: without a cluster, on a real control plane, end to end on a real node
 # test.sh plane|node     one half of it; `node` takes the name of a test: test.sh node e2e::restarts
-# test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation, ROUNDS (200,000) of nearly right input, then the end-to-end tests again and again, for
-#                        MINUTES (60)
+# test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation, ROUNDS (200,000) of nearly right input, then the
+#                        end-to-end tests again and again, for MINUTES (60)
 # Starts the clusters it needs and stops them, whatever happens. Ends with what each part took and cargo's own summaries.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
