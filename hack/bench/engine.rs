@@ -43,6 +43,7 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         context_tokens,
         max_output_tokens: 1_000,
         actions_per_minute: 10,
+        pre_check: None,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
         loop_detection: LoopDetection::default(),

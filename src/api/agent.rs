@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 pub use super::active_hours::{ActiveHours, Day};
 use super::bounds::{DNS_SUBDOMAIN, KEY};
 pub use super::hot_state::{FieldType, HotField, HotState};
+use super::light_model;
 pub use super::model::{Model, ModelApi, OutputLimitParameter, ToolCalling};
 pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateStrategy};
 pub use super::rate_limit::{RateLimit, Resource};
@@ -116,6 +117,11 @@ use super::tools::{TOOL, Tools};
         "the agent has no instructions: set spec.instructions to a text, or spec.instructionsFrom.configMapKeyRef to where it is kept"
     )
 )]
+#[x_kube(
+    validation = Rule::new("!has(self.continuous) || !has(self.continuous.preCheck) || (has(self.continuous.preCheck.enabled) && !self.continuous.preCheck.enabled) || (has(self.hotState) && has(self.hotState.fields) && size(self.hotState.fields) > 0)").message(
+        "spec.continuous.preCheck asks what has changed in spec.hotState.fields, and there are none: declare some, or remove it"
+    )
+)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSpec {
     /// How the loop is driven. Immutable. `Continuous`: the agent turns until it yields, and sets its own pace.
@@ -141,6 +147,11 @@ pub struct AgentSpec {
     pub skills: Vec<Skill>,
     /// The model that thinks.
     pub model: Model,
+    /// A smaller model for small questions, of the same shape as `model`, with a key and a price of its own: the one of
+    /// `continuous.preCheck`. Its calls count in the same budgets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = light_model::rename)]
+    pub light_model: Option<Model>,
     /// Pace and error handling of the loop.
     #[serde(default)]
     pub r#loop: Loop,
@@ -251,6 +262,11 @@ pub struct Continuous {
     /// A turn with a fixed prompt, now and then; absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heartbeat: Option<Heartbeat>,
+    /// Asks `lightModel`, when a sleep is over, whether what has changed in `hotState` since the last turn is worth a turn.
+    /// When it is not, the sleep goes on, twice as long, at most `maxSleepSeconds`. The turn runs in any case when
+    /// notifications wait, when anything but its end ended the sleep, and when `lightModel` gives no clear answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pre_check: Option<PreCheck>,
 }
 
 /// A turn with a fixed prompt, in a conversation of its own: apart from what the agent does otherwise, also while it sleeps,
@@ -267,11 +283,33 @@ pub struct Heartbeat {
     pub prompt: String,
 }
 
+/// The question whether a turn is worth it.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PreCheck {
+    /// False: it is not asked.
+    pub enabled: bool,
+    /// What matters to this agent and what does not, for `lightModel`; at most 4,096 characters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub prompt: Option<String>,
+}
+
+impl Default for PreCheck {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            prompt: None,
+        }
+    }
+}
+
 impl Default for Continuous {
     fn default() -> Self {
         Self {
             max_sleep_seconds: 3600,
             heartbeat: None,
+            pre_check: None,
         }
     }
 }

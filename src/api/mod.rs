@@ -13,6 +13,7 @@ pub mod crd;
 pub mod extra;
 pub mod failure;
 pub mod hot_state;
+mod light_model;
 mod model;
 mod pod;
 pub mod price;

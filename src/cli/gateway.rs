@@ -10,8 +10,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::gateway::{self, Options};
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
-    API_KEY_FILE, CONFIG_ENV, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SOCKET_PATH,
-    TOOL_HEADERS_DIR,
+    API_KEY_FILE, CONFIG_ENV, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig,
+    RECORD_DIR, SCRIPT_FILE, SOCKET_PATH, TOOL_HEADERS_DIR,
 };
 
 /// Flags of `agentloop gateway`.
@@ -32,6 +32,12 @@ pub(super) struct Args {
     /// The mounted key of the provider; read for each call.
     #[arg(long, env = "AGENTLOOP_API_KEY_FILE", default_value = API_KEY_FILE)]
     api_key_file: PathBuf,
+    /// The mounted script of a light model with api Scripted.
+    #[arg(long, env = "AGENTLOOP_LIGHT_SCRIPT_FILE", default_value = LIGHT_SCRIPT_FILE)]
+    light_script_file: PathBuf,
+    /// The mounted key of the light model's provider; read for each call.
+    #[arg(long, env = "AGENTLOOP_LIGHT_API_KEY_FILE", default_value = LIGHT_API_KEY_FILE)]
+    light_api_key_file: PathBuf,
     /// The mounted headers of tool servers, a directory each; read for each request.
     #[arg(long, env = "AGENTLOOP_TOOL_HEADERS_DIR", default_value = TOOL_HEADERS_DIR)]
     tool_headers_dir: PathBuf,
@@ -56,6 +62,8 @@ impl Args {
             record_dir: self.record_dir,
             script_file: self.script_file,
             api_key_file: self.api_key_file,
+            light_script_file: self.light_script_file,
+            light_api_key_file: self.light_api_key_file,
             tool_headers_dir: self.tool_headers_dir,
             link_token_file: self.link_token_file,
             link_ca_file: self.link_ca_file,

@@ -131,15 +131,16 @@ impl Engine {
             self.end_compaction(out);
             return;
         }
-        if failure.kind == FailureKind::CallExceedsLimit && self.shorten(out) {
+        if failure.kind == FailureKind::CallExceedsLimit && self.state.turn.is_some() && self.shorten(out) {
             return;
         }
         // Of several limits, the one that refused last is named.
         self.state.reasons.retain(|reason, _| !waits_for_room(*reason));
-        let asked_under = self.state.turn.as_ref().map(|turn| turn.asked_under);
+        let turn = self.state.turn.as_ref();
+        let asked_under = turn.map_or(self.state.pre_check.asked_under, |turn| turn.asked_under);
         let probe = if !waits_for_room(reason) {
             None
-        } else if asked_under != Some(self.state.budget.revision) {
+        } else if asked_under != self.state.budget.revision {
             // The refusal may speak of the budget as it was.
             Some(Probe::At(clock::after(out.now, SOON)))
         } else if failure.resumes_at.is_none() && is_worth_probing(reason) && !self.state.budget.held {
@@ -171,8 +172,15 @@ impl Engine {
                 hold.probe = Some(Probe::Sent(clock::after(now, LET_THROUGH)));
             }
         }
-        if let Some(turn) = &mut self.state.turn {
-            turn.asked_under = self.state.budget.revision;
+        self.note_revision();
+    }
+
+    /// What is asked now is asked under the budget as it is.
+    fn note_revision(&mut self) {
+        let revision = self.state.budget.revision;
+        match &mut self.state.turn {
+            Some(turn) => turn.asked_under = revision,
+            None => self.state.pre_check.asked_under = revision,
         }
     }
 
@@ -232,10 +240,11 @@ impl Engine {
         };
         out.push(Effect::CancelCall { call });
         self.in_flight = false;
-        if let Some(turn) = &mut self.state.turn {
-            turn.step = Step::Due(out.now);
-            turn.asked_under = self.state.budget.revision;
+        match &mut self.state.turn {
+            Some(turn) => turn.step = Step::Due(out.now),
+            None => self.state.pre_check.close(),
         }
+        self.note_revision();
         let note = FailureKind::BudgetExhausted.as_ref();
         out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
         self.refused(PauseReason::BudgetExhausted, stopped(message), out);

@@ -278,6 +278,7 @@ impl Engine {
         }
         let turn = self.state.turn.as_ref();
         match turn.map(|turn| (turn.step, turn.call_id(), turn.own_call())) {
+            None if self.state.pre_check.is_open() => self.issue_pre_check(out),
             None if self.may_attempt(out) => self.begin(out),
             Some((Step::Due(_), ..)) if self.may_attempt(out) => self.send_attempt(out),
             Some((Step::Due(_), _, own_call))
@@ -295,7 +296,7 @@ impl Engine {
     fn begin(&mut self, out: &mut Outbox) {
         if self.heartbeat_due().is_some_and(|due| due <= out.now) {
             self.begin_heartbeat(out);
-        } else if self.prepare_turn(out) {
+        } else if self.prepare_turn(out) && self.is_worth_a_turn(out) {
             self.begin_turn(out);
         }
     }
@@ -309,6 +310,7 @@ impl Engine {
         let free_from = self.free_from()?;
         let due = match self.state.turn.as_ref().map(|turn| turn.step) {
             None if self.is_refreshing() => return None,
+            None if self.state.pre_check.is_open() => Timestamp::MIN,
             None => {
                 let own = self.state.next_turn.filter(|_| self.state.sleep.is_none());
                 own.into_iter().chain(self.heartbeat_due()).min()?
@@ -379,8 +381,13 @@ impl Engine {
 
     /// The attempt whose outcome this process waits for.
     pub(super) fn call_in_flight(&self) -> Option<CallId> {
-        let turn = self.state.turn.as_ref().filter(|_| self.in_flight)?;
-        Some(turn.call_id())
+        if !self.in_flight {
+            return None;
+        }
+        Some(match &self.state.turn {
+            Some(turn) => turn.call_id(),
+            None => self.pre_check_call(),
+        })
     }
 
     /// The turn that a journal line belongs to.

@@ -24,6 +24,7 @@ pub mod message;
 pub mod notifications;
 mod outbox;
 mod pause;
+pub mod precheck;
 mod prompt;
 mod purpose;
 mod resources;
@@ -62,7 +63,7 @@ pub use purpose::Purpose;
 pub struct CallId {
     /// The turn, from 1.
     pub turn: i64,
-    /// The call within the turn, from 1.
+    /// The call within the turn, from 1; 0 is a pre-check before it.
     pub call: u32,
     /// The attempt at that call, from 1.
     pub attempt: u32,
@@ -345,6 +346,10 @@ pub enum RecordKind {
     NotificationDropped,
     /// A guardrail was reached. Its note is the reason that it raised, or the limit.
     GuardrailTriggered,
+    /// The pre-check saw nothing that matters: the coming turn is skipped, and the sleep goes on.
+    PrecheckSkipped,
+    /// The pre-check gave no clear answer: the turn runs. Its note is the failure's kind, or `Unreadable`.
+    PrecheckFailed,
     /// A turn ended.
     TurnCompleted,
     /// A turn was given up after its calls failed.

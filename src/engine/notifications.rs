@@ -108,6 +108,11 @@ struct Told {
 }
 
 impl Inbox {
+    /// Whether none waits, and none was dropped unseen.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.dropped == 0
+    }
+
     fn knows(&self, key: u64) -> bool {
         self.remembered.contains(&key) || self.waits(key)
     }

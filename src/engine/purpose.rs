@@ -24,4 +24,17 @@ pub enum Purpose {
     Heartbeat,
     /// A summary of old turns, which takes their place in the prompt.
     Compaction,
+    /// The question whether a turn is worth it.
+    Precheck,
+}
+
+impl Purpose {
+    /// Whether `spec.lightModel` serves it, and not `spec.model`.
+    #[must_use]
+    pub fn uses_light_model(self) -> bool {
+        match self {
+            Self::Turn | Self::Compaction | Self::Heartbeat => false,
+            Self::Precheck => true,
+        }
+    }
 }

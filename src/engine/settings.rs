@@ -5,6 +5,7 @@ use jiff::SignedDuration;
 use super::guardrails::active_hours::{ActiveHours, HoursError};
 use super::heartbeat::Heartbeat;
 use super::hot_state::Field;
+use super::precheck;
 use super::resources::Limit;
 use crate::api::AgentSpec;
 use crate::api::agent::{ExhaustionPolicy, LoopDetection};
@@ -40,6 +41,8 @@ pub struct Settings {
     pub max_output_tokens: u32,
     /// Tool runs with side effects in 60 s.
     pub actions_per_minute: u32,
+    /// Whether a turn after a sleep is worth it is asked first; `None`: it is not.
+    pub pre_check: Option<precheck::Settings>,
     /// Fields of the hot state.
     pub hot_state: Vec<Field>,
     /// Bytes of one result of a tool.
@@ -80,9 +83,20 @@ impl TryFrom<&AgentSpec> for Settings {
             context_tokens: spec.model.context_tokens,
             max_output_tokens: spec.model.max_output_tokens,
             actions_per_minute: spec.guardrails.actions_per_minute,
+            pre_check: pre_check(spec),
             hot_state: spec.hot_state.fields.iter().map(Field::from).collect(),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
             loop_detection: spec.guardrails.loop_detection.clone(),
         })
     }
+}
+
+/// Only with a small model, and with something to look at.
+fn pre_check(spec: &AgentSpec) -> Option<precheck::Settings> {
+    let asked = spec.continuous.pre_check.as_ref().filter(|check| check.enabled)?;
+    let light = spec.light_model.as_ref()?;
+    (!spec.hot_state.fields.is_empty()).then(|| precheck::Settings {
+        prompt: asked.prompt.clone(),
+        max_output_tokens: light.max_output_tokens,
+    })
 }

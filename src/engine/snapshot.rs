@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::CallId;
@@ -13,6 +13,7 @@ use super::heartbeat::Beat;
 use super::hot_state::Refresh;
 use super::loops::Watch;
 use super::notifications::{Inbox, Shown};
+use super::precheck::PreCheck;
 use super::resources::Tracker;
 use super::work::Work;
 use crate::api::failure::Failure;
@@ -43,6 +44,8 @@ pub struct Snapshot {
     pub(super) refresh: Refresh,
     /// Notifications that wait.
     pub(super) inbox: Inbox,
+    /// The question whether the coming turn is worth it.
+    pub(super) pre_check: PreCheck,
     /// When the next turn may begin, once nothing holds the loop.
     pub(super) next_turn: Option<Timestamp>,
     pub(super) sleep: Option<Sleep>,
@@ -179,6 +182,9 @@ pub enum Step {
 pub struct Sleep {
     /// Wall-clock moment of its end.
     pub until: Timestamp,
+    /// How long it was to last.
+    #[serde(default)]
+    pub length: SignedDuration,
     /// What ends it early.
     pub wake_early_if: Vec<String>,
     /// When a resource in there has the room that it waits for; nothing is used during a sleep.

@@ -8,6 +8,7 @@ use super::machine::Engine;
 use super::message::{Answer, Finish, Message, Tool};
 use super::notifications::Shown;
 use super::outbox::{Outbox, call_line, line};
+use super::precheck::PreCheck;
 use super::retry::{self, Next};
 use super::snapshot::{Briefing, Lifecycle, Step, Turn};
 use super::yield_tool::{self, Pace};
@@ -23,6 +24,7 @@ impl Engine {
         let briefing = std::mem::take(&mut self.state.briefing);
         let text = prompt::observe(number, out.now, &briefing, self.hot.summary(out.now));
         self.state.next_turn = None;
+        self.state.pre_check = PreCheck::default();
         self.open_turn(text, briefing, false, out);
     }
 
@@ -92,6 +94,7 @@ impl Engine {
         });
         self.in_flight = true;
         let (purpose, conversation) = self.conversation();
+        self.hot.sent();
         out.push(Effect::CallModel {
             call,
             purpose,
@@ -128,7 +131,7 @@ impl Engine {
         prompt.saturating_add(self.settings.max_output_tokens.into())
     }
 
-    fn count_use(&mut self, resource: Resource, amount: u64, out: &Outbox) {
+    pub(super) fn count_use(&mut self, resource: Resource, amount: u64, out: &Outbox) {
         self.state
             .used
             .count(&self.settings.rate_limits, resource, amount, out.now);
@@ -199,6 +202,10 @@ impl Engine {
         }
         self.in_flight = false;
         self.was_let_through();
+        if self.state.turn.is_none() {
+            self.pre_checked(call, answer, out);
+            return;
+        }
         out.push(Effect::Acknowledge { call });
         let tokens = answer.tokens.unwrap_or_else(|| self.largest_call());
         self.count_use(Resource::LLMTokens, tokens, out);
@@ -244,15 +251,18 @@ impl Engine {
 
     /// The call in flight gave no answer.
     pub(super) fn failed(&mut self, call: CallId, failure: Failure, out: &mut Outbox) {
-        let (true, Some(turn)) = (self.call_in_flight() == Some(call), &mut self.state.turn) else {
+        if self.call_in_flight() != Some(call) {
             return;
-        };
+        }
         self.in_flight = false;
         if failure.kind == FailureKind::Fenced {
             self.fence(out);
             return;
         }
-        turn.step = Step::Due(out.now);
+        match &mut self.state.turn {
+            Some(turn) => turn.step = Step::Due(out.now),
+            None => self.state.pre_check.close(),
+        }
         self.state.counters.idle.interrupted();
         out.push(Effect::Acknowledge { call });
         out.record(call_line(
@@ -286,6 +296,7 @@ impl Engine {
             return;
         }
         let Some(turn) = &mut self.state.turn else {
+            self.pre_check_failed(failure, out);
             return;
         };
         if failure.kind != FailureKind::LinkLost {
@@ -381,6 +392,7 @@ impl Engine {
         out.record(line(RecordKind::TurnCompleted, self.turn_number(), note));
         self.acknowledge_notifications();
         self.look_at_turn(&pace, out);
+        self.hot.committed();
         self.state.turn = None;
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
         let counters = &mut self.state.counters;

@@ -12,11 +12,12 @@ use crate::api::status::LoopState;
 impl Engine {
     /// The sleep's own end has come; one that passed while the worker was down ends now, once.
     pub(super) fn end_sleep_if_over(&mut self, out: &mut Outbox) {
-        let Some(sleep) = self.state.sleep.as_ref().filter(|sleep| sleep.ends() <= out.now) else {
+        let Some(sleep) = self.state.sleep.clone().filter(|sleep| sleep.ends() <= out.now) else {
             return;
         };
         if sleep.until <= out.now {
             self.end_sleep("the sleep that you chose is over", out);
+            self.may_sleep_on(sleep);
         } else {
             self.end_sleep("there is the room again that you waited for", out);
         }
@@ -25,8 +26,13 @@ impl Engine {
     /// A named event ends a sleep that named it, also one that lies under a pause: the event will not come again.
     pub(super) fn event(&mut self, name: &str, out: &mut Outbox) {
         let named = |sleep: &Sleep| sleep.wake_early_if.iter().any(|wanted| matches(wanted, name));
+        let cause = format!("the event {name} ended your sleep");
         if self.state.sleep.as_ref().is_some_and(named) {
-            self.end_sleep(&format!("the event {name} ended your sleep"), out);
+            self.end_sleep(&cause, out);
+        }
+        let kept = self.state.pre_check.wake_early_if();
+        if kept.iter().any(|wanted| matches(wanted, name)) {
+            self.open_pre_check(&cause, out);
         }
     }
 
@@ -40,6 +46,7 @@ impl Engine {
         if self.public().state == LoopState::Sleeping {
             self.end_sleep("you were asked to wake", out);
         }
+        self.open_pre_check("you were asked to wake", out);
     }
 
     /// A sleep that waits for room which is there already lasts as long as the shortest.
@@ -58,10 +65,23 @@ impl Engine {
             .min();
         self.state.sleep = Some(Sleep {
             until: clock::after(now, wait),
+            length: wait,
             wake_early_if,
             room_at,
             reason,
         });
+    }
+
+    /// What would have ended a sleep ends the pre-check after it too: it will not come again.
+    fn open_pre_check(&mut self, cause: &str, out: &mut Outbox) {
+        if self.pass_pre_check() {
+            cause.clone_into(&mut self.state.briefing.cause);
+            out.record(line(
+                RecordKind::Transition,
+                self.turn_number(),
+                "the turn runs in any case",
+            ));
+        }
     }
 
     pub(super) fn end_sleep(&mut self, cause: &str, out: &mut Outbox) {

@@ -12,10 +12,10 @@ use tokio::sync::watch;
 
 use super::budget::{self, Budget, Hold};
 use super::contact::{Contact, Refusal};
-use super::failures::failure;
+use super::failures::{failure, of_purpose};
 use super::flight::Flight;
 use super::store::{Call, End, Metered, Recorded, Settlement, Store, StoreError};
-use super::upstream::{Prepared, Upstream};
+use super::upstream::{Complete, Prepared, Upstream, Upstreams};
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::CallId;
 use crate::link::messages::ModelReport;
@@ -37,7 +37,7 @@ pub struct Calls {
     store: Arc<Store>,
     budget: Arc<Budget>,
     contact: Arc<Contact>,
-    upstream: Upstream,
+    upstreams: Upstreams,
     flights: Mutex<HashMap<CallId, Arc<Flight>>>,
     /// Number of calls that ended here, and how the last one spoke of the model.
     ended: watch::Sender<(u64, Option<ModelReport>)>,
@@ -46,13 +46,13 @@ pub struct Calls {
 
 impl Calls {
     /// No call in flight.
-    pub fn new(store: Arc<Store>, budget: Arc<Budget>, contact: Arc<Contact>, upstream: Upstream) -> Self {
+    pub fn new(store: Arc<Store>, budget: Arc<Budget>, contact: Arc<Contact>, upstreams: Upstreams) -> Self {
         let violated = store.violation().map(|violation| report(&violation.failure));
         Self {
             store,
             budget,
             contact,
-            upstream,
+            upstreams,
             flights: Mutex::default(),
             ended: watch::Sender::new((0, violated)),
             closed: Mutex::new(false),
@@ -95,9 +95,11 @@ impl Calls {
             Some(Refusal::Stopped(failure) | Refusal::LinkLost(failure)) => return Err(failure),
         }
         let request = self
-            .upstream
-            .prepare(call.id, body, self.store.scripted_turns())
-            .inspect_err(|failure| self.note_end(Some(failure)))?;
+            .upstreams
+            .of(call.purpose)
+            .and_then(|upstream| upstream.prepare(call.id, body, self.store.scripted_turns(call.purpose)))
+            .map_err(|failure| of_purpose(call.purpose, failure))
+            .inspect_err(|failure| self.note_end(call, Some(failure)))?;
         let flight = Arc::new(Flight::new());
         // Before any await, so that a repeat joins it also while it waits for room.
         self.flights().insert(call.id, Arc::clone(&flight));
@@ -110,7 +112,7 @@ impl Calls {
         let paid = tokio::select! {
             biased;
             why = flight.until_cut() => Err(why),
-            hold = self.budget.hold(call, &mut request) => hold,
+            hold = self.budget.hold(call, &mut request) => hold.map_err(|failure| of_purpose(call.purpose, failure)),
         };
         let failure = match paid {
             Ok(hold) => self.spend(call, request, hold, &flight).await,
@@ -121,7 +123,12 @@ impl Calls {
         };
         flight.end(failure.clone().map_or(Ok(()), Err));
         self.flights().remove(&call.id);
-        self.note_end(failure.as_ref());
+        self.note_end(call, failure.as_ref());
+    }
+
+    async fn run(&self, call: Call, request: Prepared, flight: &Flight) -> Result<Complete, Failure> {
+        let ran = self.upstreams.of(call.purpose)?.run(request, flight).await;
+        ran.map_err(|failure| of_purpose(call.purpose, failure))
     }
 
     /// Sends the call and settles it; why there is no answer, when there is none.
@@ -129,7 +136,7 @@ impl Calls {
         let result = tokio::select! {
             biased;
             why = flight.until_cut() => Err((why, true)),
-            result = self.upstream.run(request, flight) => result.map_err(|failure| (failure, false)),
+            result = self.run(call, request, flight) => result.map_err(|failure| (failure, false)),
         };
         let was_cut = matches!(&result, Err((_, true)));
         let end = match &result {
@@ -144,10 +151,12 @@ impl Calls {
         let charge = self.budget.charge(&hold, &metered);
         let violation = charge.violation.clone();
         let settlement = Settlement {
-            id: call.id,
+            call,
             end,
             // A turn of the script that ran out of time was not given.
-            scripted_turn: self.upstream.is_scripted() && !was_cut && metered != Metered::Unknown,
+            scripted_turn: self.upstreams.of(call.purpose).is_ok_and(Upstream::is_scripted)
+                && !was_cut
+                && metered != Metered::Unknown,
             metered,
             reservation: hold.reservation,
             charge: charge.amount,
@@ -225,12 +234,17 @@ impl Calls {
         }
     }
 
-    /// Tells the reports how the call ended. Ends that say nothing of the model leave its state as it was.
-    fn note_end(&self, failure: Option<&Failure>) {
+    /// Tells the reports how the call ended. Ends that say nothing of `spec.model` leave its state as it was.
+    fn note_end(&self, call: Call, failure: Option<&Failure>) {
         // An answer whose bill was above its bound says nothing good of the model.
         let violated = self.store.violation();
         match violated.as_ref().map(|violation| &violation.failure).or(failure) {
-            Some(failure) if !speaks_of_the_model(failure.kind) => self.ended.send_modify(|(count, _)| *count += 1),
+            None if call.purpose.uses_light_model() => {
+                self.ended.send_modify(|(count, _)| *count += 1);
+            }
+            Some(failure) if !speaks_of_the_model(call, failure.kind) => {
+                self.ended.send_modify(|(count, _)| *count += 1);
+            }
             spoken => self.note_model(spoken),
         }
     }
@@ -276,8 +290,10 @@ pub fn not_recorded(error: &StoreError) -> Failure {
     )
 }
 
-fn speaks_of_the_model(kind: FailureKind) -> bool {
+fn speaks_of_the_model(call: Call, kind: FailureKind) -> bool {
     match kind {
+        // Without its answer the turns go on.
+        _ if call.purpose.uses_light_model() => kind == FailureKind::BoundViolated,
         FailureKind::Unreachable
         | FailureKind::Timeout
         | FailureKind::RateLimited

@@ -9,6 +9,7 @@ use reqwest::header::{HeaderMap, RETRY_AFTER};
 use serde::Deserialize;
 
 use crate::api::failure::{Failure, FailureKind};
+use crate::engine::Purpose;
 
 /// Longest wait that a server may ask for.
 pub const MAX_RETRY_AFTER_MILLISECONDS: u64 = 15 * 60 * 1000;
@@ -21,6 +22,14 @@ const QUOTA_CODES: [&str; 6] = [
     "quota_exceeded",
     "insufficient_balance",
 ];
+
+/// A failure of a call for this purpose: its words name the fields of the model that served it.
+pub fn of_purpose(purpose: Purpose, mut failure: Failure) -> Failure {
+    if purpose.uses_light_model() {
+        failure.message = failure.message.replace("spec.model", "spec.lightModel");
+    }
+    failure
+}
 
 /// A failure without a wait.
 pub fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {

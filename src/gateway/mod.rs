@@ -32,9 +32,9 @@ use self::calls::Calls;
 use self::contact::Contact;
 use self::mcp::Mcp;
 use self::server::Gateway;
-use self::store::Store;
+use self::store::{Models, Store};
 use self::uplink::Uplink;
-use self::upstream::{Caller, Upstream};
+use self::upstream::{Caller, Upstream, Upstreams};
 use crate::link::client::LinkClient;
 use crate::link::pod::PodConfig;
 
@@ -59,6 +59,10 @@ pub struct Options {
     pub script_file: PathBuf,
     /// File of the provider's key.
     pub api_key_file: PathBuf,
+    /// File of the light model's script.
+    pub light_script_file: PathBuf,
+    /// File of the light model's key.
+    pub light_api_key_file: PathBuf,
     /// Directory with one directory for each tool server's headers.
     pub tool_headers_dir: PathBuf,
     /// File of the link's token.
@@ -88,14 +92,13 @@ pub enum GatewayError {
 /// Serves until `end`, then finishes what is in flight, reports for the last time, and returns.
 pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), GatewayError> {
     let spec = &options.config.spec;
-    let store = Arc::new(Store::open(&options.record_dir, &spec.model.name, Timestamp::now())?);
+    let store = Arc::new(Store::open(
+        &options.record_dir,
+        Models::of_spec(spec),
+        Timestamp::now(),
+    )?);
     let contact = Arc::new(Contact::new(options.run_lease, Instant::now()));
-    let upstream = Upstream::new(&Caller {
-        agent_uid: &options.config.uid,
-        model: &spec.model,
-        key_file: &options.api_key_file,
-        script_file: &options.script_file,
-    });
+    let upstreams = upstreams(&options);
     let client = Arc::new(LinkClient::new(
         &options.config.link_url,
         options.link_ca_file,
@@ -106,9 +109,9 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         Arc::clone(&contact),
         Arc::clone(&client),
         options.config.epoch,
-        &spec.model.name,
+        Models::of_spec(spec),
     ));
-    let calls = Arc::new(Calls::new(store, Arc::clone(&budget), Arc::clone(&contact), upstream));
+    let calls = Arc::new(Calls::new(store, Arc::clone(&budget), Arc::clone(&contact), upstreams));
     let said = watch::Sender::new(None);
     let uplink = Uplink {
         epoch: options.config.epoch,
@@ -149,4 +152,26 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
     uplink.last_report(LAST_REPORT).await;
     tracing::info!("ended");
     Ok(())
+}
+
+fn upstreams(options: &Options) -> Upstreams {
+    let spec = &options.config.spec;
+    let agent_uid = &options.config.uid;
+    let light = |model| {
+        Upstream::new(&Caller {
+            agent_uid,
+            model,
+            key_file: &options.light_api_key_file,
+            script_file: &options.light_script_file,
+        })
+    };
+    Upstreams {
+        main: Upstream::new(&Caller {
+            agent_uid,
+            model: &spec.model,
+            key_file: &options.api_key_file,
+            script_file: &options.script_file,
+        }),
+        light: spec.light_model.as_ref().map(light),
+    }
 }

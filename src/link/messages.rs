@@ -83,6 +83,8 @@ pub struct BudgetTerms {
     pub accounts: Vec<AccountTerms>,
     /// What `spec.model` costs; `None`: not known, so no cost is counted and no limit of cost can be kept.
     pub price: Option<Price>,
+    /// What `spec.lightModel` costs, likewise.
+    pub light_price: Option<Price>,
     /// An answer is clipped to what is left, but not below so many tokens.
     pub min_output_tokens: u32,
     /// Why no call may be made at all: `BudgetUnavailable`, `LoopDetected`.

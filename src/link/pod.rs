@@ -24,6 +24,10 @@ pub const SKILLS_DIR: &str = "/etc/agentloop/skills";
 pub const SCRIPT_FILE: &str = "/etc/agentloop/script/text";
 /// Mounted Secret key of `model.apiKeySecretRef` (gateway).
 pub const API_KEY_FILE: &str = "/etc/agentloop/key/value";
+/// Mounted ConfigMap key of `lightModel.scripted` (gateway).
+pub const LIGHT_SCRIPT_FILE: &str = "/etc/agentloop/light-script/text";
+/// Mounted Secret key of `lightModel.apiKeySecretRef` (gateway).
+pub const LIGHT_API_KEY_FILE: &str = "/etc/agentloop/light-key/value";
 /// Mounted Secrets of `tools.servers[].headersSecretRef` (gateway): a directory per server, a file per header.
 pub const TOOL_HEADERS_DIR: &str = "/etc/agentloop/tools";
 /// Projected token of the link's audience (gateway).

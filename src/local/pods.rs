@@ -24,8 +24,8 @@ use super::volumes::{Folders, VolumeError, Volumes, make_folder};
 use crate::gateway;
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
-    API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR,
-    SCRIPT_FILE, SKILLS_DIR, SOCKET_PATH, TOOL_HEADERS_DIR,
+    API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE,
+    LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SKILLS_DIR, SOCKET_PATH, TOOL_HEADERS_DIR,
 };
 use crate::link::server::PodIdentity;
 use crate::worker::startup;
@@ -207,6 +207,8 @@ fn roles(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<Roles, PodError> {
             record_dir: in_gateway(RECORD_DIR),
             script_file: in_gateway(SCRIPT_FILE),
             api_key_file: in_gateway(API_KEY_FILE),
+            light_script_file: in_gateway(LIGHT_SCRIPT_FILE),
+            light_api_key_file: in_gateway(LIGHT_API_KEY_FILE),
             tool_headers_dir: tool_headers(gateway, volumes),
             link_token_file: in_gateway(LINK_TOKEN_FILE),
             link_ca_file: in_gateway(LINK_CA_FILE),

@@ -39,10 +39,12 @@ fn revision(terms: &BudgetTerms) -> u64 {
     blocked
         .map(|blocked| (blocked.kind, &blocked.message, blocked.resumes_at))
         .hash(&mut hasher);
-    let price = terms.price.as_ref();
-    price
-        .map(|price| (&price.input_per_million, &price.output_per_million))
-        .hash(&mut hasher);
+    for price in [&terms.price, &terms.light_price] {
+        let price = price.as_ref();
+        price
+            .map(|price| (&price.input_per_million, &price.output_per_million))
+            .hash(&mut hasher);
+    }
     terms.min_output_tokens.hash(&mut hasher);
     hasher.finish()
 }

@@ -70,6 +70,7 @@ pub struct Driver<'a> {
     runs: JoinSet<ToolOutcome>,
     running: BTreeMap<ToolRunId, AbortHandle>,
     model: &'a Model,
+    light_model: Option<&'a Model>,
     instructions: Instructions,
     gateway: &'a GatewayClient,
     outbox: &'a Outbox,
@@ -97,6 +98,8 @@ pub struct Parts<'a> {
     pub tools: Option<Arc<dyn ToolSource>>,
     /// The model of the spec.
     pub model: &'a Model,
+    /// The light model of the spec.
+    pub light_model: Option<&'a Model>,
     /// The system prompt.
     pub instructions: Instructions,
     /// Claimed.
@@ -142,6 +145,7 @@ impl<'a> Driver<'a> {
             runs: JoinSet::new(),
             running: BTreeMap::new(),
             model: parts.model,
+            light_model: parts.light_model,
             instructions: parts.instructions,
             gateway: parts.gateway,
             outbox: parts.outbox,
@@ -357,8 +361,10 @@ impl<'a> Driver<'a> {
                 state,
                 tools,
             } => {
-                let format = Format::of(self.model);
-                let body = format.request_with_state(self.model, &messages, state, &tools);
+                let light = self.light_model.filter(|_| purpose.uses_light_model());
+                let model = light.unwrap_or(self.model);
+                let format = Format::of(model, &tools);
+                let body = format.request_with_state(model, &messages, state, &tools);
                 let gateway = self.gateway.clone();
                 self.in_flight = Some(call);
                 self.calls

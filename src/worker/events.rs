@@ -24,6 +24,8 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::LoopDetected => "autonomy:loop_detected",
         RecordKind::Notified => "autonomy:notification_pushed",
         RecordKind::NotificationDropped => "autonomy:notification_dropped",
+        RecordKind::PrecheckSkipped => "autonomy:precheck_skipped",
+        RecordKind::PrecheckFailed => "autonomy:precheck_failed",
         RecordKind::HotStateRefused => "autonomy:hot_state_refused",
         RecordKind::Trimmed => "autonomy:context_trimmed",
         RecordKind::Compacted => "autonomy:context_compacted",

@@ -161,6 +161,7 @@ impl Worker {
                     engine,
                     tools: tools(&spec.tools, &self.options.socket)?,
                     model: &spec.model,
+                    light_model: spec.light_model.as_ref(),
                     instructions,
                     journal: &mut journal,
                     gateway: &self.gateway,

@@ -216,6 +216,73 @@ async fn a_missing_secret_is_named_and_heals_by_itself_when_it_appears() {
     assert_eq!(rig.condition("coast", "Stalled"), None);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_light_models_key_and_script_are_looked_for_and_reach_the_gateway_alone() {
+    let rig = Rig::start().await;
+    let light = json!({ "api": "OpenAIChat", "name": "small", "baseURL": "http://small/v1",
+        "apiKeySecretRef": { "name": "provider", "key": "token" } });
+    rig.apply("coast", &json!({ "lightModel": light }));
+    rig.pass(20).await;
+    assert_eq!(rig.pod("coast"), None);
+    assert_eq!(rig.ready("coast"), ("False".into(), "SecretNotFound".into()));
+    let message = accepted(&rig, "coast");
+    assert!(
+        message.starts_with("spec.lightModel.apiKeySecretRef: Secret provider does not exist"),
+        "{message}"
+    );
+    put_secret(&rig);
+    rig.pass(31).await;
+    rig.come_up("coast").await;
+    let pod = rig.pod("coast").unwrap();
+    let names = |container: &Value| {
+        let mounts = container["volumeMounts"].as_array().unwrap().clone();
+        mounts
+            .iter()
+            .map(|mount| mount["name"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert!(names(&pod["spec"]["initContainers"][0]).contains(&"light-key".to_owned()));
+    assert!(!names(&pod["spec"]["containers"][0]).contains(&"light-key".to_owned()));
+
+    let script = json!({ "api": "Scripted", "name": "small",
+        "scripted": { "configMapKeyRef": { "name": "answers", "key": "light" } } });
+    rig.apply("shore", &json!({ "lightModel": script }));
+    rig.pass(20).await;
+    let message = accepted(&rig, "shore");
+    assert!(
+        message.starts_with("spec.lightModel.scripted.configMapKeyRef: ConfigMap answers does not"),
+        "{message}"
+    );
+    rig.put_config_map("answers", "light", "turns: [{text: '{}'}]");
+    rig.pass(31).await;
+    rig.come_up("shore").await;
+    let pod = rig.pod("shore").unwrap();
+    assert!(names(&pod["spec"]["initContainers"][0]).contains(&"light-script".to_owned()));
+}
+
+fn accepted(rig: &Rig, name: &str) -> String {
+    let conditions = rig.status(name).conditions;
+    let accepted = conditions.into_iter().find(|condition| condition.type_ == "Accepted");
+    accepted.map(|condition| condition.message).unwrap_or_default()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pre_check_without_a_light_model_is_accepted_and_said_to_have_no_effect() {
+    let rig = Rig::start().await;
+    let asked =
+        json!({ "continuous": { "preCheck": {} }, "hotState": { "fields": [{ "name": "n", "type": "Number" }] } });
+    rig.bring_up("coast", &asked).await;
+    assert_eq!(rig.ready("coast").0, "True");
+    assert_eq!(
+        accepted(&rig, "coast"),
+        "the spec and all it refers to are usable; spec.continuous.preCheck has no effect, each turn runs without it: it \
+         needs spec.lightModel"
+    );
+    let off = json!({ "continuous": { "preCheck": { "enabled": false } } });
+    rig.bring_up("shore", &off).await;
+    assert_eq!(accepted(&rig, "shore"), "the spec and all it refers to are usable");
+}
+
 /// An Agent with a tool server whose headers are in the Secret `hub`.
 fn with_tools() -> Value {
     json!({ "tools": { "servers": [

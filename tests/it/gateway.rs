@@ -8,6 +8,7 @@ pub mod controller;
 mod crashes;
 mod faults;
 mod ledger;
+mod light;
 mod link;
 pub mod provider;
 mod real;

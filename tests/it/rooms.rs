@@ -140,7 +140,7 @@ fn the_gateway_knows_of_the_engine_only_how_calls_are_named_and_what_for() {
             .enumerate()
             .filter(|(_, code)| code.contains("crate::engine"))
         {
-            let names = ["CallId;", "{CallId, Purpose};"];
+            let names = ["CallId;", "Purpose;", "{CallId, Purpose};"];
             let fine = names
                 .iter()
                 .any(|name| code.ends_with(&format!("use crate::engine::{name}")));

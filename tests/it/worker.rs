@@ -6,6 +6,7 @@ mod budget;
 mod calls;
 mod disk;
 mod gateway;
+mod precheck;
 pub mod process;
 mod restarts;
 mod tools;

@@ -143,13 +143,20 @@ impl List<'_> {
             {
                 self.keep(ConditionType::Accepted);
             }
-            Ok(()) => self.set(
-                ConditionType::Accepted,
-                true,
-                "Accepted",
-                "the spec and all it refers to are usable",
-            ),
+            Ok(()) => self.set(ConditionType::Accepted, true, "Accepted", self.usable()),
         }
+    }
+
+    /// Says so where a field has no effect.
+    fn usable(&self) -> String {
+        let spec = &self.facts.agent.spec;
+        let asked = spec.continuous.pre_check.as_ref().is_some_and(|check| check.enabled);
+        let but = if asked && spec.light_model.is_none() {
+            "; spec.continuous.preCheck has no effect, each turn runs without it: it needs spec.lightModel"
+        } else {
+            ""
+        };
+        format!("the spec and all it refers to are usable{but}")
     }
 
     fn pod_ready(&mut self) {

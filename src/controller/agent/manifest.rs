@@ -20,9 +20,9 @@ use super::{names, objects};
 use crate::api::agent::{KeyRef, PodSettings, Skill, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
 use crate::link::pod::{
-    API_KEY_FILE, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, LINK_CA_CONFIGMAP,
-    LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_DIR,
-    TOOL_HEADERS_DIR, WORKER_UID,
+    API_KEY_FILE, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE,
+    LIGHT_SCRIPT_FILE, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE,
+    SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_DIR, TOOL_HEADERS_DIR, WORKER_UID,
 };
 
 /// The binary in the image.
@@ -142,6 +142,14 @@ fn gateway(agent: &Agent, epoch: i64, settings: &Settings) -> Container {
     if agent.spec.model.scripted.is_some() {
         mounts.push(mount("script", directory(SCRIPT_FILE), true));
     }
+    if let Some(light) = &agent.spec.light_model {
+        if light.api_key_secret_ref.is_some() {
+            mounts.push(mount("light-key", directory(LIGHT_API_KEY_FILE), true));
+        }
+        if light.scripted.is_some() {
+            mounts.push(mount("light-script", directory(LIGHT_SCRIPT_FILE), true));
+        }
+    }
     for (server, _) in header_secrets(&agent.spec) {
         let directory = format!("{TOOL_HEADERS_DIR}/{server}");
         mounts.push(mount(&header_volume(server), &directory, true));
@@ -226,12 +234,15 @@ fn container(agent: &Agent, epoch: i64, settings: &Settings, name: &str, uid: i6
 
 fn volumes(agent: &Agent) -> Vec<Volume> {
     let mut volumes = vec![socket_volume(), state_volume(agent), token_volume(), ca_volume()];
-    let model = &agent.spec.model;
-    if let Some(key) = &model.api_key_secret_ref {
-        volumes.push(key_volume(key));
-    }
-    if let Some(script) = &model.scripted {
-        volumes.push(text_volume("script", &script.config_map_key_ref));
+    let light = agent.spec.light_model.as_ref();
+    let models = [("", Some(&agent.spec.model)), ("light-", light)];
+    for (prefix, model) in models.into_iter().filter_map(|(prefix, model)| Some((prefix, model?))) {
+        if let Some(key) = &model.api_key_secret_ref {
+            volumes.push(key_volume(&format!("{prefix}key"), key));
+        }
+        if let Some(script) = &model.scripted {
+            volumes.push(text_volume(&format!("{prefix}script"), &script.config_map_key_ref));
+        }
     }
     if let Some(instructions) = &agent.spec.instructions_from {
         volumes.push(text_volume("instructions", &instructions.config_map_key_ref));
@@ -343,9 +354,9 @@ fn projected(name: &str, sources: Vec<VolumeProjection>) -> Volume {
     }
 }
 
-fn key_volume(reference: &KeyRef) -> Volume {
+fn key_volume(name: &str, reference: &KeyRef) -> Volume {
     Volume {
-        name: "key".into(),
+        name: name.into(),
         secret: Some(SecretVolumeSource {
             secret_name: Some(reference.name.clone()),
             items: Some(vec![item(reference, API_KEY_FILE)]),

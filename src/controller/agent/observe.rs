@@ -20,9 +20,9 @@ use super::outside::{self, Finding};
 use super::pod_state::PodState;
 use super::reconcile::{Context, Subject};
 use super::totals;
-use super::validate::{Looked, References};
+use super::validate::{Looked, ModelReferences, References};
 use crate::api::AgentStatus;
-use crate::api::agent::KeyRef;
+use crate::api::agent::{KeyRef, Model};
 use crate::controller::loops::Heard;
 use crate::link::messages::Known;
 
@@ -133,18 +133,8 @@ fn matter(intent: Intent, subject: &Subject<'_>, memory: &Remembered) -> bool {
 
 async fn references(ctx: &Context, subject: &Subject<'_>) -> Result<References, Error> {
     let spec = &subject.agent.spec;
-    let key = async {
-        match &spec.model.api_key_secret_ref {
-            Some(reference) => secret(ctx, subject, reference).await.map(Some),
-            None => Ok(None),
-        }
-    };
-    let script = async {
-        match &spec.model.scripted {
-            Some(source) => text(ctx, subject, &source.config_map_key_ref).await.map(Some),
-            None => Ok(None),
-        }
-    };
+    let model = of_model(ctx, subject, Some(&spec.model));
+    let light = of_model(ctx, subject, spec.light_model.as_ref());
     let instructions = async {
         match &spec.instructions_from {
             Some(source) => text(ctx, subject, &source.config_map_key_ref).await.map(Some),
@@ -156,15 +146,32 @@ async fn references(ctx: &Context, subject: &Subject<'_>) -> Result<References, 
         let secret = server.headers_secret_ref.as_ref()?;
         Some(async move { Ok((server.name.clone(), keys(ctx, subject, &secret.name).await?)) })
     }));
-    let (key, script, instructions, skills, headers) =
-        tokio::try_join!(key, script, instructions, skills(ctx, subject), headers)?;
+    let (model, light, instructions, skills, headers) =
+        tokio::try_join!(model, light, instructions, skills(ctx, subject), headers)?;
     Ok(References {
-        key,
-        script,
+        model,
+        light,
         instructions,
         skills,
         headers: headers.into_iter().collect(),
     })
+}
+
+async fn of_model(ctx: &Context, subject: &Subject<'_>, model: Option<&Model>) -> Result<ModelReferences, Error> {
+    let key = async {
+        match model.and_then(|model| model.api_key_secret_ref.as_ref()) {
+            Some(reference) => secret(ctx, subject, reference).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let script = async {
+        match model.and_then(|model| model.scripted.as_ref()) {
+            Some(source) => text(ctx, subject, &source.config_map_key_ref).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let (key, script) = tokio::try_join!(key, script)?;
+    Ok(ModelReferences { key, script })
 }
 
 /// Only whether the key is there; what it says is dropped at once.

@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use super::context::Settings;
-use super::validate::{Looked, References, validate};
+use super::validate::{Looked, ModelReferences, References, validate};
 use crate::api::Agent;
-use crate::api::agent::KeyRef;
+use crate::api::agent::{KeyRef, Model};
 
 /// What an Agent refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,18 +35,18 @@ pub fn problem(
         let keys = find(Referred::Secret, &secret.name).map(|data| data.into_keys().collect());
         Some((server.name.clone(), keys.map_or(Looked::NoObject, Looked::Found)))
     });
-    let key = spec.model.api_key_secret_ref.as_ref();
+    let key = |reference: &KeyRef| match look(Referred::Secret, reference) {
+        Looked::NoObject => Looked::NoObject,
+        Looked::NoKey => Looked::NoKey,
+        Looked::Found(_) => Looked::Found(()),
+    };
+    let of_model = |model: &Model| ModelReferences {
+        key: model.api_key_secret_ref.as_ref().map(key),
+        script: model.scripted.as_ref().map(|source| text(&source.config_map_key_ref)),
+    };
     let references = References {
-        key: key.map(|reference| match look(Referred::Secret, reference) {
-            Looked::NoObject => Looked::NoObject,
-            Looked::NoKey => Looked::NoKey,
-            Looked::Found(_) => Looked::Found(()),
-        }),
-        script: spec
-            .model
-            .scripted
-            .as_ref()
-            .map(|source| text(&source.config_map_key_ref)),
+        model: of_model(&spec.model),
+        light: spec.light_model.as_ref().map(of_model).unwrap_or_default(),
         instructions: spec
             .instructions_from
             .as_ref()

@@ -9,7 +9,7 @@ use super::context::Settings;
 use super::manifest;
 use super::names;
 use crate::api::Agent;
-use crate::api::agent::{KeyRef, Skill};
+use crate::api::agent::{KeyRef, Model, Skill};
 use crate::api::tools::is_tool_header;
 use crate::controller::budget::scope::{Obstacle as Unlimited, ScopeReason};
 use crate::link::pod::MOST_SKILL_BYTES;
@@ -35,16 +35,25 @@ pub(super) enum Looked<T> {
 /// What the references of an Agent led to; `None` where it has none, or they were not looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct References {
-    /// `model.apiKeySecretRef`; whether it is there, never what it says.
-    pub(super) key: Option<Looked<()>>,
-    /// `model.scripted`.
-    pub(super) script: Option<Looked<String>>,
+    /// Those of `model`.
+    pub(super) model: ModelReferences,
+    /// Those of `lightModel`.
+    pub(super) light: ModelReferences,
     /// `instructionsFrom`.
     pub(super) instructions: Option<Looked<String>>,
     /// `skills`, in their order.
     pub(super) skills: Vec<Looked<String>>,
     /// `tools.servers[].headersSecretRef`, by the server's name: the keys, never what they hold.
     pub(super) headers: BTreeMap<String, Looked<Vec<String>>>,
+}
+
+/// What the references of a model led to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ModelReferences {
+    /// `apiKeySecretRef`; whether it is there, never what it says.
+    pub(super) key: Option<Looked<()>>,
+    /// `scripted`.
+    pub(super) script: Option<Looked<String>>,
 }
 
 /// Reasons of `Accepted=False`.
@@ -104,26 +113,9 @@ pub(super) fn validate(agent: &Agent, references: &References, settings: &Settin
     name(agent)?;
     size(agent, settings)?;
     zone(agent)?;
-    let model = &agent.spec.model;
-    if let (Some(reference), Some(looked)) = (&model.api_key_secret_ref, &references.key) {
-        found(
-            looked,
-            "Secret",
-            InvalidReason::SecretNotFound,
-            "spec.model.apiKeySecretRef",
-            reference,
-        )?;
-    }
-    if let (Some(source), Some(looked)) = (&model.scripted, &references.script) {
-        let field = "spec.model.scripted.configMapKeyRef";
-        let reference = &source.config_map_key_ref;
-        let text = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, field, reference)?;
-        script(text).map_err(|error| {
-            let (name, key) = (&reference.name, &reference.key);
-            Invalid::spec(format!(
-                "{field}: key {key} of ConfigMap {name} is no valid script: {error}"
-            ))
-        })?;
+    of_model("spec.model", &agent.spec.model, &references.model)?;
+    if let Some(light) = &agent.spec.light_model {
+        of_model("spec.lightModel", light, &references.light)?;
     }
     if let (Some(source), Some(looked)) = (&agent.spec.instructions_from, &references.instructions) {
         let field = "spec.instructionsFrom.configMapKeyRef";
@@ -136,6 +128,25 @@ pub(super) fn validate(agent: &Agent, references: &References, settings: &Settin
         if let (Some(secret), Some(looked)) = (&server.headers_secret_ref, references.headers.get(&server.name)) {
             headers(looked, &server.name, &secret.name)?;
         }
+    }
+    Ok(())
+}
+
+fn of_model(path: &str, model: &Model, references: &ModelReferences) -> Result<(), Invalid> {
+    if let (Some(reference), Some(looked)) = (&model.api_key_secret_ref, &references.key) {
+        let field = format!("{path}.apiKeySecretRef");
+        found(looked, "Secret", InvalidReason::SecretNotFound, &field, reference)?;
+    }
+    if let (Some(source), Some(looked)) = (&model.scripted, &references.script) {
+        let field = format!("{path}.scripted.configMapKeyRef");
+        let reference = &source.config_map_key_ref;
+        let text = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, &field, reference)?;
+        script(text).map_err(|error| {
+            let (name, key) = (&reference.name, &reference.key);
+            Invalid::spec(format!(
+                "{field}: key {key} of ConfigMap {name} is no valid script: {error}"
+            ))
+        })?;
     }
     Ok(())
 }

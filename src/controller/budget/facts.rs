@@ -37,6 +37,8 @@ pub struct AgentFacts {
     pub model: String,
     /// The price it gives.
     pub price: Option<Price>,
+    /// The light model it names, and the price it gives for it.
+    pub light: Option<(String, Option<Price>)>,
     /// Its storage dies with its pod.
     pub ephemeral: bool,
 }
@@ -79,6 +81,10 @@ impl AgentFacts {
             own: own(agent),
             model: spec.model.name.clone(),
             price: spec.model.price.clone(),
+            light: spec
+                .light_model
+                .as_ref()
+                .map(|model| (model.name.clone(), model.price.clone())),
             ephemeral: spec.storage.ephemeral,
         }
     }

@@ -533,6 +533,7 @@ impl Budgets {
         let decision = state.scope.decision(agent)?;
         let mut terms = BudgetTerms {
             price: decision.price.clone(),
+            light_price: decision.light_price.clone(),
             min_output_tokens: state.scope.policy().min_output_tokens,
             blocked: state.blocks.get(agent).cloned(),
             ..BudgetTerms::default()

@@ -52,6 +52,8 @@ pub struct Decision {
     pub accounts: Vec<(AccountId, LimitName)>,
     /// What its model costs.
     pub price: Option<Price>,
+    /// What its light model costs.
+    pub light_price: Option<Price>,
     /// Why it makes no call at all.
     pub obstacle: Option<Obstacle>,
 }
@@ -272,7 +274,11 @@ impl Scope {
 
     fn decide(&self, agent: &AgentKey, facts: &AgentFacts) -> Decision {
         let mut decision = Decision {
-            price: self.price(facts),
+            price: self.price(&facts.model, facts.price.as_ref()),
+            light_price: facts
+                .light
+                .as_ref()
+                .and_then(|(model, own)| self.price(model, own.as_ref())),
             ..Decision::default()
         };
         let mut obstacles = Obstacles::default();
@@ -350,24 +356,28 @@ impl Scope {
             Err(problem) => obstacles.add(ScopeReason::BudgetUnavailable, problem.clone()),
         }
         if let Some(limit) = costly {
-            self.check_price(facts, decision.price.as_ref(), &limit, &mut obstacles);
+            let main = ("spec.model", &*facts.model);
+            self.check_price(main, decision.price.as_ref(), &limit, &mut obstacles);
+            if let Some((model, _)) = &facts.light {
+                let light = ("spec.lightModel", &**model);
+                self.check_price(light, decision.light_price.as_ref(), &limit, &mut obstacles);
+            }
         }
         decision.obstacle = obstacles.first;
         decision
     }
 
-    fn check_price(&self, facts: &AgentFacts, price: Option<&Price>, limit: &str, obstacles: &mut Obstacles) {
-        let model = &facts.model;
+    fn check_price(&self, (field, model): (&str, &str), price: Option<&Price>, limit: &str, obstacles: &mut Obstacles) {
         let problem = match price.map(Rates::read) {
             Some(Ok(_)) => return,
             Some(Err(error)) => format!("the price of {model} cannot be used: {error}"),
             None if self.policy.agent_prices == AgentPrices::Allow => format!(
-                "what model {model} costs is not known: set spec.model.price, or prices.{model} in the controller's \
+                "what model {model} costs is not known: set {field}.price, or prices.{model} in the controller's \
                  configuration"
             ),
             None => format!(
                 "what model {model} costs is not known: add prices.{model} to the controller's configuration; the \
-                 platform ignores spec.model.price"
+                 platform ignores {field}.price"
             ),
         };
         obstacles.add(
@@ -376,9 +386,9 @@ impl Scope {
         );
     }
 
-    fn price(&self, facts: &AgentFacts) -> Option<Price> {
-        let table = self.policy.prices.get(&facts.model);
-        let own = (self.policy.agent_prices == AgentPrices::Allow).then_some(facts.price.as_ref());
+    fn price(&self, model: &str, own: Option<&Price>) -> Option<Price> {
+        let table = self.policy.prices.get(model);
+        let own = (self.policy.agent_prices == AgentPrices::Allow).then_some(own);
         table.or(own.flatten()).cloned()
     }
 
@@ -633,6 +643,27 @@ mod tests {
             message.contains("small") && message.contains("spec.model.price"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn a_limit_of_money_needs_the_light_models_price_too() {
+        let price = json!({"inputPerMillion": "3", "outputPerMillion": "1"});
+        let spec = |light: serde_json::Value| {
+            let main = json!({"api": "Scripted", "name": "large", "price": price});
+            json!({"model": main, "lightModel": light})
+        };
+        for (light, known) in [
+            (json!({"api": "Scripted", "name": "small", "price": price}), true),
+            (json!({"api": "Scripted", "name": "small"}), false),
+        ] {
+            let costly = budget("shop/all", &json!({"selector": {}, "limits": {"costUSD": "1.00"}}));
+            let scope = scope(Policy::default(), agent(&json!({}), &spec(light)), vec![costly]);
+            assert_eq!(scope.decision(&key()).unwrap().light_price.is_some(), known);
+            let told = obstacle(&scope).map(|(_, message)| message);
+            let wanted =
+                |message: &str| message.contains("model small") && message.contains("set spec.lightModel.price");
+            assert!(told.as_deref().map_or(known, |told| !known && wanted(told)), "{told:?}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Owns what may be written, and what is stale. Shown to the model by `block`; filled before a turn by `refresh`.
 
 mod block;
+mod diff;
 mod refresh;
 
 use std::collections::BTreeMap;
@@ -87,6 +88,7 @@ pub struct HotState {
     /// Why the last write of a field did not succeed, in words for the model.
     troubles: BTreeMap<String, String>,
     version: u64,
+    seen: diff::Seen,
     /// Stale fields were refreshed, or tried to be, for the turn that begins now.
     refreshed: bool,
 }

@@ -28,7 +28,7 @@ fn with(fields: Vec<Field>) -> Settings {
     }
 }
 
-fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
+pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
     ToolSpec {
         name: name.into(),
         description: String::new(),

@@ -16,6 +16,7 @@ mod lifecycle;
 mod limits;
 mod loops;
 mod notifications;
+mod precheck;
 mod random;
 mod rates;
 mod sleeping;
@@ -56,6 +57,7 @@ fn settings() -> Settings {
         context_tokens: 128_000,
         max_output_tokens: 4096,
         actions_per_minute: 10,
+        pre_check: None,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
         // Tests of other rules say the same again and again.
@@ -323,7 +325,9 @@ impl Driver {
                     "whole turns"
                 );
             }
+            Purpose::Precheck => {}
         }
+        assert_eq!(call.call == 0, self.purpose == Purpose::Precheck);
         check_prompt(messages);
         self.in_flight = Some(call);
         self.issued.push(call);

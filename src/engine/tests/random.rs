@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::super::heartbeat::Heartbeat;
 use super::super::notifications::{Notification, Priority};
+use super::super::precheck;
 use super::*;
 use crate::api::agent::Resource;
 
@@ -33,6 +34,7 @@ fn answers() -> impl Strategy<Value = Answer> {
     let name = prop_oneof![3 => Just("yield"), 1 => Just("shell")];
     prop_oneof![
         Just(Answer::default()),
+        Just(says(r#"{"wake": false}"#)),
         (0..2000_usize).prop_map(|length| says(&"x".repeat(length))),
         (name, arguments).prop_map(|(name, arguments)| calls(name, arguments)),
         prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..7).prop_map(|names| work::wants(&names)),
@@ -139,22 +141,25 @@ fn small() -> impl Strategy<Value = Settings> {
         every: seconds(15),
         prompt: "Is all well?".into(),
     }));
-    (hours, policy, heartbeat).prop_map(|(active_hours, exhaustion_policy, heartbeat)| Settings {
-        active_hours,
-        heartbeat,
-        exhaustion_policy,
-        max_consecutive_errors: 2,
-        max_consecutive_turns: 3,
-        max_calls_per_turn: 2,
-        actions_per_minute: 3,
-        max_result_bytes: 500,
-        context_tokens: 4096 + 1500,
-        idle_timeout: seconds(120),
-        rate_limits: vec![
-            rates::limit(Resource::LLMCalls, 8, 30),
-            rates::limit(Resource::LLMTokens, 60_000, 100),
-        ],
-        ..settings()
+    (hours, policy, heartbeat, any::<bool>()).prop_map(|(active_hours, exhaustion_policy, heartbeat, pre_check)| {
+        Settings {
+            pre_check: pre_check.then(precheck::Settings::default),
+            active_hours,
+            heartbeat,
+            exhaustion_policy,
+            max_consecutive_errors: 2,
+            max_consecutive_turns: 3,
+            max_calls_per_turn: 2,
+            actions_per_minute: 3,
+            max_result_bytes: 500,
+            context_tokens: 4096 + 1500,
+            idle_timeout: seconds(120),
+            rate_limits: vec![
+                rates::limit(Resource::LLMCalls, 8, 30),
+                rates::limit(Resource::LLMTokens, 60_000, 100),
+            ],
+            ..settings()
+        }
     })
 }
 
@@ -218,7 +223,8 @@ proptest! {
         past in prop::collection::vec(steps().prop_map(forward), 1..40),
         future in prop::collection::vec(steps().prop_map(forward), 1..15),
     ) {
-        let mut driver = Driver::with_tools(settings);
+        // What a process knows of the present moment ends with it, and the pre-check looks at that alone.
+        let mut driver = Driver::with_tools(Settings { pre_check: None, ..settings });
         for step in &past {
             driver.step(step);
         }

@@ -24,11 +24,12 @@ use self::plan::{Plan, draws};
 use self::pulse::Beats;
 use super::calls::not_recorded;
 use super::contact::Contact;
-use super::failures::failure;
-use super::store::{Begun, Call, Metered, Store, Violation};
+use super::failures::{failure, of_purpose};
+use super::store::{Begun, Call, Metered, Models, Store, Violation};
 use super::upstream::Prepared;
 use crate::api::amount::Amount;
 use crate::api::failure::{Failure, FailureKind};
+use crate::engine::Purpose;
 use crate::ledger::bound::{Part, Previous};
 use crate::ledger::price::Rates;
 use crate::ledger::wallet::{Reservation, Wallet};
@@ -48,7 +49,7 @@ pub struct Budget {
     contact: Arc<Contact>,
     client: Arc<LinkClient>,
     epoch: i64,
-    model: String,
+    models: Models,
     clock: Clock,
     /// One question to the leader at a time.
     turn: Turn<()>,
@@ -64,6 +65,7 @@ pub struct Hold {
     rates: Option<Rates>,
     parts: Vec<Part>,
     exact: bool,
+    purpose: Purpose,
 }
 
 /// How a call waits for room.
@@ -96,15 +98,15 @@ impl Drop for Busy {
 }
 
 impl Budget {
-    /// Of this record, for calls of `model`.
-    pub fn new(store: Arc<Store>, contact: Arc<Contact>, client: Arc<LinkClient>, epoch: i64, model: &str) -> Self {
+    /// Of this record, for calls of these models.
+    pub fn new(store: Arc<Store>, contact: Arc<Contact>, client: Arc<LinkClient>, epoch: i64, models: Models) -> Self {
         let pace = Mutex::new(Pace::new(store.is_restored()));
         Self {
             store,
             contact,
             client,
             epoch,
-            model: model.into(),
+            models,
             clock: Clock::start(),
             turn: Turn::new(()),
             pace,
@@ -144,8 +146,12 @@ impl Budget {
         loop {
             let terms = self.terms(wait.deadline).await?;
             self.check(&terms)?;
-            let previous = self.store.previous();
-            let plan = Plan::new(&terms, &self.model, request, &parts, previous.as_deref())?;
+            // Requests to a light model do not go on from each other: their bound rests on their bytes alone.
+            let is_light = call.purpose.uses_light_model();
+            let previous = self.store.previous().filter(|_| !is_light);
+            let price = if is_light { &terms.light_price } else { &terms.price };
+            let model = (self.models.of(call.purpose), price.as_ref());
+            let plan = Plan::new(&terms, model, request, &parts, previous.as_deref())?;
             let draws = draws(&terms);
             let now = self.clock.now();
             let mut amount = plan.full;
@@ -165,6 +171,7 @@ impl Budget {
                         rates: plan.rates,
                         parts,
                         exact: request.exact_bill().is_some(),
+                        purpose: call.purpose,
                     };
                     return Ok((hold, plan.full));
                 }
@@ -259,6 +266,7 @@ impl Budget {
     /// What a call came to. What nobody knows counts as all that was reserved.
     pub fn charge(&self, hold: &Hold, metered: &Metered) -> Charge {
         let reserved = hold.reservation.amount;
+        let is_light = hold.purpose.uses_light_model();
         let mut charge = Charge {
             amount: reserved,
             violation: None,
@@ -278,11 +286,11 @@ impl Budget {
                 let limited = !hold.reservation.leases.is_empty();
                 if limited && !reserved.covers(&charge.amount) {
                     charge.violation = Some(Violation {
-                        failure: words::violated(&reserved, &charge.amount),
+                        failure: of_purpose(hold.purpose, words::violated(&reserved, &charge.amount)),
                         resume: self.contact.subscribe().borrow().directives.resume.clone(),
                     });
                 }
-                if let (false, Some(billed_input)) = (hold.exact, bill.all_input()) {
+                if let (false, Some(billed_input)) = (hold.exact || is_light, bill.all_input()) {
                     charge.previous = Some(Arc::new(Previous {
                         parts: hold.parts.clone(),
                         billed_input,
@@ -290,7 +298,8 @@ impl Budget {
                 }
             }
         }
-        let answered = matches!(metered, Metered::Billed(..));
+        // The same small question again and again is no loop that repeats itself.
+        let answered = matches!(metered, Metered::Billed(..)) && !is_light;
         let hash = answered.then(|| plan::messages_hash(&hold.parts));
         self.beats().add(hash, charge.amount.tokens, std::time::Instant::now());
         charge

@@ -5,6 +5,7 @@ use ring::digest::{SHA256, digest};
 use super::words;
 use crate::api::amount::{Amount, Kind, LimitAmounts};
 use crate::api::failure::Failure;
+use crate::api::price::Price;
 use crate::gateway::upstream::Prepared;
 use crate::ledger::bound::{Part, Previous, input_bound, output_that_fits, worst_case};
 use crate::ledger::price::Rates;
@@ -44,12 +45,12 @@ impl Plan {
     /// The plan of a request, or why there can be none.
     pub(super) fn new(
         terms: &BudgetTerms,
-        model: &str,
+        (model, price): (&str, Option<&Price>),
         request: &Prepared,
         parts: &[Part],
         previous: Option<&Previous>,
     ) -> Result<Self, Failure> {
-        let rates = terms.price.as_ref().map(Rates::read).transpose();
+        let rates = price.map(Rates::read).transpose();
         let rates = rates.map_err(|error| words::bad_price(model, &error))?;
         let unpriced = terms.accounts.iter().find(|account| limited(account).cost.is_some());
         if let (None, Some(account)) = (rates, unpriced) {

@@ -16,20 +16,22 @@
 //! it is one of `estimatedCalls` too.
 
 mod holdings;
+mod meta;
+mod models;
 mod schema;
 mod totals;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
-use ring::rand::{SecureRandom, SystemRandom};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 
 use self::holdings::{from_json, to_json};
+use self::meta::{make_name, meta, set_meta};
+pub use self::models::Models;
 use self::totals::Totals;
 use super::failures::failure;
 use crate::api::amount::Amount;
@@ -48,7 +50,8 @@ const KEPT_CALLS: i64 = 1000;
 const TIDY: u32 = 16;
 
 const ACKED: &str = "acked";
-const SCRIPTED: &str = "scripted";
+/// Of `spec.model`, and of `spec.lightModel`.
+const SCRIPTED: [&str; 2] = ["scripted", "scripted-light"];
 const RECORD: &str = "record";
 const VIOLATION: &str = "violation";
 const BUDGET: &str = "budget";
@@ -130,7 +133,7 @@ pub struct Violation {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settlement {
     /// Which call.
-    pub id: CallId,
+    pub call: Call,
     /// How it ended.
     pub end: End,
     /// What it used.
@@ -178,7 +181,7 @@ pub struct Store {
 
 struct Inner {
     db: Connection,
-    model: String,
+    models: Models,
     counts: Counts,
     /// Outcomes that could not be written yet: the disk was full. They go first as soon as it is not.
     unsettled: Vec<Settlement>,
@@ -200,7 +203,7 @@ enum Crash {
 #[derive(Clone)]
 struct Counts {
     totals: Totals,
-    scripted_turns: u64,
+    scripted_turns: [u64; 2],
     acked: Option<CallId>,
     wallet: Wallet,
     violation: Option<Violation>,
@@ -210,15 +213,15 @@ struct Counts {
 }
 
 impl Store {
-    /// Opens or makes the record. Calls that were open are lost from now on. `model` is `spec.model.name`.
-    pub fn open(directory: &Path, model: &str, now: Timestamp) -> Result<Self, StoreError> {
+    /// Opens or makes the record. Calls that were open are lost from now on.
+    pub fn open(directory: &Path, models: Models, now: Timestamp) -> Result<Self, StoreError> {
         let path = directory.join(FILE_NAME);
         let mut db = schema::open(&path)?;
         let (name, restored, counts) =
-            Counts::restore(&mut db, model, now).map_err(|source| schema::cannot_open(&path, source))?;
+            Counts::restore(&mut db, models.main(), now).map_err(|source| schema::cannot_open(&path, source))?;
         let inner = Inner {
             db,
-            model: model.into(),
+            models,
             budget: counts.budget.clone(),
             counts,
             unsettled: Vec::new(),
@@ -266,7 +269,7 @@ impl Store {
             Ok(reservation) => reservation,
             Err(short) => return Ok(Begun::Short(short)),
         };
-        let model = inner.model.clone();
+        let model = inner.models.of(purpose).to_owned();
         inner.change(|change, counts| {
             counts.wallet = wallet;
             let mut insert = change.prepare_cached(
@@ -389,8 +392,8 @@ impl Store {
     }
 
     /// Turns of the script that were taken.
-    pub fn scripted_turns(&self) -> u64 {
-        self.lock().counts.scripted_turns
+    pub fn scripted_turns(&self, purpose: Purpose) -> u64 {
+        self.lock().counts.scripted_turns[usize::from(purpose.uses_light_model())]
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -452,7 +455,7 @@ impl Inner {
 
     fn settle_rest(&mut self) -> Result<(), StoreError> {
         while let Some(settlement) = self.unsettled.first().cloned() {
-            let model = self.model.clone();
+            let model = self.models.main().to_owned();
             self.change(|change, counts| counts.settle(change, &model, &settlement))?;
             self.unsettled.remove(0);
         }
@@ -472,7 +475,10 @@ impl Counts {
         let violation = meta::<String>(&change, VIOLATION)?;
         let mut counts = Self {
             totals: Totals::load(&change)?,
-            scripted_turns: meta(&change, SCRIPTED)?.unwrap_or(0),
+            scripted_turns: [
+                meta(&change, SCRIPTED[0])?.unwrap_or(0),
+                meta(&change, SCRIPTED[1])?.unwrap_or(0),
+            ],
             acked: meta(&change, ACKED)?,
             wallet: holdings::load(&change)?,
             violation: violation.map(|text| from_json(&text)).transpose()?,
@@ -503,7 +509,7 @@ impl Counts {
     }
 
     fn settle(&mut self, change: &Transaction<'_>, spec_model: &str, settlement: &Settlement) -> rusqlite::Result<()> {
-        let id = settlement.id;
+        let id = settlement.call.id;
         let usage = match &settlement.metered {
             Metered::Billed(_, raw) => Some(raw),
             Metered::NotSent | Metered::Free | Metered::Unknown => None,
@@ -543,8 +549,9 @@ impl Counts {
             holdings::write_previous(change, spec_model, previous)?;
         }
         if settlement.scripted_turn {
-            self.scripted_turns += 1;
-            set_meta(change, SCRIPTED, &self.scripted_turns.to_string())?;
+            let script = usize::from(settlement.call.purpose.uses_light_model());
+            self.scripted_turns[script] += 1;
+            set_meta(change, SCRIPTED[script], &self.scripted_turns[script].to_string())?;
         }
         Ok(())
     }
@@ -568,32 +575,6 @@ fn recorded(row: &Row<'_>) -> rusqlite::Result<Recorded> {
         ))),
         _ => Recorded::Ended(End::Failed(from_json(&row.get::<_, String>("failure")?)?)),
     })
-}
-
-fn meta<T: FromStr>(change: &Transaction<'_>, name: &str) -> rusqlite::Result<Option<T>> {
-    let value: Option<String> = change
-        .query_row("SELECT value FROM meta WHERE name = ?", [name], |row| row.get(0))
-        .optional()?;
-    value
-        .map(|value| value.parse().map_err(|_| rusqlite::Error::InvalidQuery))
-        .transpose()
-}
-
-fn set_meta(change: &Transaction<'_>, name: &str, value: &str) -> rusqlite::Result<()> {
-    let mut insert = change.prepare_cached("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)")?;
-    insert.execute([name, value])?;
-    Ok(())
-}
-
-/// A name that no other record has.
-fn make_name(change: &Transaction<'_>) -> rusqlite::Result<String> {
-    let mut bytes = [0_u8; 16];
-    SystemRandom::new()
-        .fill(&mut bytes)
-        .map_err(|_| rusqlite::Error::ToSqlConversionFailure("the system has no randomness".into()))?;
-    let name = format!("{:032x}", u128::from_be_bytes(bytes));
-    set_meta(change, RECORD, &name)?;
-    Ok(name)
 }
 
 #[cfg(test)]

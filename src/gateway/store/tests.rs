@@ -16,7 +16,7 @@ fn id(text: &str) -> CallId {
 }
 
 fn open(directory: &TempDir) -> Store {
-    Store::open(directory.path(), "m", NOW).unwrap()
+    Store::open(directory.path(), "m".into(), NOW).unwrap()
 }
 
 fn answered(call: &str, body: &str) -> Settlement {
@@ -28,7 +28,7 @@ fn answered(call: &str, body: &str) -> Settlement {
         ..Bill::default()
     };
     Settlement {
-        id: id(call),
+        call: turn(id(call)),
         end: End::Answered {
             content_type: "application/json".into(),
             body: body.into(),
@@ -41,7 +41,7 @@ fn answered(call: &str, body: &str) -> Settlement {
 /// Of a call that no limit limits.
 fn unlimited() -> Settlement {
     Settlement {
-        id: id("t1c1a1"),
+        call: turn(id("t1c1a1")),
         end: End::Failed(failure(FailureKind::Unreachable, "x")),
         metered: Metered::Unknown,
         reservation: Reservation::default(),
@@ -136,7 +136,10 @@ fn each_way_to_end_counts_by_its_own_rule() {
         begin(&store, id).unwrap();
         store
             .settle(Settlement {
-                id,
+                call: Call {
+                    id,
+                    purpose: Purpose::Turn,
+                },
                 metered,
                 ..unlimited()
             })
@@ -190,7 +193,7 @@ fn a_new_record_goes_on_from_the_known_totals_and_an_old_one_from_its_own() {
 fn at_most_ten_models_are_reported_and_the_sum_holds_all() {
     let directory = TempDir::new().unwrap();
     for number in 0..12 {
-        let store = Store::open(directory.path(), &format!("m{number:02}"), NOW).unwrap();
+        let store = Store::open(directory.path(), format!("m{number:02}").as_str().into(), NOW).unwrap();
         let call = CallId {
             turn: number,
             call: 1,
@@ -228,7 +231,10 @@ fn a_full_disk_makes_no_call_and_loses_no_outcome() {
 fn a_second_gateway_is_refused_while_the_first_one_lives() {
     let directory = TempDir::new().unwrap();
     let _first = open(&directory);
-    let error = Store::open(directory.path(), "m", NOW).err().unwrap().to_string();
+    let error = Store::open(directory.path(), "m".into(), NOW)
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("another gateway has it open"), "{error}");
 }
 
@@ -236,7 +242,10 @@ fn a_second_gateway_is_refused_while_the_first_one_lives() {
 fn a_damaged_record_is_refused_in_words() {
     let directory = TempDir::new().unwrap();
     std::fs::write(directory.path().join(FILE_NAME), "garbage, not a database at all").unwrap();
-    let error = Store::open(directory.path(), "m", NOW).err().unwrap().to_string();
+    let error = Store::open(directory.path(), "m".into(), NOW)
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("it is damaged: move it away"), "{error}");
     assert!(error.contains(FILE_NAME), "{error}");
 }
@@ -249,7 +258,10 @@ fn a_record_of_a_newer_version_is_refused() {
         .db
         .pragma_update(None, "user_version", 4)
         .unwrap();
-    let error = Store::open(directory.path(), "m", NOW).err().unwrap().to_string();
+    let error = Store::open(directory.path(), "m".into(), NOW)
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("is of version 4"), "{error}");
 }
 
@@ -332,9 +344,9 @@ fn turns_of_the_script_are_counted_over_restarts() {
         })
         .unwrap();
     call(&store, "t2c1a1", "");
-    assert_eq!(store.scripted_turns(), 1);
+    assert_eq!(store.scripted_turns(Purpose::Turn), 1);
     drop(store);
-    assert_eq!(open(&directory).scripted_turns(), 1);
+    assert_eq!(open(&directory).scripted_turns(Purpose::Turn), 1);
 }
 
 fn tokens(tokens: i64) -> Amount {
@@ -512,7 +524,10 @@ fn the_request_that_the_next_bound_rests_on_is_kept_for_its_model_only() {
     store.settle(settlement).unwrap();
     drop(store);
     assert_eq!(open(&directory).previous().as_deref(), Some(&previous));
-    assert_eq!(Store::open(directory.path(), "other", NOW).unwrap().previous(), None);
+    assert_eq!(
+        Store::open(directory.path(), "other".into(), NOW).unwrap().previous(),
+        None
+    );
 }
 
 #[test]
@@ -533,7 +548,7 @@ fn a_record_of_version_1_keeps_its_totals_and_its_calls() {
     let usage = store.usage();
     assert_eq!((usage.calls, usage.unknown_calls, usage.estimated_calls), (8, 2, 0));
     assert_eq!((usage.input_tokens, usage.cache_write_tokens, usage.cost), (100, 0, 0));
-    assert_eq!((usage.by_model[0].calls, store.scripted_turns()), (8, 4));
+    assert_eq!((usage.by_model[0].calls, store.scripted_turns(Purpose::Turn)), (8, 4));
     call(&store, "t2c1a1", "");
     drop(store);
     assert_eq!(open(&directory).usage().calls, 9);

@@ -15,7 +15,7 @@ use super::flight::Flight;
 use super::request::{PromptPart, RequestError};
 use crate::api::agent::{Model, ModelApi};
 use crate::api::failure::{Failure, FailureKind};
-use crate::engine::CallId;
+use crate::engine::{CallId, Purpose};
 use crate::ledger::bound::{Bill, Overhead};
 use crate::scripted::Script;
 
@@ -24,13 +24,37 @@ pub const JSON: &str = "application/json";
 /// Content type of a streamed answer.
 pub const EVENT_STREAM: &str = "text/event-stream";
 
+/// Where answers come from, by what they are for.
+pub struct Upstreams {
+    /// `spec.model`.
+    pub main: Upstream,
+    /// `spec.lightModel`.
+    pub light: Option<Upstream>,
+}
+
+impl Upstreams {
+    /// The one that serves calls of this purpose.
+    pub fn of(&self, purpose: Purpose) -> Result<&Upstream, Failure> {
+        if !purpose.uses_light_model() {
+            return Ok(&self.main);
+        }
+        let missing = || {
+            failure(
+                FailureKind::BadResponse,
+                "there is no spec.lightModel, and a call needs it",
+            )
+        };
+        self.light.as_ref().ok_or_else(missing)
+    }
+}
+
 /// Where answers come from, and how long one may take.
 pub struct Upstream {
     source: Source,
     timeout: Duration,
 }
 
-#[expect(clippy::large_enum_variant, reason = "there is one in a gateway")]
+#[expect(clippy::large_enum_variant, reason = "there are two in a gateway at most")]
 enum Source {
     Server(server::Server),
     Scripted(Script),
@@ -100,7 +124,7 @@ pub struct Complete {
 pub struct Caller<'a> {
     /// Uid of the Agent.
     pub agent_uid: &'a str,
-    /// `spec.model`.
+    /// `spec.model` or `spec.lightModel`.
     pub model: &'a Model,
     /// File of the key.
     pub key_file: &'a Path,

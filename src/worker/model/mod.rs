@@ -45,11 +45,11 @@ pub enum Aggregate {
 }
 
 impl Format {
-    /// The format of a model.
+    /// The format of a call with these tools. Without any the answer is text, whatever it looks like.
     #[must_use]
-    pub fn of(model: &Model) -> Self {
+    pub fn of(model: &Model, tools: &[Tool]) -> Self {
         match (model.api, model.tool_calling) {
-            (ModelApi::OpenAIChat, ToolCalling::Structured) => Self::Structured,
+            (ModelApi::OpenAIChat, ToolCalling::Structured) if !tools.is_empty() => Self::Structured,
             (ModelApi::OpenAIChat | ModelApi::Scripted, _) => Self::OpenAi,
             (ModelApi::AnthropicMessages, _) => Self::Anthropic,
         }
@@ -203,6 +203,23 @@ mod tests {
                 assert_eq!(before(&one), before(&two), "{api}");
             }
         }
+    }
+
+    #[test]
+    fn an_answer_to_a_call_without_tools_is_text_also_where_tools_are_called_by_json() {
+        let model: Model =
+            serde_json::from_value(json!({"api": "OpenAIChat", "name": "m", "toolCalling": "Structured"})).unwrap();
+        let tool = Tool {
+            name: "look".into(),
+            description: "d".into(),
+            parameters: json!({"type": "object"}),
+        };
+        assert_eq!(Format::of(&model, &[tool]), Format::Structured);
+        let format = Format::of(&model, &[]);
+        let message = json!({"role": "assistant", "content": "{\"wake\": false}"});
+        let body = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
+        let answer = format.answer(body.to_string().as_bytes()).unwrap();
+        assert_eq!(answer.text.as_deref(), Some("{\"wake\": false}"));
     }
 
     #[test]

@@ -39,7 +39,7 @@ const BILL: Amount = Amount {
     cost: 0,
 };
 
-fn limit(kind: Kind, limit: i64) -> LimitAmounts {
+pub fn limit(kind: Kind, limit: i64) -> LimitAmounts {
     let of = |other| (kind == other).then_some(limit);
     LimitAmounts {
         tokens: of(Kind::Tokens),
@@ -50,7 +50,7 @@ fn limit(kind: Kind, limit: i64) -> LimitAmounts {
     }
 }
 
-fn price() -> Price {
+pub fn price() -> Price {
     Price {
         input_per_million: "1.00".into(),
         output_per_million: "3.00".into(),
@@ -79,12 +79,12 @@ async fn say(world: &World, state: LoopState) {
 }
 
 /// Waits until the gateway has heard what the controller says.
-async fn told(world: &World) {
+pub async fn told(world: &World) {
     let said = world.controller.said();
     until_event(world, |event| event.directives == said).await;
 }
 
-async fn limited(world: &World, id: &str, limits: LimitAmounts) {
+pub async fn limited(world: &World, id: &str, limits: LimitAmounts) {
     world.controller.limit(id, limits);
     told(world).await;
 }

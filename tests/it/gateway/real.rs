@@ -110,7 +110,7 @@ async fn a_real_server_without_tool_calls_answers_in_the_form_of_the_schema_stre
         );
         world.start().await;
         let model: Model = serde_json::from_value(world.model.clone()).unwrap();
-        let format = Format::of(&model);
+        let format = Format::of(&model, std::slice::from_ref(&look));
         assert_eq!(format, Format::Structured);
         let body = format.request(&model, &messages, std::slice::from_ref(&look));
         let client = GatewayClient::new(&world.path("gateway.sock")).unwrap();

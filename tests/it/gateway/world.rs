@@ -24,6 +24,8 @@ pub struct World {
     pub controller: Controller,
     pub directory: TempDir,
     pub model: Value,
+    /// `spec.lightModel`; null: there is none.
+    pub light: Value,
     /// `spec.tools`.
     pub tools: Value,
     pub worker: Client,
@@ -57,6 +59,7 @@ impl World {
             controller,
             directory,
             model,
+            light: Value::Null,
             tools: json!({}),
             worker,
             route: "/v1/chat/completions",
@@ -105,6 +108,8 @@ impl World {
             .env("AGENTLOOP_RECORD_DIR", self.path("record"))
             .env("AGENTLOOP_SCRIPT_FILE", self.path("script"))
             .env("AGENTLOOP_API_KEY_FILE", self.path("key"))
+            .env("AGENTLOOP_LIGHT_SCRIPT_FILE", self.path("light-script"))
+            .env("AGENTLOOP_LIGHT_API_KEY_FILE", self.path("light-key"))
             .env("AGENTLOOP_TOOL_HEADERS_DIR", self.path("tool-headers"))
             .env("AGENTLOOP_LINK_TOKEN_FILE", self.path("token"))
             .env("AGENTLOOP_LINK_CA_FILE", self.path("ca.crt"))
@@ -122,6 +127,8 @@ impl World {
             record_dir: self.path("record"),
             script_file: self.path("script"),
             api_key_file: self.path("key"),
+            light_script_file: self.path("light-script"),
+            light_api_key_file: self.path("light-key"),
             tool_headers_dir: self.path("tool-headers"),
             link_token_file: self.path("token"),
             link_ca_file: self.path("ca.crt"),
@@ -132,7 +139,8 @@ impl World {
     fn config(&self) -> Value {
         json!({
             "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 3,
-            "linkUrl": format!("https://{}", self.controller.address), "spec": {"model": self.model, "tools": self.tools},
+            "linkUrl": format!("https://{}", self.controller.address),
+            "spec": {"model": self.model, "lightModel": self.light, "tools": self.tools},
         })
     }
 

@@ -121,6 +121,7 @@ fn total(change: &Value) -> Value {
 pub fn rows() -> Vec<Row> {
     let mut all = top();
     all.extend(models());
+    all.extend(models().iter().map(light));
     all.extend(storages());
     all.extend(pods());
     all.extend(totals());
@@ -128,6 +129,30 @@ pub fn rows() -> Vec<Row> {
     all.extend(active_hours());
     all.extend(super::budgets::rows());
     all
+}
+
+/// The same rule for `spec.lightModel`: the object's model becomes its light one.
+fn light(row: &Row) -> Row {
+    let moved = |object: &Value| {
+        let mut moved = object.clone();
+        moved["spec"]["lightModel"] = object["spec"]["model"].clone();
+        moved["spec"]["model"] = scripted()["spec"]["model"].clone();
+        moved
+    };
+    let all = |objects: &[Value]| objects.iter().map(moved).collect();
+    let renamed = |text: &'static str| -> &'static str { text.replace("spec.model", "spec.lightModel").leak() };
+    Row {
+        says: renamed(row.says),
+        server_says: row.server_says.map(renamed),
+        before: row.before.as_ref().map(moved),
+        passes: all(&row.passes),
+        fails: all(&row.fails),
+        server_fails: all(&row.server_fails),
+    }
+}
+
+fn pre_check(check: &Value) -> Value {
+    with(scripted(), &json!({"spec": {"continuous": {"preCheck": check}}}))
 }
 
 fn top() -> Vec<Row> {
@@ -154,6 +179,21 @@ fn top() -> Vec<Row> {
             "the agent has no instructions",
             vec![scripted(), with(scripted(), &elsewhere)],
             vec![with(scripted(), &json!({"spec": {"instructions": null}}))],
+        ),
+        row(
+            "spec.continuous.preCheck asks what has changed in spec.hotState.fields",
+            vec![
+                pre_check(&json!({"enabled": false, "prompt": "all"})),
+                with(
+                    pre_check(&json!({"prompt": "all"})),
+                    &json!({"spec": {"hotState": {"fields": [{"name": "n", "type": "Number"}]}}}),
+                ),
+            ],
+            vec![
+                pre_check(&json!({})),
+                pre_check(&json!({"enabled": true})),
+                with(pre_check(&json!({})), &json!({"spec": {"hotState": {"fields": []}}})),
+            ],
         ),
         row(
             "spec.hotState.fields[].maxItems is for type Array only",

@@ -7,6 +7,7 @@ use super::reader::Schema;
 
 /// Kubernetes' own types: described there, checked again when the pod is made; and what is free by design.
 const EMBEDDED: &[&str] = &[
+    "spec.lightModel.extraBody",
     "spec.model.extraBody",
     "spec.pod.affinity",
     "spec.pod.tolerations[]",

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use agentloop::api::agent::{
     AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, FieldType,
     Guardrails, Heartbeat, HotField, HotState, KeyRef, Loop, LoopDetection, Mode, Model, ModelApi,
-    OutputLimitParameter, PodSettings, RateLimit, Resource, RetentionPolicy, Skill, Storage, TextSource, ToolCalling,
-    Total, UpdateStrategy,
+    OutputLimitParameter, PodSettings, PreCheck, RateLimit, Resource, RetentionPolicy, Skill, Storage, TextSource,
+    ToolCalling, Total, UpdateStrategy,
 };
 use agentloop::api::price::{LongContext, Price};
 use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
@@ -299,6 +299,12 @@ fn heartbeat() -> impl Strategy<Value = Heartbeat> {
     (10_u32..=2_592_000, "\\PC{1,80}").prop_map(|(every_seconds, prompt)| Heartbeat { every_seconds, prompt })
 }
 
+prop_compose! {
+    fn pre_check()(enabled in any::<bool>(), prompt in option::of("\\PC{1,80}")) -> PreCheck {
+        PreCheck { enabled, prompt }
+    }
+}
+
 fn rate_limits() -> impl Strategy<Value = Vec<RateLimit>> {
     let resource = prop_oneof![Just(Resource::LLMCalls), Just(Resource::LLMTokens)];
     let keys = prop::collection::btree_map((resource, 1_u32..=86_400), 1_u32..=1_000_000_000, 0..=8);
@@ -316,7 +322,7 @@ prop_compose! {
     fn spec()(
         suspend in any::<bool>(),
         (prompt, skills) in (prop_oneof!["\\PC{1,80}".prop_map(Ok), text().prop_map(Err)], skills()),
-        model in model(),
+        (model, light_model, pre_check) in (model(), option::of(model()), option::of(pre_check())),
         min_delay_milliseconds in 1_u32..=3_600_000,
         delays in 0_u32..=3_600_000,
         (max_consecutive_errors, max_calls_per_turn, actions_per_minute) in (1_u32..=1000, 1_u32..=1000, 1_u32..=600),
@@ -339,6 +345,7 @@ prop_compose! {
             instructions_from: prompt.err(),
             skills,
             model,
+            light_model,
             r#loop: Loop {
                 min_delay_milliseconds,
                 max_delay_milliseconds: delays.max(min_delay_milliseconds),
@@ -348,6 +355,7 @@ prop_compose! {
             continuous: Continuous {
                 max_sleep_seconds,
                 heartbeat,
+                pre_check: pre_check.filter(|check| !check.enabled || !hot_state.fields.is_empty()),
             },
             tools,
             hot_state,

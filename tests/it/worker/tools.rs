@@ -196,6 +196,7 @@ impl Worker {
                 None => Engine::new(Settings::try_from(&spec).unwrap()),
             };
             let parts = Parts {
+                light_model: None,
                 agent: "agent".into(),
                 engine,
                 tools: Some(Arc::new(Hold(source))),

@@ -1,0 +1,34 @@
+//! Single values of the record: its name, how far the script is, what was acknowledged.
+
+use std::str::FromStr;
+
+use ring::rand::{SecureRandom, SystemRandom};
+use rusqlite::{OptionalExtension, Transaction};
+
+/// A value of the record's own.
+pub(super) fn meta<T: FromStr>(change: &Transaction<'_>, name: &str) -> rusqlite::Result<Option<T>> {
+    let value: Option<String> = change
+        .query_row("SELECT value FROM meta WHERE name = ?", [name], |row| row.get(0))
+        .optional()?;
+    value
+        .map(|value| value.parse().map_err(|_| rusqlite::Error::InvalidQuery))
+        .transpose()
+}
+
+/// Sets it.
+pub(super) fn set_meta(change: &Transaction<'_>, name: &str, value: &str) -> rusqlite::Result<()> {
+    let mut insert = change.prepare_cached("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)")?;
+    insert.execute([name, value])?;
+    Ok(())
+}
+
+/// A name that no other record has.
+pub(super) fn make_name(change: &Transaction<'_>) -> rusqlite::Result<String> {
+    let mut bytes = [0_u8; 16];
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| rusqlite::Error::ToSqlConversionFailure("the system has no randomness".into()))?;
+    let name = format!("{:032x}", u128::from_be_bytes(bytes));
+    set_meta(change, super::RECORD, &name)?;
+    Ok(name)
+}
