@@ -88,7 +88,8 @@ pub async fn run(options: Options, terminate: CancellationToken) -> Result<(), W
         heard: listener,
         terminate,
     };
-    let result = worker.run().await;
+    // It holds the whole worker.
+    let result = Box::pin(worker.run()).await;
     events.abort();
     result
 }
