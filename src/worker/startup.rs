@@ -119,7 +119,7 @@ impl Worker {
             epoch: self.options.config.epoch,
         };
         let result = match self.prepare(&owner) {
-            Ok((journal, restored, instructions)) => self.live(journal, restored, instructions, &owner).await,
+            Ok((journal, restored, instructions)) => Box::pin(self.live(journal, restored, instructions, &owner)).await,
             Err(error) => {
                 self.say_why(&error).await;
                 Err(error)
