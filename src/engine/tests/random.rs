@@ -141,8 +141,16 @@ fn small() -> impl Strategy<Value = Settings> {
         every: seconds(15),
         prompt: "Is all well?".into(),
     }));
-    (hours, policy, heartbeat, any::<bool>()).prop_map(|(active_hours, exhaustion_policy, heartbeat, pre_check)| {
-        Settings {
+    let mode = prop::sample::select(vec![
+        DetectionMode::Enforce,
+        DetectionMode::Enforce,
+        DetectionMode::Warn,
+        DetectionMode::Disabled,
+    ]);
+    let drawn = (hours, policy, heartbeat, any::<bool>(), mode);
+    drawn.prop_map(
+        |(active_hours, exhaustion_policy, heartbeat, pre_check, mode)| Settings {
+            loop_detection: detection(mode),
             pre_check: pre_check.then(precheck::Settings::default),
             active_hours,
             heartbeat,
@@ -159,8 +167,8 @@ fn small() -> impl Strategy<Value = Settings> {
                 rates::limit(Resource::LLMTokens, 60_000, 100),
             ],
             ..settings()
-        }
-    })
+        },
+    )
 }
 
 impl Driver {
