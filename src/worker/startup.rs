@@ -88,8 +88,7 @@ pub async fn run(options: Options, terminate: CancellationToken) -> Result<(), W
         heard: listener,
         terminate,
     };
-    // It holds the whole worker.
-    let result = Box::pin(worker.run()).await;
+    let result = worker.run().await;
     events.abort();
     result
 }

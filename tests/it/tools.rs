@@ -2,6 +2,7 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod everything;
 mod example;
 pub mod python;
 
@@ -30,8 +31,12 @@ struct Bench {
 
 impl Bench {
     async fn start(server: &McpServer, fields: Value) -> Self {
+        Self::at(&server.url(), fields).await
+    }
+
+    async fn at(url: &str, fields: Value) -> Self {
         let mut world = World::new().await;
-        let mut spec = json!({"name": "hub", "url": server.url(), "headersSecretRef": {"name": "s"}});
+        let mut spec = json!({"name": "hub", "url": url, "headersSecretRef": {"name": "s"}});
         let Value::Object(fields) = fields else { panic!() };
         spec.as_object_mut().unwrap().extend(fields);
         world.tools = json!({"servers": [spec]});
