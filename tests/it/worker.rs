@@ -56,7 +56,7 @@ async fn a_loop_turns_sleeps_wakes_on_a_directive_and_drains_on_sigterm() {
     let mut bench = Bench::new();
     let (gateway, mut worker, log) = asleep(&mut bench).await;
     assert_eq!(log.call_ids(), ["t1c1a1", "t2c1a1"]);
-    assert_eq!(log.acks, ["t1c1a1", "t2c1a1"]);
+    assert_eq!(log.sorted_acks(), ["t1c1a1", "t2c1a1"]);
     let request = &log.calls[1].1;
     assert_eq!(roles(request), ["system", "user", "assistant", "user"]);
     assert_eq!(request["messages"][2]["content"], format!("think {CANARY}"));

@@ -80,6 +80,13 @@ impl Log {
         self.reports.last().cloned().unwrap_or_default()
     }
 
+    /// What was acknowledged. Errands go side by side: they come in any order.
+    pub fn sorted_acks(&self) -> Vec<&str> {
+        let mut acks: Vec<&str> = self.acks.iter().map(String::as_str).collect();
+        acks.sort_unstable();
+        acks
+    }
+
     pub fn call_ids(&self) -> Vec<&str> {
         self.calls.iter().map(|(id, _)| id.as_str()).collect()
     }

@@ -51,7 +51,7 @@ async fn a_sleep_that_is_over_is_asked_about_and_goes_on_until_something_matters
         "{text}"
     );
     assert_eq!(log.calls[3].1["model"], "m");
-    assert_eq!(log.acks, log.call_ids());
+    assert_eq!(log.sorted_acks(), log.call_ids());
     worker.terminate().await;
     worker.ended().await;
     let skipped = "SELECT count(*) FROM journal WHERE kind = 'PrecheckSkipped'";
