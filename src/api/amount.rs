@@ -27,6 +27,24 @@ pub enum Kind {
     Cost,
 }
 
+impl Kind {
+    /// So much of it, in words: `1200 tokens`, `2.50 USD`.
+    #[must_use]
+    pub fn amount(self, number: i64) -> String {
+        match self {
+            Self::Tokens => format!("{number} tokens"),
+            Self::InputTokens => format!("{number} input tokens"),
+            Self::OutputTokens => format!("{number} output tokens"),
+            Self::Calls => format!("{number} calls"),
+            Self::Cost => {
+                let decimals = format!("{:06}", number % 1_000_000);
+                let (cents, rest) = decimals.split_at(2);
+                format!("{}.{cents}{} USD", number / 1_000_000, rest.trim_end_matches('0'))
+            }
+        }
+    }
+}
+
 /// An amount of each kind, never negative. Kinds that are zero are left out of JSON.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
@@ -243,5 +261,19 @@ impl LimitAmounts {
     pub fn exceeded_by(&self, amount: &Amount) -> Option<Kind> {
         self.kinds()
             .find(|kind| self.get(*kind).is_some_and(|limit| amount.get(*kind) > limit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn money_is_written_in_dollars_to_the_millionth() {
+        let texts = [0, 1, 2_500_000, 1_000_001, 12_340_000].map(|number| Kind::Cost.amount(number));
+        assert_eq!(
+            texts,
+            ["0.00 USD", "0.000001 USD", "2.50 USD", "1.000001 USD", "12.34 USD"]
+        );
     }
 }

@@ -149,6 +149,17 @@ pub enum LimitName {
     Total,
 }
 
+impl std::fmt::Display for LimitName {
+    /// As people know it: `AgentBudget team`, `guardrails.total`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Budget(name) => write!(f, "AgentBudget {name}"),
+            Self::TokensPerHour => f.write_str("guardrails.tokensPerHour"),
+            Self::Total => f.write_str("guardrails.total"),
+        }
+    }
+}
+
 /// A gateway says what became of its leases, and asks for more. Totals: repeats do no harm.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]

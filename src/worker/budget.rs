@@ -8,7 +8,7 @@ use crate::api::amount::{Kind, LimitAmounts};
 use crate::api::failure::FailureKind;
 use crate::engine::Health;
 use crate::engine::budget::Budget;
-use crate::link::messages::{AccountTerms, BudgetTerms, Directives, LimitName};
+use crate::link::messages::{AccountTerms, BudgetTerms, Directives};
 
 /// The budget of these directives; none decided yet is one of its own, under which every call is refused.
 #[must_use]
@@ -102,11 +102,7 @@ fn health(account: &AccountTerms) -> Vec<Health> {
         (Some(seconds), None) => format!(" in any {seconds} s"),
         (None, None) => String::new(),
     };
-    let name = match &account.limit {
-        LimitName::Budget(name) => format!("AgentBudget {name}"),
-        LimitName::TokensPerHour => "guardrails.tokensPerHour".to_owned(),
-        LimitName::Total => "guardrails.total".to_owned(),
-    };
+    let name = account.limit.to_string();
     let own = format!("your part of {name}");
     let parts = [
         (name, account.limits, left.of_limits),
@@ -117,24 +113,13 @@ fn health(account: &AccountTerms) -> Vec<Health> {
         Kind::iter().filter_map(move |kind| {
             Some(Health {
                 name: name.clone(),
-                limit: amount(kind, limits.get(kind)?) + &window,
+                limit: kind.amount(limits.get(kind)?) + &window,
                 tenths: u8::try_from(left.get(kind)?).ok()?,
                 until: account.left.resets_at,
             })
         })
     });
     lines.collect()
-}
-
-/// `1200 tokens`, `2.50 USD`.
-fn amount(kind: Kind, number: i64) -> String {
-    match kind {
-        Kind::Tokens => format!("{number} tokens"),
-        Kind::InputTokens => format!("{number} input tokens"),
-        Kind::OutputTokens => format!("{number} output tokens"),
-        Kind::Calls => format!("{number} calls"),
-        Kind::Cost => format!("{}.{:02} USD", number / 1_000_000, number % 1_000_000 / 10_000),
-    }
 }
 
 /// The word of the budget that stops its loops.
@@ -153,7 +138,7 @@ mod tests {
     use super::*;
     use crate::api::failure::Failure;
     use crate::api::price::Price;
-    use crate::link::messages::Left;
+    use crate::link::messages::{Left, LimitName};
 
     fn account(limits: LimitAmounts) -> AccountTerms {
         AccountTerms {

@@ -18,7 +18,7 @@ pub(super) fn refused(account: &AccountTerms, refused: &Refused, needed: &Amount
     };
     let limit = limits.get(kind).unwrap_or(0);
     let left = refused.left.saturating_add(held.get(kind)).min(limit);
-    let of = |number: i64| amount(kind, number);
+    let of = |number: i64| kind.amount(number);
     let needs = of(needed.get(kind));
     let name = name(&account.limit, refused.per_agent);
     let add = remedy(&account.limit, kind, refused.per_agent);
@@ -67,9 +67,7 @@ fn exhausted(limit: &LimitName, kind: Kind) -> FailureKind {
 fn name(limit: &LimitName, per_agent: bool) -> String {
     match limit {
         LimitName::Budget(name) if per_agent => format!("the Agent's part (perAgent) of AgentBudget {name}"),
-        LimitName::Budget(name) => format!("AgentBudget {name}"),
-        LimitName::TokensPerHour => "guardrails.tokensPerHour".to_owned(),
-        LimitName::Total => "guardrails.total".to_owned(),
+        LimitName::Budget(_) | LimitName::TokensPerHour | LimitName::Total => limit.to_string(),
     }
 }
 
@@ -90,21 +88,6 @@ fn field(kind: Kind) -> &'static str {
         Kind::OutputTokens => "outputTokens",
         Kind::Calls => "calls",
         Kind::Cost => "costUSD",
-    }
-}
-
-/// `1200 tokens`, `2.50 USD`.
-fn amount(kind: Kind, number: i64) -> String {
-    match kind {
-        Kind::Tokens => format!("{number} tokens"),
-        Kind::InputTokens => format!("{number} input tokens"),
-        Kind::OutputTokens => format!("{number} output tokens"),
-        Kind::Calls => format!("{number} calls"),
-        Kind::Cost => {
-            let decimals = format!("{:06}", number % 1_000_000);
-            let (cents, rest) = decimals.split_at(2);
-            format!("{}.{cents}{} USD", number / 1_000_000, rest.trim_end_matches('0'))
-        }
     }
 }
 
@@ -161,8 +144,8 @@ pub(super) fn violated(bound: &Amount, bill: &Amount) -> Failure {
             "the model server billed {} for a call that could cost {} at most: limits cannot hold with it, so no more \
              calls are made; check spec.model and the server's count, then annotate the Agent with \
              agentloop.dev/resume=<any new value>",
-            amount(kind, bill.get(kind)),
-            amount(kind, bound.get(kind))
+            kind.amount(bill.get(kind)),
+            kind.amount(bound.get(kind))
         ),
     )
 }
@@ -310,14 +293,5 @@ mod tests {
                 (FailureKind::CallExceedsLimit, text)
             );
         }
-    }
-
-    #[test]
-    fn money_is_written_in_dollars_to_the_millionth() {
-        let texts = [0, 1, 2_500_000, 1_000_001, 12_340_000].map(|number| amount(Kind::Cost, number));
-        assert_eq!(
-            texts,
-            ["0.00 USD", "0.000001 USD", "2.50 USD", "1.000001 USD", "12.34 USD"]
-        );
     }
 }
