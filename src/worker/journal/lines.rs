@@ -69,16 +69,20 @@ impl Line {
     }
 }
 
-/// The lines of the newest batch, and of those right before it that were committed at the same moment.
+/// The lines of the newest batch, and of those right before it that were committed at the same moment. Reads no further
+/// back: the journal may be long.
 pub(super) fn of_last_batch(connection: &Connection) -> rusqlite::Result<Vec<Line>> {
-    connection
-        .prepare(
-            "SELECT * FROM journal WHERE at = (SELECT at FROM journal ORDER BY seq DESC LIMIT 1)
-             AND seq > (SELECT coalesce(max(seq), 0) FROM journal
-                        WHERE at != (SELECT at FROM journal ORDER BY seq DESC LIMIT 1))
-             ORDER BY seq",
-        )?
-        .query_map([], Line::read)?
-        .filter_map(Result::transpose)
-        .collect()
+    let mut select = connection.prepare("SELECT * FROM journal ORDER BY seq DESC")?;
+    let mut rows = select.query([])?;
+    let mut at: Option<String> = None;
+    let mut lines = Vec::new();
+    while let Some(row) = rows.next()? {
+        let moment: String = row.get("at")?;
+        if *at.get_or_insert_with(|| moment.clone()) != moment {
+            break;
+        }
+        lines.extend(Line::read(row)?);
+    }
+    lines.reverse();
+    Ok(lines)
 }
