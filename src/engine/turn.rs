@@ -94,7 +94,9 @@ impl Engine {
         });
         self.in_flight = true;
         let (purpose, conversation) = self.conversation();
-        self.hot.sent();
+        if self.settings.pre_check.is_some() {
+            self.hot.sent();
+        }
         out.push(Effect::CallModel {
             call,
             purpose,
