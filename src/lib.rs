@@ -4,7 +4,8 @@
 //!
 //! - [`api`]: the custom resources. Imports nothing of ours.
 //! - [`engine`], [`ledger`], [`scripted`]: pure rules. Import `api`.
-//! - [`link`]: where controller, gateway and worker meet. Imports `api` and `ledger`.
+//! - [`sensing`]: what Sensors do with what they hear. Imports `api`.
+//! - [`link`]: where controller, gateway and worker meet. Imports `api`, `ledger` and `sensing`.
 //! - [`telemetry`]: logs, metrics, probes. Imports `api`.
 //! - [`controller`], [`gateway`], [`worker`]: the three roles. Never import each other.
 //! - [`local`]: the three roles in one process, without a cluster. Imports what they make public.
@@ -19,5 +20,6 @@ pub mod ledger;
 pub mod link;
 pub mod local;
 pub mod scripted;
+pub mod sensing;
 pub mod telemetry;
 pub mod worker;

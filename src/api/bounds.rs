@@ -57,6 +57,11 @@ pub(super) fn selector(schema: &mut Schema) {
     label_selector(schema, "spec.selector");
 }
 
+/// Bounds of `spec.agentSelector`.
+pub(super) fn agent_selector(schema: &mut Schema) {
+    label_selector(schema, "spec.agentSelector");
+}
+
 /// Bounds of `spec.namespaceSelector`.
 pub(super) fn namespace_selector(schema: &mut Schema) {
     label_selector(schema, "spec.namespaceSelector");

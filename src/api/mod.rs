@@ -19,12 +19,14 @@ mod pod;
 pub mod price;
 mod rate_limit;
 pub mod reference;
+pub mod sensor;
 mod skill;
 pub mod status;
 pub mod tools;
 
 pub use agent::{Agent, AgentSpec};
 pub use budget::{AgentBudget, AgentBudgetSpec};
+pub use sensor::{Sensor, SensorSpec};
 pub use status::AgentStatus;
 
 /// The API group of every resource here.

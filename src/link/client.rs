@@ -43,7 +43,7 @@ pub enum LinkError {
 }
 
 /// What the stream of directives carries.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum DirectiveEvent {
     /// What the pod is to do.
     Directives(Box<Directives>),

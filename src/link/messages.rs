@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::sensors::{SensorReport, SensorTerms};
 use crate::api::{
     amount::{Amount, LimitAmounts},
     condition::LoopSign,
@@ -59,7 +60,7 @@ pub struct Known {
 }
 
 /// What a pod is to do. A level, sent whole: applying it twice does nothing more.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Directives {
     /// Cut the call in flight, journal, stop. Nothing more is sent to the model.
@@ -73,6 +74,9 @@ pub struct Directives {
     /// What limits the calls. `None`: not decided yet, so no call is made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<BudgetTerms>,
+    /// Sensors that run in this pod, by uid. `None`: not decided yet, so those that ran go on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sensors: Option<Vec<SensorTerms>>,
 }
 
 /// What limits an Agent's calls. A call needs room in every account, and counts in all of them.
@@ -310,6 +314,9 @@ pub struct LoopReport {
     /// The repetition that the loop is in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detected: Option<DetectedLoop>,
+    /// Sensors that run in this pod, by uid.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sensors: Vec<SensorReport>,
 }
 
 /// A repetition that a loop is in.

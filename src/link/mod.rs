@@ -8,5 +8,6 @@
 pub mod client;
 pub mod messages;
 pub mod pod;
+pub mod sensors;
 pub mod server;
 pub mod socket;

@@ -48,7 +48,7 @@ pub struct Session {
 }
 
 /// What the gateway tells the worker.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SocketEvent {
     /// What the pod is to do.

@@ -42,6 +42,7 @@ pub fn of(view: View) -> LoopReport {
             sign: detected.sign,
             message: detected.message,
         }),
+        sensors: Vec::new(),
     }
 }
 

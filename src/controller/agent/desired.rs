@@ -128,5 +128,7 @@ pub(super) fn directives(agent: &Agent, status: &AgentStatus) -> Directives {
         // What limits it is the ledger's to say: without one, nothing does.
         // Decided by the ledger, which `Loops` asks.
         budget: None,
+        // Decided by the reconciler of Sensors, likewise.
+        sensors: None,
     }
 }

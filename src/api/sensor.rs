@@ -1,0 +1,314 @@
+//! The `Sensor` resource: something outside whose changes reach the loops of Agents.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::bounds;
+
+/// A DNS label: it is part of the names of events, such as `sensor/prices`.
+const NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+/// A field of `spec.hotState.fields`.
+const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
+
+/// Which Agents hear of it, what it listens to, and what becomes of what it hears.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[kube(
+    group = "agentloop.dev",
+    version = "v1alpha1",
+    kind = "Sensor",
+    plural = "sensors",
+    category = "agentloop",
+    doc = "Something outside whose events reach the hot state and the notifications of Agents, each exactly once.",
+    namespaced,
+    status = "SensorStatus",
+    derive = "PartialEq",
+    printcolumn(
+        name = "READY",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status",
+        description = "False: this Sensor needs a person"
+    ),
+    printcolumn(
+        name = "TYPE",
+        type_ = "string",
+        json_path = ".status.type",
+        description = "What it listens to"
+    ),
+    printcolumn(
+        name = "LAST-EVENT",
+        type_ = "date",
+        json_path = ".status.lastEventTime",
+        description = "Time since the last event"
+    ),
+    printcolumn(
+        name = "EVENTS",
+        type_ = "integer",
+        json_path = ".status.events",
+        description = "Events accepted"
+    ),
+    printcolumn(
+        name = "ERRORS",
+        type_ = "integer",
+        json_path = ".status.errors",
+        description = "Failures to hear or to understand"
+    ),
+    printcolumn(
+        name = "AGE",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp",
+        description = "Time since creation"
+    ),
+    validation = Rule::new("self.metadata.name.size() <= 63").message(
+        "metadata.name of a Sensor must be at most 63 characters: it names the Sensor in events and metrics"
+    )
+)]
+#[x_kube(
+    validation = Rule::new("has(self.agentNames) && size(self.agentNames) > 0 || has(self.agentSelector)").message(
+        "spec names no receiver: set spec.agentNames, or spec.agentSelector ({} is every Agent of the namespace)"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct SensorSpec {
+    /// Names of Agents in this namespace that receive its events, at most 64. One that is not there yet receives what
+    /// comes once it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 63), regex(pattern = NAME)), extend("x-kubernetes-list-type" = "set"))]
+    pub agent_names: Vec<String>,
+    /// Agents of this namespace that receive its events too, by their labels; `{}`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = bounds::agent_selector)]
+    pub agent_selector: Option<LabelSelector>,
+    /// True: it does not listen, and says so in `Suspended`. What came before is still delivered.
+    #[serde(default)]
+    pub suspend: bool,
+    /// What it listens to; exactly one.
+    pub source: Source,
+    /// Fields of the receivers' hot state that each accepted event writes, at most 16. A receiver without the field, or
+    /// with one of another type, keeps what it has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["field"]))]
+    pub updates: Vec<Update>,
+    /// What makes an event worth a notice, at most 16. With signals, a notification is given only by those that hold;
+    /// without any, each accepted event gives one where `notification` is set or there are no `updates`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub signals: Vec<Signal>,
+    /// What a notification says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notification: Option<Notification>,
+    /// Bounds of what is accepted.
+    #[serde(default)]
+    pub limits: Limits,
+}
+
+/// What a Sensor listens to.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("has(self.schedule)").message(
+    "spec.source must have exactly one source, such as schedule: {cron: \"0 8 * * 1-5\"}"
+))]
+#[serde(rename_all = "camelCase")]
+pub struct Source {
+    /// A clock. It ticks in each receiver's own pod and costs no traffic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Schedule>,
+}
+
+/// A clock that ticks by the calendar. Its events have the payload `{"scheduledTime": "<RFC 3339>"}`.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Schedule {
+    /// Minute, hour, day of month, month and day of week, as in cron: `0 8 * * 1-5`. A time that the change to summer
+    /// time skips comes once, right after the gap; one that the change back repeats comes once.
+    #[schemars(length(min = 9, max = 128))]
+    pub cron: String,
+    /// The IANA time zone of `cron`.
+    #[serde(default = "utc")]
+    #[schemars(length(min = 1, max = 64))]
+    #[x_kube(validation = Rule::new("self.matches('^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$')").message(
+        "spec.source.schedule.timeZone must be a name of the IANA time zone database, such as Europe/Berlin or UTC"
+    ))]
+    pub time_zone: String,
+    /// What becomes of ticks that nobody could hear, because the receiver's pod or the Sensor did not run.
+    #[serde(default)]
+    pub missed: Missed,
+}
+
+fn utc() -> String {
+    "UTC".into()
+}
+
+/// What becomes of missed ticks.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
+pub enum Missed {
+    /// The last one of them comes, late.
+    #[default]
+    RunOnce,
+    /// None of them comes.
+    Skip,
+}
+
+/// A field of the hot state and its new value.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Update {
+    /// The field, as `spec.hotState.fields[].name` of the receivers has it.
+    #[schemars(length(min = 1, max = 63), regex(pattern = FIELD))]
+    pub field: String,
+    /// Its value: an expression (CEL) over `payload`, the event's; `previous`, the last accepted event's payload or null;
+    /// and `now`. `payload` alone is the whole of it.
+    #[schemars(length(min = 1, max = 4096))]
+    pub value: String,
+}
+
+/// What makes an event worth a notice.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Signal {
+    /// Its name; loops can wait for `signal/<sensor>/<name>`.
+    #[schemars(length(min = 1, max = 63), regex(pattern = NAME))]
+    pub name: String,
+    /// When it holds: an expression (CEL) that is true or false, over `payload`, `previous` and `now`.
+    #[schemars(length(min = 1, max = 4096))]
+    pub when: String,
+    /// What an event without it does not do: `Notify`: it gives no notification of this signal. `Update`: it writes no
+    /// field, but notifies. `Both`: neither. An event writes fields when each signal that gates updates holds.
+    #[serde(default)]
+    pub gate: Gate,
+    /// Whether it gives a notification. False: it only wakes loops that wait for it.
+    #[serde(default = "yes")]
+    pub notify: bool,
+    /// How urgent the notification is; `High` ends a sleep.
+    #[serde(default)]
+    pub priority: Priority,
+    /// Seconds, 0 to 86,400, after it held in which it does not hold again.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 86_400))]
+    pub cooldown_seconds: u32,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// What a signal gates.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
+pub enum Gate {
+    /// Its notification.
+    #[default]
+    Notify,
+    /// The updates.
+    Update,
+    /// Both.
+    Both,
+}
+
+/// How urgent a notification is.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
+pub enum Priority {
+    /// Shown last, dropped first.
+    Low,
+    /// Shown in the next turn.
+    #[default]
+    Normal,
+    /// Ends a sleep.
+    High,
+}
+
+/// What a notification says.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Notification {
+    /// An expression (CEL) over `payload`, `previous` and `now` that is a text. Without `notification` it is the payload as
+    /// JSON, of which the first 2,048 bytes are shown.
+    #[schemars(length(min = 1, max = 4096))]
+    pub text: String,
+}
+
+/// Bounds of what is accepted. What is beyond them is counted in `status.dropped`.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Limits {
+    /// Most bytes of a payload, 1 to 1,048,576; a larger one is dropped.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub max_payload_bytes: u32,
+    /// Milliseconds, 0 to 3,600,000, between two accepted events; of those in between the newest comes at their end.
+    #[schemars(range(min = 0, max = 3_600_000))]
+    pub min_interval_milliseconds: u32,
+    /// Most accepted events in any 60 s, 1 to 60,000.
+    #[schemars(range(min = 1, max = 60_000))]
+    pub per_minute: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_payload_bytes: 65_536,
+            min_interval_milliseconds: 0,
+            per_minute: 60,
+        }
+    }
+}
+
+/// Observed state of a Sensor. Written by the controller only.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("default" = {"conditions": [{
+    "type": "Ready",
+    "status": "Unknown",
+    "reason": "Pending",
+    "message": "The controller has not looked at this Sensor yet.",
+    "lastTransitionTime": "1970-01-01T00:00:00Z",
+}]}))]
+pub struct SensorStatus {
+    /// The generation of the spec that this status speaks of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// What holds, by type.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// What it listens to: `Schedule`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r#type: Option<SourceType>,
+    /// When the last accepted event came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_event_time: Option<jiff::Timestamp>,
+    /// The id of that event.
+    #[serde(rename = "lastDeliveryId", skip_serializing_if = "Option::is_none")]
+    pub last_delivery_id: Option<String>,
+    /// Totals of all receivers, those that are gone included.
+    #[serde(flatten)]
+    pub totals: Totals,
+    /// Failures since the last success.
+    pub consecutive_failures: i64,
+    /// When it tries again after a failure, or ticks next.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_attempt_at: Option<jiff::Timestamp>,
+}
+
+/// What a Sensor has done so far; never steps back. A Sensor that runs in its receivers' pods counts for each of them.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Totals {
+    /// Events accepted.
+    pub events: i64,
+    /// Fields written.
+    pub updates: i64,
+    /// Notifications given.
+    pub notifications: i64,
+    /// Events that were no news: the same again.
+    pub filtered: i64,
+    /// Events beyond `spec.limits`.
+    pub dropped: i64,
+    /// Failures to hear or to understand.
+    pub errors: i64,
+}
+
+/// What a Sensor listens to.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::Display)]
+pub enum SourceType {
+    /// A clock.
+    Schedule,
+}
