@@ -47,7 +47,8 @@ pub fn cache_before_last(body: &mut Value) {
     let Some(body) = body.as_object_mut() else {
         return;
     };
-    let mark = body.remove("cache_control");
+    // The other fields keep their places: the conversation stays the last of them.
+    let mark = body.shift_remove("cache_control");
     let blocks = body
         .get_mut("messages")
         .and_then(Value::as_array_mut)

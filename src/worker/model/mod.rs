@@ -232,6 +232,7 @@ mod tests {
         assert_eq!(blocks[0]["type"], "tool_result");
         assert_eq!(blocks[0]["cache_control"], json!({"type": "ephemeral"}));
         assert_eq!(blocks[1], json!({"type": "text", "text": "now"}));
+        assert_eq!(body.as_object().unwrap().keys().next_back().unwrap(), "messages");
         let without = Format::Anthropic.request_with_state(&model, &messages, None, &[]);
         assert_eq!(without, Format::Anthropic.request(&model, &messages, &[]));
     }

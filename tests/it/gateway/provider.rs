@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -83,6 +83,7 @@ pub struct Seen {
     pub path: String,
     pub headers: HeaderMap,
     pub body: String,
+    pub at: Instant,
 }
 
 #[derive(Clone)]
@@ -138,6 +139,7 @@ impl Provider {
 
 async fn answer(State(state): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response<Body> {
     let seen = Seen {
+        at: Instant::now(),
         path: uri.path().into(),
         headers,
         body: String::from_utf8(body.to_vec()).unwrap(),

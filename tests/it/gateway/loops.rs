@@ -1,0 +1,246 @@
+//! A real gateway with a real worker: what a server must say so that the loop hears it, in each format.
+
+use std::time::Duration;
+
+use agentloop::api::status::LoopState;
+use agentloop::link::messages::{LoopReport, Report};
+use agentloop::worker::startup::{self, Options};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::provider::{Act, Seen, Step, send};
+use super::world::World;
+
+/// Input from no cache and output of each answer here that has usage.
+pub const USED: (i64, i64) = (30, 8);
+
+/// How answers come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    OpenAiWhole,
+    OpenAiStreamed,
+    AnthropicWhole,
+    AnthropicStreamed,
+}
+
+pub const WAYS: [Way; 4] = [
+    Way::OpenAiWhole,
+    Way::OpenAiStreamed,
+    Way::AnthropicWhole,
+    Way::AnthropicStreamed,
+];
+
+impl Way {
+    /// What its name says.
+    pub fn is_anthropic(self) -> bool {
+        matches!(self, Self::AnthropicWhole | Self::AnthropicStreamed)
+    }
+
+    /// What its name says.
+    pub fn is_streamed(self) -> bool {
+        matches!(self, Self::OpenAiStreamed | Self::AnthropicStreamed)
+    }
+
+    /// An answer with this text and these calls (id, name, arguments), ended for this reason; with usage or without.
+    pub fn answer(self, text: &str, calls: &[(&str, &str, &str)], reason: &str, usage: bool) -> Act {
+        match self {
+            Self::OpenAiWhole => Act::json(200, &completion(text, calls, reason, usage).to_string()),
+            Self::AnthropicWhole => Act::json(200, &message(text, calls, reason, usage).to_string()),
+            Self::OpenAiStreamed => Act::stream(vec![send(&chunks(text, calls)), send(&last_chunks(reason, usage))]),
+            Self::AnthropicStreamed => Act::stream(vec![
+                send(&events(text, calls, usage)),
+                send(&last_events(reason, usage)),
+            ]),
+        }
+    }
+
+    /// The call of a tool whose arguments stop like this in the middle, and then this.
+    pub fn half(self, arguments: &str, then: Step) -> Act {
+        let calls = [("a", "yield", arguments)];
+        match self {
+            Self::OpenAiStreamed => Act::stream(vec![send(&chunks("", &calls)), then]),
+            Self::AnthropicStreamed => Act::stream(vec![send(&events("", &calls, true)), then]),
+            Self::OpenAiWhole => {
+                Act::json(200, "").steps(vec![send("{\"choices\":[{\"message\":{\"tool_calls\":"), then])
+            }
+            Self::AnthropicWhole => Act::json(200, "").steps(vec![send("{\"type\":\"message\",\"content\":[{"), then]),
+        }
+    }
+
+    /// A long sleep.
+    pub fn sleep(self) -> Act {
+        let reason = if self.is_anthropic() { "tool_use" } else { "tool_calls" };
+        self.answer("", &[("s", "yield", "{\"sleep\":3600}")], reason, true)
+    }
+}
+
+fn completion(text: &str, calls: &[(&str, &str, &str)], reason: &str, usage: bool) -> Value {
+    let calls: Vec<Value> = calls
+        .iter()
+        .map(|(id, name, arguments)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+        .collect();
+    let message = json!({"role": "assistant", "content": text, "tool_calls": calls});
+    let mut body = json!({"choices": [{"index": 0, "message": message, "finish_reason": reason}]});
+    if usage {
+        body["usage"] = chat_usage();
+    }
+    body
+}
+
+fn chat_usage() -> Value {
+    json!({"prompt_tokens": USED.0, "completion_tokens": USED.1})
+}
+
+fn chunks(text: &str, calls: &[(&str, &str, &str)]) -> String {
+    let chunk = |delta: Value| {
+        let choices = json!([{"index": 0, "delta": delta, "finish_reason": null}]);
+        format!("data: {}\n\n", json!({ "choices": choices }))
+    };
+    let calls = calls.iter().enumerate().map(|(index, (id, name, arguments))| {
+        let function = json!({"name": name, "arguments": arguments});
+        chunk(json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}))
+    });
+    std::iter::once(chunk(json!({"role": "assistant", "content": text})))
+        .chain(calls)
+        .collect()
+}
+
+fn last_chunks(reason: &str, usage: bool) -> String {
+    let end = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]});
+    let usage = if usage {
+        format!("data: {}\n\n", json!({"choices": [], "usage": chat_usage()}))
+    } else {
+        String::new()
+    };
+    format!("data: {end}\n\n{usage}data: [DONE]\n\n")
+}
+
+fn message(text: &str, calls: &[(&str, &str, &str)], reason: &str, usage: bool) -> Value {
+    // Arguments that are no object come as what they are: text.
+    let input = |arguments: &str| serde_json::from_str(arguments).unwrap_or_else(|_| json!(arguments));
+    let calls = calls
+        .iter()
+        .map(|(id, name, arguments)| json!({"type": "tool_use", "id": id, "name": name, "input": input(arguments)}));
+    let text = (!text.is_empty()).then(|| json!({"type": "text", "text": text}));
+    let content: Vec<Value> = text.into_iter().chain(calls).collect();
+    let mut body = json!({"type": "message", "role": "assistant", "content": content, "stop_reason": reason});
+    if usage {
+        body["usage"] = json!({"input_tokens": USED.0, "output_tokens": USED.1});
+    }
+    body
+}
+
+fn event(event: &Value) -> String {
+    format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap())
+}
+
+fn events(text: &str, calls: &[(&str, &str, &str)], usage: bool) -> String {
+    let mut head = json!({"type": "message", "role": "assistant", "content": [], "stop_reason": null});
+    if usage {
+        head["usage"] = json!({"input_tokens": USED.0, "output_tokens": 1});
+    }
+    let mut all = event(&json!({"type": "message_start", "message": head}));
+    let text = (!text.is_empty()).then(|| {
+        (
+            json!({"type": "text", "text": ""}),
+            json!({"type": "text_delta", "text": text}),
+        )
+    });
+    let calls = calls.iter().map(|(id, name, arguments)| {
+        let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+        (block, json!({"type": "input_json_delta", "partial_json": arguments}))
+    });
+    for (index, (block, delta)) in text.into_iter().chain(calls).enumerate() {
+        all += &event(&json!({"type": "content_block_start", "index": index, "content_block": block}));
+        all += &event(&json!({"type": "content_block_delta", "index": index, "delta": delta}));
+    }
+    all
+}
+
+fn last_events(reason: &str, usage: bool) -> String {
+    let mut end = json!({"type": "message_delta", "delta": {"stop_reason": reason}});
+    if usage {
+        end["usage"] = json!({"output_tokens": USED.1});
+    }
+    event(&end) + &event(&json!({"type": "message_stop"}))
+}
+
+/// A world with a worker in it.
+pub struct Cell {
+    pub world: World,
+    terminate: CancellationToken,
+    worker: tokio::task::JoinHandle<Result<(), startup::WorkerError>>,
+}
+
+impl Cell {
+    /// A loop with these fields of its model and its spec, and a server that does this.
+    pub async fn start(way: Way, model: &Value, spec: Value, acts: Vec<Act>) -> Self {
+        let mut world = World::new().await;
+        let (api, version) = if way.is_anthropic() {
+            ("AnthropicMessages", "")
+        } else {
+            ("OpenAIChat", "/v1")
+        };
+        let address = format!("http://{}{version}", world.provider.address);
+        world.set(&json!({"api": api, "baseURL": address, "stream": way.is_streamed()}));
+        world.set(model);
+        for act in acts {
+            world.provider.will(act);
+        }
+        world.start().await;
+        let terminate = CancellationToken::new();
+        let worker = tokio::spawn(startup::run(options(&world, spec), terminate.clone()));
+        Self {
+            world,
+            terminate,
+            worker,
+        }
+    }
+
+    /// The loop is at rest: asleep, or held.
+    pub async fn at_rest(&self) -> (Report, LoopReport) {
+        let rests = |report: &LoopReport| matches!(report.state, LoopState::Sleeping | LoopState::Paused);
+        let report = self.world.controller.until("a loop at rest", |report| {
+            let asked = i64::try_from(self.world.provider.seen().len()).unwrap();
+            report.loop_.as_ref().is_some_and(rests) && report.usage.calls == asked
+        });
+        let report = report.await;
+        let of_loop = report.loop_.clone().unwrap();
+        (report, of_loop)
+    }
+
+    pub async fn end(self) {
+        self.terminate.cancel();
+        self.worker.await.unwrap().unwrap();
+    }
+}
+
+fn options(world: &World, more: Value) -> Options {
+    let mut spec = json!({
+        "model": world.model, "instructions": "Be brief.",
+        "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
+    });
+    let Value::Object(more) = more else { panic!() };
+    spec.as_object_mut().unwrap().extend(more);
+    let config = json!({
+        "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 3, "linkUrl": "https://unused",
+        "spec": spec,
+    });
+    Options {
+        config: serde_json::from_value(config).unwrap(),
+        pod_uid: "pod".into(),
+        socket: world.path("gateway.sock"),
+        journal_dir: world.path("journal"),
+        instructions_file: world.path("instructions"),
+        skills_dir: world.path("skills"),
+        drain: Duration::from_secs(1),
+    }
+}
+
+/// The id of the call that a server was asked.
+pub fn call_of(seen: &Seen) -> &str {
+    seen.headers["idempotency-key"]
+        .to_str()
+        .unwrap()
+        .trim_start_matches("agent-uid-")
+}
