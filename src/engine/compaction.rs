@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::context::{self, Surplus};
 use super::machine::Engine;
 use super::message::{Answer, Finish, Message};
-use super::outbox::{Outbox, call_line, line};
+use super::outbox::{Outbox, answer_line, line};
 use super::snapshot::{Step, Turn};
 use super::{CallId, Purpose, Record, RecordKind, clock, prompt};
 use crate::api::failure::{Failure, FailureKind};
@@ -40,6 +40,15 @@ pub struct Compaction {
 }
 
 impl Turn {
+    /// What its present call is for.
+    pub fn purpose(&self) -> Purpose {
+        match self.compaction {
+            Some(_) => Purpose::Compaction,
+            None if self.heartbeat => Purpose::Heartbeat,
+            None => Purpose::Turn,
+        }
+    }
+
     /// Number of its present call among those that are not for a summary.
     pub fn own_call(&self) -> u32 {
         self.call.saturating_sub(self.compactions)
@@ -107,7 +116,8 @@ impl Engine {
     pub(super) fn summarised(&mut self, compaction: Compaction, call: CallId, answer: &Answer, out: &mut Outbox) {
         self.state.counters.idle.count(out.now);
         let Some(text) = summary_of(answer, compaction.most_bytes) else {
-            out.record(call_line(RecordKind::CallAnswered, call, "no summary", Vec::new()));
+            let of = (call, Purpose::Compaction);
+            out.record(answer_line(of, answer, "no summary", Vec::new()));
             self.end_compaction(out);
             return;
         };
@@ -121,7 +131,7 @@ impl Engine {
         let note = format!("{:?}", answer.finish);
         // Into the history, and out of the live transcript at once: it is in the snapshot.
         let messages = vec![Arc::new(asked), Arc::new(said)];
-        out.record(call_line(RecordKind::CallAnswered, call, note, messages));
+        out.record(answer_line((call, Purpose::Compaction), answer, note, messages));
         out.record(Record {
             call: Some(call),
             retract: 2,

@@ -17,6 +17,8 @@ use super::{Record, RecordKind, clock, prompt};
 use crate::api::agent;
 use crate::api::failure::Failure;
 
+/// Note of the lines that begin and end one.
+pub(super) const HEARTBEAT: &str = "heartbeat";
 /// Most bytes of an answer that the next heartbeat is told.
 pub const MOST_LAST_BYTES: usize = 2 * 1024;
 /// What the next heartbeat is told of one that failed after it had done something.
@@ -105,7 +107,7 @@ impl Engine {
         last.truncate(last.floor_char_boundary(MOST_LAST_BYTES));
         self.state.beat.last = last;
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
-        self.leave_no_trace(&turn, RecordKind::TurnCompleted, "heartbeat", out);
+        self.leave_no_trace(&turn, RecordKind::TurnCompleted, HEARTBEAT, out);
     }
 
     /// The present heartbeat was given up. It counts as no failure of the loop: the next one comes at its time.

@@ -264,6 +264,8 @@ pub struct Record {
     pub note: String,
     /// The tool call it belongs to.
     pub tool: Option<ToolLine>,
+    /// What the call was for and used; of a line that says that it was answered.
+    pub used: Option<Used>,
     /// Messages that join the transcript.
     pub messages: Vec<Arc<Message>>,
     /// How many of the newest messages leave the live transcript, before `messages` join it: those of a turn that
@@ -271,6 +273,15 @@ pub struct Record {
     pub retract: usize,
     /// How many of the oldest messages leave the live transcript (they stay in the journal's history).
     pub forget: usize,
+}
+
+/// What an answered call was for, and what it used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// What for.
+    pub purpose: Purpose,
+    /// Tokens by the server's own word, see [`Answer::tokens`].
+    pub tokens: Option<u64>,
 }
 
 /// What a journal line says of a tool call; safe to log.

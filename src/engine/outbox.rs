@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::{CallId, Effect, Record, RecordKind, message::Message};
+use super::message::{Answer, Message};
+use super::{CallId, Effect, Purpose, Record, RecordKind, Used};
 
 /// The effects of one input.
 pub struct Outbox {
@@ -23,6 +24,7 @@ pub fn line(kind: RecordKind, turn: i64, note: impl Into<String>) -> Record {
         call: None,
         note: note.into(),
         tool: None,
+        used: None,
         messages: Vec::new(),
         retract: 0,
         forget: 0,
@@ -35,6 +37,20 @@ pub fn call_line(kind: RecordKind, call: CallId, note: impl Into<String>, messag
         call: Some(call),
         messages,
         ..line(kind, call.turn, note)
+    }
+}
+
+/// The journal line of a call that was answered.
+pub fn answer_line(
+    (call, purpose): (CallId, Purpose),
+    answer: &Answer,
+    note: impl Into<String>,
+    messages: Vec<Arc<Message>>,
+) -> Record {
+    let tokens = answer.tokens;
+    Record {
+        used: Some(Used { purpose, tokens }),
+        ..call_line(RecordKind::CallAnswered, call, note, messages)
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::machine::Engine;
 use super::message::{Answer, Message};
-use super::outbox::{Outbox, call_line, line};
+use super::outbox::{Outbox, answer_line, call_line, line};
 use super::snapshot::Sleep;
 use super::{CallId, Effect, Purpose, RecordKind, clock, context};
 use crate::api::agent::Resource;
@@ -23,6 +23,8 @@ const HEAD: &str = "An autonomous agent has slept as long as it chose. You decid
 turn is worth waking it.";
 const TAIL: &str = "Answer with one JSON object and nothing else: {\"wake\": true} when something that matters has changed \
 or you are not sure, {\"wake\": false} when nothing of it matters.";
+/// Note of a pre-check whose answer says nothing clear.
+pub const UNREADABLE: &str = "Unreadable";
 /// What the model of a turn is told after skipped ones.
 const SLEPT_ON: &str = "your sleep was made longer, since the pre-check saw nothing that matters";
 
@@ -153,13 +155,13 @@ impl Engine {
         let estimate = context::system(&asked).saturating_add(most.into());
         self.count_use(Resource::LLMTokens, answer.tokens.unwrap_or(estimate), out);
         let note = format!("{:?}", answer.finish);
-        out.record(call_line(RecordKind::CallAnswered, call, note, Vec::new()));
+        out.record(answer_line((call, Purpose::Precheck), answer, note, Vec::new()));
         let wakes = answer.text.as_deref().and_then(read);
         let sleep = self.state.pre_check.sleep.take();
         match (wakes, sleep) {
             (Some(false), Some(sleep)) if self.state.inbox.is_empty() => self.sleep_on(sleep, out),
             (Some(_), _) => {}
-            (None, _) => out.record(line(RecordKind::PrecheckFailed, self.turn_number(), "Unreadable")),
+            (None, _) => out.record(line(RecordKind::PrecheckFailed, self.turn_number(), UNREADABLE)),
         }
     }
 

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::guardrails::{self, Guardrail};
+use super::heartbeat::HEARTBEAT;
 use super::machine::Engine;
 use super::message::{Answer, Finish, Message, Tool};
 use super::notifications::Shown;
-use super::outbox::{Outbox, call_line, line};
+use super::outbox::{Outbox, answer_line, call_line, line};
 use super::precheck::PreCheck;
 use super::retry::{self, Next};
 use super::snapshot::{Briefing, Lifecycle, Step, Turn};
@@ -54,7 +55,7 @@ impl Engine {
         self.transcript.push(message.clone());
         out.record(Record {
             messages: vec![message],
-            ..line(RecordKind::TurnStarted, number, "")
+            ..line(RecordKind::TurnStarted, number, if heartbeat { HEARTBEAT } else { "" })
         });
         self.send_attempt(out);
     }
@@ -77,11 +78,7 @@ impl Engine {
         turn.attempt = turn.attempt.saturating_add(1);
         turn.step = Step::Open;
         let call = turn.call_id();
-        let purpose = match turn.compaction {
-            Some(_) => Purpose::Compaction,
-            None if turn.heartbeat => Purpose::Heartbeat,
-            None => Purpose::Turn,
-        };
+        let purpose = turn.purpose();
         self.count_use(Resource::LLMCalls, 1, out);
         out.record(call_line(RecordKind::CallStarted, call, purpose.as_ref(), Vec::new()));
         self.issue(call, out);
@@ -204,10 +201,10 @@ impl Engine {
         }
         self.in_flight = false;
         self.was_let_through();
-        if self.state.turn.is_none() {
+        let Some(purpose) = self.state.turn.as_ref().map(Turn::purpose) else {
             self.pre_checked(call, answer, out);
             return;
-        }
+        };
         out.push(Effect::Acknowledge { call });
         let tokens = answer.tokens.unwrap_or_else(|| self.largest_call());
         self.count_use(Resource::LLMTokens, tokens, out);
@@ -217,7 +214,7 @@ impl Engine {
         }
         let silent = answer.text.as_deref().is_none_or(|text| text.trim().is_empty()) && answer.tool_calls.is_empty();
         if silent && matches!(answer.finish, Finish::Stop | Finish::ToolCalls) {
-            out.record(call_line(RecordKind::CallAnswered, call, "empty", Vec::new()));
+            out.record(answer_line((call, purpose), answer, "empty", Vec::new()));
             let message = "the model answered with neither text nor a tool call; check that the server's chat template \
                            fits spec.model.name";
             self.fail_turn(failure(message.to_owned()), out);
@@ -235,7 +232,7 @@ impl Engine {
         self.append(std::slice::from_ref(&message));
         self.notifications_seen();
         let note = format!("{:?}", answer.finish);
-        out.record(call_line(RecordKind::CallAnswered, call, note, vec![message]));
+        out.record(answer_line((call, purpose), answer, note, vec![message]));
         if !self.is_heartbeat() {
             self.state.counters.idle.count(out.now);
         }

@@ -5,6 +5,7 @@
 
 mod ballast;
 mod error;
+mod history;
 mod lines;
 mod schema;
 mod write;
@@ -23,12 +24,14 @@ use crate::engine::message::Message;
 use ballast::Ballast;
 pub use error::JournalError;
 pub use lines::Line;
-use write::WriteError;
+use write::{Batch, WriteError};
 
 /// Turns whose messages stay in the history.
 pub const HISTORY_TURNS: i64 = 2_000;
 /// Bytes of messages above which the older half of the history goes, however few turns it spans.
 pub const HISTORY_BYTES: i64 = 64 * 1024 * 1024;
+/// Bytes of texts in the history's steps above which the older half of the history goes, however few turns it spans.
+pub const STEP_BYTES: i64 = 32 * 1024 * 1024;
 /// Lines of the journal that stay.
 pub const JOURNAL_LINES: i64 = 50_000;
 /// Turns between two prunings.
@@ -77,6 +80,8 @@ pub struct Committed {
 /// An open journal.
 pub struct Journal {
     connection: Connection,
+    /// Uid of the Agent.
+    agent: String,
     ballast: Option<Ballast>,
     dir: PathBuf,
     file: PathBuf,
@@ -102,6 +107,7 @@ impl Journal {
         let connection = connect(&file).map_err(|error| JournalError::from_sqlite(&file, &error))?;
         let mut journal = Self {
             connection,
+            agent: owner.agent_uid.clone(),
             ballast: None,
             dir: dir.into(),
             file,
@@ -125,7 +131,13 @@ impl Journal {
         records: &[Record],
         snapshot: &Snapshot,
     ) -> Result<Committed, JournalError> {
-        let error = match write::batch(&mut self.connection, now, records, snapshot) {
+        let batch = Batch {
+            agent: &self.agent,
+            now,
+            records,
+            snapshot,
+        };
+        let error = match write::batch(&mut self.connection, batch) {
             Ok(lines) => {
                 return Ok(Committed {
                     lines,
@@ -139,7 +151,7 @@ impl Journal {
         if !gave {
             return Err(self.sqlite(&error));
         }
-        match write::batch(&mut self.connection, now, records, snapshot) {
+        match write::batch(&mut self.connection, batch) {
             Ok(lines) => Ok(Committed {
                 lines,
                 on_ballast: true,

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Version of the tables, kept in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 2;
+pub(super) const VERSION: i64 = 3;
 
 /// Of version 1. `journal`: one line per event, safe to read aloud. `messages`: the conversation; `live` rows are the transcript
 /// that the engine still sends, the others are history. `kv`: the engine's snapshot and the journal's owner.
@@ -37,8 +37,49 @@ ALTER TABLE journal ADD COLUMN arguments TEXT;
 ALTER TABLE journal ADD COLUMN outcome TEXT;
 ";
 
+/// Version 3: what the Agent did, for people; docs/reference/journal.md explains each column. Money is whole micro-dollars,
+/// shown as a decimal. Ids of steps sort by turn and call.
+const VERSION_3: &str = "
+CREATE TABLE agent_execution_history (
+    id TEXT NOT NULL PRIMARY KEY,
+    agent_id TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    project_id TEXT,
+    turn INTEGER NOT NULL,
+    started_at TEXT NOT NULL,
+    completed_at TEXT,
+    total_steps INTEGER NOT NULL,
+    final_status TEXT,
+    escalation_reason TEXT,
+    total_cost_micro_usd INTEGER,
+    total_cost_usd TEXT AS (CASE WHEN total_cost_micro_usd IS NOT NULL
+        THEN printf('%d.%06d', total_cost_micro_usd / 1000000, total_cost_micro_usd % 1000000) END),
+    total_tokens INTEGER,
+    state_snapshot TEXT
+);
+CREATE INDEX agent_execution_history_turn ON agent_execution_history (turn);
+CREATE TABLE agent_execution_steps (
+    id TEXT NOT NULL PRIMARY KEY,
+    execution_id TEXT NOT NULL REFERENCES agent_execution_history (id),
+    step_number INTEGER NOT NULL,
+    timestamp TEXT NOT NULL,
+    call TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    reasoning TEXT,
+    action TEXT NOT NULL,
+    result TEXT NOT NULL,
+    validation TEXT,
+    success INTEGER,
+    tokens_used INTEGER,
+    cost_micro_usd INTEGER,
+    cost_usd TEXT AS (CASE WHEN cost_micro_usd IS NOT NULL
+        THEN printf('%d.%06d', cost_micro_usd / 1000000, cost_micro_usd % 1000000) END)
+);
+CREATE INDEX agent_execution_steps_execution ON agent_execution_steps (execution_id, step_number);
+";
+
 /// Step `n` makes version `n + 1` of version `n`; version 0 is an empty file.
-const STEPS: [&str; 2] = [VERSION_1, VERSION_2];
+pub(super) const STEPS: [&str; 3] = [VERSION_1, VERSION_2, VERSION_3];
 
 /// The version of the tables found; 0 for an empty file.
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {

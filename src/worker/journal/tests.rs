@@ -1,5 +1,7 @@
 //! Tests of the journal.
 
+mod history;
+
 use std::io::{Read, Seek, SeekFrom, Write};
 
 use super::*;
@@ -29,6 +31,7 @@ fn record(kind: RecordKind, turn: i64, messages: Vec<Message>) -> Record {
         }),
         note: "note".into(),
         tool: None,
+        used: None,
         messages: messages.into_iter().map(Into::into).collect(),
         retract: 0,
         forget: 0,
@@ -159,7 +162,7 @@ fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
     assert!(
         error
             .to_string()
-            .contains("schema version 3 and this agentloop knows versions up to 2")
+            .contains("schema version 4 and this agentloop knows versions up to 3")
     );
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
 }

@@ -6,6 +6,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 use crate::engine::machine::Snapshot;
 use crate::engine::{Record, RecordKind};
 
+use super::history::History;
 use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, Line, PRUNE_EVERY_TURNS};
 
 /// Why a batch was not written.
@@ -17,23 +18,41 @@ pub(super) enum WriteError {
     Json(#[from] serde_json::Error),
 }
 
-/// Writes one batch of the engine: all of it, or nothing. Its lines.
-pub(super) fn batch(
-    connection: &mut Connection,
-    now: Timestamp,
-    records: &[Record],
-    snapshot: &Snapshot,
-) -> Result<Vec<Line>, WriteError> {
+/// A batch of the engine.
+#[derive(Clone, Copy)]
+pub(super) struct Batch<'a> {
+    /// Uid of the Agent.
+    pub(super) agent: &'a str,
+    pub(super) now: Timestamp,
+    pub(super) records: &'a [Record],
+    pub(super) snapshot: &'a Snapshot,
+}
+
+/// Writes one batch: all of it, or nothing. Its lines.
+pub(super) fn batch(connection: &mut Connection, batch: Batch<'_>) -> Result<Vec<Line>, WriteError> {
+    let Batch {
+        agent,
+        now,
+        records,
+        snapshot,
+    } = batch;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let history = History {
+        transaction: &transaction,
+        now,
+        agent,
+    };
     let mut lines = Vec::with_capacity(records.len());
     for record in records {
         line(&transaction, now, record)?;
         lines.push(Line::of(transaction.last_insert_rowid(), now, record));
         messages(&transaction, record)?;
+        history.write(record)?;
     }
     put(&transaction, super::SNAPSHOT_KEY, &serde_json::to_string(snapshot)?)?;
     if let Some(turn) = records.iter().find_map(turn_to_prune_at) {
         prune(&transaction, turn)?;
+        history.prune(turn)?;
     }
     transaction.commit()?;
     Ok(lines)

@@ -5,6 +5,7 @@
 //! compared with the undisturbed one.
 
 mod files;
+mod history;
 mod life;
 mod random;
 mod script;
@@ -20,6 +21,7 @@ use rusqlite::Connection;
 use crate::engine::machine::View;
 use crate::engine::message::Message;
 use files::Files;
+use history::History;
 use life::{End, Moment, Watcher};
 use script::Script;
 use world::{World, seconds};
@@ -52,6 +54,7 @@ struct Run {
     /// Which turns showed a notification, by its id, and which turns were committed.
     shown: BTreeMap<String, BTreeSet<i64>>,
     committed: BTreeSet<i64>,
+    history: History,
 }
 
 /// Watches without killing.
@@ -126,6 +129,7 @@ fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
         summaries,
         shown: world.shown.clone(),
         committed,
+        history: History::of(&connection),
     }
 }
 
@@ -162,7 +166,8 @@ fn die(death: Death, world: &mut World) {
 /// What must hold of a run with `deaths` beside the undisturbed one.
 fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
     let slept = |death: &Death| matches!(death, Death::Downtime(_));
-    compare_messages(plain, found, deaths.iter().any(slept));
+    let cut = compare_messages(plain, found, deaths.iter().any(slept));
+    plain.history.compare(&found.history, found.view.is_some(), cut);
     let unknown = lines(found, "ToolOutcome", Some("Unknown")).len();
     let told = texts(found).filter(|text| text.contains("outcome unknown")).count();
     assert!(told <= unknown, "an unknown outcome is journalled: {told} of {unknown}");
@@ -224,8 +229,8 @@ fn longest_cut() -> SignedDuration {
 }
 
 /// The same conversation, but for moments, and results that nobody can know any more. `slept`: also but for why turns
-/// began.
-fn compare_messages(plain: &Run, found: &Run, slept: bool) {
+/// began. True: there are such results.
+fn compare_messages(plain: &Run, found: &Run, slept: bool) -> bool {
     let complete = found.view.is_some();
     let is_cut = |message: &Message, expected: &Message| match (message, expected) {
         (Message::Tool { id, text, .. }, Message::Tool { id: same, .. }) => {
@@ -253,6 +258,7 @@ fn compare_messages(plain: &Run, found: &Run, slept: bool) {
         "{all} messages instead of {expected}: {:?}",
         found.messages
     );
+    cut
 }
 
 fn lines(run: &Run, kind: &str, outcome: Option<&str>) -> Vec<Option<String>> {
@@ -269,11 +275,14 @@ fn texts(run: &Run) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The message with `<moment>` for each moment in it.
 fn timeless(message: &Message) -> String {
-    let text = serde_json::to_string(message).expect("a message");
+    without_moments(&serde_json::to_string(message).expect("a message"))
+}
+
+/// A text with `<moment>` for each moment in it.
+fn without_moments(text: &str) -> String {
     let mut shown = String::new();
-    let mut rest = text.as_str();
+    let mut rest = text;
     while let Some(at) = rest.find('T') {
         let is_moment = at >= 10
             && rest.is_char_boundary(at - 10)

@@ -1,0 +1,157 @@
+//! The history tables that a run left: no row is lost and none is there twice, and they say the same as those of the
+//! undisturbed run.
+
+use std::collections::BTreeMap;
+
+use rusqlite::Connection;
+
+use super::without_moments;
+
+/// A row of `agent_execution_history`, without moments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Execution {
+    id: String,
+    task: String,
+    turn: i64,
+    steps: i64,
+    status: Option<String>,
+    tokens: Option<i64>,
+    state: Option<String>,
+}
+
+/// A row of `agent_execution_steps`, without moments, and without the attempt that was answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Step {
+    id: String,
+    execution: String,
+    number: i64,
+    call: String,
+    reasoning: Option<String>,
+    action: String,
+    result: String,
+    success: Option<bool>,
+    tokens: Option<i64>,
+}
+
+/// Both tables.
+#[derive(Clone, Debug)]
+pub(super) struct History {
+    executions: Vec<Execution>,
+    steps: Vec<Step>,
+}
+
+impl History {
+    /// What there is; it must agree with itself and with the lines of the journal.
+    pub(super) fn of(connection: &Connection) -> Self {
+        let history = Self {
+            executions: executions(connection).expect("rows"),
+            steps: steps(connection).expect("rows"),
+        };
+        history.agrees_with_itself();
+        let answered = texts(
+            connection,
+            "SELECT call FROM journal WHERE kind = 'CallAnswered' ORDER BY call",
+        );
+        let kept = texts(connection, "SELECT call FROM agent_execution_steps ORDER BY call");
+        assert_eq!(kept, answered, "each answered call is a step, once");
+        for (kind, status) in [("TurnCompleted", "success"), ("TurnFailed", "failed")] {
+            let ended = format!("SELECT turn || '' FROM journal WHERE kind = '{kind}' ORDER BY turn || ''");
+            let rows = format!(
+                "SELECT turn || '' FROM agent_execution_history
+                 WHERE task_id <> 'Precheck' AND final_status = '{status}' ORDER BY turn || ''"
+            );
+            assert_eq!(texts(connection, &rows), texts(connection, &ended), "{kind}");
+        }
+        history
+    }
+
+    fn agrees_with_itself(&self) {
+        let mut sums: BTreeMap<&str, (i64, Option<i64>)> = BTreeMap::new();
+        for step in &self.steps {
+            let (steps, tokens) = sums.entry(&step.execution).or_default();
+            *steps += 1;
+            assert_eq!(step.number, *steps, "{step:?}");
+            *tokens = step.tokens.map_or(*tokens, |more| Some(tokens.unwrap_or(0) + more));
+        }
+        for execution in &self.executions {
+            let found = sums.remove(execution.id.as_str()).unwrap_or_default();
+            assert_eq!((execution.steps, execution.tokens), found, "{execution:?}");
+        }
+        assert!(sums.is_empty(), "{sums:?} belong to nothing");
+    }
+
+    /// `found` is of a run that was killed, and `cut`: a run of a tool in it has an outcome that nobody knows.
+    pub(super) fn compare(&self, found: &Self, complete: bool, cut: bool) {
+        let ends = |history: &Self| -> Vec<(i64, Option<String>)> {
+            let own = history
+                .executions
+                .iter()
+                .filter(|execution| execution.task != "Precheck");
+            own.map(|execution| (execution.turn, execution.status.clone()))
+                .collect()
+        };
+        assert!(!complete || ends(self) == ends(found), "{found:?}");
+        // Such a result has a length of its own, and so it may be another turn that needs a summary.
+        if cut {
+            return;
+        }
+        assert!(!complete || self.executions.len() == found.executions.len());
+        assert!(!complete || self.steps.len() == found.steps.len());
+        for (expected, found) in self.steps.iter().zip(&found.steps) {
+            assert_eq!(found, expected);
+        }
+        for (expected, found) in self.executions.iter().zip(&found.executions) {
+            // The last one may have gone on in one of them only.
+            if found.status.is_some() {
+                assert_eq!(found, expected);
+            }
+        }
+    }
+}
+
+fn executions(connection: &Connection) -> rusqlite::Result<Vec<Execution>> {
+    let mut select = connection.prepare(
+        "SELECT id, task_id, turn, total_steps, final_status, total_tokens, state_snapshot
+         FROM agent_execution_history ORDER BY rowid",
+    )?;
+    let rows = select.query_map([], |row| {
+        Ok(Execution {
+            id: row.get(0)?,
+            task: row.get(1)?,
+            turn: row.get(2)?,
+            steps: row.get(3)?,
+            status: row.get(4)?,
+            tokens: row.get(5)?,
+            state: row.get(6)?,
+        })
+    })?;
+    rows.collect()
+}
+
+fn steps(connection: &Connection) -> rusqlite::Result<Vec<Step>> {
+    let mut select = connection.prepare(
+        "SELECT id, execution_id, step_number, call, reasoning, action, result, success, tokens_used
+         FROM agent_execution_steps ORDER BY rowid",
+    )?;
+    let rows = select.query_map([], |row| {
+        let call: String = row.get(3)?;
+        Ok(Step {
+            id: row.get(0)?,
+            execution: row.get(1)?,
+            number: row.get(2)?,
+            call: call.split('a').next().unwrap_or_default().to_owned(),
+            reasoning: row.get(4)?,
+            action: row.get(5)?,
+            result: without_moments(&row.get::<_, String>(6)?),
+            success: row.get(7)?,
+            tokens: row.get(8)?,
+        })
+    })?;
+    rows.collect()
+}
+
+fn texts(connection: &Connection, sql: &str) -> Vec<String> {
+    let mut select = connection.prepare(sql).expect("a query");
+    let rows = select.query_map([], |row| row.get(0)).expect("rows");
+    rows.collect::<rusqlite::Result<_>>().expect("rows")
+}
