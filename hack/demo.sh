@@ -30,7 +30,7 @@ down() {
   run_helm uninstall agentloop --ignore-not-found --wait
   kube delete --ignore-not-found namespace "$system"
   echo "Removed from $context. The CustomResourceDefinitions stay, since deleting them deletes every Agent:"
-  echo "  kubectl --context $context delete crd agents.agentloop.dev agentbudgets.agentloop.dev"
+  echo "  kubectl --context $context delete crd agents.agentloop.dev agentbudgets.agentloop.dev sensors.agentloop.dev"
 }
 
 # The cluster's tools are compiled beside the Rust build.

@@ -9,12 +9,16 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt;
 use serde_json::Value;
 
-use super::{Agent, AgentBudget};
+use super::{Agent, AgentBudget, Sensor};
 
 /// Every custom resource definition of this project, in the order of their names.
 #[must_use]
 pub fn all() -> Vec<CustomResourceDefinition> {
-    vec![finished(AgentBudget::crd()), finished(Agent::crd())]
+    vec![
+        finished(AgentBudget::crd()),
+        finished(Agent::crd()),
+        finished(Sensor::crd()),
+    ]
 }
 
 /// The definition as the YAML file that is installed: the same text for the same definition.

@@ -7,6 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 /// Fields of Kubernetes' own types, described there, and the controller's own notes: only named here. So is what
 /// declares only fields that are refused.
 const EMBEDDED: &[&str] = &[
+    "spec.agentSelector",
     "spec.lightModel.extraBody",
     "spec.model.extraBody",
     "spec.namespaceSelector",

@@ -19,6 +19,7 @@ const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
     version = "v1alpha1",
     kind = "Sensor",
     plural = "sensors",
+    shortname = "asensor",
     category = "agentloop",
     doc = "Something outside whose events reach the hot state and the notifications of Agents, each exactly once.",
     namespaced,
@@ -74,7 +75,9 @@ pub struct SensorSpec {
     /// Names of Agents in this namespace that receive its events, at most 64. One that is not there yet receives what
     /// comes once it is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(min = 1, max = 63), regex(pattern = NAME)), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "set", "items" = {
+        "description": "Name of an Agent.", "type": "string", "minLength": 1, "maxLength": 63, "pattern": NAME,
+    }))]
     pub agent_names: Vec<String>,
     /// Agents of this namespace that receive its events too, by their labels; `{}`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -265,9 +268,9 @@ pub struct SensorStatus {
     /// The generation of the spec that this status speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What holds, by type.
+    /// `Ready`, `Accepted`, `Suspended`, `Connected`, `Durable`; `Reconciling` and `Stalled` while they hold.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
     /// What it listens to: `Schedule`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -277,11 +280,18 @@ pub struct SensorStatus {
     pub last_event_time: Option<jiff::Timestamp>,
     /// The id of that event.
     #[serde(rename = "lastDeliveryId", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub last_delivery_id: Option<String>,
     /// Totals of all receivers, those that are gone included.
     #[serde(flatten)]
     pub totals: Totals,
+    /// What each receiver's part of these totals is, so that nothing counts twice after a restart of the controller; the
+    /// first 100 receivers. Further ones count from the restart on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uid"]))]
+    pub receivers: Vec<Receiver>,
     /// Failures since the last success.
+    #[schemars(range(min = 0))]
     pub consecutive_failures: i64,
     /// When it tries again after a failure, or ticks next.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -293,17 +303,38 @@ pub struct SensorStatus {
 #[serde(rename_all = "camelCase", default)]
 pub struct Totals {
     /// Events accepted.
+    #[schemars(range(min = 0))]
     pub events: i64,
     /// Fields written.
+    #[schemars(range(min = 0))]
     pub updates: i64,
     /// Notifications given.
+    #[schemars(range(min = 0))]
     pub notifications: i64,
     /// Events that were no news: the same again.
+    #[schemars(range(min = 0))]
     pub filtered: i64,
     /// Events beyond `spec.limits`.
+    #[schemars(range(min = 0))]
     pub dropped: i64,
     /// Failures to hear or to understand.
+    #[schemars(range(min = 0))]
     pub errors: i64,
+}
+
+/// A receiver and what the Sensor did for it.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Receiver {
+    /// Uid of the Agent.
+    #[schemars(length(max = 128))]
+    pub uid: String,
+    /// Name of the Agent.
+    #[schemars(length(max = 63))]
+    pub name: String,
+    /// As its pod last said.
+    #[serde(flatten)]
+    pub totals: Totals,
 }
 
 /// What a Sensor listens to.

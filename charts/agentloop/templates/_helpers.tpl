@@ -50,6 +50,12 @@ subjects:
   resources: [agents/status]
   verbs: [get, patch]
 {{ include "agentloop.budgetRules" . }}
+- apiGroups: [agentloop.dev]
+  resources: [sensors]
+  verbs: [list, watch]
+- apiGroups: [agentloop.dev]
+  resources: [sensors/status]
+  verbs: [get, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]

@@ -34,6 +34,11 @@ const WHERE_AGENTS_ARE: &[(&str, &str)] = &[
     ("agentloop.dev agentbudgets/status", "get"),
     ("agentloop.dev agentbudgets/status", "patch"),
     ("agentloop.dev agents/status", "get"),
+    // Sensors, and what is said of them.
+    ("agentloop.dev sensors", "list"),
+    ("agentloop.dev sensors", "watch"),
+    ("agentloop.dev sensors/status", "get"),
+    ("agentloop.dev sensors/status", "patch"),
 ];
 /// What it does outside namespaces: the link asks who holds a token, the ledger what labels namespaces have.
 const OUTSIDE: &[(&str, &str)] = &[
@@ -190,12 +195,12 @@ fn the_clusters_own_roles_cover_agents_and_leave_their_status_to_the_controller(
         let label = format!("rbac.authorization.k8s.io/aggregate-to-{role}");
         assert_eq!(object["metadata"]["labels"][label], "true");
         let rights = rights(object);
-        assert_eq!(rights["agentloop.dev agents"].contains("create"), writes, "{role}");
-        assert!(rights["agentloop.dev agents"].contains("watch"), "{role}");
-        assert_eq!(
-            rights["agentloop.dev agents/status"],
-            BTreeSet::from(["get".to_owned()])
-        );
+        for kind in ["agents", "sensors"] {
+            let of = &rights[&format!("agentloop.dev {kind}")];
+            assert_eq!((of.contains("create"), of.contains("watch")), (writes, true), "{role}");
+            let status = &rights[&format!("agentloop.dev {kind}/status")];
+            assert_eq!(*status, BTreeSet::from(["get".to_owned()]), "{role}");
+        }
         // Who is limited does not set the limit.
         let read = ["get", "list", "watch"].map(str::to_owned);
         assert_eq!(rights["agentloop.dev agentbudgets"], BTreeSet::from(read), "{role}");

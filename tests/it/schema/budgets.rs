@@ -63,7 +63,7 @@ fn each_kind_alone(of: impl Fn(&Value, &Value) -> Value) -> Vec<Value> {
 }
 
 /// Samples for the expressions of a selector.
-fn selecting(says: &'static str, of: impl Fn(&Value) -> Value) -> Row {
+pub fn selecting(says: &'static str, of: impl Fn(&Value) -> Value) -> Row {
     let select = |expression: Value| of(&json!({"matchExpressions": [with(json!({"key": "team"}), &expression)]}));
     row(
         says,

@@ -8,11 +8,12 @@
 mod budgets;
 pub mod reader;
 mod samples;
+mod sensors;
 mod server;
 mod shape;
 mod valid;
 
-use agentloop::api::{Agent, AgentBudget, crd, reference};
+use agentloop::api::{Agent, AgentBudget, Sensor, crd, reference};
 use agentloop::local::schema as local;
 use agentloop::scripted::Script;
 use kube::ResourceExt;
@@ -63,6 +64,7 @@ fn a_run_without_a_cluster_takes_and_refuses_the_same_samples() {
     let schemas = [
         ("Agent", "agents.agentloop.dev"),
         ("AgentBudget", "agentbudgets.agentloop.dev"),
+        ("Sensor", "sensors.agentloop.dev"),
     ];
     let schemas = schemas.map(|(kind, definition)| (kind, local::Schema::of(definition).unwrap()));
     for row in samples::rows() {
@@ -110,6 +112,13 @@ fn every_example_has_only_known_fields_keeps_all_rules_and_a_script_that_can_be_
                 assert_eq!(schema.unknown_fields(&document), Vec::<String>::new(), "{path}");
                 serde_json::from_value::<AgentBudget>(document.clone())
                     .unwrap_or_else(|error| panic!("{path}: {error}"));
+                let verdict = schema.judge(&document, None);
+                assert!(verdict.is_ok(), "{path}: {verdict:?}");
+            }
+            Some("Sensor") => {
+                let schema = Schema::of_sensors();
+                assert_eq!(schema.unknown_fields(&document), Vec::<String>::new(), "{path}");
+                serde_json::from_value::<Sensor>(document.clone()).unwrap_or_else(|error| panic!("{path}: {error}"));
                 let verdict = schema.judge(&document, None);
                 assert!(verdict.is_ok(), "{path}: {verdict:?}");
             }

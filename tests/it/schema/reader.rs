@@ -40,6 +40,7 @@ pub struct Schema {
 
 static AGENTS: LazyLock<Schema> = LazyLock::new(|| Schema::of("agents.agentloop.dev"));
 static BUDGETS: LazyLock<Schema> = LazyLock::new(|| Schema::of("agentbudgets.agentloop.dev"));
+static SENSORS: LazyLock<Schema> = LazyLock::new(|| Schema::of("sensors.agentloop.dev"));
 
 impl Schema {
     fn of(name: &str) -> Self {
@@ -61,9 +62,14 @@ impl Schema {
         &BUDGETS
     }
 
+    /// That of Sensors.
+    pub fn of_sensors() -> &'static Self {
+        &SENSORS
+    }
+
     /// All of them.
-    pub fn all() -> [&'static Self; 2] {
-        [&AGENTS, &BUDGETS]
+    pub fn all() -> [&'static Self; 3] {
+        [&AGENTS, &BUDGETS, &SENSORS]
     }
 
     /// That of an object's kind.
@@ -71,6 +77,7 @@ impl Schema {
         match kind {
             "Agent" => &AGENTS,
             "AgentBudget" => &BUDGETS,
+            "Sensor" => &SENSORS,
             other => panic!("{other} is no kind of ours"),
         }
     }

@@ -128,6 +128,7 @@ pub fn rows() -> Vec<Row> {
     all.extend(tool_servers());
     all.extend(active_hours());
     all.extend(super::budgets::rows());
+    all.extend(super::sensors::rows());
     all
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use agentloop::api::{Agent, AgentBudget, crd};
+use agentloop::api::{Agent, AgentBudget, Sensor, crd};
 use axum::http::{Method, Request};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::budgets::spec as budget;
 use super::reader::documents;
 use super::samples::{self, openai, scripted, with};
+use super::sensors::spec as sensor;
 use crate::support::clusters;
 
 /// A namespace of its own on the server, gone again at the end.
@@ -51,6 +52,7 @@ impl Server {
     async fn send(&self, method: Method, object: &Value, keep: bool) -> Result<Value, String> {
         let plural = match object["kind"].as_str() {
             Some("AgentBudget") => "agentbudgets",
+            Some("Sensor") => "sensors",
             _ => "agents",
         };
         let mut path = format!("/apis/agentloop.dev/v1alpha1/namespaces/{}/{plural}", self.namespace);
@@ -83,6 +85,9 @@ impl Server {
         if before["kind"] == "AgentBudget" {
             let budgets: Api<AgentBudget> = Api::namespaced(self.client.clone(), &self.namespace);
             budgets.delete(name, &delete).await.unwrap();
+        } else if before["kind"] == "Sensor" {
+            let sensors: Api<Sensor> = Api::namespaced(self.client.clone(), &self.namespace);
+            sensors.delete(name, &delete).await.unwrap();
         } else {
             let agents: Api<Agent> = Api::namespaced(self.client.clone(), &self.namespace);
             agents.delete(name, &delete).await.unwrap();
@@ -342,6 +347,55 @@ fn refusals() -> Vec<(Value, &'static str)> {
             budget(&json!({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}})),
             "spec.selector.matchExpressions[0].operator: Unsupported value: \"Is\"",
         ),
+        (sensor(&json!({"source": null})), "spec.source: Required value"),
+        (
+            sensor(&json!({"source": {"schedule": {"cron": "0 8 * * 1-5", "every": "day"}}})),
+            "unknown field \"spec.source.schedule.every\"",
+        ),
+        (
+            sensor(&json!({"source": {"schedule": {"cron": "hourly"}}})),
+            "spec.source.schedule.cron: Invalid value",
+        ),
+        (
+            sensor(&json!({"source": {"schedule": {"cron": "0 8 * * 1-5", "missed": "All"}}})),
+            "spec.source.schedule.missed: Unsupported value: \"All\"",
+        ),
+        (
+            sensor(&json!({"agentNames": ["Not A Name"]})),
+            "spec.agentNames[0]: Invalid value",
+        ),
+        (
+            sensor(&json!({"agentNames": ["a", "a"]})),
+            "spec.agentNames[1]: Duplicate value",
+        ),
+        (
+            sensor(&json!({"updates": [{"field": "last prices", "value": "payload"}]})),
+            "spec.updates[0].field: Invalid value",
+        ),
+        (
+            sensor(&json!({"updates": [{"field": "a", "value": "1"}, {"field": "a", "value": "2"}]})),
+            "spec.updates[1]: Duplicate value",
+        ),
+        (
+            sensor(&json!({"signals": [{"name": "spike", "when": "true", "cooldownSeconds": 86_401}]})),
+            "spec.signals[0].cooldownSeconds: Invalid value: 86401",
+        ),
+        (
+            sensor(&json!({"signals": [{"name": "spike", "when": "true", "gate": "All"}]})),
+            "spec.signals[0].gate: Unsupported value: \"All\"",
+        ),
+        (
+            sensor(&json!({"limits": {"maxPayloadBytes": 0}})),
+            "spec.limits.maxPayloadBytes: Invalid value: 0",
+        ),
+        (
+            sensor(&json!({"limits": {"minIntervalMilliseconds": 3_600_001}})),
+            "spec.limits.minIntervalMilliseconds: Invalid value: 3600001",
+        ),
+        (
+            sensor(&json!({"limits": {"perMinute": 60_001}})),
+            "spec.limits.perMinute: Invalid value: 60001",
+        ),
         (
             spec(json!({"storage": {"accessMode": "ReadWriteMany"}})),
             "spec.storage.accessMode: Unsupported value",
@@ -382,7 +436,8 @@ async fn a_real_api_server_takes_every_example_and_says_that_a_new_agent_is_not_
     };
     let server = Server::new(&kubeconfig, "examples").await;
     for (path, mut document) in documents("examples") {
-        if document["kind"] != "Agent" && document["kind"] != "AgentBudget" {
+        let kind = document["kind"].as_str().unwrap_or_default();
+        if !["Agent", "AgentBudget", "Sensor"].contains(&kind) {
             continue;
         }
         // The platform's budget names a namespace; here all go into that of the test.
@@ -403,6 +458,10 @@ async fn a_real_api_server_takes_every_example_and_says_that_a_new_agent_is_not_
         if document["kind"] == "Agent" {
             let sent: Agent = serde_json::from_value(document).unwrap();
             let stored: Agent = serde_json::from_value(made).unwrap();
+            assert_eq!(sent.spec, stored.spec, "{path}");
+        } else if document["kind"] == "Sensor" {
+            let sent: Sensor = serde_json::from_value(document).unwrap();
+            let stored: Sensor = serde_json::from_value(made).unwrap();
             assert_eq!(sent.spec, stored.spec, "{path}");
         } else {
             let sent: AgentBudget = serde_json::from_value(document).unwrap();

@@ -124,6 +124,10 @@ fn what_nobody_has_looked_at_is_not_taken_for_ready() {
     let status: agentloop::api::budget::AgentBudgetStatus =
         serde_json::from_value(schema.root()["properties"]["status"]["default"].clone()).unwrap();
     assert_eq!(status.conditions.len(), 1);
+    let schema = Schema::of_sensors();
+    let status: agentloop::api::sensor::SensorStatus =
+        serde_json::from_value(schema.root()["properties"]["status"]["default"].clone()).unwrap();
+    assert_eq!(status.conditions.len(), 1);
     let schema = Schema::of_agents();
     let status: agentloop::api::AgentStatus =
         serde_json::from_value(schema.root()["properties"]["status"]["default"].clone()).unwrap();
@@ -165,5 +169,9 @@ fn the_columns_fit_a_terminal_and_read_fields_that_exist() {
         [
             "READY", "WINDOW", "LIMIT", "USED", "USED%", "RESERVED", "RESETS", "AGENTS", "AGE"
         ]
+    );
+    assert_eq!(
+        columns(2, Schema::of_sensors(), 0),
+        ["READY", "TYPE", "LAST-EVENT", "EVENTS", "ERRORS", "AGE"]
     );
 }
