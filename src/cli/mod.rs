@@ -9,6 +9,7 @@ use crate::local::manifest::Mistakes;
 mod controller;
 mod crds;
 mod gateway;
+mod journal;
 mod probe;
 mod run;
 mod worker;
@@ -44,6 +45,8 @@ enum Command {
     Gateway(gateway::Args),
     /// Run the Agents of manifests in this process, without a cluster.
     Run(run::Args),
+    /// Write a copy of an Agent's journal to standard output, a file of SQLite; the Agent may run meanwhile.
+    Journal(journal::Args),
     /// Print the custom resource definitions, or write them to a directory.
     Crds(crds::Args),
     /// Exit 0 when the gateway of this pod serves.
@@ -58,6 +61,7 @@ impl Cli {
             Command::Worker(args) => args.run(),
             Command::Gateway(args) => args.run(),
             Command::Run(args) => args.run(),
+            Command::Journal(args) => args.run(),
             Command::Crds(args) => args.run(),
             Command::Probe(args) => args.run(),
         }

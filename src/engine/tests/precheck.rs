@@ -379,7 +379,7 @@ fn skipped_turns_do_not_use_up_the_time_without_an_effective_action() {
 }
 
 #[test]
-fn stale_fields_are_filled_first_so_that_the_diff_is_of_what_the_turn_would_see() {
+fn stale_fields_are_filled_before_the_pre_check_so_that_it_sees_what_the_turn_would_see() {
     let mut settings = checking();
     settings.hot_state[0].refresh_tool = Some("s__rsi".into());
     settings.hot_state[0].ttl = Some(seconds(10));

@@ -4,6 +4,7 @@
 //! [`Journal::commit`] returns. Decides nothing about the loop, and never resets a file by itself.
 
 mod ballast;
+mod copy;
 mod error;
 mod history;
 mod lines;
@@ -22,6 +23,7 @@ use crate::engine::Record;
 use crate::engine::machine::Snapshot;
 use crate::engine::message::Message;
 use ballast::Ballast;
+pub use copy::{CopyError, copy};
 pub use error::JournalError;
 pub use lines::Line;
 use write::{Batch, WriteError};

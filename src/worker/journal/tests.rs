@@ -1,5 +1,6 @@
 //! Tests of the journal.
 
+mod copy;
 mod history;
 
 use std::io::{Read, Seek, SeekFrom, Write};

@@ -183,3 +183,41 @@ async fn instructions_and_skills_come_from_the_config_maps_that_the_spec_names()
     assert_eq!(run.agent("a")["outcome"], "Completed");
     assert!(!run.out().contains(CANARY));
 }
+
+#[tokio::test]
+async fn what_a_running_agent_did_can_be_read_from_a_copy_of_its_journal() {
+    let mut bench = Bench::new();
+    let turns = various(&json!({ "delayMilliseconds": 20, "usage": { "inputTokens": 90, "outputTokens": 10 } }));
+    bench.write("all.yaml", &scripted("a", &turns));
+    let mut run = bench.run(&[]);
+    run.until("a", "in turn 4", |line| line["turnsCompleted"].as_i64() >= Some(3))
+        .await;
+    let path = bench.path("copy.sqlite");
+    // One that is tidied up meanwhile is copied at the second try.
+    let copied = (0..5).any(|_| {
+        let status = std::process::Command::new(env!("CARGO_BIN_EXE_agentloop"))
+            .arg("journal")
+            .env(
+                "AGENTLOOP_JOURNAL_DIR",
+                bench.state().join("volumes/default/a-state/worker"),
+            )
+            .stdout(std::fs::File::create(&path).unwrap())
+            .status();
+        status.unwrap().success()
+    });
+    assert!(copied);
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    let sql = "SELECT count(*), sum(tokens_used), min(success), count(DISTINCT execution_id)
+               FROM agent_execution_steps JOIN agent_execution_history AS history ON history.id = execution_id
+               WHERE final_status = 'success' AND agent_id <> '' AND reasoning LIKE '___'";
+    let (steps, tokens, success, turns): (i64, i64, i64, i64) = connection
+        .query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
+        .unwrap();
+    assert!(turns >= 3 && steps == turns, "{steps} steps in {turns} turns");
+    assert_eq!((tokens, success), (steps * 100, 1));
+    // The run has not noticed.
+    let now = turns_of(&run.agent("a"));
+    run.until("a", "further", |line| turns_of(line) > now).await;
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+}
