@@ -6,7 +6,8 @@ COPY src src
 COPY tests/it/main.rs tests/it/main.rs
 # An explicit target keeps the static flag away from build scripts and proc macros, which cannot be static.
 RUN target="$(uname -m)-unknown-linux-gnu" \
- && RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --release --target "$target" --bin agentloop \
+ && RUSTFLAGS="-C target-feature=+crt-static" cargo rustc --locked --release --target "$target" --bin agentloop \
+    -- -C link-arg=-Wl,-z,pack-relative-relocs \
  && cp "target/$target/release/agentloop" /agentloop
 
 FROM scratch

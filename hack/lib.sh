@@ -17,8 +17,12 @@ as_root_or_say() { [ "$(id -u)" = 0 ] || die "$1 needs root: run it as root (sud
 
 # build_release build|bench [CARGO_ARGUMENT...]: static, optimised, as it ships.
 build_release() {
-  local profile=(--release)
-  [ "$1" = build ] || profile=()   # `cargo bench` takes the release profile by itself
+  local command=(bench) link=()   # `cargo bench` takes the release profile by itself
+  if [ "$1" = build ]; then
+    command=(rustc --release --bin agentloop)
+    # Each process reads its own relocations at its start: packed they are 20 kB instead of 1.7 MB of its memory.
+    link=(-- -C link-arg=-Wl,-z,pack-relative-relocs)
+  fi
   # An explicit target keeps the flag away from build scripts and proc macros, which cannot be static.
-  RUSTFLAGS="-C target-feature=+crt-static" cargo "$1" --locked "${profile[@]}" --target "$TARGET" "${@:2}"
+  RUSTFLAGS="-C target-feature=+crt-static" cargo "${command[@]}" --locked --target "$TARGET" "${@:2}" "${link[@]}"
 }
