@@ -17,6 +17,7 @@ use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::price::Price;
 use agentloop::controller::ca::Authority;
 use agentloop::controller::certificates::server_config;
+use agentloop::link::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRequest, Telling};
 use agentloop::link::messages::{
     AccountAnswer, AccountTerms, Attach, Attached, BudgetTerms, Directives, Known, LeaseAnswer, LeaseGrant,
     LeaseRequest, Left, LimitName, Refusal, Report,
@@ -346,6 +347,14 @@ impl Link for Generous {
 
     fn directives(&self, _pod: &PodIdentity, _epoch: i64) -> Result<watch::Receiver<Directives>, Refusal> {
         Ok(self.directives.subscribe())
+    }
+
+    async fn events(&self, _pod: &PodIdentity, _page: EventsPage) -> Result<EventsAnswer, Refusal> {
+        Ok(EventsAnswer::default())
+    }
+
+    async fn read(&self, _token: &str, _request: &ReadRequest) -> Result<Telling, ReadRefusal> {
+        Ok(Box::pin(futures::stream::empty()))
     }
 
     fn refused(&self, _refusal: &Refusal) {}

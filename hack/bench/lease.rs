@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::amount::Amount;
 use agentloop::api::{Agent, AgentBudget, LINK_AUDIENCE, crd};
+use agentloop::controller::access::Access;
 use agentloop::controller::agent::AgentsView;
 use agentloop::controller::agent::Sink;
 use agentloop::controller::budget::face::Shown;
@@ -167,6 +168,7 @@ impl Gateway {
         writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(agent))));
         let link = ControllerLink {
             identities: Identities::new(client.clone()),
+            access: Access::new(client.clone()),
             loops,
             agents: Arc::new(OnceLock::from(AgentsView::new(vec![store]))),
             budgets,

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::access::Access;
 use super::agent::events::{Sink, publish};
 use super::agent::{self, Clock};
 use super::budget::face::Shown;
@@ -161,6 +162,7 @@ impl Leader {
     ) -> Arc<ControllerLink> {
         Arc::new(ControllerLink {
             identities: Identities::new(self.client.clone()),
+            access: Access::new(self.client.clone()),
             loops: loops.clone(),
             agents: agents.clone(),
             budgets: budgets.clone(),

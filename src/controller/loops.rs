@@ -10,6 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
+use super::readings::{Pages, READINGS_OF_ALL, READINGS_OF_ONE, Readings, Taken, too_many, unavailable};
+use crate::link::events::{EventsPage, ReadRefusal, Reading};
 use crate::link::messages::{BudgetTerms, Directives, Known, Refusal, RefusalCode, Report};
 
 /// An Agent, by namespace and name.
@@ -45,6 +47,7 @@ struct Entry {
     directives: watch::Sender<Directives>,
     heard: Option<Heard>,
     contact: Option<Timestamp>,
+    readings: Readings,
 }
 
 #[derive(Default)]
@@ -52,6 +55,8 @@ struct Table {
     entries: HashMap<AgentKey, Entry>,
     /// What limits each Agent's calls, whether its pod is there or not.
     limits: HashMap<AgentKey, BudgetTerms>,
+    /// Number of the last reading.
+    readings: u64,
 }
 
 /// The table of live loops.
@@ -78,13 +83,14 @@ impl Loops {
     /// starts a new entry, and the old pod is refused from then on.
     pub fn expect(&self, agent: &AgentKey, pod: LivePod, known: Known, directives: Directives) {
         let mut table = self.lock();
-        let directives = Directives {
+        let mut directives = Directives {
             budget: table.limits.get(agent).cloned(),
             ..directives
         };
         match table.entries.get_mut(agent) {
             Some(entry) if entry.pod == pod => {
                 entry.known = known;
+                directives.readings = entry.readings.wanted();
                 entry.directives.send_if_modified(|old| {
                     let new = *old != directives;
                     *old = directives;
@@ -98,6 +104,7 @@ impl Loops {
                     directives: watch::Sender::new(directives),
                     heard: None,
                     contact: None,
+                    readings: Readings::default(),
                 };
                 table.entries.insert(agent.clone(), entry);
             }
@@ -193,8 +200,71 @@ impl Loops {
         Ok(())
     }
 
+    /// Somebody reads the Agent's events from here on; its pod is told at once.
+    pub(super) fn start_reading(&self, agent: &AgentKey, after: i64) -> Result<(u64, Pages), ReadRefusal> {
+        let mut table = self.lock();
+        if table.entries.values().map(|entry| entry.readings.len()).sum::<usize>() >= READINGS_OF_ALL {
+            return Err(too_many(format!(
+                "{READINGS_OF_ALL} readers are served already; try again later"
+            )));
+        }
+        table.readings += 1;
+        let id = table.readings;
+        let entry = table
+            .entries
+            .get_mut(agent)
+            .ok_or_else(|| unavailable("this Agent has no pod now, and its events are read from its pod"))?;
+        if entry.readings.len() >= READINGS_OF_ONE {
+            return Err(too_many(format!(
+                "{READINGS_OF_ONE} read this Agent's events already; try again later"
+            )));
+        }
+        let pages = entry.readings.open(Reading { id, after });
+        entry.tell_readings();
+        Ok((id, pages))
+    }
+
+    /// Nobody reads that any more.
+    pub(super) fn stop_reading(&self, agent: &AgentKey, id: u64) {
+        let mut table = self.lock();
+        if let Some(entry) = table.entries.get_mut(agent)
+            && entry.readings.close(id)
+        {
+            entry.tell_readings();
+        }
+    }
+
+    /// A pod sends events to one who reads them.
+    pub(super) fn events(
+        &self,
+        agent: &AgentKey,
+        pod: &LivePod,
+        page: EventsPage,
+        now: Timestamp,
+    ) -> Result<Taken, Refusal> {
+        let mut table = self.lock();
+        let entry = speaker(&mut table.entries, agent, pod)?;
+        entry.contact = Some(now);
+        let taken = entry.readings.take(page, tokio::time::Instant::now());
+        if taken == Taken::Over {
+            entry.tell_readings();
+        }
+        Ok(taken)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn tell_readings(&self) {
+        let wanted = self.readings.wanted();
+        self.directives.send_if_modified(|directives| {
+            let new = directives.readings != wanted;
+            directives.readings = wanted;
+            new
+        });
     }
 }
 

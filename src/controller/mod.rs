@@ -2,6 +2,7 @@
 //!
 //! Owns what Kubernetes objects look like and when they are written. Meets the pods only through `link`.
 
+pub mod access;
 pub mod agent;
 pub mod alone;
 pub mod budget;
@@ -13,5 +14,6 @@ mod leading;
 pub mod loops;
 pub mod policy;
 pub mod process;
+pub mod readings;
 pub mod report;
 pub mod serve;

@@ -3,26 +3,39 @@
 //! A pod speaks for the Agent of its own namespace and name, and only while the reconciler expects that very pod.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use strum::IntoEnumIterator;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 
+use super::access::Access;
 use super::agent::{AgentsView, Clock};
 use super::budget::Budgets;
 use super::budget::facts::ledger_name;
 use super::identity::Identities;
 use super::loops::{AgentKey, LivePod, Loops};
+use super::readings::{self, Taken};
 use crate::ledger::account::Who;
+use crate::link::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRefusalCode, ReadRequest, Telling};
 use crate::link::messages::{
     Attach, Attached, Directives, Known, LeaseAnswer, LeaseRequest, Refusal, RefusalCode, Report,
 };
 use crate::link::server::{Link, PodIdentity};
 use crate::telemetry::metrics::Metrics;
 
+/// The subresource whose `get` allows to read events.
+pub const EVENTS: &str = "events";
+/// How long a page waits for room, and how often it looks.
+const ROOM_WAIT: Duration = Duration::from_secs(5);
+const ROOM_LOOK: Duration = Duration::from_millis(100);
+
 /// The leader's side of the link.
 pub struct ControllerLink {
     /// Tells pods apart.
     pub identities: Identities,
+    /// Knows who may read.
+    pub access: Access,
     /// The live loops, shared with the reconciler.
     pub loops: Arc<Loops>,
     /// The Agents, once the caches are filled; until then every pod is told to try again.
@@ -109,6 +122,39 @@ impl Link for ControllerLink {
 
     fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, Refusal> {
         self.enter(pod, epoch).map(|(_, directives)| directives)
+    }
+
+    async fn events(&self, pod: &PodIdentity, page: EventsPage) -> Result<EventsAnswer, Refusal> {
+        let (agent, speaker) = (self.agent_of(pod)?, live(pod, page.epoch));
+        let since = Instant::now();
+        loop {
+            let after = match self.loops.events(&agent, &speaker, page.clone(), (self.clock)())? {
+                Taken::Full(_) if since.elapsed() < ROOM_WAIT => {
+                    sleep(ROOM_LOOK).await;
+                    continue;
+                }
+                Taken::Next(after) | Taken::Full(after) => Some(after),
+                Taken::Over => None,
+            };
+            return Ok(EventsAnswer { after });
+        }
+    }
+
+    async fn read(&self, token: &str, request: &ReadRequest) -> Result<Telling, ReadRefusal> {
+        let agents = self.view().map_err(|refusal| readings::unavailable(&refusal.message))?;
+        let agent = AgentKey {
+            namespace: request.namespace.clone(),
+            name: request.name.clone(),
+        };
+        // First, so that who may not read learns nothing of what there is.
+        self.access.check(token, &agent, EVENTS).await?;
+        if !agents.contains(&agent) {
+            return Err(ReadRefusal {
+                code: ReadRefusalCode::NotFound,
+                message: format!("there is no Agent {}/{}", agent.namespace, agent.name),
+            });
+        }
+        readings::read(&self.loops, &agent, request.after).await
     }
 
     fn refused(&self, refusal: &Refusal) {

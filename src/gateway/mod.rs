@@ -113,6 +113,7 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
     ));
     let calls = Arc::new(Calls::new(store, Arc::clone(&budget), Arc::clone(&contact), upstreams));
     let said = watch::Sender::new(None);
+    let link = (Arc::clone(&client), options.config.epoch);
     let uplink = Uplink {
         epoch: options.config.epoch,
         client,
@@ -132,6 +133,7 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         calls: Arc::clone(&calls),
         contact,
         mcp: Arc::new(mcp),
+        link,
         said,
     });
     let serve = async { axum::serve(listener, router).await };

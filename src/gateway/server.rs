@@ -27,6 +27,8 @@ use super::mcp::Mcp;
 use super::store::{Call, End};
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::{CallId, Purpose};
+use crate::link::client::LinkClient;
+use crate::link::events::EventsPage;
 use crate::link::messages::LoopReport;
 use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER};
 
@@ -46,6 +48,8 @@ pub struct Gateway {
     pub contact: Arc<Contact>,
     /// The tool servers.
     pub mcp: Arc<Mcp>,
+    /// The way to the controller, and the pod's epoch, for events that somebody reads.
+    pub link: (Arc<LinkClient>, i64),
     /// What the worker last said.
     pub said: watch::Sender<Option<LoopReport>>,
 }
@@ -70,6 +74,7 @@ pub fn router(gateway: Gateway) -> Router {
         .route("/v1/calls/{id}/cancel", post(cancel))
         .route("/v1/mcp/{server}", post(mcp).get(mcp).delete(mcp))
         .route("/v1/report", put(report))
+        .route("/v1/readings", post(readings))
         .route("/v1/events", get(events))
         .route("/v1/healthz", get(StatusCode::OK))
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
@@ -173,6 +178,15 @@ async fn report(State(gateway): State<Gateway>, Json(report): Json<LoopReport>) 
         new
     });
     StatusCode::NO_CONTENT
+}
+
+/// Passes events on to one who reads them. Keeps nothing: the worker repeats what was not taken.
+async fn readings(State(gateway): State<Gateway>, Json(page): Json<EventsPage>) -> Response {
+    let (link, epoch) = gateway.link;
+    match link.events(&EventsPage { epoch, ..page }).await {
+        Ok(answer) => Json(answer).into_response(),
+        Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
+    }
 }
 
 async fn events(State(gateway): State<Gateway>) -> Response {

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sse_stream::SseStream;
 
+use super::events::{EventsAnswer, EventsPage};
 use super::messages::{Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, Refusal, Report};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -85,6 +86,12 @@ impl LinkClient {
     /// Says what became of leases, and asks for more.
     pub async fn lease(&self, request: &LeaseRequest) -> Result<LeaseAnswer, LinkError> {
         let response = self.post("/v1/lease", request).await?;
+        read_json(response).await
+    }
+
+    /// Sends events to one who reads them.
+    pub async fn events(&self, page: &EventsPage) -> Result<EventsAnswer, LinkError> {
+        let response = self.post("/v1/events", page).await?;
         read_json(response).await
     }
 

@@ -4,7 +4,7 @@
 //! `POST /v1/attach` [`Attach`] → [`Attached`]; `POST /v1/report` [`Report`] → 204;
 //! `POST /v1/lease` [`LeaseRequest`] → [`LeaseAnswer`];
 //! `GET /v1/directives?epoch=N` → server-sent events: `directives` with [`Directives`] (at once, then on each change)
-//! and an empty `heartbeat` every 10 s. Errors carry a [`Refusal`].
+//! and an empty `heartbeat` every 10 s; events of the loop: [`events`](super::events). Errors carry a [`Refusal`].
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,8 @@ use crate::api::{
     status::{HandledRequests, LastError, LoopState, Outcome, PauseReason, Usage, Wake},
 };
 use crate::ledger::account::{Ask, Refused, Statement};
+
+use super::events::Reading;
 
 /// Version of this protocol.
 pub const PROTOCOL: u32 = 1;
@@ -77,6 +79,9 @@ pub struct Directives {
     /// Sensors that run in this pod, by uid. `None`: not decided yet, so those that ran go on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sensors: Option<Vec<SensorTerms>>,
+    /// Who reads the loop's events: the worker sends them for as long as they stand here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub readings: Vec<Reading>,
 }
 
 /// What limits an Agent's calls. A call needs room in every account, and counts in all of them.

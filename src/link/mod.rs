@@ -6,8 +6,10 @@
 //! Owns no decision about loops: those are the engine's and the controller's.
 
 pub mod client;
+pub mod events;
 pub mod messages;
 pub mod pod;
+mod reading;
 pub mod sensors;
 pub mod server;
 pub mod socket;

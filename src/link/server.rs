@@ -1,6 +1,7 @@
 //! The controller's end of the link: routes, limits and status codes.
 //!
-//! Owns the HTTP side only. Who a pod is and what it may do is decided by an implementation of [`Link`].
+//! Owns the HTTP side only. Who a pod is and what it may do is decided by an implementation of [`Link`]. The route for
+//! people is in `reading`.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -24,9 +25,11 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 
+use super::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRequest, Telling};
 use super::messages::{
     Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, PROTOCOL, Refusal, RefusalCode, Report,
 };
+use super::reading;
 
 /// Largest body of a request.
 pub const MAX_BODY_BYTES: usize = 256 * 1024;
@@ -62,6 +65,11 @@ pub trait Link: Send + Sync + 'static {
     ) -> impl Future<Output = Result<LeaseAnswer, Refusal>> + Send;
     /// What a pod is to do, now and later. The sender goes away when the pod may no longer speak.
     fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, Refusal>;
+    /// A pod sends events to one who reads them; answered once there is room for them, or there is none for too long.
+    fn events(&self, pod: &PodIdentity, page: EventsPage)
+    -> impl Future<Output = Result<EventsAnswer, Refusal>> + Send;
+    /// Somebody with this token wants to read an Agent's events.
+    fn read(&self, token: &str, request: &ReadRequest) -> impl Future<Output = Result<Telling, ReadRefusal>> + Send;
     /// A request was refused.
     fn refused(&self, refusal: &Refusal);
 }
@@ -87,10 +95,10 @@ impl Default for Limits {
     }
 }
 
-struct Server<L> {
-    link: Arc<L>,
-    limits: Limits,
-    stop: CancellationToken,
+pub(super) struct Server<L> {
+    pub(super) link: Arc<L>,
+    pub(super) limits: Limits,
+    pub(super) stop: CancellationToken,
 }
 
 impl<L> Clone for Server<L> {
@@ -111,6 +119,11 @@ pub fn router<L: Link>(link: Arc<L>, limits: Limits, stop: CancellationToken) ->
         .route("/v1/report", post(report::<L>))
         .route("/v1/lease", post(lease::<L>))
         .route("/v1/directives", get(directives::<L>))
+        .route("/v1/events", post(events::<L>))
+        .route(
+            "/v1/namespaces/{namespace}/agents/{name}/events",
+            get(reading::events::<L>),
+        )
         .with_state(server)
 }
 
@@ -212,7 +225,7 @@ async fn directives<L: Link>(State(server): State<Server<L>>, headers: HeaderMap
     match answer.await {
         Ok(levels) => {
             let heartbeat = Event::default().event("heartbeat").data("");
-            Sse::new(events(levels, server.stop.clone()))
+            Sse::new(self::levels(levels, server.stop.clone()))
                 .keep_alive(KeepAlive::new().interval(server.limits.heartbeat).event(heartbeat))
                 .into_response()
         }
@@ -220,8 +233,22 @@ async fn directives<L: Link>(State(server): State<Server<L>>, headers: HeaderMap
     }
 }
 
+async fn events<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &headers).await?;
+        server
+            .link
+            .events(&pod, read(request, server.limits.read_timeout).await?)
+            .await
+    };
+    match answer.await {
+        Ok(answer) => Json(answer).into_response(),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}
+
 /// The level now and each new one, until the sender is gone or the server stops.
-fn events(
+fn levels(
     levels: watch::Receiver<Directives>,
     stop: CancellationToken,
 ) -> impl Stream<Item = Result<Event, axum::Error>> {

@@ -9,6 +9,7 @@
 //! | `POST /v1/calls/{id}/cancel` | cut the call in flight |
 //! | `POST`, `GET`, `DELETE /v1/mcp/{server}` | passed on to that tool server of the spec, streaming; [`MCP_FAILURE_HEADER`] |
 //! | `PUT /v1/report` | a [`LoopReport`](super::messages::LoopReport), relayed upwards |
+//! | `POST /v1/readings` | an [`EventsPage`](super::events::EventsPage) for one who reads, passed on; 502: not now |
 //! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |
 //! | `GET /v1/healthz` | 200 while the gateway serves |
 //!

@@ -29,6 +29,7 @@ use super::instructions::Instructions;
 use super::journal::{Journal, JournalError};
 use super::model::Format;
 use super::outbox::Outbox;
+use super::readings::{Ask, Readings};
 use super::report;
 use super::steps::{Steps, Taken};
 use super::tool_source::ToolSource;
@@ -74,6 +75,7 @@ pub struct Driver<'a> {
     instructions: Instructions,
     gateway: &'a GatewayClient,
     outbox: &'a Outbox,
+    readings: Readings,
     timer: Option<Timestamp>,
     calls: JoinSet<(CallId, Result<Answer, Failure>)>,
     in_flight: Option<CallId>,
@@ -129,6 +131,7 @@ enum Happening {
     Ran(ToolRunId, ToolOutcome),
     Offered,
     Heard,
+    Asked(Ask),
     Terminated,
     Moment,
 }
@@ -149,6 +152,7 @@ impl<'a> Driver<'a> {
             instructions: parts.instructions,
             gateway: parts.gateway,
             outbox: parts.outbox,
+            readings: Readings::new(parts.gateway),
             timer: None,
             calls: JoinSet::new(),
             in_flight: None,
@@ -214,10 +218,12 @@ impl<'a> Driver<'a> {
                     self.terminated = true;
                     self.stop(StopCause::Drain)?;
                 }
+                Happening::Asked(ask) => self.readings.answer(ask, &self.steps)?,
                 Happening::Moment => {}
             }
             self.look_at_clocks()?;
         }
+        self.readings.finish(&mut self.steps).await?;
         Ok(match self.stop {
             Some(StopCause::Suspend) => Ended::Suspended,
             None if self.steps.view().outcome.is_some() => Ended::Completed,
@@ -239,6 +245,8 @@ impl<'a> Driver<'a> {
                 (Err(_), Some(call)) => Happening::Called(call, Err(broken())),
                 (Err(_), None) => Happening::Moment,
             },
+            // Last: who reads never holds up the loop.
+            ask = self.readings.asked() => Happening::Asked(ask),
             () = moment => Happening::Moment,
         }
     }
@@ -288,6 +296,7 @@ impl<'a> Driver<'a> {
             return self.stop(StopCause::Fenced);
         }
         let directives = heard.event.directives.clone();
+        self.readings.set(&directives.readings);
         if heard.suspends() {
             self.stop(StopCause::Suspend)?;
         }
@@ -344,6 +353,7 @@ impl<'a> Driver<'a> {
         self.steps.set_skills(self.instructions.newest_skills());
         let Taken { actions, lines, result } = self.steps.take(Timestamp::now(), input);
         lines.iter().for_each(events::tell);
+        self.readings.told(&lines);
         for action in actions {
             self.act(action);
         }

@@ -6,6 +6,8 @@
 
 use crate::engine::RecordKind;
 
+use crate::link::events::EventLine;
+
 use super::journal::Line;
 
 /// Target of the log lines that are events.
@@ -36,6 +38,24 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::ToolOutcome => "tool:outcome",
         RecordKind::ToolDenied => "tool:denied",
         RecordKind::RequestHandled => "loop:request_handled",
+    }
+}
+
+/// The line as those who read over the link get it.
+#[must_use]
+pub fn of(line: Line) -> EventLine {
+    EventLine {
+        seq: line.seq,
+        event: name(line.kind).to_owned(),
+        at: line.at.to_string(),
+        kind: line.kind.as_ref().to_owned(),
+        turn: line.turn,
+        call: line.call,
+        run: line.run,
+        tool: line.tool,
+        effect: line.effect,
+        outcome: line.outcome,
+        note: line.note,
     }
 }
 

@@ -17,6 +17,7 @@ use crate::api::failure::{Failure, FailureKind};
 use crate::engine::budget::Budget;
 use crate::engine::message::Answer;
 use crate::engine::{CallId, Purpose};
+use crate::link::events::{EventsAnswer, EventsPage};
 use crate::link::messages::LoopReport;
 use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER, Session, SocketEvent};
 
@@ -32,6 +33,8 @@ const ERRAND_TRIES: u32 = 60;
 const EVENT_SILENCE: Duration = Duration::from_secs(15);
 /// Longest time a short request may take.
 const SHORT: Duration = Duration::from_secs(5);
+/// Longest wait until events are taken: the controller may wait for its reader before it says so.
+const EVENTS_TAKEN: Duration = Duration::from_secs(15);
 
 /// The gateway said something: when, and what.
 #[derive(Clone, Debug)]
@@ -195,6 +198,13 @@ impl GatewayClient {
         tracing::warn!(path, "the gateway did not take an errand");
     }
 
+    /// Sends events to one who reads them. An error says why they were not taken: not now.
+    pub async fn send_events(&self, page: &EventsPage) -> Result<EventsAnswer, String> {
+        let request = self.http.post(url("/v1/readings")).json(page).timeout(EVENTS_TAKEN);
+        let response = short(request).await?;
+        response.json().await.map_err(described)
+    }
+
     /// Sends the newest report whenever there is one, and again after each new connection of the event stream (a
     /// gateway that restarted has forgotten it). Ends when the sender is dropped and the last report was taken.
     pub async fn run_reports(
@@ -347,7 +357,7 @@ fn url(path: &str) -> String {
 }
 
 /// Waits between two tries, a little longer each time; says so once.
-struct Retry {
+pub(super) struct Retry {
     wait: Duration,
     said: bool,
 }
@@ -362,7 +372,7 @@ impl Default for Retry {
 }
 
 impl Retry {
-    async fn after(&mut self, what: &str, detail: &str) {
+    pub(super) async fn after(&mut self, what: &str, detail: &str) {
         if !std::mem::replace(&mut self.said, true) {
             tracing::warn!(detail, "{what}");
         }

@@ -13,6 +13,7 @@ pub mod journal;
 mod kills;
 pub mod model;
 pub mod outbox;
+pub mod readings;
 pub mod report;
 pub mod startup;
 pub mod steps;

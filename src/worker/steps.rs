@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use crate::engine::machine::{Engine, View};
 use crate::engine::{Effect, Input, Record, Skill, StopCause};
 
-use super::journal::{Committed, Journal, JournalError, Line};
+use super::journal::{Committed, Journal, JournalError, Line, LinesAfter};
 
 /// An engine and its journal.
 pub struct Steps<'a> {
@@ -38,6 +38,11 @@ impl<'a> Steps<'a> {
     #[must_use]
     pub fn view(&self) -> View {
         self.engine.view()
+    }
+
+    /// At most so many lines of the journal after this one.
+    pub fn lines_after(&self, seq: i64, most: usize) -> Result<LinesAfter, JournalError> {
+        self.journal.lines_after(seq, most)
     }
 
     /// What a restart would go on from.

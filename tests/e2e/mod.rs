@@ -11,6 +11,7 @@ mod budget_writes;
 mod budgets;
 mod cluster;
 mod control_plane;
+mod events;
 mod host;
 mod link_lost;
 mod metering;

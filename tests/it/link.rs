@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use agentloop::controller::access::Access;
 use agentloop::controller::ca::Authority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::identity::Identities;
@@ -144,6 +145,7 @@ impl Rig {
         let (metrics, reviews) = (Arc::new(Metrics::new().unwrap()), Arc::new(AtomicUsize::new(0)));
         let link = ControllerLink {
             identities: Identities::new(api_server(reviews.clone())),
+            access: Access::new(api_server(reviews.clone())),
             loops: loops.clone(),
             agents,
             budgets: idle_ledger(api_server(reviews.clone()), &loops),

@@ -94,4 +94,7 @@ subjects:
 - apiGroups: [authentication.k8s.io]
   resources: [tokenreviews]
   verbs: [create]
+- apiGroups: [authorization.k8s.io]
+  resources: [subjectaccessreviews]
+  verbs: [create]
 {{- end }}

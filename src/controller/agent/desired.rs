@@ -130,5 +130,7 @@ pub(super) fn directives(agent: &Agent, status: &AgentStatus) -> Directives {
         budget: None,
         // Decided by the reconciler of Sensors, likewise.
         sensors: None,
+        // Who reads is the link's matter.
+        readings: Vec::new(),
     }
 }

@@ -69,6 +69,37 @@ impl Line {
     }
 }
 
+/// Lines after one, in order: the number of the last that was looked at, the newest there is, and what can be read of them.
+pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite::Result<LinesAfter> {
+    let newest = connection.query_row("SELECT coalesce(max(seq), 0) FROM journal", [], |row| row.get(0))?;
+    let mut found = LinesAfter {
+        next: seq,
+        newest,
+        lines: Vec::new(),
+    };
+    let mut select = connection.prepare_cached(
+        "SELECT seq, at, kind, turn, call, run, tool, effect, outcome, note FROM journal
+         WHERE seq > ?1 ORDER BY seq LIMIT ?2",
+    )?;
+    let mut rows = select.query([seq, i64::try_from(most).unwrap_or(i64::MAX)])?;
+    while let Some(row) = rows.next()? {
+        found.next = row.get("seq")?;
+        found.lines.extend(Line::read(row)?);
+    }
+    Ok(found)
+}
+
+/// Some lines of the journal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinesAfter {
+    /// The last that was looked at.
+    pub next: i64,
+    /// The newest there is.
+    pub newest: i64,
+    /// Those that this version can read.
+    pub lines: Vec<Line>,
+}
+
 /// The lines of the newest batch, and of those right before it that were committed at the same moment. Reads no further
 /// back: the journal may be long.
 pub(super) fn of_last_batch(connection: &Connection) -> rusqlite::Result<Vec<Line>> {

@@ -25,7 +25,7 @@ use crate::engine::message::Message;
 use ballast::Ballast;
 pub use copy::{CopyError, copy};
 pub use error::JournalError;
-pub use lines::Line;
+pub use lines::{Line, LinesAfter};
 use write::{Batch, WriteError};
 
 /// Turns whose messages stay in the history.
@@ -161,6 +161,11 @@ impl Journal {
             Err(WriteError::Sqlite(error)) => Err(self.sqlite(&error)),
             Err(WriteError::Json(error)) => Err(self.failed(error.to_string())),
         }
+    }
+
+    /// At most so many lines after this one.
+    pub fn lines_after(&self, seq: i64, most: usize) -> Result<LinesAfter, JournalError> {
+        lines::after(&self.connection, seq, most).map_err(|error| self.sqlite(&error))
     }
 
     /// The error of a journal whose last commit ended on the ballast.

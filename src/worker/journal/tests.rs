@@ -86,6 +86,28 @@ fn a_new_journal_holds_nothing_and_a_written_one_gives_it_all_back() {
 }
 
 #[test]
+fn lines_after_a_number_come_in_order_and_one_of_a_later_version_is_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    assert_eq!(journal.lines_after(0, 10).unwrap(), LinesAfter::default());
+    for turn in 1..=5 {
+        write(&mut journal, &[record(RecordKind::TurnStarted, turn, vec![])]);
+    }
+    let of_later = "UPDATE journal SET kind = 'OfALaterVersion' WHERE seq IN (4, 5)";
+    journal.connection.execute(of_later, []).unwrap();
+    let read = |after, most| {
+        let found = journal.lines_after(after, most).unwrap();
+        assert_eq!(found.newest, 5);
+        let numbers: Vec<i64> = found.lines.iter().map(|line| line.seq).collect();
+        (numbers, found.next)
+    };
+    assert_eq!(read(0, 2), (vec![1, 2], 2));
+    assert_eq!(read(2, 2), (vec![3], 4));
+    assert_eq!(read(4, 2), (vec![], 5));
+    assert_eq!(read(5, 2), (vec![], 5));
+}
+
+#[test]
 fn what_was_committed_is_there_after_an_end_without_close() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);

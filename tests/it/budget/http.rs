@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
+use agentloop::controller::access::Access;
 use agentloop::controller::ca::Authority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::identity::Identities;
@@ -52,6 +53,7 @@ impl Link {
             .collect();
         let link = ControllerLink {
             identities: Identities::new(api_server(Arc::default())),
+            access: Access::new(api_server(Arc::default())),
             loops: leader.loops.clone(),
             agents: Arc::new(OnceLock::from(view(&objects))),
             budgets: leader.budgets.clone(),

@@ -40,9 +40,10 @@ const WHERE_AGENTS_ARE: &[(&str, &str)] = &[
     ("agentloop.dev sensors/status", "get"),
     ("agentloop.dev sensors/status", "patch"),
 ];
-/// What it does outside namespaces: the link asks who holds a token, the ledger what labels namespaces have.
+/// What it does outside namespaces: the link asks who holds a token and what they may read, the ledger what labels namespaces have.
 const OUTSIDE: &[(&str, &str)] = &[
     ("authentication.k8s.io tokenreviews", "create"),
+    ("authorization.k8s.io subjectaccessreviews", "create"),
     ("namespaces", "list"),
     ("namespaces", "watch"),
 ];
@@ -201,6 +202,11 @@ fn the_clusters_own_roles_cover_agents_and_leave_their_status_to_the_controller(
             let status = &rights[&format!("agentloop.dev {kind}/status")];
             assert_eq!(*status, BTreeSet::from(["get".to_owned()]), "{role}");
         }
+        assert_eq!(
+            rights["agentloop.dev agents/events"],
+            BTreeSet::from(["get".to_owned()]),
+            "{role}"
+        );
         // Who is limited does not set the limit.
         let read = ["get", "list", "watch"].map(str::to_owned);
         assert_eq!(rights["agentloop.dev agentbudgets"], BTreeSet::from(read), "{role}");

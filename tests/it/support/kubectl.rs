@@ -233,6 +233,27 @@ impl Kubectl {
     }
 }
 
+impl Kubectl {
+    /// Starts `kubectl port-forward` of a port to a free one of this machine.
+    pub fn forward(&self, target: &str, port: u16) -> Proxy {
+        let mut command = self.command(&["port-forward", target, &format!(":{port}")]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("kubectl starts");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let mut lines = BufReader::new(stdout);
+        lines.read_line(&mut line).expect("kubectl port-forward speaks");
+        // It says so of each connection too, and ends when nobody listens.
+        std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
+        let address = line
+            .strip_prefix("Forwarding from ")
+            .and_then(|rest| rest.split(' ').next());
+        Proxy {
+            child,
+            address: address.expect("it says where it listens").to_owned(),
+        }
+    }
+}
+
 impl Proxy {
     /// `host:port`.
     pub fn address(&self) -> &str {

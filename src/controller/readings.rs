@@ -1,0 +1,289 @@
+//! Who reads the events of live loops: one cursor each, and a little room for pages on their way.
+//!
+//! In memory, and only while somebody reads. Takes no page that does not begin at its reading's cursor, so that each line
+//! is told once; ends a reading whose reader takes nothing for too long. Who may read is decided elsewhere.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::loops::{AgentKey, Loops};
+use crate::link::events::{EventLine, EventsPage, ReadRefusal, ReadRefusalCode, Reading, Telling, Told};
+
+/// Most readings of one Agent at once.
+pub const READINGS_OF_ONE: usize = 8;
+/// Most readings of all Agents at once.
+pub const READINGS_OF_ALL: usize = 256;
+/// Pages that wait for a reader.
+const ROOM: usize = 2;
+/// How long the pod has to send the first page.
+const FIRST_PAGE: Duration = Duration::from_secs(10);
+/// How long a reader may take nothing while pages wait for it.
+const STALLED: Duration = Duration::from_secs(30);
+/// How long one reading may last; who reads on is asked for its rights again.
+const LONGEST: Duration = Duration::from_hours(1);
+
+/// The last word of a reading that ends with its pod.
+const POD_GONE: &str = "the pod of this Agent is gone or was replaced; connect again with the last id";
+const TOO_SLOW: &str = "too slow: nothing was read for 30 s; connect again with the last id";
+const TOO_LONG: &str = "an hour is over; connect again with the last id";
+
+struct Open {
+    began: i64,
+    cursor: i64,
+    pages: mpsc::Sender<Vec<EventLine>>,
+    farewell: Arc<OnceLock<String>>,
+    /// Since when there is no room.
+    full: Option<Instant>,
+}
+
+/// The readings of one pod.
+#[derive(Default)]
+pub(super) struct Readings {
+    open: BTreeMap<u64, Open>,
+}
+
+/// What became of a page.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// The next page begins there.
+    Next(i64),
+    /// There is no room yet.
+    Full(i64),
+    /// Nobody reads any more.
+    Over,
+}
+
+impl Readings {
+    /// What the pod is told of them.
+    pub(super) fn wanted(&self) -> Vec<Reading> {
+        let open = self.open.iter();
+        open.map(|(id, open)| Reading {
+            id: *id,
+            after: open.began,
+        })
+        .collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    pub(super) fn open(&mut self, reading: Reading) -> Pages {
+        let (pages, queue) = mpsc::channel(ROOM);
+        let farewell = Arc::default();
+        let open = Open {
+            began: reading.after,
+            cursor: reading.after,
+            pages,
+            farewell: Arc::clone(&farewell),
+            full: None,
+        };
+        self.open.insert(reading.id, open);
+        Pages { queue, farewell }
+    }
+
+    pub(super) fn close(&mut self, id: u64) -> bool {
+        self.open.remove(&id).is_some()
+    }
+
+    /// Takes a page, if it is the next one and there is room for it. Only here a cursor moves.
+    pub(super) fn take(&mut self, page: EventsPage, now: Instant) -> Taken {
+        let Some(open) = self.open.get_mut(&page.reading) else {
+            return Taken::Over;
+        };
+        if open.cursor > page.newest {
+            let word = format!(
+                "there is no event {} yet, the newest is {}: read from 0, the journal may be a new one",
+                open.cursor, page.newest
+            );
+            return self.end(page.reading, word);
+        }
+        // Sent twice, or by a worker that has just started.
+        if page.after != open.cursor || page.next < page.after {
+            return Taken::Next(open.cursor);
+        }
+        match open.pages.try_send(page.events) {
+            Ok(()) => {
+                open.cursor = page.next;
+                open.full = None;
+                Taken::Next(open.cursor)
+            }
+            Err(TrySendError::Closed(_)) => {
+                self.open.remove(&page.reading);
+                Taken::Over
+            }
+            Err(TrySendError::Full(_)) if now.duration_since(*open.full.get_or_insert(now)) >= STALLED => {
+                self.end(page.reading, TOO_SLOW.into())
+            }
+            Err(TrySendError::Full(_)) => Taken::Full(open.cursor),
+        }
+    }
+
+    fn end(&mut self, id: u64, word: String) -> Taken {
+        if let Some(open) = self.open.remove(&id) {
+            // Nobody else sets it.
+            let _ = open.farewell.set(word);
+        }
+        Taken::Over
+    }
+}
+
+/// The reader's end of a reading.
+pub(super) struct Pages {
+    queue: mpsc::Receiver<Vec<EventLine>>,
+    farewell: Arc<OnceLock<String>>,
+}
+
+impl Pages {
+    fn farewell(&self) -> String {
+        self.farewell.get().cloned().unwrap_or_else(|| POD_GONE.into())
+    }
+}
+
+/// Ends the reading with its reader.
+struct Guard {
+    loops: Arc<Loops>,
+    agent: AgentKey,
+    id: u64,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.loops.stop_reading(&self.agent, self.id);
+    }
+}
+
+/// Reads an Agent's events from here on, once its pod has sent the first of them.
+pub async fn read(loops: &Arc<Loops>, agent: &AgentKey, after: i64) -> Result<Telling, ReadRefusal> {
+    let (id, mut pages) = loops.start_reading(agent, after)?;
+    let guard = Guard {
+        loops: Arc::clone(loops),
+        agent: agent.clone(),
+        id,
+    };
+    let deadline = Instant::now() + LONGEST;
+    let first = timeout(FIRST_PAGE, pages.queue.recv()).await;
+    let first = first.map_err(|_| unavailable("the pod of this Agent does not answer; try again"))?;
+    let Some(first) = first else {
+        return Ok(stream::iter([Told::End(pages.farewell())]).boxed());
+    };
+    let rest = stream::unfold(Some((pages, guard)), move |state| async move {
+        let (mut pages, guard) = state?;
+        let page = tokio::select! {
+            page = pages.queue.recv() => page,
+            () = sleep_until(deadline) => return Some((vec![Told::End(TOO_LONG.into())], None)),
+        };
+        Some(match page {
+            Some(page) => (lines(page), Some((pages, guard))),
+            None => (vec![Told::End(pages.farewell())], None),
+        })
+    });
+    Ok(stream::iter([lines(first)]).chain(rest).flat_map(stream::iter).boxed())
+}
+
+fn lines(page: Vec<EventLine>) -> Vec<Told> {
+    page.into_iter().map(|line| Told::Line(Box::new(line))).collect()
+}
+
+/// Nothing can be read now.
+pub(super) fn unavailable(message: &str) -> ReadRefusal {
+    ReadRefusal {
+        code: ReadRefusalCode::Unavailable,
+        message: message.into(),
+    }
+}
+
+/// Too many read already.
+pub(super) fn too_many(message: String) -> ReadRefusal {
+    ReadRefusal {
+        code: ReadRefusalCode::TooManyReaders,
+        message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(after: i64, next: i64) -> EventsPage {
+        EventsPage {
+            reading: 1,
+            after,
+            next,
+            newest: 100,
+            events: (after + 1..=next)
+                .map(|seq| EventLine {
+                    seq,
+                    ..EventLine::default()
+                })
+                .collect(),
+            ..EventsPage::default()
+        }
+    }
+
+    fn reading(after: i64) -> (Readings, Pages) {
+        let mut readings = Readings::default();
+        let pages = readings.open(Reading { id: 1, after });
+        (readings, pages)
+    }
+
+    #[test]
+    fn a_page_is_taken_once_and_only_at_the_cursor() {
+        let (mut readings, mut pages) = reading(5);
+        let now = Instant::now();
+        // A worker that began anew begins where the reading began.
+        assert_eq!(readings.take(page(0, 4), now), Taken::Next(5));
+        assert_eq!(readings.take(page(5, 7), now), Taken::Next(7));
+        assert_eq!(readings.take(page(5, 7), now), Taken::Next(7), "a repeat");
+        assert_eq!(readings.take(page(8, 9), now), Taken::Next(7), "a gap");
+        assert_eq!(pages.queue.try_recv().unwrap().len(), 2);
+        assert!(pages.queue.try_recv().is_err());
+        assert_eq!(
+            readings.wanted(),
+            [Reading { id: 1, after: 5 }],
+            "what is asked for stays the same"
+        );
+    }
+
+    #[test]
+    fn a_cursor_that_the_journal_has_not_reached_ends_the_reading_and_the_newest_itself_does_not() {
+        let (mut readings, pages) = reading(101);
+        assert_eq!(readings.take(page(101, 101), Instant::now()), Taken::Over);
+        assert!(pages.farewell().contains("no event 101 yet, the newest is 100"));
+        let (mut readings, _pages) = reading(100);
+        assert_eq!(readings.take(page(100, 100), Instant::now()), Taken::Next(100));
+    }
+
+    #[test]
+    fn a_reader_that_takes_nothing_for_30_s_is_cut_with_a_word_and_one_that_takes_a_page_before_is_not() {
+        let start = Instant::now();
+        let almost = start + STALLED.saturating_sub(Duration::from_millis(1));
+        let (mut readings, mut pages) = reading(0);
+        assert_eq!(readings.take(page(0, 1), start), Taken::Next(1));
+        assert_eq!(readings.take(page(1, 2), start), Taken::Next(2));
+        assert_eq!(readings.take(page(2, 3), start), Taken::Full(2), "two pages wait");
+        assert_eq!(readings.take(page(2, 3), almost), Taken::Full(2));
+        pages.queue.try_recv().unwrap();
+        assert_eq!(readings.take(page(2, 3), start + STALLED), Taken::Next(3));
+        let full = start + STALLED;
+        assert_eq!(readings.take(page(3, 4), full), Taken::Full(3));
+        assert_eq!(readings.take(page(3, 4), full + STALLED), Taken::Over);
+        assert_eq!(pages.farewell(), TOO_SLOW);
+        assert_eq!(pages.queue.try_recv().unwrap()[0].seq, 2, "what it had is still told");
+        assert_eq!(readings.len(), 0);
+    }
+
+    #[test]
+    fn a_page_for_a_reader_that_left_ends_the_reading() {
+        let (mut readings, pages) = reading(0);
+        drop(pages);
+        assert_eq!(readings.take(page(0, 1), Instant::now()), Taken::Over);
+        assert_eq!(readings.take(page(0, 1), Instant::now()), Taken::Over);
+    }
+}

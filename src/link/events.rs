@@ -1,0 +1,141 @@
+//! Messages about the events of a loop: from the worker's journal over gateway and controller to whoever reads them.
+//!
+//! | route | does |
+//! |---|---|
+//! | `GET /v1/namespaces/{namespace}/agents/{name}/events?after=N`, controller | server-sent events for people, see docs/reference/events.md |
+//! | `POST /v1/events`, controller | an [`EventsPage`] of a pod → [`EventsAnswer`] |
+//! | `POST /v1/readings`, gateway's socket | the same, of the worker |
+//!
+//! Nothing is sent while nobody reads. Who reads shows in [`Directives::readings`](super::messages::Directives); the
+//! worker then sends pages from there on, each only after the answer to the one before. The controller keeps the cursor
+//! of each reading and takes no page that begins elsewhere, so a repeat does no harm, also of a worker that restarted.
+
+use futures::stream::BoxStream;
+use serde::{Deserialize, Serialize};
+
+/// Most lines of a page.
+pub const PAGE_LINES: usize = 200;
+/// Name of the last event of a stream that the controller ends: why, and how to go on.
+pub const END_EVENT: &str = "end";
+
+/// One event: a line of the journal. Names, numbers and hashes; no prompt, answer, argument or result.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EventLine {
+    /// The line's number in the journal: the cursor.
+    pub seq: i64,
+    /// Its name, such as `tool:intent`.
+    pub event: String,
+    /// When it was committed, RFC 3339.
+    pub at: String,
+    /// The kind of line in the journal.
+    pub kind: String,
+    /// The turn it belongs to.
+    pub turn: i64,
+    /// The model call it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub call: Option<String>,
+    /// The run of a tool it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
+    /// Name of that tool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool: Option<String>,
+    /// What that tool may do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effect: Option<String>,
+    /// What became of that run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<String>,
+    /// A short note.
+    pub note: String,
+}
+
+/// Somebody reads an Agent's events.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Reading {
+    /// Its number, of this leader.
+    pub id: u64,
+    /// Where it began: after this line.
+    pub after: i64,
+}
+
+/// Lines for one reading, in order and without a gap but for lines that are not kept any more.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EventsPage {
+    /// Epoch of the pod; the gateway's word.
+    pub epoch: i64,
+    /// Whose.
+    pub reading: u64,
+    /// The page begins after this line.
+    pub after: i64,
+    /// And ends with this one.
+    pub next: i64,
+    /// The newest line of the journal.
+    pub newest: i64,
+    /// The lines. The first page of a reading may have none: it says that the pod is there.
+    pub events: Vec<EventLine>,
+}
+
+/// What the controller says to a page.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EventsAnswer {
+    /// The next page is to begin after this line: the page's own end, or its beginning when the reader has no room yet.
+    /// `None`: nobody reads any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<i64>,
+}
+
+/// What somebody wants to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// Namespace of the Agent.
+    pub namespace: String,
+    /// Name of the Agent.
+    pub name: String,
+    /// The cursor.
+    pub after: i64,
+}
+
+/// What a reader is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// An event.
+    Line(Box<EventLine>),
+    /// The last word: why there is no more.
+    End(String),
+}
+
+/// What a reader is told, one after the other; ends after [`Told::End`]. The reading is over when this is dropped.
+pub type Telling = BoxStream<'static, Told>;
+
+/// Why nothing can be read.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{code}: {message}")]
+#[serde(rename_all = "camelCase")]
+pub struct ReadRefusal {
+    /// What kind.
+    pub code: ReadRefusalCode,
+    /// In words.
+    pub message: String,
+}
+
+/// Kinds of refusal of a reader.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+pub enum ReadRefusalCode {
+    /// 400: the request cannot be read.
+    Malformed,
+    /// 401: no token, or none of this cluster.
+    Unauthenticated,
+    /// 403: whose token it is may not read this.
+    Forbidden,
+    /// 404: there is no such Agent.
+    NotFound,
+    /// 429: too many read already.
+    TooManyReaders,
+    /// 503: nothing can be read now; the message says why.
+    Unavailable,
+}

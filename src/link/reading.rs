@@ -1,0 +1,97 @@
+//! The route for people: an Agent's events as server-sent events.
+//!
+//! Owns the HTTP side only: the cursor, the form of events, status codes. Who may read what is decided by
+//! [`Link::read`](super::server::Link::read).
+
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, http::header};
+use futures::StreamExt;
+use serde::Deserialize;
+
+use super::events::{END_EVENT, ReadRefusal, ReadRefusalCode, ReadRequest, Told};
+use super::server::{Link, Server};
+
+/// What a browser sends when it connects again; it wins over the query, which stays the same then.
+const LAST_EVENT_ID: &str = "last-event-id";
+
+#[derive(Deserialize)]
+struct Cursor {
+    after: Option<i64>,
+}
+
+pub(super) async fn events<L: Link>(
+    State(server): State<Server<L>>,
+    Path((namespace, name)): Path<(String, String)>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Response {
+    let telling = async {
+        let after = cursor(&headers, &uri)?;
+        let request = ReadRequest { namespace, name, after };
+        server.link.read(token(&headers)?, &request).await
+    };
+    match telling.await {
+        Ok(telling) => {
+            let events = telling.map(event).take_until(server.stop.clone().cancelled_owned());
+            Sse::new(events)
+                .keep_alive(KeepAlive::new().interval(server.limits.heartbeat))
+                .into_response()
+        }
+        Err(refusal) => (status(refusal.code), Json(refusal)).into_response(),
+    }
+}
+
+fn event(told: Told) -> Result<Event, axum::Error> {
+    match told {
+        Told::Line(line) => Event::default()
+            .id(line.seq.to_string())
+            .event(&line.event)
+            .json_data(line),
+        Told::End(reason) => Event::default()
+            .event(END_EVENT)
+            .json_data(serde_json::json!({ "reason": reason })),
+    }
+}
+
+fn token(headers: &HeaderMap) -> Result<&str, ReadRefusal> {
+    headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "))
+        .map(str::trim)
+        .filter(|token| !token.is_empty())
+        .ok_or_else(|| ReadRefusal {
+            code: ReadRefusalCode::Unauthenticated,
+            message: "no token; send the header «Authorization: Bearer <token>», such as one of «kubectl create token»"
+                .into(),
+        })
+}
+
+/// After which line to begin; 0: with the oldest that is kept.
+fn cursor(headers: &HeaderMap, uri: &Uri) -> Result<i64, ReadRefusal> {
+    let cursor = match headers.get(LAST_EVENT_ID) {
+        Some(id) => id.to_str().ok().and_then(|id| id.parse().ok()),
+        None => match Query::<Cursor>::try_from_uri(uri) {
+            Ok(query) => Some(query.after.unwrap_or(0)),
+            Err(_) => None,
+        },
+    };
+    cursor.filter(|after| *after >= 0).ok_or_else(|| ReadRefusal {
+        code: ReadRefusalCode::Malformed,
+        message: "after=N and the header Last-Event-ID are the number of an event: 0, or its seq".into(),
+    })
+}
+
+fn status(code: ReadRefusalCode) -> StatusCode {
+    match code {
+        ReadRefusalCode::Malformed => StatusCode::BAD_REQUEST,
+        ReadRefusalCode::Unauthenticated => StatusCode::UNAUTHORIZED,
+        ReadRefusalCode::Forbidden => StatusCode::FORBIDDEN,
+        ReadRefusalCode::NotFound => StatusCode::NOT_FOUND,
+        ReadRefusalCode::TooManyReaders => StatusCode::TOO_MANY_REQUESTS,
+        ReadRefusalCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}

@@ -1,0 +1,252 @@
+//! Tests of events over the link: a real worker and gateway, the controller's link over TLS, and people who read.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod reader;
+mod rig;
+
+use agentloop::controller::loops::LivePod;
+use agentloop::link::events::{EventLine, EventsAnswer, EventsPage, PAGE_LINES};
+use agentloop::link::messages::{Directives, Known};
+use pretty_assertions::assert_eq;
+use rstest::rstest;
+use serde_json::Value;
+
+use reader::{Event, Reader};
+use rig::{CANARY, EPOCH, READER, Rig, agent_key, patience, pod_of};
+
+fn numbers(events: &[Event]) -> Vec<i64> {
+    events.iter().map(|event| event.id.unwrap()).collect()
+}
+
+#[tokio::test]
+async fn each_event_is_read_once_in_order_over_kills_of_the_worker_and_connections_of_the_reader() {
+    let mut rig = Rig::start().await;
+    rig.start_pod();
+    let mut reader = Reader::connect(&rig, READER, "?after=0", None).await;
+    let mut events = reader.take(20).await;
+    // The stream itself goes on when a container of the pod starts again.
+    rig.restart_worker().await;
+    events.extend(reader.take(20).await);
+    rig.restart_gateway().await;
+    events.extend(reader.take(20).await);
+    drop(reader);
+    // And a reader that connects again says with which event it ended.
+    let last = events.last().unwrap().id.unwrap();
+    let mut reader = Reader::connect(&rig, READER, "?after=0", Some(last)).await;
+    events.extend(reader.take(20).await);
+    rig.restart_worker().await;
+    events.extend(reader.take(20).await);
+
+    assert_eq!(numbers(&events), (1..=100).collect::<Vec<_>>());
+    assert_eq!(events[0].name, "loop:started");
+    let names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
+    for name in [
+        "autonomy:turn_started",
+        "model:call_answered",
+        "autonomy:turn_completed",
+    ] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    assert_eq!(names.iter().filter(|name| **name == "loop:started").count(), 3);
+    for event in &events {
+        let data: Value = serde_json::from_str(&event.data).unwrap();
+        assert_eq!(
+            (data["seq"].as_i64(), data["event"].as_str()),
+            (event.id, Some(&*event.name))
+        );
+        assert!(!event.data.contains(CANARY), "{}", event.data);
+    }
+    // The same lines as on the worker's standard output.
+    let told = rig.worker_output();
+    let turn = events
+        .iter()
+        .find(|event| event.name == "autonomy:turn_completed")
+        .unwrap();
+    assert!(told.contains(&format!(
+        r#""seq":{},"event":"autonomy:turn_completed""#,
+        turn.id.unwrap()
+    )));
+}
+
+#[tokio::test]
+async fn a_pod_is_asked_for_events_only_while_somebody_reads() {
+    let mut rig = Rig::start().await;
+    rig.start_pod();
+    assert_eq!(rig.directives().readings, []);
+    let mut reader = Reader::connect(&rig, READER, "", None).await;
+    reader.take(1).await;
+    assert_eq!(rig.directives().readings.len(), 1);
+    drop(reader);
+    patience("the reading to end", || rig.directives().readings.is_empty()).await;
+}
+
+#[tokio::test]
+async fn the_last_events_of_a_loop_that_is_told_to_end_are_read_before_its_pod_goes() {
+    let mut rig = Rig::start().await;
+    rig.start_pod();
+    let mut reader = Reader::connect(&rig, READER, "", None).await;
+    reader.take(5).await;
+    rig.terminate_worker().await;
+    loop {
+        let event = reader.take(1).await.remove(0);
+        if event.data.contains("-> Stopped") {
+            break;
+        }
+    }
+    rig.forget_pod();
+    let end = reader.take(1).await.remove(0);
+    assert_eq!((end.name.as_str(), end.id), ("end", None));
+    assert!(end.data.contains("the pod of this Agent is gone"), "{}", end.data);
+    assert!(reader.ended().await);
+}
+
+#[rstest]
+#[case::no_token(None, "a/x", "", 401, "Unauthenticated")]
+#[case::no_token_of_this_cluster(Some("nonsense"), "a/x", "", 401, "Unauthenticated")]
+#[case::a_token_of_a_pod(Some("agentloop.dev/link a agentloop-agent x u2"), "a/x", "", 401, "Unauthenticated")]
+#[case::without_the_right(Some("person visitor"), "a/x", "", 403, "Forbidden")]
+#[case::without_the_right_to_what_is_not_there(Some("person visitor"), "a/none", "", 403, "Forbidden")]
+#[case::no_agent(Some(READER), "a/none", "", 404, "NotFound")]
+#[case::an_agent_without_a_pod(Some(READER), "a/y", "", 503, "Unavailable")]
+#[case::no_number(Some(READER), "a/x", "?after=first", 400, "Malformed")]
+#[case::a_number_below_zero(Some(READER), "a/x", "?after=-1", 400, "Malformed")]
+#[tokio::test]
+async fn who_may_not_read_or_asks_for_nothing_is_refused_in_words(
+    #[case] token: Option<&str>,
+    #[case] agent: &str,
+    #[case] query: &str,
+    #[case] status: u16,
+    #[case] code: &str,
+) {
+    let rig = Rig::start().await;
+    let response = reader::request(&rig, token, agent, query, None).await;
+    assert_eq!(response.status().as_u16(), status);
+    let body: Value = response.json().await.unwrap();
+    assert_eq!(body["code"], code, "{body}");
+    assert!(body["message"].as_str().unwrap().len() > 20, "{body}");
+    assert!(token.is_none_or(|token| !body.to_string().contains(token)), "{body}");
+    assert_eq!(rig.directives().readings, []);
+}
+
+#[tokio::test]
+async fn the_right_is_asked_for_the_very_agent_and_subresource() {
+    let rig = Rig::start().await;
+    reader::request(&rig, Some("person visitor"), "a/x", "", None).await;
+    let asked = rig.asked();
+    let want = serde_json::json!({
+        "user": "visitor", "groups": ["people"], "uid": "uid-of-visitor", "extra": {"scopes": ["all"]},
+        "resourceAttributes": {"verb": "get", "group": "agentloop.dev", "resource": "agents",
+            "subresource": "events", "namespace": "a", "name": "x"},
+    });
+    assert_eq!(asked, [want]);
+}
+
+#[tokio::test]
+async fn a_cursor_beyond_the_journal_ends_with_the_newest_number() {
+    let mut rig = Rig::start().await;
+    rig.start_pod();
+    let mut reader = Reader::connect(&rig, READER, "?after=1000000", None).await;
+    let end = reader.take(1).await.remove(0);
+    assert_eq!(end.name, "end");
+    assert!(end.data.contains("there is no event 1000000 yet"), "{}", end.data);
+    assert!(reader.ended().await);
+}
+
+fn page(after: i64, next: i64) -> EventsPage {
+    let line = |seq| EventLine {
+        seq,
+        event: "tool:outcome".into(),
+        note: "n".repeat(500),
+        ..EventLine::default()
+    };
+    EventsPage {
+        epoch: EPOCH,
+        reading: 1,
+        after,
+        next,
+        newest: 1_000_000,
+        events: (after + 1..=next).map(line).collect(),
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_gets_no_more_than_a_little_and_holds_nobody_up() {
+    let rig = Rig::start().await;
+    let pod = rig.link_client();
+    let lazy = tokio::spawn({
+        let url = rig.events_url("a/x", "");
+        let request = rig.client.get(url).bearer_auth(READER);
+        async move { request.send().await.unwrap() }
+    });
+    patience("the reading", || rig.directives().readings.len() == 1).await;
+    let (mut after, mut full) = (0, false);
+    while !full {
+        let next = after + i64::try_from(PAGE_LINES).unwrap();
+        let EventsAnswer { after: said } = pod.events(&page(after, next)).await.unwrap();
+        full = said == Some(after);
+        after = said.unwrap();
+        assert!(after < 200_000, "there is no end to what waits for a reader");
+    }
+    let mut other = tokio::spawn({
+        let url = rig.events_url("a/x", "");
+        let request = rig.client.get(url).bearer_auth(READER);
+        async move { request.send().await.unwrap() }
+    });
+    patience("the second reading", || rig.directives().readings.len() == 2).await;
+    let second = EventsPage {
+        reading: 2,
+        ..page(0, 3)
+    };
+    assert_eq!(pod.events(&second).await.unwrap().after, Some(3));
+    (&mut other).await.unwrap();
+    // Once it reads, it gets each line, and there is room again.
+    let mut reader = Reader::connected(lazy.await.unwrap());
+    let events = reader.take(usize::try_from(after).unwrap()).await;
+    assert_eq!(numbers(&events), (1..=after).collect::<Vec<_>>());
+    assert_eq!(
+        pod.events(&page(after, after + 1)).await.unwrap().after,
+        Some(after + 1)
+    );
+}
+
+#[tokio::test]
+async fn eight_may_read_one_agent_and_the_ninth_when_one_leaves() {
+    let rig = Rig::start().await;
+    let pod = rig.link_client();
+    let mut readers = Vec::new();
+    for reading in 1..=8 {
+        let request = rig.client.get(rig.events_url("a/x", "")).bearer_auth(READER);
+        let sent = tokio::spawn(async move { request.send().await.unwrap() });
+        patience("the reading", || rig.directives().readings.len() == reading).await;
+        let reading = u64::try_from(reading).unwrap();
+        pod.events(&EventsPage { reading, ..page(0, 1) }).await.unwrap();
+        readers.push(sent.await.unwrap());
+    }
+    let ninth = reader::request(&rig, Some(READER), "a/x", "", None).await;
+    assert_eq!(ninth.status().as_u16(), 429);
+    readers.pop();
+    patience("room", || rig.directives().readings.len() == 7).await;
+    let request = rig.client.get(rig.events_url("a/x", "")).bearer_auth(READER);
+    let _sent = tokio::spawn(async move { request.send().await });
+    patience("the reading", || rig.directives().readings.len() == 8).await;
+}
+
+#[tokio::test]
+async fn a_pod_sends_events_only_for_its_own_agent_and_only_while_it_is_expected() {
+    let rig = Rig::start().await;
+    let request = rig.client.get(rig.events_url("a/x", "")).bearer_auth(READER);
+    let _reader = tokio::spawn(async move { request.send().await });
+    patience("the reading", || rig.directives().readings.len() == 1).await;
+    // Another Agent's pod does not find the reading.
+    rig.loops
+        .expect(&agent_key("y"), pod_of("y"), Known::default(), Directives::default());
+    assert_eq!(rig.link_client_of("y").events(&page(0, 1)).await.unwrap().after, None);
+    let newer = LivePod {
+        uid: "newer".into(),
+        epoch: EPOCH + 1,
+    };
+    rig.loops
+        .expect(&agent_key("x"), newer, Known::default(), Directives::default());
+    assert!(rig.link_client().events(&page(0, 1)).await.is_err());
+}
