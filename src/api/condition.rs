@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, EnumString, IntoStaticStr};
 
-/// Type of a condition on an Agent or AgentBudget.
+/// Type of a condition on an Agent, AgentBudget or Sensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, AsRefStr, IntoStaticStr, EnumIter, EnumString)]
 pub enum ConditionType {
     /// Does this object need nobody? False only where a person must act or an Agent's pod is not there yet.
@@ -42,6 +42,12 @@ pub enum ConditionType {
     LinkLost,
     /// False while the model cannot be used.
     ModelAvailable,
+    /// Of an Agent: each of its Sensors hears and understands what comes.
+    SensorsHealthy,
+    /// Of a Sensor: it listens.
+    Connected,
+    /// Of a Sensor: what it has given is known after a restart of each receiver.
+    Durable,
     /// Of an AgentBudget: a limit is used to `spec.warnAtPercent` or more.
     NearLimit,
     /// Of an AgentBudget: there is no room for the next call.

@@ -23,7 +23,8 @@ use super::certificates::Certificates;
 use super::identity::Identities;
 use super::loops::{AgentKey, Loops};
 use super::process::{Error, Options, listen, retry};
-use super::report::ReconcileReport;
+use super::report::{ReconcileReport, Reconciles};
+use super::sensor::{self, Sensors};
 use super::serve::ControllerLink;
 use crate::link::server::{self, Limits};
 use crate::telemetry::budgets::BudgetCollector;
@@ -98,7 +99,8 @@ impl Leader {
         let ((loops, changed), listener, agents) = (ground.loops, ground.listener, Arc::default());
         let bundle = certificates.bundle();
         let (events, queue) = Sink::new();
-        let budgets = self.budgets(&loops, events, clock);
+        let budgets = self.budgets(&loops, events.clone(), clock);
+        let sensors = self.sensors(&loops, events, clock);
         let link = self.link(&loops, &agents, &budgets, clock);
         let (tls, ends) = (certificates.tls(), stop.clone());
 
@@ -109,7 +111,7 @@ impl Leader {
             }
             Error::PartEnded("the link")
         });
-        let reconciler = self.reconciler(loops, changed, bundle, agents, &budgets, clock, stop);
+        let reconciler = self.reconciler(loops, changed, bundle, agents, (&budgets, &sensors), clock, stop);
         parts.spawn(async move {
             Box::pin(agent::run(reconciler)).await;
             Error::PartEnded("the reconciler")
@@ -117,7 +119,12 @@ impl Leader {
         let recorder = agent::recorder(self.client.clone(), self.instance());
         parts.spawn(async move {
             publish(recorder, queue).await;
-            Error::PartEnded("the Events of budgets")
+            Error::PartEnded("the Events of budgets and Sensors")
+        });
+        let ends = stop.clone();
+        parts.spawn(async move {
+            Box::pin(sensors.run(ends)).await;
+            Error::PartEnded("the reconciler of Sensors")
         });
         let ends = stop.clone();
         parts.spawn(async move {
@@ -145,6 +152,19 @@ impl Leader {
             face: Arc::new(Shown::new(&settings.controller_namespace, events)),
             metrics: self.metrics.clone(),
             wall: clock(),
+        }))
+    }
+
+    fn sensors(&self, loops: &Arc<Loops>, events: Sink, clock: &Clock) -> Arc<Sensors> {
+        let settings = &self.options.settings;
+        Arc::new(Sensors::new(sensor::Setup {
+            client: self.client.clone(),
+            watch_namespaces: settings.watch_namespaces.clone(),
+            workers: settings.workers,
+            loops: loops.clone(),
+            events,
+            reconciles: Reconciles::new(self.metrics.clone(), "sensor", settings.workers),
+            clock: clock.clone(),
         }))
     }
 
@@ -181,7 +201,7 @@ impl Leader {
         changed: mpsc::UnboundedReceiver<AgentKey>,
         ca_bundle: watch::Receiver<String>,
         agents: Arc<OnceLock<agent::AgentsView>>,
-        budgets: &Arc<Budgets>,
+        (budgets, sensors): (&Arc<Budgets>, &Arc<Sensors>),
         clock: &Clock,
         stop: &CancellationToken,
     ) -> agent::Parts {
@@ -194,6 +214,7 @@ impl Leader {
             client: self.client.clone(),
             loops,
             budgets: budgets.clone(),
+            sensors: sensors.clone(),
             changed,
             ca_bundle,
             observer,

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use super::readings::{Pages, READINGS_OF_ALL, READINGS_OF_ONE, Readings, Taken, too_many, unavailable};
 use crate::link::events::{EventsPage, ReadRefusal, Reading};
 use crate::link::messages::{BudgetTerms, Directives, Known, Refusal, RefusalCode, Report};
+use crate::link::sensors::SensorTerms;
 
 /// An Agent, by namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,6 +58,8 @@ struct Table {
     limits: HashMap<AgentKey, BudgetTerms>,
     /// Number of the last reading.
     readings: u64,
+    /// What runs in each Agent's pod, likewise.
+    sensors: HashMap<AgentKey, Vec<SensorTerms>>,
 }
 
 /// The table of live loops.
@@ -85,6 +88,7 @@ impl Loops {
         let mut table = self.lock();
         let mut directives = Directives {
             budget: table.limits.get(agent).cloned(),
+            sensors: table.sensors.get(agent).cloned(),
             ..directives
         };
         match table.entries.get_mut(agent) {
@@ -124,6 +128,22 @@ impl Loops {
         match limits {
             Some(limits) => table.limits.insert(agent.clone(), limits),
             None => table.limits.remove(agent),
+        };
+    }
+
+    /// Says which Sensors run in an Agent's pod, at once. `None`: that is not decided, and those that run go on.
+    pub fn sensors(&self, agent: &AgentKey, sensors: Option<Vec<SensorTerms>>) {
+        let mut table = self.lock();
+        if let Some(entry) = table.entries.get(agent) {
+            entry.directives.send_if_modified(|directives| {
+                let new = directives.sensors != sensors;
+                directives.sensors.clone_from(&sensors);
+                new
+            });
+        }
+        match sensors {
+            Some(sensors) => table.sensors.insert(agent.clone(), sensors),
+            None => table.sensors.remove(agent),
         };
     }
 

@@ -16,4 +16,5 @@ pub mod policy;
 pub mod process;
 pub mod readings;
 pub mod report;
+pub mod sensor;
 pub mod serve;

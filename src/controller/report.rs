@@ -9,12 +9,57 @@ use crate::telemetry::collector::AgentCollector;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
 
-/// Label `controller` of the Agent reconciler's metrics.
-const CONTROLLER: &str = "agent";
+/// Counts the reconciles of one controller.
+pub struct Reconciles {
+    metrics: Arc<Metrics>,
+    /// Label `controller` of its metrics.
+    controller: &'static str,
+}
+
+impl Reconciles {
+    /// Of the controller of this name, in which `workers` reconciles may run at once.
+    #[must_use]
+    pub fn new(metrics: Arc<Metrics>, controller: &'static str, workers: u16) -> Self {
+        let label = [controller];
+        metrics.max_concurrent.with_label_values(&label).set(workers.into());
+        metrics.reconcile_errors.with_label_values(&label).inc_by(0);
+        metrics.active_workers.with_label_values(&label).set(0);
+        for result in ["success", "error", "requeue_after"] {
+            metrics.reconciles.with_label_values(&[controller, result]).inc_by(0);
+        }
+        Self { metrics, controller }
+    }
+
+    /// A reconcile starts.
+    pub fn started(&self) {
+        self.metrics.active_workers.with_label_values(&[self.controller]).inc();
+    }
+
+    /// A reconcile ended.
+    pub fn finished(&self, how: Finished, took: Duration) {
+        let result = match how {
+            Finished::Success => "success",
+            Finished::RequeueAfter => "requeue_after",
+            Finished::Error(_) => "error",
+        };
+        let label = [self.controller];
+        if matches!(how, Finished::Error(_)) {
+            self.metrics.reconcile_errors.with_label_values(&label).inc();
+        }
+        self.metrics
+            .reconciles
+            .with_label_values(&[self.controller, result])
+            .inc();
+        let seconds = self.metrics.reconcile_seconds.with_label_values(&label);
+        seconds.observe(took.as_secs_f64());
+        self.metrics.active_workers.with_label_values(&label).dec();
+    }
+}
 
 /// Observes the Agent reconciler.
 pub struct ReconcileReport {
     metrics: Arc<Metrics>,
+    reconciles: Reconciles,
     agents: Arc<OnceLock<AgentsView>>,
     loops: Arc<Loops>,
     readiness: Readiness,
@@ -31,16 +76,8 @@ impl ReconcileReport {
         readiness: Readiness,
         workers: u16,
     ) -> Self {
-        metrics
-            .max_concurrent
-            .with_label_values(&[CONTROLLER])
-            .set(workers.into());
-        metrics.reconcile_errors.with_label_values(&[CONTROLLER]).inc_by(0);
-        metrics.active_workers.with_label_values(&[CONTROLLER]).set(0);
-        for result in ["success", "error", "requeue_after"] {
-            metrics.reconciles.with_label_values(&[CONTROLLER, result]).inc_by(0);
-        }
         Self {
+            reconciles: Reconciles::new(metrics.clone(), "agent", workers),
             metrics,
             agents,
             loops,
@@ -51,22 +88,11 @@ impl ReconcileReport {
 
 impl Observer for ReconcileReport {
     fn started(&self) {
-        self.metrics.active_workers.with_label_values(&[CONTROLLER]).inc();
+        self.reconciles.started();
     }
 
     fn finished(&self, how: Finished, took: Duration) {
-        let result = match how {
-            Finished::Success => "success",
-            Finished::RequeueAfter => "requeue_after",
-            Finished::Error(_) => "error",
-        };
-        if matches!(how, Finished::Error(_)) {
-            self.metrics.reconcile_errors.with_label_values(&[CONTROLLER]).inc();
-        }
-        self.metrics.reconciles.with_label_values(&[CONTROLLER, result]).inc();
-        let seconds = self.metrics.reconcile_seconds.with_label_values(&[CONTROLLER]);
-        seconds.observe(took.as_secs_f64());
-        self.metrics.active_workers.with_label_values(&[CONTROLLER]).dec();
+        self.reconciles.finished(how, took);
     }
 
     fn agents(&self, agents: AgentsView) {

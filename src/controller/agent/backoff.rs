@@ -6,15 +6,15 @@ use std::time::Duration;
 
 /// Exponential delays.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Backoff {
+pub(in crate::controller) struct Backoff {
     /// Before the second attempt.
-    pub(super) first: Duration,
+    pub(in crate::controller) first: Duration,
     /// At most.
-    pub(super) most: Duration,
+    pub(in crate::controller) most: Duration,
 }
 
 /// After an error of the API server.
-pub(super) const ERRORS: Backoff = Backoff {
+pub(in crate::controller) const ERRORS: Backoff = Backoff {
     first: Duration::from_secs(1),
     most: Duration::from_mins(5),
 };
@@ -31,7 +31,7 @@ pub(super) const PODS: Backoff = Backoff {
 
 impl Backoff {
     /// The delay after `attempts` failed attempts (1 or more), between 80 and 100 % of the doubled value.
-    pub(super) fn delay(self, attempts: u32, object: &str) -> Duration {
+    pub(in crate::controller) fn delay(self, attempts: u32, object: &str) -> Duration {
         let doubled = self.first.saturating_mul(1 << attempts.saturating_sub(1).min(16));
         let mut hasher = DefaultHasher::new();
         (object, attempts).hash(&mut hasher);

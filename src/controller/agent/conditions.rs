@@ -74,6 +74,7 @@ pub(super) fn compute(facts: &Facts<'_>, status: &LoopStatus) -> Vec<Condition> 
     list.loop_detected();
     list.link();
     list.model();
+    list.sensors();
     list.standing(status);
     list.conditions
 }
@@ -285,6 +286,34 @@ impl List<'_> {
                 if let Some(unknown) = self.conditions.last_mut() {
                     unknown.status = "Unknown".into();
                 }
+            }
+        }
+    }
+
+    /// What the worker says of the Sensors that run in its pod; without its word it stays as it was.
+    fn sensors(&mut self) {
+        let type_ = ConditionType::SensorsHealthy;
+        let report = self.facts.report();
+        if report.is_none() && condition::find(&self.conditions, type_).is_some() {
+            return self.keep(type_);
+        }
+        let names = self.facts.sensors;
+        let reports = report.iter().flat_map(|report| &report.sensors);
+        let failing: Vec<String> = reports
+            .filter_map(|report| {
+                Some(format!(
+                    "Sensor {}: {}",
+                    names.get(&report.uid)?,
+                    report.failure.as_ref()?
+                ))
+            })
+            .collect();
+        match failing.as_slice() {
+            [] => self.set(type_, true, "Healthy", "no Sensor of this Agent fails"),
+            [one] => self.set(type_, false, "SensorFailing", one.clone()),
+            [first, more @ ..] => {
+                let message = format!("{first}; {} more fail", more.len());
+                self.set(type_, false, "SensorFailing", message);
             }
         }
     }

@@ -11,7 +11,7 @@ const CALL: Duration = Duration::from_secs(10);
 
 /// A reconcile that is to be tried again.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(in crate::controller) enum Error {
     /// No answer in time.
     #[error("{action}: no answer from the API server within {} s", .limit.as_secs())]
     Timeout {
@@ -33,7 +33,7 @@ pub(super) enum Error {
 
 impl Error {
     /// The kind, for metrics and logs.
-    pub(super) fn kind(&self) -> ErrorKind {
+    pub(in crate::controller) fn kind(&self) -> ErrorKind {
         match (self, self.answer()) {
             (Self::Timeout { .. }, _) => ErrorKind::Timeout,
             (Self::Api { .. }, Some(status)) if status.code < 500 && status.code != 429 => ErrorKind::Refused,
@@ -72,7 +72,7 @@ pub(super) async fn call<T>(
 }
 
 /// The same, with «not found» as `None`.
-pub(super) async fn find<T>(
+pub(in crate::controller) async fn find<T>(
     action: &'static str,
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<Option<T>, Error> {

@@ -4,13 +4,13 @@
 //! do no I/O. A user's mistake is a condition, never an error; an error means «try again».
 
 mod apply;
-mod backoff;
+pub(in crate::controller) mod backoff;
 mod conditions;
 mod context;
 mod desired;
 #[cfg(test)]
 mod detection_tests;
-mod error;
+pub(in crate::controller) mod error;
 pub(in crate::controller) mod events;
 mod intent;
 #[cfg(test)]
@@ -22,10 +22,10 @@ mod namespaces;
 mod objects;
 mod observe;
 mod outside;
-mod pace;
+pub(in crate::controller) mod pace;
 mod pod_state;
 mod precheck;
-mod publish;
+pub(in crate::controller) mod publish;
 mod reconcile;
 mod requests;
 mod run;

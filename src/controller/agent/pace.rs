@@ -28,9 +28,9 @@ pub(super) enum Due {
     At(Timestamp),
 }
 
-/// The writes of one Agent so far.
+/// The writes of one object so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pace {
+pub(in crate::controller) struct Pace {
     /// The last write, or the start of the process.
     last: Timestamp,
     /// Moment at which the allowance is whole again (the virtual time of a leaky bucket of two).
@@ -39,7 +39,7 @@ pub(super) struct Pace {
 
 impl Pace {
     /// No writes yet.
-    pub(super) fn new(now: Timestamp) -> Self {
+    pub(in crate::controller) fn new(now: Timestamp) -> Self {
         Self {
             last: now,
             whole_at: now,
@@ -47,9 +47,15 @@ impl Pace {
     }
 
     /// A write was made.
-    pub(super) fn wrote(&mut self, now: Timestamp) {
+    pub(in crate::controller) fn wrote(&mut self, now: Timestamp) {
         self.last = now;
         self.whole_at = self.whole_at.max(now) + DISTANCE;
+    }
+
+    /// When something new may be written; `urgent`: people wait for it.
+    pub(in crate::controller) fn next(&self, urgent: bool) -> Timestamp {
+        let allowed = self.whole_at - DISTANCE;
+        if urgent { allowed } else { allowed.max(self.last + SLOW) }
     }
 
     /// When `new` is to be written over `old`.
@@ -57,12 +63,7 @@ impl Pace {
         if old == new {
             return Due::Never;
         }
-        let allowed = self.whole_at - DISTANCE;
-        let moment = if urgent(old) == urgent(new) {
-            allowed.max(self.last + SLOW)
-        } else {
-            allowed
-        };
+        let moment = self.next(urgent(old) != urgent(new));
         if moment <= now { Due::Now } else { Due::At(moment) }
     }
 }

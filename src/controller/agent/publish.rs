@@ -60,6 +60,7 @@ pub(super) async fn publish(
         }
     });
     let shares = ctx.shared.budgets.shares(&subject.key);
+    let sensors = ctx.shared.sensors.names(&subject.key);
     let new = compute(&Facts {
         agent: subject.agent,
         old,
@@ -71,6 +72,7 @@ pub(super) async fn publish(
         known: &outcome.observed.known,
         finding: outcome.observed.finding.as_ref(),
         shares: &shares,
+        sensors: &sensors,
         obstacle: outcome.applied.obstacle.as_ref(),
         silent,
         now,
@@ -106,7 +108,7 @@ async fn write(ctx: &Context, subject: &Subject<'_>, outcome: &Outcome<'_>, new:
 }
 
 /// A JSON merge patch that makes `new` of `old`: what is gone is set to null.
-fn difference(old: &Value, new: &Value) -> Value {
+pub(in crate::controller) fn difference(old: &Value, new: &Value) -> Value {
     let (Value::Object(old), Value::Object(new)) = (old, new) else {
         return new.clone();
     };

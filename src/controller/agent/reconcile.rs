@@ -28,6 +28,7 @@ use super::validate::{References, validate};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::Budgets;
 use crate::controller::loops::{AgentKey, Loops};
+use crate::controller::sensor::Sensors;
 
 /// Longest time a whole reconcile may take.
 const WHOLE: Duration = Duration::from_mins(1);
@@ -40,6 +41,7 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) loops: Arc<Loops>,
     pub(super) budgets: Arc<Budgets>,
+    pub(super) sensors: Arc<Sensors>,
     pub(super) memory: Memory,
     pub(super) namespaces: Namespaces,
     pub(super) events: Sink,
@@ -141,6 +143,9 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
     let old = last_status(agent, &memory);
 
     let observed = observe(ctx, &subject, &old, &memory, now).await?;
+    if let Some(said) = observed.heard.as_ref().and_then(|heard| heard.report.loop_.as_ref()) {
+        ctx.shared.sensors.reported(&subject.key, &said.sensors);
+    }
     // Before the directives, so that a request to go on and the end of the block come together.
     let block = outside::blocked(agent, observed.finding.as_ref());
     ctx.shared.budgets.block(&subject.key, block);

@@ -31,6 +31,7 @@ use super::silence;
 use crate::api::{AGENT_LABEL, Agent};
 use crate::controller::budget::Budgets;
 use crate::controller::loops::{AgentKey, Loops};
+use crate::controller::sensor::Sensors;
 
 /// Time for reconciles under way when the run ends.
 const GRACE: Duration = Duration::from_secs(10);
@@ -51,6 +52,8 @@ pub struct Parts {
     pub loops: Arc<Loops>,
     /// The ledger, which is told of Agents and pods.
     pub budgets: Arc<Budgets>,
+    /// The Sensors, which are told of Agents and of what their pods say.
+    pub sensors: Arc<Sensors>,
     /// Agents whose pods said something new; the other end of [`Loops::new`].
     pub changed: mpsc::UnboundedReceiver<AgentKey>,
     /// The CA bundle (PEM) that pods must trust; published in every namespace with Agents.
@@ -84,6 +87,7 @@ pub async fn run(parts: Parts) {
         client: parts.client,
         loops: parts.loops,
         budgets: parts.budgets,
+        sensors: parts.sensors,
         memory: Memory::default(),
         events,
         observer: parts.observer,
@@ -299,7 +303,7 @@ async fn watch_agents(
     while let Some(event) = stream.next().await {
         match event {
             Ok(Event::Apply(agent)) => {
-                ledger_seen(shared, &agent);
+                agent_seen(shared, &agent);
                 if seen.is_new(&agent) {
                     let _ = queue.send(reference(&key(&agent)));
                 }
@@ -312,9 +316,10 @@ async fn watch_agents(
                 let all = store.state();
                 let present: BTreeSet<AgentKey> = all.iter().map(|agent| key(agent.as_ref())).collect();
                 for agent in &all {
-                    ledger_seen(shared, agent);
+                    agent_seen(shared, agent);
                 }
                 shared.budgets.agents_listed(namespace, &present);
+                shared.sensors.agents_listed(namespace, &present);
                 for gone in shared.memory.retain(namespace, &present) {
                     forget(shared, &gone);
                 }
@@ -329,15 +334,17 @@ async fn watch_agents(
     }
 }
 
-/// The ledger must know an Agent before its pod is told anything. One that cannot be read limits as before.
-fn ledger_seen(shared: &Shared, agent: &Guarded) {
+/// Ledger and Sensors must know an Agent before its pod is told anything. One that cannot be read limits as before.
+fn agent_seen(shared: &Shared, agent: &Guarded) {
     if let Ok(agent) = &agent.0 {
         shared.budgets.agent_seen(agent);
+        shared.sensors.agent_seen(agent);
     }
 }
 
 fn forget(shared: &Shared, agent: &AgentKey) {
     shared.budgets.agent_gone(agent);
+    shared.sensors.agent_gone(agent);
     shared.loops.forget(agent);
     shared.memory.forget(agent);
 }

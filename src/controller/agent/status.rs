@@ -2,6 +2,8 @@
 //!
 //! What no pod has spoken of since this controller started stays as it was written, so that a restart writes nothing.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -42,6 +44,8 @@ pub(super) struct Facts<'a> {
     pub(super) finding: Option<&'a Finding>,
     /// What its limits have left.
     pub(super) shares: &'a Shares,
+    /// Names of the Sensors that it receives from, by uid.
+    pub(super) sensors: &'a BTreeMap<String, String>,
     /// What stands in the way.
     pub(super) obstacle: Option<&'a Obstacle>,
     /// No contact for the whole run lease.

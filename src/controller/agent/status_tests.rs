@@ -1,5 +1,7 @@
 //! Tests of the status that an Agent should have: rows of API.md, and rules that hold for every combination.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use strum::IntoEnumIterator;
 
@@ -15,11 +17,13 @@ use super::validate::{Invalid, InvalidReason};
 use crate::api::agent::DetectionMode;
 use crate::api::condition::{ConditionType, LoopSign, find};
 use crate::api::failure::FailureKind;
+use crate::api::sensor::Totals;
 use crate::api::status::{BudgetShare, LoopState, LoopStatus, Outcome, PauseReason, Usage};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::shares::Shares;
 use crate::controller::loops::Heard;
 use crate::link::messages::{HeldReason, LoopReport, ModelReport, Report};
+use crate::link::sensors::SensorReport;
 
 const GENERATION: Option<i64> = Some(3);
 
@@ -91,6 +95,7 @@ pub(super) struct Case {
     pub(super) finding: Option<Finding>,
     pub(super) enforce: bool,
     pub(super) shares: Shares,
+    pub(super) sensors: BTreeMap<String, String>,
     pub(super) old: AgentStatus,
 }
 
@@ -107,6 +112,7 @@ impl Default for Case {
             finding: None,
             enforce: false,
             shares: Shares::default(),
+            sensors: BTreeMap::new(),
             old: AgentStatus::default(),
         }
     }
@@ -132,6 +138,7 @@ impl Case {
             known: &totals::known(&self.old, None, self.heard.as_ref()),
             finding: self.finding.as_ref(),
             shares: &self.shares,
+            sensors: &self.sensors,
             obstacle: self.obstacle.as_ref(),
             silent: self.silent,
             now: now(),
@@ -386,8 +393,13 @@ fn every_combination_keeps_the_rules_of_conditions() {
 
 fn rules(status: &AgentStatus) -> Verdict {
     let conditions = &status.conditions;
-    let of_budgets = [ConditionType::NearLimit, ConditionType::Exhausted];
-    for type_ in ConditionType::iter().filter(|type_| !of_budgets.contains(type_)) {
+    let of_others = [
+        ConditionType::NearLimit,
+        ConditionType::Exhausted,
+        ConditionType::Connected,
+        ConditionType::Durable,
+    ];
+    for type_ in ConditionType::iter().filter(|type_| !of_others.contains(type_)) {
         let count = conditions.iter().filter(|c| c.type_ == type_.as_ref()).count();
         let optional = [ConditionType::Reconciling, ConditionType::Stalled].contains(&type_);
         assert!(count == 1 || optional && count == 0, "{type_:?} occurs {count} times");
@@ -581,4 +593,48 @@ fn cost_shows_once_there_is_any() {
     assert_eq!(case.status().summary.unwrap().cost, None);
     case.heard.as_mut().unwrap().report.usage.cost = 7_420_000;
     assert_eq!(case.status().summary.unwrap().cost.as_deref(), Some("$7.42"));
+}
+
+#[test]
+fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
+    let report = |uid: &str, failure: Option<&str>| SensorReport {
+        uid: uid.into(),
+        generation: 1,
+        totals: Totals::default(),
+        last: None,
+        consecutive_failures: 0,
+        failure: failure.map(Into::into),
+        next_attempt_at: None,
+    };
+    let says = |case: &Case| {
+        let status = case.status();
+        let held = find(&status.conditions, ConditionType::SensorsHealthy).unwrap().clone();
+        assert_eq!(find(&status.conditions, ConditionType::Ready).unwrap().status, "True");
+        (held.status, held.reason, held.message)
+    };
+    let mut case = Case {
+        sensors: [
+            ("u".to_owned(), "prices".to_owned()),
+            ("v".to_owned(), "mails".to_owned()),
+        ]
+        .into(),
+        ..Case::default()
+    };
+    let say = |case: &mut Case, reports: Vec<SensorReport>| {
+        case.heard.as_mut().unwrap().report.loop_.as_mut().unwrap().sensors = reports;
+    };
+    assert_eq!(says(&case).0, "True", "nothing was said of any");
+    say(&mut case, vec![report("u", Some("why")), report("v", None)]);
+    assert_eq!(
+        says(&case),
+        ("False".into(), "SensorFailing".into(), "Sensor prices: why".into())
+    );
+    case.old = case.status();
+    let heard = case.heard.take();
+    assert_eq!(says(&case).0, "False", "without a word it stays");
+    case.heard = heard;
+    say(&mut case, vec![report("u", Some("why")), report("v", Some("so"))]);
+    assert_eq!(says(&case).2, "Sensor prices: why; 1 more fail");
+    say(&mut case, vec![report("u", None), report("gone", Some("why"))]);
+    assert_eq!(says(&case).0, "True", "one that was deleted fails for nobody");
 }

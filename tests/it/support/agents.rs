@@ -7,6 +7,8 @@ use agentloop::controller::agent::{AgentsView, Sink};
 use agentloop::controller::budget::face::Shown;
 use agentloop::controller::budget::{Budgets, Setup};
 use agentloop::controller::loops::Loops;
+use agentloop::controller::report::Reconciles;
+use agentloop::controller::sensor::Sensors;
 use agentloop::telemetry::metrics::Metrics;
 use jiff::Timestamp;
 use kube::Client;
@@ -25,6 +27,19 @@ pub fn idle_ledger(client: Client, loops: &Arc<Loops>) -> Arc<Budgets> {
         face: Arc::new(Shown::new("agentloop-system", Sink::new().0)),
         metrics: Arc::new(Metrics::new().unwrap()),
         wall: Timestamp::now(),
+    }))
+}
+
+/// Sensors that nobody watches.
+pub fn idle_sensors(client: Client, loops: &Arc<Loops>) -> Arc<Sensors> {
+    Arc::new(Sensors::new(agentloop::controller::sensor::Setup {
+        client,
+        watch_namespaces: Vec::new(),
+        workers: 1,
+        loops: loops.clone(),
+        events: Sink::new().0,
+        reconciles: Reconciles::new(Arc::new(Metrics::new().unwrap()), "sensor", 1),
+        clock: Arc::new(Timestamp::now),
     }))
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::agents::idle_ledger;
+use super::agents::{idle_ledger, idle_sensors};
 use super::api_server::ApiServer;
 
 pub const NAMESPACE: &str = "team-a";
@@ -106,6 +106,7 @@ impl Rig {
             settings: self.settings.clone(),
             loops: loops.clone(),
             budgets: idle_ledger(self.server.client(), &loops),
+            sensors: idle_sensors(self.server.client(), &loops),
             changed,
             ca_bundle,
             observer: observer.clone(),

@@ -1,0 +1,188 @@
+//! The conditions of a Sensor. Pure.
+//!
+//! `Ready` answers whether it needs anyone: a spec that cannot be used does; a failure that it tries again after is being
+//! worked on; receivers that are not there, or rest, need nobody.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use super::status::Facts;
+use crate::api::condition::{self, ConditionType};
+
+/// Reason of a condition that does not hold.
+const INACTIVE: &str = "Inactive";
+/// Reason of `Accepted=False`, and of `Ready` then.
+pub(super) const INVALID_SPEC: &str = "InvalidSpec";
+/// Reason of `Connected=False` while it fails, and of `Ready` then.
+pub(super) const SENSOR_FAILING: &str = "SensorFailing";
+/// Reason while `spec.suspend` is true.
+const SUSPENDED: &str = "SuspendedBySpec";
+/// Reason of `Connected=True`.
+const LISTENING: &str = "Listening";
+/// Names in one message.
+const MOST_NAMES: usize = 3;
+
+/// All conditions.
+pub(super) fn compute(facts: &Facts<'_>) -> Vec<Condition> {
+    let mut list = List {
+        facts,
+        conditions: facts.old.conditions.clone(),
+    };
+    list.accepted();
+    list.suspended();
+    list.connected();
+    list.durable();
+    list.standing();
+    list.conditions
+}
+
+struct List<'a> {
+    facts: &'a Facts<'a>,
+    conditions: Vec<Condition>,
+}
+
+impl List<'_> {
+    fn set(&mut self, type_: ConditionType, status: &str, reason: &str, message: impl Into<String>) {
+        let generation = self.facts.sensor.metadata.generation;
+        let mut new = condition::condition(type_, false, reason, message, generation, self.facts.now);
+        new.status = status.into();
+        condition::set(&mut self.conditions, new);
+    }
+
+    fn accepted(&mut self) {
+        let type_ = ConditionType::Accepted;
+        if let Some(problem) = self.facts.problem {
+            let message = format!("{problem}. It does not listen until that is corrected");
+            self.set(type_, "False", INVALID_SPEC, message);
+        } else {
+            let message = format!("the spec is usable{}", self.absent());
+            self.set(type_, "True", "Accepted", message);
+        }
+    }
+
+    /// Named Agents that are not there: no mistake, they may come.
+    fn absent(&self) -> String {
+        match self.facts.absent {
+            [] => String::new(),
+            [one] => format!("; Agent {one} is not there, it receives what comes once it is"),
+            many => format!(
+                "; Agents {} are not there, they receive what comes once they are",
+                names(many)
+            ),
+        }
+    }
+
+    fn suspended(&mut self) {
+        if self.facts.sensor.spec.suspend {
+            let message = "set spec.suspend to false to go on";
+            self.set(ConditionType::Suspended, "True", SUSPENDED, message);
+        } else {
+            self.set(ConditionType::Suspended, "False", INACTIVE, "");
+        }
+    }
+
+    fn connected(&mut self) {
+        let (type_, facts) = (ConditionType::Connected, self.facts);
+        if facts.problem.is_some() {
+            return self.set(
+                type_,
+                "False",
+                INVALID_SPEC,
+                "it does not listen: its spec cannot be used",
+            );
+        }
+        if facts.sensor.spec.suspend {
+            return self.set(type_, "False", SUSPENDED, "it does not listen: spec.suspend is true");
+        }
+        if facts.receivers.is_empty() {
+            let message = "no Agent receives from it: none that it names or selects is there";
+            return self.set(type_, "False", "NoReceiver", message);
+        }
+        if facts.awake().next().is_none() {
+            let message = "it runs in its receivers' pods, and all of them are suspended";
+            return self.set(type_, "False", "ReceiversSuspended", message);
+        }
+        let failing: Vec<_> = facts
+            .spoken()
+            .filter_map(|(receiver, report)| Some((&receiver.name, report.failure.as_ref()?)))
+            .collect();
+        match failing.as_slice() {
+            [] if facts.spoken().next().is_some() => self.set(type_, "True", LISTENING, "it listens"),
+            [] => self.waiting(),
+            [(agent, failure), rest @ ..] => {
+                let more = match rest.len() {
+                    0 => String::new(),
+                    more => format!(", and in {more} more"),
+                };
+                let message = format!("in the pod of Agent {agent}{more}: {failure}");
+                self.set(type_, "False", SENSOR_FAILING, message);
+            }
+        }
+    }
+
+    /// No pod has spoken of this spec: what was said before stands, since pods come and go.
+    fn waiting(&mut self) {
+        let type_ = ConditionType::Connected;
+        let spoken = [LISTENING, SENSOR_FAILING];
+        match self.conditions.iter_mut().find(|held| held.type_ == type_.as_ref()) {
+            Some(held) if spoken.contains(&held.reason.as_str()) => {
+                held.observed_generation = self.facts.sensor.metadata.generation;
+            }
+            Some(_) | None => {
+                let message = "it runs in its receivers' pods, and none has said yet that it does";
+                self.set(type_, "Unknown", "Starting", message);
+            }
+        }
+    }
+
+    fn durable(&mut self) {
+        let type_ = ConditionType::Durable;
+        let receivers = self.facts.receivers.iter();
+        let forgetful: Vec<String> = receivers
+            .filter(|receiver| receiver.facts.ephemeral)
+            .map(|receiver| receiver.name.clone())
+            .collect();
+        if forgetful.is_empty() {
+            let message = "what it has given, and what it has missed, is known after a restart";
+            self.set(type_, "True", "Durable", message);
+        } else {
+            let message = format!(
+                "{} {} with the pod what came (spec.storage.ephemeral): what is missed meanwhile is not made up for",
+                names(&forgetful),
+                if forgetful.len() == 1 { "forgets" } else { "forget" },
+            );
+            self.set(type_, "False", "EphemeralReceiver", message);
+        }
+    }
+
+    fn standing(&mut self) {
+        let held = |type_| {
+            let held = condition::find(&self.conditions, type_);
+            held.map_or_else(Default::default, |held| (held.reason.clone(), held.message.clone()))
+        };
+        let (accepted, connected) = (held(ConditionType::Accepted), held(ConditionType::Connected));
+        let (ready, also, (reason, message)) = if self.facts.problem.is_some() {
+            ("False", Some(ConditionType::Stalled), accepted)
+        } else if connected.0 == SENSOR_FAILING {
+            ("False", Some(ConditionType::Reconciling), connected)
+        } else {
+            ("True", None, connected)
+        };
+        for gone in [ConditionType::Reconciling, ConditionType::Stalled] {
+            if also != Some(gone) {
+                condition::remove(&mut self.conditions, gone);
+            }
+        }
+        self.set(ConditionType::Ready, ready, &reason, message.clone());
+        if let Some(also) = also {
+            self.set(also, "True", &reason, message);
+        }
+    }
+}
+
+fn names(all: &[String]) -> String {
+    let shown = all.iter().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(MOST_NAMES) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}

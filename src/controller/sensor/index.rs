@@ -1,0 +1,591 @@
+//! Who receives what: the Sensors and Agents of this leader, by namespace. Pure.
+//!
+//! A change says which Agents must be told their Sensors anew, and which Sensors must be shown anew; nothing else is looked
+//! at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kube::ResourceExt;
+use kube::core::{Selector, SelectorExt};
+
+use crate::api::{Agent, Sensor};
+use crate::controller::loops::AgentKey;
+use crate::link::sensors::{SensorReport, SensorTerms};
+
+/// A Sensor, by namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct SensorKey {
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+impl SensorKey {
+    pub(super) fn of(object: &impl ResourceExt) -> Self {
+        Self {
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+        }
+    }
+}
+
+/// What of an Agent matters here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct AgentFacts {
+    pub(super) uid: String,
+    pub(super) labels: BTreeMap<String, String>,
+    /// `spec.suspend`: its pod is not there, by design.
+    pub(super) suspended: bool,
+    /// `spec.storage.ephemeral`: it forgets with its pod what it has received.
+    pub(super) ephemeral: bool,
+}
+
+impl AgentFacts {
+    pub(super) fn of(agent: &Agent) -> Self {
+        Self {
+            uid: agent.uid().unwrap_or_default(),
+            labels: agent.labels().clone(),
+            suspended: agent.spec.suspend,
+            ephemeral: agent.spec.storage.ephemeral,
+        }
+    }
+}
+
+/// A Sensor as it was last seen.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub(super) object: Arc<Sensor>,
+    /// Whom it selects by labels; `None`: nobody.
+    pub(super) selector: Option<Selector>,
+    /// What is wrong with its spec, with field and fix.
+    pub(super) problem: Option<String>,
+}
+
+impl Known {
+    fn receives(&self, agent: &AgentKey, facts: &AgentFacts) -> bool {
+        self.object.namespace().as_deref() == Some(&agent.namespace)
+            && (self.names(agent)
+                || self
+                    .selector
+                    .as_ref()
+                    .is_some_and(|selector| selector.matches(&facts.labels)))
+    }
+
+    fn names(&self, agent: &AgentKey) -> bool {
+        self.object.spec.agent_names.contains(&agent.name)
+    }
+
+    fn terms(&self) -> SensorTerms {
+        let mut spec = self.object.spec.clone();
+        (spec.agent_names, spec.agent_selector) = (Vec::new(), None);
+        // What cannot be used does not listen, and what it did so far is kept until it is corrected.
+        spec.suspend |= self.problem.is_some();
+        SensorTerms {
+            uid: self.object.uid().unwrap_or_default(),
+            name: self.object.name_any(),
+            generation: self.object.metadata.generation.unwrap_or_default(),
+            spec,
+        }
+    }
+}
+
+/// What a change asks for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Change {
+    /// Agents whose Sensors are others now.
+    pub(super) agents: BTreeSet<AgentKey>,
+    /// Sensors of which something else is to be said.
+    pub(super) sensors: BTreeSet<SensorKey>,
+}
+
+/// A receiver of a Sensor.
+#[derive(Clone, Debug)]
+pub(super) struct Receiving {
+    pub(super) name: String,
+    pub(super) facts: AgentFacts,
+    /// What its pod last said of the Sensor.
+    pub(super) report: Option<SensorReport>,
+}
+
+/// All that is known.
+#[derive(Default)]
+pub(super) struct Index {
+    agents: BTreeMap<AgentKey, AgentFacts>,
+    sensors: BTreeMap<SensorKey, Known>,
+    reports: BTreeMap<AgentKey, Vec<SensorReport>>,
+    /// Scopes (`None`: all namespaces) that have been listed once.
+    agents_listed: BTreeSet<Option<String>>,
+    sensors_listed: BTreeSet<Option<String>>,
+}
+
+impl Index {
+    pub(super) fn sensor(&self, key: &SensorKey) -> Option<&Known> {
+        self.sensors.get(key)
+    }
+
+    /// Every Sensor.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Sensor>> {
+        self.sensors.values().map(|known| &known.object)
+    }
+
+    /// Whether Sensors and Agents of this namespace have been listed, so that nothing is missing.
+    pub(super) fn is_whole(&self, namespace: &str) -> bool {
+        listed(&self.agents_listed, namespace) && listed(&self.sensors_listed, namespace)
+    }
+
+    /// The Sensors that an Agent's pod is to run; `None` while not all are known.
+    pub(super) fn terms(&self, agent: &AgentKey) -> Option<Vec<SensorTerms>> {
+        if !listed(&self.sensors_listed, &agent.namespace) {
+            return None;
+        }
+        let facts = self.agents.get(agent)?;
+        let received = self
+            .of_namespace(&agent.namespace)
+            .filter(|(_, known)| known.object.metadata.deletion_timestamp.is_none() && known.receives(agent, facts));
+        Some(received.map(|(_, known)| known.terms()).collect())
+    }
+
+    /// Names of an Agent's Sensors, by uid.
+    pub(super) fn names(&self, agent: &AgentKey) -> BTreeMap<String, String> {
+        let facts = self.agents.get(agent);
+        let received = self
+            .of_namespace(&agent.namespace)
+            .filter(|(_, known)| facts.is_some_and(|facts| known.receives(agent, facts)));
+        received
+            .map(|(key, known)| (known.object.uid().unwrap_or_default(), key.name.clone()))
+            .collect()
+    }
+
+    /// Those who receive from a Sensor, in the order of their names.
+    pub(super) fn receivers(&self, known: &Known) -> Vec<Receiving> {
+        let uid = known.object.uid().unwrap_or_default();
+        let report = |agent: &AgentKey| {
+            let reports = self.reports.get(agent)?;
+            reports.iter().find(|report| report.uid == uid).cloned()
+        };
+        self.those(known)
+            .map(|(agent, facts)| Receiving {
+                name: agent.name.clone(),
+                facts: facts.clone(),
+                report: report(agent),
+            })
+            .collect()
+    }
+
+    /// Agents that a Sensor names and that are not there.
+    pub(super) fn absent(&self, known: &Known) -> Vec<String> {
+        let namespace = known.object.namespace().unwrap_or_default();
+        let there = |name: &&String| {
+            let agent = AgentKey {
+                namespace: namespace.clone(),
+                name: (*name).clone(),
+            };
+            !self.agents.contains_key(&agent)
+        };
+        known.object.spec.agent_names.iter().filter(there).cloned().collect()
+    }
+
+    /// Uids of the Agents of a namespace.
+    pub(super) fn agent_uids(&self, namespace: &str) -> BTreeSet<String> {
+        let agents = self.agents_of(namespace);
+        agents.map(|(_, facts)| facts.uid.clone()).collect()
+    }
+
+    pub(super) fn sensor_seen(&mut self, known: Known) -> Change {
+        let key = SensorKey::of(known.object.as_ref());
+        let mut change = Change::default();
+        if let Some(before) = self.sensors.get(&key) {
+            let same = (known.object.uid(), known.object.metadata.generation)
+                == (before.object.uid(), before.object.metadata.generation)
+                && known.object.metadata.deletion_timestamp.is_some()
+                    == before.object.metadata.deletion_timestamp.is_some();
+            if same {
+                self.sensors.insert(key, known);
+                return change;
+            }
+            change.agents.extend(self.those(before).map(|(agent, _)| agent.clone()));
+        }
+        change.agents.extend(self.those(&known).map(|(agent, _)| agent.clone()));
+        change.sensors.insert(key.clone());
+        self.sensors.insert(key, known);
+        change
+    }
+
+    pub(super) fn sensor_gone(&mut self, key: &SensorKey) -> Change {
+        let mut change = Change::default();
+        if let Some(known) = self.sensors.remove(key) {
+            change.agents.extend(self.those(&known).map(|(agent, _)| agent.clone()));
+        }
+        change
+    }
+
+    /// These are all Sensors of a scope: others are gone, and from now on it is known who receives what.
+    pub(super) fn sensors_listed(&mut self, scope: Option<&str>, present: &BTreeSet<SensorKey>) -> Change {
+        let gone: Vec<SensorKey> = self
+            .sensors
+            .keys()
+            .filter(|key| scope.is_none_or(|scope| scope == key.namespace) && !present.contains(*key))
+            .cloned()
+            .collect();
+        let mut change = Change::default();
+        for key in gone {
+            change.agents.extend(self.sensor_gone(&key).agents);
+        }
+        if self.sensors_listed.insert(scope.map(str::to_owned)) {
+            change.agents.extend(self.agents_within(scope));
+        }
+        change.sensors.extend(present.iter().cloned());
+        change
+    }
+
+    pub(super) fn agent_seen(&mut self, agent: &AgentKey, facts: AgentFacts) -> Change {
+        let mut change = Change::default();
+        let before = self.agents.get(agent);
+        if before == Some(&facts) {
+            return change;
+        }
+        for (key, known) in self.of_namespace(&agent.namespace) {
+            let received = before.is_some_and(|before| known.receives(agent, before));
+            if received || known.receives(agent, &facts) {
+                change.sensors.insert(key.clone());
+            }
+        }
+        if before.is_none_or(|before| (&before.uid, &before.labels) != (&facts.uid, &facts.labels)) {
+            change.agents.insert(agent.clone());
+        }
+        self.agents.insert(agent.clone(), facts);
+        change
+    }
+
+    pub(super) fn agent_gone(&mut self, agent: &AgentKey) -> Change {
+        self.reports.remove(agent);
+        let mut change = Change::default();
+        if let Some(facts) = self.agents.remove(agent) {
+            let received = self.of_namespace(&agent.namespace);
+            let received = received.filter(|(_, known)| known.receives(agent, &facts));
+            change.sensors = received.map(|(key, _)| key.clone()).collect();
+            change.agents.insert(agent.clone());
+        }
+        change
+    }
+
+    /// These are all Agents of a scope.
+    pub(super) fn agents_listed(&mut self, scope: Option<&str>, present: &BTreeSet<AgentKey>) -> Change {
+        let gone: Vec<AgentKey> = self
+            .agents_within(scope)
+            .filter(|agent| !present.contains(agent))
+            .collect();
+        let mut change = Change::default();
+        for agent in gone {
+            let gone = self.agent_gone(&agent);
+            change.agents.extend(gone.agents);
+            change.sensors.extend(gone.sensors);
+        }
+        if self.agents_listed.insert(scope.map(str::to_owned)) {
+            let within = |key: &&SensorKey| scope.is_none_or(|scope| scope == key.namespace);
+            change.sensors.extend(self.sensors.keys().filter(within).cloned());
+        }
+        change
+    }
+
+    /// A pod has spoken: the Sensors of which it says something new.
+    pub(super) fn reported(&mut self, agent: &AgentKey, reports: &[SensorReport]) -> Change {
+        let mut change = Change::default();
+        let before = self.reports.get(agent).map_or(&[] as &[SensorReport], Vec::as_slice);
+        if before == reports {
+            return change;
+        }
+        let changed: BTreeSet<&str> = reports
+            .iter()
+            .filter(|report| !before.contains(report))
+            .map(|report| report.uid.as_str())
+            .collect();
+        let of = self.of_namespace(&agent.namespace);
+        let of = of.filter(|(_, known)| {
+            known
+                .object
+                .metadata
+                .uid
+                .as_deref()
+                .is_some_and(|uid| changed.contains(uid))
+        });
+        change.sensors = of.map(|(key, _)| key.clone()).collect();
+        self.reports.insert(agent.clone(), reports.to_vec());
+        change
+    }
+
+    fn those(&self, known: &Known) -> impl Iterator<Item = (&AgentKey, &AgentFacts)> {
+        let namespace = known.object.namespace().unwrap_or_default();
+        let agents = self.agents_of(&namespace);
+        agents
+            .filter(|(agent, facts)| known.receives(agent, facts))
+            .collect::<Vec<_>>()
+            .into_iter()
+    }
+
+    fn agents_of(&self, namespace: &str) -> impl Iterator<Item = (&AgentKey, &AgentFacts)> {
+        let first = AgentKey {
+            namespace: namespace.to_owned(),
+            name: String::new(),
+        };
+        let namespace = namespace.to_owned();
+        let agents = self.agents.range(first..);
+        agents.take_while(move |(agent, _)| agent.namespace == namespace)
+    }
+
+    fn agents_within(&self, scope: Option<&str>) -> impl Iterator<Item = AgentKey> {
+        let within = |agent: &&AgentKey| scope.is_none_or(|scope| scope == agent.namespace);
+        self.agents
+            .keys()
+            .filter(within)
+            .cloned()
+            .collect::<Vec<_>>()
+            .into_iter()
+    }
+
+    fn of_namespace(&self, namespace: &str) -> impl Iterator<Item = (&SensorKey, &Known)> {
+        let first = SensorKey {
+            namespace: namespace.to_owned(),
+            name: String::new(),
+        };
+        let namespace = namespace.to_owned();
+        let sensors = self.sensors.range(first..);
+        sensors.take_while(move |(key, _)| key.namespace == namespace)
+    }
+}
+
+fn listed(scopes: &BTreeSet<Option<String>>, namespace: &str) -> bool {
+    scopes.contains(&None) || scopes.contains(&Some(namespace.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::api::sensor::Totals;
+    use crate::controller::sensor::validate::validate;
+
+    fn agent(name: &str) -> AgentKey {
+        AgentKey {
+            namespace: "n".into(),
+            name: name.into(),
+        }
+    }
+
+    fn facts(team: &str) -> AgentFacts {
+        AgentFacts {
+            uid: "u".into(),
+            labels: [("team".to_owned(), team.to_owned())].into(),
+            ..AgentFacts::default()
+        }
+    }
+
+    fn sensor_in(namespace: &str, name: &str, generation: i64, receivers: &Value) -> Known {
+        let mut spec = json!({"source": {"schedule": {"cron": "* * * * *"}}});
+        for (field, value) in receivers.as_object().unwrap() {
+            spec[field] = value.clone();
+        }
+        let object: Sensor = serde_json::from_value(json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor",
+            "metadata": {"namespace": namespace, "name": name, "uid": format!("uid-of-{name}"), "generation": generation},
+            "spec": spec,
+        }))
+        .unwrap();
+        let (selector, problem) = validate(&object.spec);
+        Known {
+            object: Arc::new(object),
+            selector,
+            problem,
+        }
+    }
+
+    fn sensor(name: &str, generation: i64, receivers: &Value) -> Known {
+        sensor_in("n", name, generation, receivers)
+    }
+
+    fn names(change: &Change) -> (Vec<&str>, Vec<&str>) {
+        (
+            change.agents.iter().map(|agent| agent.name.as_str()).collect(),
+            change.sensors.iter().map(|sensor| sensor.name.as_str()).collect(),
+        )
+    }
+
+    fn run_by(index: &Index, name: &str) -> Vec<String> {
+        let terms = index.terms(&agent(name)).unwrap_or_default();
+        terms.into_iter().map(|terms| terms.name).collect()
+    }
+
+    /// Two Agents: a of team red, b of team blue.
+    fn index() -> Index {
+        let mut index = Index::default();
+        index.agent_seen(&agent("a"), facts("red"));
+        index.agent_seen(&agent("b"), facts("blue"));
+        index.agents_listed(None, &[agent("a"), agent("b")].into());
+        index.sensors_listed(None, &BTreeSet::new());
+        index
+    }
+
+    #[test]
+    fn receivers_are_those_named_and_those_selected_of_its_own_namespace() {
+        let mut index = index();
+        for (receivers, expected) in [
+            (json!({"agentNames": ["a"]}), [true, false]),
+            (
+                json!({"agentSelector": {"matchLabels": {"team": "blue"}}}),
+                [false, true],
+            ),
+            (json!({"agentSelector": {}}), [true, true]),
+            (
+                json!({"agentNames": ["b"], "agentSelector": {"matchLabels": {"team": "red"}}}),
+                [true, true],
+            ),
+            (json!({"agentNames": ["gone"]}), [false, false]),
+        ] {
+            index.sensor_seen(sensor("s", 1, &receivers));
+            let known = index
+                .sensor(&SensorKey {
+                    namespace: "n".into(),
+                    name: "s".into(),
+                })
+                .unwrap()
+                .clone();
+            let found: Vec<_> = index
+                .receivers(&known)
+                .into_iter()
+                .map(|receiver| receiver.name)
+                .collect();
+            assert_eq!(
+                ["a", "b"].map(|name| found.contains(&name.to_owned())),
+                expected,
+                "{receivers}"
+            );
+            index.sensor_gone(&SensorKey::of(known.object.as_ref()));
+        }
+        index.sensor_seen(sensor_in("elsewhere", "s", 1, &json!({"agentSelector": {}})));
+        assert_eq!(run_by(&index, "a"), [""; 0]);
+    }
+
+    #[test]
+    fn a_change_is_told_to_whom_it_concerns_and_a_repeat_to_nobody() {
+        let mut index = index();
+        let both = json!({"agentSelector": {}});
+        assert_eq!(
+            names(&index.sensor_seen(sensor("s", 1, &both))),
+            (vec!["a", "b"], vec!["s"])
+        );
+        assert_eq!(names(&index.sensor_seen(sensor("s", 1, &both))), (vec![], vec![]));
+        let only_b = json!({"agentNames": ["b"]});
+        let change = index.sensor_seen(sensor("s", 2, &only_b));
+        assert_eq!(names(&change), (vec!["a", "b"], vec!["s"]), "a receives no more");
+        let change = index.sensor_seen(sensor("s", 3, &only_b));
+        assert_eq!(names(&change), (vec!["b"], vec!["s"]));
+        assert_eq!(
+            (run_by(&index, "a"), run_by(&index, "b")),
+            (vec![], vec!["s".to_owned()])
+        );
+        let gone = SensorKey {
+            namespace: "n".into(),
+            name: "s".into(),
+        };
+        assert_eq!(names(&index.sensor_gone(&gone)), (vec!["b"], vec![]));
+        assert_eq!(run_by(&index, "b"), [""; 0]);
+    }
+
+    #[test]
+    fn an_agent_that_comes_or_changes_its_labels_receives_what_selects_it() {
+        let mut index = index();
+        index.sensor_seen(sensor(
+            "red",
+            1,
+            &json!({"agentSelector": {"matchLabels": {"team": "red"}}}),
+        ));
+        index.sensor_seen(sensor("late", 1, &json!({"agentNames": ["c"]})));
+        let change = index.agent_seen(&agent("b"), facts("red"));
+        assert_eq!(names(&change), (vec!["b"], vec!["red"]));
+        assert_eq!(names(&index.agent_seen(&agent("b"), facts("red"))), (vec![], vec![]));
+        let change = index.agent_seen(&agent("c"), facts("green"));
+        assert_eq!(names(&change), (vec!["c"], vec!["late"]));
+        assert_eq!(run_by(&index, "c"), ["late"]);
+        let mut suspended = facts("green");
+        suspended.suspended = true;
+        let change = index.agent_seen(&agent("c"), suspended);
+        assert_eq!(names(&change), (vec![], vec!["late"]), "its pod is told nothing else");
+        assert_eq!(names(&index.agent_gone(&agent("c"))), (vec!["c"], vec!["late"]));
+    }
+
+    #[test]
+    fn nothing_is_decided_before_all_are_known() {
+        let mut index = Index::default();
+        index.agent_seen(&agent("a"), facts("red"));
+        index.sensor_seen(sensor("s", 1, &json!({"agentNames": ["a"]})));
+        assert_eq!(index.terms(&agent("a")), None, "another may be on its way");
+        let present = [SensorKey {
+            namespace: "n".into(),
+            name: "s".into(),
+        }]
+        .into();
+        assert_eq!(names(&index.sensors_listed(Some("n"), &present)).0, ["a"]);
+        assert_eq!(run_by(&index, "a"), ["s"]);
+        assert!(!index.is_whole("n"), "nor is it said that an Agent is missing");
+        assert_eq!(names(&index.agents_listed(Some("n"), &[agent("a")].into())).1, ["s"]);
+        assert!(index.is_whole("n") && !index.is_whole("m"));
+    }
+
+    #[test]
+    fn what_went_while_nobody_looked_is_gone_after_the_next_list() {
+        let mut index = index();
+        index.sensor_seen(sensor("s", 1, &json!({"agentNames": ["a"]})));
+        assert_eq!(names(&index.sensors_listed(None, &BTreeSet::new())).0, ["a"]);
+        assert_eq!(run_by(&index, "a"), [""; 0]);
+        assert_eq!(names(&index.agents_listed(None, &[agent("b")].into())).0, ["a"]);
+        assert_eq!(index.agent_uids("n").len(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_used_does_not_listen_and_keeps_what_it_did() {
+        let mut index = index();
+        let mut broken = sensor("s", 1, &json!({"agentNames": ["a"]}));
+        broken.problem = Some("spec.signals[0].when: why".into());
+        index.sensor_seen(broken);
+        let terms = index.terms(&agent("a")).unwrap();
+        assert!(terms[0].spec.suspend);
+        assert_eq!(
+            terms[0].spec.agent_names, [""; 0],
+            "a pod need not know who else receives"
+        );
+    }
+
+    #[test]
+    fn a_report_asks_for_the_sensors_of_which_it_says_something_new() {
+        let mut index = index();
+        for name in ["s", "t"] {
+            index.sensor_seen(sensor(name, 1, &json!({"agentNames": ["a"]})));
+        }
+        let report = |uid: &str, events| SensorReport {
+            uid: uid.into(),
+            generation: 1,
+            totals: Totals {
+                events,
+                ..Totals::default()
+            },
+            last: None,
+            consecutive_failures: 0,
+            failure: None,
+            next_attempt_at: None,
+        };
+        let first = [report("uid-of-s", 1), report("uid-of-t", 1)];
+        assert_eq!(names(&index.reported(&agent("a"), &first)).1, ["s", "t"]);
+        assert_eq!(names(&index.reported(&agent("a"), &first)).1, [""; 0]);
+        let second = [report("uid-of-s", 1), report("uid-of-t", 2)];
+        assert_eq!(names(&index.reported(&agent("a"), &second)).1, ["t"]);
+        let known = index
+            .sensor(&SensorKey {
+                namespace: "n".into(),
+                name: "t".into(),
+            })
+            .unwrap();
+        assert_eq!(index.receivers(known)[0].report, Some(report("uid-of-t", 2)));
+    }
+}

@@ -1,0 +1,18 @@
+//! The Sensor reconciler: who receives what, told to pods; and what they say of it, shown in status.
+//!
+//! [`index`] and [`status`] are pure: receivers and terms, and what a status says. [`Sensors`] holds the index under one lock and
+//! is what link and Agent reconciler speak to; [`run`] watches and reconciles in steps: observe (the index) → validate →
+//! desired (terms, at once) → publish.
+
+mod conditions;
+mod index;
+mod notices;
+mod publish;
+mod run;
+mod sensors;
+mod status;
+#[cfg(test)]
+mod status_tests;
+mod validate;
+
+pub use sensors::{Sensors, Setup};

@@ -1,0 +1,125 @@
+//! The last step: writes the status when it is due, as the difference to what is there, and tells its transitions.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
+use kube::core::error_boundary::InvalidObject;
+use kube::runtime::controller::Action;
+use kube::{Resource, ResourceExt};
+use serde_json::json;
+
+use super::conditions::INVALID_SPEC;
+use super::index::SensorKey;
+use super::notices;
+use super::sensors::{Observed, Sensors};
+use super::status::{Computed, Facts, compute, urgent};
+use crate::api::Sensor;
+use crate::api::condition::{ConditionType, condition};
+use crate::api::sensor::SensorStatus;
+use crate::controller::agent::error::{Error, find};
+use crate::controller::agent::publish::difference;
+
+/// Computes and, when it is due, writes the status of a Sensor.
+pub(super) async fn publish(sensors: &Sensors, key: &SensorKey) -> Result<Action, Error> {
+    let now = (sensors.setup.clock)();
+    let Some(observed) = sensors.observe(key) else {
+        return Ok(Action::await_change());
+    };
+    let sensor = &observed.known.object;
+    let old = last_status(&observed);
+    let computed = compute(&Facts {
+        sensor,
+        old: &old,
+        problem: observed.known.problem.as_deref(),
+        receivers: &observed.receivers,
+        absent: &observed.absent,
+        agents: &observed.agents,
+        beyond: &observed.memory.beyond,
+        now,
+    });
+    let new = &computed.status;
+    let due = observed.memory.pace.next(urgent(&old) != urgent(new));
+    let action = if old == *new {
+        Action::await_change()
+    } else if due > now {
+        return Ok(Action::requeue(until(due, now)));
+    } else {
+        let about = sensor.object_ref(&());
+        let notices = notices::of_status(&old, new);
+        write(sensors, key, &observed, &old, computed, now).await?;
+        sensors.setup.events.send(notices, &about);
+        Action::await_change()
+    };
+    sensors.remember(key, &observed.memory.uid, |memory| memory.errors = 0);
+    Ok(action)
+}
+
+/// The status as it is: the watch may lag behind our own last write.
+fn last_status(observed: &Observed) -> SensorStatus {
+    let sensor = &observed.known.object;
+    let seen: Option<u64> = sensor.resource_version().and_then(|version| version.parse().ok());
+    if let Some((version, status)) = &observed.memory.written
+        && seen < version.parse().ok()
+    {
+        return status.clone();
+    }
+    sensor.status.clone().unwrap_or_default()
+}
+
+async fn write(
+    sensors: &Sensors,
+    key: &SensorKey,
+    observed: &Observed,
+    old: &SensorStatus,
+    computed: Computed,
+    now: Timestamp,
+) -> Result<(), Error> {
+    let api: Api<Sensor> = Api::namespaced(sensors.setup.client.clone(), &key.namespace);
+    let patch = json!({ "status": difference(&json!(old), &json!(computed.status)) });
+    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+    let patched = api.patch_status(&key.name, &params, &patch);
+    // Not found: the Sensor was deleted meanwhile.
+    if let Some(written) = find("write the status of a Sensor", patched).await? {
+        sensors.remember(key, &observed.memory.uid, |memory| {
+            memory.pace.wrote(now);
+            memory.beyond = computed.beyond;
+            memory.written = written.resource_version().map(|version| (version, computed.status));
+        });
+    }
+    Ok(())
+}
+
+fn until(moment: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(moment.duration_since(now)).unwrap_or(Duration::ZERO)
+}
+
+/// An object that this version cannot read says so itself; it is watched as it was last read.
+pub(super) async fn unreadable(sensors: &Sensors, object: &InvalidObject) -> Result<Action, Error> {
+    let (meta, error) = (&object.metadata, object.error.as_str());
+    let (namespace, name) = (
+        meta.namespace.clone().unwrap_or_default(),
+        meta.name.clone().unwrap_or_default(),
+    );
+    // A constant, so that saying it again changes nothing.
+    let since = meta
+        .creation_timestamp
+        .as_ref()
+        .map_or(Timestamp::UNIX_EPOCH, |at| at.0);
+    let message = format!("this version of the controller cannot read the object: {error}");
+    let conditions: Vec<_> = [
+        (ConditionType::Ready, false),
+        (ConditionType::Stalled, true),
+        (ConditionType::Accepted, false),
+    ]
+    .map(|(type_, status)| condition(type_, status, INVALID_SPEC, message.clone(), meta.generation, since))
+    .into();
+    let patch = json!({ "status": { "observedGeneration": meta.generation, "conditions": conditions } });
+    let resource = ApiResource::erase::<Sensor>(&());
+    let api: Api<DynamicObject> = Api::namespaced_with(sensors.setup.client.clone(), &namespace, &resource);
+    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+    let patched = api.patch_status(&name, &params, &patch);
+    find("write the status of a Sensor", patched).await?;
+    tracing::error!(namespace, sensor = name, error, "a Sensor cannot be read");
+    Ok(Action::await_change())
+}

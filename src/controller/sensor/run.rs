@@ -1,0 +1,183 @@
+//! Streams in, reconciles out: watches Sensors, and works off the queue.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use futures::{StreamExt, future};
+use kube::core::DeserializeGuard;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::controller::{self, Action, ReconcileRequest, applier};
+use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_util::sync::CancellationToken;
+
+use super::index::SensorKey;
+use super::publish::{publish, unreadable};
+use super::sensors::Sensors;
+use crate::api::Sensor;
+use crate::controller::agent::error::Error;
+use crate::controller::agent::{ErrorKind, Finished, backoff};
+
+/// Longest time a whole reconcile may take.
+const WHOLE: Duration = Duration::from_mins(1);
+/// Time for reconciles under way when the run ends.
+const GRACE: Duration = Duration::from_secs(10);
+
+pub(super) type Guarded = DeserializeGuard<Sensor>;
+type Queue = mpsc::UnboundedSender<ObjectRef<Guarded>>;
+
+impl Sensors {
+    /// Watches and reconciles until `stop`. Only the leader may run this, once.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(asked) = asked else { return };
+        let scopes: Vec<Option<String>> = match self.setup.watch_namespaces.as_slice() {
+            [] => vec![None],
+            some => some.iter().cloned().map(Some).collect(),
+        };
+        let (doors, served): (Vec<_>, Vec<_>) = scopes
+            .into_iter()
+            .map(|scope| {
+                let (queue, requests) = mpsc::unbounded_channel();
+                let served = self.clone().serve(scope.clone(), requests, stop.clone());
+                ((scope, queue), served)
+            })
+            .unzip();
+        tokio::select! {
+            _ = future::join_all(served) => {}
+            () = route(asked, &doors) => {}
+            // A list that never succeeded would hold the shutdown for ever.
+            () = async { stop.cancelled().await; tokio::time::sleep(GRACE).await } => {}
+        }
+    }
+
+    async fn serve(
+        self: Arc<Self>,
+        scope: Option<String>,
+        requests: mpsc::UnboundedReceiver<ObjectRef<Guarded>>,
+        stop: CancellationToken,
+    ) {
+        let (sensors, writer) = reflector::store();
+        let requests = UnboundedReceiverStream::new(requests)
+            .map(|sensor| Ok::<_, Infallible>(ReconcileRequest::from(sensor)))
+            .take_until(stop.cancelled_owned());
+        let config = controller::Config::default().concurrency(self.setup.workers);
+        let reconciles = applier(
+            |sensor, context| Box::pin(reconcile(sensor, context)),
+            |sensor: Arc<Guarded>, error, context: Arc<Self>| -> Action { on_error(&sensor, error, &context) },
+            self.clone(),
+            sensors.clone(),
+            requests,
+            config,
+        )
+        // A Sensor that is gone by now is nothing to do; errors were logged by the error policy.
+        .for_each(|_| future::ready(()));
+        tokio::select! {
+            () = self.watch(scope.as_deref(), writer, &sensors) => {}
+            () = reconciles => {}
+        }
+    }
+
+    async fn watch(&self, scope: Option<&str>, writer: Writer<Guarded>, store: &Store<Guarded>) {
+        let client = self.setup.client.clone();
+        let api: Api<Guarded> = match scope {
+            Some(namespace) => Api::namespaced(client, namespace),
+            None => Api::all(client),
+        };
+        let stream = watcher(api, watcher::Config::default())
+            .default_backoff()
+            .modify(|sensor| sensor.meta_mut().managed_fields = None)
+            .reflect(writer);
+        let mut stream = std::pin::pin!(stream);
+        while let Some(event) = stream.next().await {
+            match event {
+                Ok(Event::Apply(sensor)) => self.look(&sensor),
+                Ok(Event::Delete(sensor)) => self.gone(&key(&sensor)),
+                Ok(Event::InitDone) => {
+                    let all = store.state();
+                    for sensor in &all {
+                        self.look(sensor);
+                    }
+                    let present: BTreeSet<SensorKey> = all.iter().map(|sensor| key(sensor)).collect();
+                    self.listed(scope, &present);
+                }
+                Ok(Event::Init | Event::InitApply(_)) => {}
+                Err(error) => tracing::warn!(%error, "the watch of Sensors was interrupted; it is resumed"),
+            }
+        }
+    }
+
+    /// One that cannot be read goes on as it was; its reconcile says so.
+    fn look(&self, sensor: &Guarded) {
+        match &sensor.0 {
+            Ok(sensor) => self.seen(sensor.clone()),
+            Err(_) => self.ask(key(sensor)),
+        }
+    }
+}
+
+/// Each Sensor goes to the queue of its scope.
+async fn route(mut asked: mpsc::UnboundedReceiver<SensorKey>, doors: &[(Option<String>, Queue)]) {
+    while let Some(sensor) = asked.recv().await {
+        let serves =
+            |(scope, _): &&(Option<String>, Queue)| scope.as_ref().is_none_or(|scope| *scope == sensor.namespace);
+        if let Some((_, queue)) = doors.iter().find(serves) {
+            // Closed only while the process ends.
+            let _ = queue.send(ObjectRef::new(&sensor.name).within(&sensor.namespace));
+        }
+    }
+    future::pending::<()>().await;
+}
+
+fn key(sensor: &Guarded) -> SensorKey {
+    let meta = sensor.meta();
+    SensorKey {
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        name: meta.name.clone().unwrap_or_default(),
+    }
+}
+
+async fn reconcile(guard: Arc<Guarded>, sensors: Arc<Sensors>) -> Result<Action, Error> {
+    let reconciles = &sensors.setup.reconciles;
+    reconciles.started();
+    let start = tokio::time::Instant::now();
+    let whole = async {
+        match &guard.0 {
+            Ok(_) => publish(&sensors, &key(&guard)).await,
+            Err(invalid) => unreadable(&sensors, invalid).await,
+        }
+    };
+    let result = tokio::time::timeout(WHOLE, whole).await.unwrap_or(Err(Error::Timeout {
+        action: "reconcile a Sensor",
+        limit: WHOLE,
+    }));
+    let how = match &result {
+        Ok(action) if *action == Action::await_change() => Finished::Success,
+        Ok(_) => Finished::RequeueAfter,
+        Err(error) => Finished::Error(error.kind()),
+    };
+    reconciles.finished(how, start.elapsed());
+    result
+}
+
+fn on_error(guard: &Guarded, error: &Error, sensors: &Sensors) -> Action {
+    let key = key(guard);
+    let attempts = sensors.failed(&key);
+    let delay = backoff::ERRORS.delay(attempts, guard.meta().uid.as_deref().unwrap_or_default());
+    let kind: ErrorKind = error.kind();
+    tracing::warn!(
+        namespace = key.namespace,
+        sensor = key.name,
+        kind = kind.as_ref(),
+        attempts,
+        delay_seconds = delay.as_secs_f32(),
+        %error,
+        "reconcile of a Sensor failed; it is tried again"
+    );
+    Action::requeue(delay)
+}

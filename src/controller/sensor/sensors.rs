@@ -1,0 +1,219 @@
+//! The Sensors of this leader: the index under one lock, and what a change sets in motion.
+//!
+//! Told by the Agent reconciler's watches, by the link, and by its own watch; a change is told to the pods at once, and queues
+//! the Sensors of which something else is to be shown. No lock is held over an await.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kube::{Client, ResourceExt};
+use tokio::sync::mpsc;
+
+use super::index::{AgentFacts, Change, Index, Known, Receiving, SensorKey};
+use super::validate::validate;
+use crate::api::sensor::{SensorStatus, Totals};
+use crate::api::{Agent, Sensor};
+use crate::controller::agent::pace::Pace;
+use crate::controller::agent::{Clock, Sink};
+use crate::controller::loops::{AgentKey, Loops};
+use crate::controller::report::Reconciles;
+use crate::link::sensors::SensorReport;
+
+/// What the Sensors of a leader are made of.
+pub struct Setup {
+    /// Speaks to the API server.
+    pub client: Client,
+    /// Namespaces that are served; empty: all.
+    pub watch_namespaces: Vec<String>,
+    /// Sensors reconciled at the same time.
+    pub workers: u16,
+    /// The live loops, which are told what runs in their pods.
+    pub loops: Arc<Loops>,
+    /// Where Events go.
+    pub events: Sink,
+    /// Counts reconciles.
+    pub reconciles: Reconciles,
+    /// The time.
+    pub clock: Clock,
+}
+
+/// The Sensors of this leader.
+pub struct Sensors {
+    pub(super) setup: Setup,
+    state: Mutex<State>,
+    queue: mpsc::UnboundedSender<SensorKey>,
+    pub(super) asked: Mutex<Option<mpsc::UnboundedReceiver<SensorKey>>>,
+}
+
+#[derive(Default)]
+struct State {
+    index: Index,
+    memory: HashMap<SensorKey, Remembered>,
+}
+
+/// What is remembered of a Sensor between two reconciles.
+#[derive(Clone, Debug)]
+pub(super) struct Remembered {
+    /// Of this object; another one of the same name starts afresh.
+    pub(super) uid: String,
+    /// The status last written and its resource version, until the watch has caught up.
+    pub(super) written: Option<(String, SensorStatus)>,
+    /// Totals of receivers for whom status has no room, as last counted.
+    pub(super) beyond: BTreeMap<String, Totals>,
+    /// How fast status may be written.
+    pub(super) pace: Pace,
+    /// Failed reconciles in a row.
+    pub(super) errors: u32,
+}
+
+/// What is known of a Sensor.
+pub(super) struct Observed {
+    pub(super) known: Known,
+    pub(super) receivers: Vec<Receiving>,
+    pub(super) absent: Vec<String>,
+    pub(super) agents: BTreeSet<String>,
+    pub(super) memory: Remembered,
+}
+
+impl Sensors {
+    /// None yet.
+    #[must_use]
+    pub fn new(setup: Setup) -> Self {
+        let (queue, asked) = mpsc::unbounded_channel();
+        Self {
+            setup,
+            state: Mutex::default(),
+            queue,
+            asked: Mutex::new(Some(asked)),
+        }
+    }
+
+    /// An Agent is there, or has changed.
+    pub fn agent_seen(&self, agent: &Agent) {
+        let key = AgentKey {
+            namespace: agent.namespace().unwrap_or_default(),
+            name: agent.name_any(),
+        };
+        self.change(|index| index.agent_seen(&key, AgentFacts::of(agent)));
+    }
+
+    /// An Agent is gone.
+    pub fn agent_gone(&self, agent: &AgentKey) {
+        self.change(|index| index.agent_gone(agent));
+    }
+
+    /// These are all Agents of a scope.
+    pub fn agents_listed(&self, scope: Option<&str>, present: &BTreeSet<AgentKey>) {
+        self.change(|index| index.agents_listed(scope, present));
+    }
+
+    /// A pod has said what its Sensors do.
+    pub fn reported(&self, agent: &AgentKey, reports: &[SensorReport]) {
+        self.change(|index| index.reported(agent, reports));
+    }
+
+    /// Names of an Agent's Sensors, by uid.
+    #[must_use]
+    pub fn names(&self, agent: &AgentKey) -> BTreeMap<String, String> {
+        self.lock().index.names(agent)
+    }
+
+    /// Every Sensor as it was last seen.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Sensor>> {
+        self.lock().index.all().cloned().collect()
+    }
+
+    pub(super) fn seen(&self, sensor: Sensor) {
+        let (selector, problem) = validate(&sensor.spec);
+        let known = Known {
+            object: Arc::new(sensor),
+            selector,
+            problem,
+        };
+        self.change(|index| index.sensor_seen(known));
+    }
+
+    pub(super) fn gone(&self, key: &SensorKey) {
+        self.lock().memory.remove(key);
+        self.change(|index| index.sensor_gone(key));
+    }
+
+    pub(super) fn listed(&self, scope: Option<&str>, present: &BTreeSet<SensorKey>) {
+        self.change(|index| index.sensors_listed(scope, present));
+        self.lock()
+            .memory
+            .retain(|key, _| scope.is_some_and(|scope| scope != key.namespace) || present.contains(key));
+    }
+
+    /// Asks for a reconcile of a Sensor.
+    pub(super) fn ask(&self, key: SensorKey) {
+        // Closed only while the process ends.
+        let _ = self.queue.send(key);
+    }
+
+    /// What is known of a Sensor; `None`: it is gone, or not everything around it is known yet.
+    pub(super) fn observe(&self, key: &SensorKey) -> Option<Observed> {
+        let mut state = self.lock();
+        if !state.index.is_whole(&key.namespace) {
+            return None;
+        }
+        let known = state.index.sensor(key)?.clone();
+        let uid = known.object.uid().unwrap_or_default();
+        let memory = state.memory.entry(key.clone());
+        let fresh = || Remembered {
+            uid: uid.clone(),
+            written: None,
+            beyond: BTreeMap::new(),
+            pace: Pace::new((self.setup.clock)()),
+            errors: 0,
+        };
+        let memory = memory.or_insert_with(fresh);
+        if memory.uid != uid {
+            *memory = fresh();
+        }
+        let memory = memory.clone();
+        Some(Observed {
+            receivers: state.index.receivers(&known),
+            absent: state.index.absent(&known),
+            agents: state.index.agent_uids(&key.namespace),
+            known,
+            memory,
+        })
+    }
+
+    /// Changes what is remembered of this object; nothing when it is another one by now.
+    pub(super) fn remember(&self, key: &SensorKey, uid: &str, change: impl FnOnce(&mut Remembered)) {
+        if let Some(memory) = self.lock().memory.get_mut(key)
+            && memory.uid == uid
+        {
+            change(memory);
+        }
+    }
+
+    /// Counts a failed reconcile: how many in a row now.
+    pub(super) fn failed(&self, key: &SensorKey) -> u32 {
+        self.lock().memory.get_mut(key).map_or(1, |memory| {
+            memory.errors = memory.errors.saturating_add(1);
+            memory.errors
+        })
+    }
+
+    /// Changes the index, tells pods at once what is new for them, and queues what is to be shown.
+    fn change(&self, change: impl FnOnce(&mut Index) -> Change) {
+        let mut state = self.lock();
+        let change = change(&mut state.index);
+        // Under the lock, so that a later change is not overtaken by an earlier one.
+        for agent in &change.agents {
+            self.setup.loops.sensors(agent, state.index.terms(agent));
+        }
+        drop(state);
+        for sensor in change.sensors {
+            self.ask(sensor);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

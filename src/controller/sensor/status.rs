@@ -1,0 +1,218 @@
+//! The status that a Sensor should have. Pure.
+//!
+//! What no pod has spoken of since this controller started stays as it was written, so that a restart writes nothing, and
+//! no total ever steps back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use super::conditions;
+use super::index::Receiving;
+use crate::api::Sensor;
+use crate::api::condition::{self, ConditionType};
+use crate::api::sensor::{Receiver, SensorStatus, Source, SourceType, Totals};
+use crate::link::sensors::SensorReport;
+
+/// Receivers whose totals are kept in status, so that a restart of the controller counts nothing twice.
+pub(super) const MOST_RECEIVERS: usize = 100;
+/// Most bytes of `status.lastDeliveryId`.
+const ID_BYTES: usize = 253;
+
+/// What a status is made of.
+pub(super) struct Facts<'a> {
+    /// The Sensor.
+    pub(super) sensor: &'a Sensor,
+    /// Its status as last written.
+    pub(super) old: &'a SensorStatus,
+    /// What is wrong with its spec.
+    pub(super) problem: Option<&'a str>,
+    /// Who receives, and what their pods said.
+    pub(super) receivers: &'a [Receiving],
+    /// Agents that it names and that are not there.
+    pub(super) absent: &'a [String],
+    /// Uids of all Agents of its namespace.
+    pub(super) agents: &'a BTreeSet<String>,
+    /// Totals of receivers for whom status has no room, as last counted.
+    pub(super) beyond: &'a BTreeMap<String, Totals>,
+    /// Now.
+    pub(super) now: Timestamp,
+}
+
+impl Facts<'_> {
+    /// Whether it is meant to listen.
+    pub(super) fn listens(&self) -> bool {
+        self.problem.is_none() && !self.sensor.spec.suspend
+    }
+
+    /// Receivers that should run it.
+    pub(super) fn awake(&self) -> impl Iterator<Item = &Receiving> {
+        self.receivers.iter().filter(|receiver| !receiver.facts.suspended)
+    }
+
+    /// What was said of the spec as it is now, and by whom.
+    pub(super) fn spoken(&self) -> impl Iterator<Item = (&Receiving, &SensorReport)> {
+        let generation = self.sensor.metadata.generation.unwrap_or_default();
+        self.awake()
+            .filter_map(|receiver| Some((receiver, receiver.report.as_ref()?)))
+            .filter(move |(_, report)| report.generation == generation)
+    }
+}
+
+/// A status, and what is to be remembered once it is written.
+pub(super) struct Computed {
+    pub(super) status: SensorStatus,
+    pub(super) beyond: BTreeMap<String, Totals>,
+}
+
+/// The status that a Sensor should have.
+pub(super) fn compute(facts: &Facts<'_>) -> Computed {
+    let old = facts.old;
+    let counted = count(facts);
+    let mut status = SensorStatus {
+        observed_generation: facts.sensor.metadata.generation,
+        conditions: conditions::compute(facts),
+        r#type: Some(type_of(&facts.sensor.spec.source)),
+        totals: counted.totals,
+        receivers: counted.receivers,
+        ..old.clone()
+    };
+    let reports = || facts.receivers.iter().filter_map(|receiver| receiver.report.as_ref());
+    let last = reports()
+        .filter_map(|report| report.last.as_ref())
+        .filter(|last| old.last_event_time.is_none_or(|known| last.at > known))
+        .max_by(|a, b| (a.at, &a.id).cmp(&(b.at, &b.id)));
+    if let Some(last) = last {
+        status.last_event_time = Some(last.at);
+        status.last_delivery_id = Some(cut(&last.id));
+    }
+    if !facts.listens() {
+        (status.consecutive_failures, status.next_attempt_at) = (0, None);
+    } else if facts.spoken().next().is_some() {
+        let failures = facts.spoken().map(|(_, report)| report.consecutive_failures);
+        status.consecutive_failures = failures.max().unwrap_or_default().max(0);
+        status.next_attempt_at = facts.spoken().filter_map(|(_, report)| report.next_attempt_at).min();
+    }
+    Computed {
+        status,
+        beyond: counted.beyond,
+    }
+}
+
+/// What people wait for; the rest is figures.
+pub(super) fn urgent(status: &SensorStatus) -> (Option<i64>, Vec<(&str, &str, &str)>) {
+    let conditions = status.conditions.iter();
+    let conditions = conditions.map(|held| (held.type_.as_str(), held.status.as_str(), held.reason.as_str()));
+    (status.observed_generation, conditions.collect())
+}
+
+/// Whether a condition of this type has this status.
+pub(super) fn says(status: &SensorStatus, type_: ConditionType, value: &str) -> bool {
+    condition::find(&status.conditions, type_).is_some_and(|held| held.status == value)
+}
+
+fn type_of(Source { schedule: _ }: &Source) -> SourceType {
+    SourceType::Schedule
+}
+
+struct Counted {
+    totals: Totals,
+    receivers: Vec<Receiver>,
+    beyond: BTreeMap<String, Totals>,
+}
+
+/// Adds what each receiver has done beyond what is counted already. Receivers that are gone keep their part of the sum.
+fn count(facts: &Facts<'_>) -> Counted {
+    let kept = facts
+        .old
+        .receivers
+        .iter()
+        .filter(|known| facts.agents.contains(&known.uid));
+    let mut counted = Counted {
+        totals: facts.old.totals,
+        receivers: kept.cloned().collect(),
+        beyond: facts.beyond.clone(),
+    };
+    counted.beyond.retain(|uid, _| facts.agents.contains(uid));
+    for receiver in facts.receivers {
+        let Some(report) = &receiver.report else { continue };
+        let (uid, said) = (&receiver.facts.uid, sane(report.totals));
+        if let Some(known) = counted.receivers.iter_mut().find(|known| known.uid == *uid) {
+            counted.totals = add(counted.totals, since(known.totals, said));
+            known.totals = said;
+            continue;
+        }
+        let beyond = counted.beyond.remove(uid);
+        if counted.receivers.len() < MOST_RECEIVERS {
+            counted.totals = add(counted.totals, since(beyond.unwrap_or_default(), said));
+            counted.receivers.push(Receiver {
+                uid: uid.clone(),
+                name: receiver.name.clone(),
+                totals: said,
+            });
+        } else {
+            // Whether what it did before was counted is not known: it counts from here on.
+            let before = beyond.unwrap_or(said);
+            counted.totals = add(counted.totals, since(before, said));
+            counted.beyond.insert(uid.clone(), said);
+        }
+    }
+    counted
+}
+
+fn fields(totals: Totals) -> [i64; 6] {
+    [
+        totals.events,
+        totals.updates,
+        totals.notifications,
+        totals.filtered,
+        totals.dropped,
+        totals.errors,
+    ]
+}
+
+fn of_fields([events, updates, notifications, filtered, dropped, errors]: [i64; 6]) -> Totals {
+    Totals {
+        events,
+        updates,
+        notifications,
+        filtered,
+        dropped,
+        errors,
+    }
+}
+
+/// No pod can have done less than nothing.
+fn sane(totals: Totals) -> Totals {
+    of_fields(fields(totals).map(|total| total.max(0)))
+}
+
+/// What came on top. A total that stepped back is that of a new journal, which began at 0.
+fn since(before: Totals, now: Totals) -> Totals {
+    let (before, now) = (fields(before), fields(now));
+    let anew = now.iter().zip(&before).any(|(now, before)| now < before);
+    if anew {
+        return of_fields(now);
+    }
+    let mut more = now;
+    for (more, before) in more.iter_mut().zip(before) {
+        *more -= before;
+    }
+    of_fields(more)
+}
+
+fn add(totals: Totals, more: Totals) -> Totals {
+    let mut sum = fields(totals);
+    for (sum, more) in sum.iter_mut().zip(fields(more)) {
+        *sum = sum.saturating_add(more);
+    }
+    of_fields(sum)
+}
+
+fn cut(id: &str) -> String {
+    let mut end = id.len().min(ID_BYTES);
+    while !id.is_char_boundary(end) {
+        end -= 1;
+    }
+    id[..end].to_owned()
+}

@@ -1,0 +1,362 @@
+//! Tests of the status that a Sensor should have.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use pretty_assertions::assert_eq;
+use proptest::prelude::*;
+
+use super::index::{AgentFacts, Receiving};
+use super::notices;
+use super::status::{Computed, Facts, MOST_RECEIVERS, compute, urgent};
+use crate::api::Sensor;
+use crate::api::condition::{ConditionType, find};
+use crate::api::sensor::{SensorStatus, SourceType, Totals};
+use crate::link::sensors::{LastEvent, SensorReport};
+
+fn now() -> Timestamp {
+    "2026-11-22T14:00:00Z".parse().unwrap()
+}
+
+fn totals(events: i64) -> Totals {
+    Totals {
+        events,
+        notifications: events / 2,
+        ..Totals::default()
+    }
+}
+
+fn report(events: i64) -> SensorReport {
+    SensorReport {
+        uid: "s".into(),
+        generation: 2,
+        totals: totals(events),
+        last: None,
+        consecutive_failures: 0,
+        failure: None,
+        next_attempt_at: None,
+    }
+}
+
+fn receiver(name: &str, report: Option<SensorReport>) -> Receiving {
+    Receiving {
+        name: name.into(),
+        facts: AgentFacts {
+            uid: format!("uid-of-{name}"),
+            ..AgentFacts::default()
+        },
+        report,
+    }
+}
+
+/// Everything a test may vary; the rest is a clock with one receiver, which runs it.
+struct Case {
+    suspend: bool,
+    problem: Option<&'static str>,
+    receivers: Vec<Receiving>,
+    absent: Vec<String>,
+    /// Agents that are there and do not receive.
+    others: Vec<&'static str>,
+    beyond: BTreeMap<String, Totals>,
+    old: SensorStatus,
+}
+
+impl Default for Case {
+    fn default() -> Self {
+        Self {
+            suspend: false,
+            problem: None,
+            receivers: vec![receiver("a", Some(report(0)))],
+            absent: Vec::new(),
+            others: Vec::new(),
+            beyond: BTreeMap::new(),
+            old: SensorStatus::default(),
+        }
+    }
+}
+
+impl Case {
+    fn compute(&self) -> Computed {
+        let mut sensor: Sensor = serde_json::from_value(serde_json::json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor",
+            "metadata": {"name": "clock", "namespace": "n", "uid": "s", "generation": 2},
+            "spec": {"agentNames": ["a"], "source": {"schedule": {"cron": "* * * * *"}}},
+        }))
+        .unwrap();
+        sensor.spec.suspend = self.suspend;
+        let there = self.receivers.iter().map(|receiver| receiver.facts.uid.clone());
+        let agents: BTreeSet<String> = there.chain(self.others.iter().map(|uid| (*uid).to_owned())).collect();
+        compute(&Facts {
+            sensor: &sensor,
+            old: &self.old,
+            problem: self.problem,
+            receivers: &self.receivers,
+            absent: &self.absent,
+            agents: &agents,
+            beyond: &self.beyond,
+            now: now(),
+        })
+    }
+
+    fn status(&self) -> SensorStatus {
+        self.compute().status
+    }
+
+    /// Writes the status: it is the old one from now on.
+    fn write(&mut self) -> SensorStatus {
+        let computed = self.compute();
+        self.beyond = computed.beyond;
+        self.old = computed.status.clone();
+        computed.status
+    }
+
+    fn says(&self, type_: ConditionType) -> (String, String, String) {
+        let status = self.status();
+        let held = find(&status.conditions, type_).unwrap();
+        (held.status.clone(), held.reason.clone(), held.message.clone())
+    }
+
+    fn reason(&self, type_: ConditionType) -> (String, String) {
+        let (status, reason, _) = self.says(type_);
+        (status, reason)
+    }
+}
+
+fn told(old: &SensorStatus, new: &SensorStatus) -> Vec<String> {
+    let notices = notices::of_status(old, new);
+    notices.into_iter().map(|notice| notice.reason).collect()
+}
+
+fn is(status: &str, reason: &str) -> (String, String) {
+    (status.into(), reason.into())
+}
+
+#[test]
+fn a_clock_that_runs_is_ready_and_saying_so_again_changes_nothing() {
+    let mut case = Case::default();
+    let status = case.write();
+    assert_eq!(case.reason(ConditionType::Ready), is("True", "Listening"));
+    assert_eq!(case.reason(ConditionType::Durable), is("True", "Durable"));
+    assert_eq!(status.r#type, Some(SourceType::Schedule));
+    assert_eq!(case.write(), status);
+    case.receivers[0].report = None;
+    assert_eq!(case.write(), status, "after a restart nobody has spoken yet");
+}
+
+#[test]
+fn a_spec_that_cannot_be_used_is_stalled_and_told_once() {
+    let mut case = Case {
+        problem: Some("spec.updates[0].value: no such function"),
+        ..Case::default()
+    };
+    let refused = case.write();
+    assert_eq!(case.reason(ConditionType::Accepted), is("False", "InvalidSpec"));
+    assert_eq!(case.reason(ConditionType::Ready), is("False", "InvalidSpec"));
+    assert_eq!(case.reason(ConditionType::Stalled), is("True", "InvalidSpec"));
+    assert_eq!(case.reason(ConditionType::Connected), is("False", "InvalidSpec"));
+    assert!(
+        case.says(ConditionType::Accepted)
+            .2
+            .starts_with("spec.updates[0].value: ")
+    );
+    assert_eq!(told(&SensorStatus::default(), &refused), ["InvalidSpec"]);
+    assert_eq!(told(&refused, &refused), [""; 0]);
+    case.problem = None;
+    let good = case.write();
+    assert!(find(&good.conditions, ConditionType::Stalled).is_none());
+    assert_eq!(case.reason(ConditionType::Ready), is("True", "Listening"));
+}
+
+#[test]
+fn a_streak_of_failures_is_one_event_and_its_end_another() {
+    let mut case = Case::default();
+    let good = case.write();
+    let fail = |case: &mut Case, failures: i64, message: &str| {
+        let report = case.receivers[0].report.as_mut().unwrap();
+        (report.consecutive_failures, report.failure) = (failures, (failures > 0).then(|| message.to_owned()));
+        case.write()
+    };
+    let first = fail(&mut case, 1, "field change is missing");
+    assert_eq!(case.reason(ConditionType::Ready), is("False", "SensorFailing"));
+    assert_eq!(case.reason(ConditionType::Reconciling), is("True", "SensorFailing"));
+    assert_eq!(
+        case.says(ConditionType::Connected).2,
+        "in the pod of Agent a: field change is missing"
+    );
+    assert_eq!(told(&good, &first), ["SensorFailing"]);
+    let second = fail(&mut case, 2, "another word");
+    assert_eq!(told(&first, &second), [""; 0]);
+    assert_eq!(
+        urgent(&first),
+        urgent(&second),
+        "nobody waits for the number of failures"
+    );
+    let again = fail(&mut case, 0, "");
+    assert_eq!(told(&second, &again), ["Recovered"]);
+    assert!(find(&again.conditions, ConditionType::Reconciling).is_none());
+    assert_eq!(again.consecutive_failures, 0);
+}
+
+#[test]
+fn suspended_it_is_ready_and_waits_for_nothing() {
+    let mut case = Case::default();
+    case.receivers[0].report.as_mut().unwrap().next_attempt_at = Some(now());
+    let running = case.write();
+    assert_eq!(running.next_attempt_at, Some(now()));
+    case.suspend = true;
+    let suspended = case.write();
+    assert_eq!(case.reason(ConditionType::Ready), is("True", "SuspendedBySpec"));
+    assert_eq!(suspended.next_attempt_at, None);
+    assert_eq!(told(&running, &suspended), ["Suspended"]);
+    case.suspend = false;
+    let resumed = case.write();
+    assert_eq!(told(&suspended, &resumed), ["Resumed"]);
+}
+
+#[test]
+fn receivers_that_are_absent_or_rest_are_said_and_no_mistake() {
+    let mut case = Case {
+        receivers: Vec::new(),
+        absent: vec!["a".into()],
+        ..Case::default()
+    };
+    assert_eq!(case.reason(ConditionType::Ready), is("True", "NoReceiver"));
+    assert_eq!(
+        case.says(ConditionType::Accepted).2,
+        "the spec is usable; Agent a is not there, it receives what comes once it is"
+    );
+    case.absent = ["a", "b", "c", "d", "e"].map(str::to_owned).into();
+    assert!(
+        case.says(ConditionType::Accepted)
+            .2
+            .contains("a, b, c and 2 more are not there")
+    );
+    case.receivers = vec![receiver("a", None)];
+    assert_eq!(case.reason(ConditionType::Connected), is("Unknown", "Starting"));
+    case.receivers[0].facts.suspended = true;
+    case.receivers[0].report = Some(report(1));
+    assert_eq!(case.reason(ConditionType::Connected), is("False", "ReceiversSuspended"));
+    assert_eq!(case.status().totals.events, 1, "what it did before counts");
+}
+
+#[test]
+fn what_a_pod_says_of_an_older_spec_is_counted_and_says_nothing_of_the_new_one() {
+    let mut case = Case::default();
+    let old = case.receivers[0].report.as_mut().unwrap();
+    (old.generation, old.totals, old.failure) = (1, totals(3), Some("of the old one".into()));
+    assert_eq!(case.reason(ConditionType::Connected), is("Unknown", "Starting"));
+    assert_eq!(case.status().totals.events, 3);
+}
+
+#[test]
+fn a_receiver_that_forgets_with_its_pod_is_named() {
+    let mut case = Case::default();
+    case.receivers[0].facts.ephemeral = true;
+    let (status, reason, message) = case.says(ConditionType::Durable);
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "EphemeralReceiver"));
+    assert!(message.starts_with("a forgets"), "{message}");
+    assert_eq!(case.reason(ConditionType::Ready), is("True", "Listening"));
+}
+
+#[test]
+fn totals_are_those_of_all_receivers_and_never_step_back() {
+    let mut case = Case {
+        receivers: vec![receiver("a", Some(report(5))), receiver("b", Some(report(2)))],
+        ..Case::default()
+    };
+    let both = Totals {
+        events: 7,
+        notifications: 3,
+        ..Totals::default()
+    };
+    assert_eq!(case.write().totals, both);
+    case.receivers[0].report = Some(report(6));
+    assert_eq!(case.write().totals.events, 8);
+    case.receivers.remove(0);
+    let status = case.write();
+    assert_eq!(status.totals.events, 8, "a is gone");
+    assert_eq!(status.receivers.len(), 1);
+    case.receivers[0].report = Some(report(1));
+    assert_eq!(case.write().totals.events, 9, "b has a new journal");
+    case.receivers.insert(0, receiver("a", Some(report(1))));
+    assert_eq!(case.write().totals.events, 10, "an Agent made again begins anew");
+}
+
+#[test]
+fn one_that_receives_no_more_is_counted_once_should_it_receive_again() {
+    let mut case = Case::default();
+    case.receivers[0].report = Some(report(5));
+    case.write();
+    let away = std::mem::take(&mut case.receivers);
+    case.others = vec!["uid-of-a"];
+    assert_eq!(case.write().totals.events, 5);
+    case.receivers = away;
+    case.receivers[0].report = Some(report(6));
+    assert_eq!(case.write().totals.events, 6);
+}
+
+#[test]
+fn the_last_event_is_the_newest_of_all_receivers() {
+    let at = |second: i64, id: &str| {
+        let at = Timestamp::from_second(second).unwrap();
+        Some(LastEvent { at, id: id.into() })
+    };
+    let mut case = Case::default();
+    case.receivers.push(receiver("b", Some(report(0))));
+    case.receivers[0].report.as_mut().unwrap().last = at(7, "seven");
+    case.receivers[1].report.as_mut().unwrap().last = at(9, &"é".repeat(200));
+    let status = case.write();
+    assert_eq!(status.last_event_time, Some(Timestamp::from_second(9).unwrap()));
+    assert_eq!(status.last_delivery_id, Some("é".repeat(126)), "cut between characters");
+    case.receivers.pop();
+    assert_eq!(case.write().last_event_time, status.last_event_time);
+}
+
+#[test]
+fn receivers_beyond_the_room_in_status_count_from_a_restart_on() {
+    let many = |count: usize, events: i64| {
+        let each = |number| receiver(&format!("a-{number}"), Some(report(events)));
+        (0..count).map(each).collect::<Vec<_>>()
+    };
+    let full = i64::try_from(MOST_RECEIVERS).unwrap();
+    let mut case = Case {
+        receivers: many(MOST_RECEIVERS, 1),
+        ..Case::default()
+    };
+    assert_eq!(case.write().totals.events, full);
+    case.receivers = many(MOST_RECEIVERS + 1, 1);
+    let status = case.write();
+    assert_eq!((status.totals.events, status.receivers.len()), (full, MOST_RECEIVERS));
+    case.receivers = many(MOST_RECEIVERS + 1, 2);
+    assert_eq!(
+        case.write().totals.events,
+        2 * full + 1,
+        "the one too many is remembered"
+    );
+    case.beyond.clear();
+    case.receivers = many(MOST_RECEIVERS + 1, 3);
+    assert_eq!(
+        case.write().totals.events,
+        3 * full + 1,
+        "and counts anew after a restart"
+    );
+}
+
+proptest! {
+    #[test]
+    fn whatever_pods_say_totals_only_grow(said in prop::collection::vec((0_usize..3, -3_i64..20, any::<bool>()), 1..40)) {
+        let mut case = Case { receivers: Vec::new(), ..Case::default() };
+        let mut before = 0;
+        for (agent, events, there) in said {
+            let name = ["a", "b", "c"][agent];
+            case.receivers.retain(|receiver| receiver.name != name);
+            if there {
+                case.receivers.push(receiver(name, Some(report(events))));
+            }
+            let now = case.write().totals.events;
+            prop_assert!(now >= before);
+            before = now;
+            prop_assert_eq!(case.status(), case.old.clone());
+        }
+    }
+}
