@@ -337,8 +337,8 @@ pub struct Guardrails {
     /// Hours outside of which no call is made: a call in flight is finished, the loop goes on with the next window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_hours: Option<ActiveHours>,
-    /// Limits in rolling windows, at most 8, one for each resource and window. The call that finds no room waits until
-    /// there is some; `loop.exhaustionPolicy` says what becomes of its turn.
+    /// Limits in rolling windows, at most 8, one for each resource and window. The call or tool run that finds no
+    /// room waits until there is some; `loop.exhaustionPolicy` says what becomes of a call's turn.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["resource", "windowSeconds"]))]
     pub rate_limits: Vec<RateLimit>,

@@ -12,7 +12,8 @@ pub struct RateLimit {
     /// How much of it in any `windowSeconds`, 1 to 1,000,000,000.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub amount: u32,
-    /// Length of the window in seconds, 1 to 86,400. What was used leaves it at its end, or up to a sixtieth of it later.
+    /// Length of the window in seconds, 1 to 86,400. What was used leaves it at its end; with an
+    /// amount above 60, up to a sixtieth of it later.
     #[schemars(range(min = 1, max = 86_400))]
     pub window_seconds: u32,
 }
@@ -39,4 +40,7 @@ pub enum Resource {
     /// Tokens of answers: uncached input, cache writes and output, as the server reports them, else estimated high. A
     /// call begins while fewer than `amount` are in the window, so the last one may go beyond; a budget never does.
     LLMTokens,
+    /// Tool runs with side effects (all but those of tools with effect `Read`), each from the moment it is sent; a repeat of
+    /// one that a restart cut is no new one. The next one waits in its turn, whatever `loop.exhaustionPolicy` says.
+    Actions,
 }

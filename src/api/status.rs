@@ -124,7 +124,7 @@ pub enum PauseReason {
     MaxConsecutiveTurns,
     /// `guardrails.actionsPerMinute`; cleared when the oldest of these actions is 60 s old.
     ActionsPerMinute,
-    /// `guardrails.rateLimits`; cleared when there is room for a call.
+    /// `guardrails.rateLimits`; cleared when there is room for the call or the tool run that waits.
     RateWindow,
     /// `guardrails.activeHours`; cleared when their next window begins.
     OutsideActiveHours,

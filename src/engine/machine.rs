@@ -185,7 +185,7 @@ impl Engine {
         self.state.suspended = false;
         // What the process before knew of the link is no longer known; the driver says so anew.
         self.state.reasons.remove(&PauseReason::LinkLost);
-        self.state.used.keep(&self.settings.rate_limits);
+        self.state.used.keep(&self.settings.windows());
         self.state.lifecycle = Lifecycle::Starting;
         self.note_transition(out);
         if crashed {
@@ -247,7 +247,7 @@ impl Engine {
             Lifecycle::Active => {
                 self.clear_expired(out.now);
                 self.ask_the_clock(out.now);
-                self.ask_for_attempt(out);
+                self.ask_for_room(out);
                 self.end_sleep_if_over(out);
                 self.note_transition(out);
                 self.act(out);
@@ -347,11 +347,6 @@ impl Engine {
         self.timer = None;
         let moved = |moment: Timestamp| moment.checked_sub(back).unwrap_or(now);
         self.state.next_turn = self.state.next_turn.map(moved);
-        self.state
-            .counters
-            .recent_actions
-            .iter_mut()
-            .for_each(|at| *at = moved(*at));
         self.state.counters.idle.moved(back);
         self.state.used.heed_clock(now);
         self.schedule_heartbeat(now);

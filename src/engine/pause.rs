@@ -106,10 +106,29 @@ impl Engine {
         }
     }
 
-    /// A held attempt is asked for again, since what it waits for may have changed with the spec or the clock.
-    pub(super) fn ask_for_attempt(&mut self, out: &Outbox) {
-        if self.state.reasons.contains_key(&PauseReason::RateWindow) && self.may_attempt(out) {
-            self.clear(PauseReason::RateWindow);
+    /// The guardrails that hold a tool run with side effects, which then waits.
+    pub(super) fn trips_before_action(&self, now: Timestamp) -> impl Iterator<Item = Trip> {
+        let ask = move |guardrail: &&dyn Guardrail| guardrail.before_action(&self.settings, &self.state.used, now);
+        guardrails::ALL.iter().filter_map(ask)
+    }
+
+    /// Whether `guardrails.rateLimits` still hold what they hold: a tool run where the turn waits for one, else a call.
+    pub(super) fn trip_of_window(&self, now: Timestamp) -> Option<Trip> {
+        if self.work().is_none() {
+            return self.trip_before_attempt(now);
+        }
+        let mut trips = self.trips_before_action(now);
+        trips.find(|trip| trip.reason == PauseReason::RateWindow)
+    }
+
+    /// What is held is asked for again, since what it waits for may have changed with the spec or the clock.
+    pub(super) fn ask_for_room(&mut self, out: &Outbox) {
+        if !self.state.reasons.contains_key(&PauseReason::RateWindow) {
+            return;
+        }
+        match self.trip_of_window(out.now) {
+            Some(trip) => self.hold_for(trip, out),
+            None => self.clear(PauseReason::RateWindow),
         }
     }
 
@@ -246,7 +265,7 @@ impl Engine {
     pub(super) fn longest_hold(&self, reason: PauseReason) -> Option<SignedDuration> {
         match reason {
             PauseReason::MaxConsecutiveTurns | PauseReason::LoopDetected => Some(self.settings.max_sleep),
-            PauseReason::ActionsPerMinute => Some(guardrails::MINUTE),
+            PauseReason::ActionsPerMinute => Some(guardrails::LONGEST_HOLD_OF_ACTIONS),
             PauseReason::ProviderRateLimit => Some(retry::LONGEST_RETRY_AFTER),
             PauseReason::LinkLost => Some(retry::LINK_PROBE),
             PauseReason::ConsecutiveErrors | PauseReason::CrashLoop => Some(LONGEST_COOLDOWN),

@@ -1,7 +1,8 @@
 //! What the loop used of each limited resource in rolling windows: the tracker of the rate limits. Pure.
 //!
-//! A window is counted in at most [`PIECES`] pieces and parts of two more, so that a limit of a million costs the
-//! snapshot no more than one of ten. A piece leaves only when all of it is out: never early, and late by a piece at most.
+//! Up to an amount of [`PIECES`] each use is remembered with its moment. A window with a larger one is counted in so many
+//! pieces and parts of two more, so that a limit of a million costs the snapshot no more than one of sixty. A piece leaves
+//! only when all of it is out: never early, and late by a piece at most.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,6 +36,17 @@ impl From<&RateLimit> for Limit {
     }
 }
 
+impl Limit {
+    /// A limit of tool runs with side effects in a minute.
+    pub fn of_actions_per_minute(amount: u32) -> Self {
+        Self {
+            resource: Resource::Actions,
+            amount: amount.max(1).into(),
+            seconds: 60,
+        }
+    }
+}
+
 impl std::fmt::Display for Limit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} in {} s", self.amount, self.resource, self.seconds)
@@ -52,14 +64,29 @@ impl Limit {
     }
 
     fn piece(self) -> i64 {
+        if self.amount <= PIECES.unsigned_abs() {
+            return 1;
+        }
         // Rounded up, so that there are not more of them.
         (self.window() + PIECES - 1).div_euclid(PIECES).max(SHORTEST_PIECE)
     }
 
-    /// When a piece is out of the window.
-    fn leaves(self, start: i64) -> i64 {
-        start.saturating_add(self.piece()).saturating_add(self.window())
+    /// The last millisecond of the piece at hand.
+    fn piece_ends(self, now: Timestamp) -> i64 {
+        let now = rounded_up(now);
+        now - now.rem_euclid(self.piece()) + self.piece() - 1
     }
+
+    /// When a piece is out of the window.
+    fn leaves(self, end: i64) -> i64 {
+        end.saturating_add(self.window())
+    }
+}
+
+/// So that nothing leaves early.
+fn rounded_up(now: Timestamp) -> i64 {
+    let is_between = now.subsec_nanosecond() % 1_000_000 != 0;
+    now.as_millisecond().saturating_add(i64::from(is_between))
 }
 
 /// A sleeping loop's wait for room, written `resource/<resource>/<amount>`.
@@ -90,7 +117,8 @@ impl Room {
     }
 }
 
-/// What was used. Persisted; moments are milliseconds of Unix time.
+/// What was used: by window, the last millisecond of each piece and what was used in it. Persisted; milliseconds are of
+/// Unix time.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(transparent)]
 pub struct Tracker(BTreeMap<String, VecDeque<(i64, u64)>>);
@@ -104,23 +132,24 @@ impl Tracker {
 
     /// So much of a resource was used.
     pub fn count(&mut self, limits: &[Limit], resource: Resource, amount: u64, now: Timestamp) {
-        let now = now.as_millisecond();
-        for limit in limits.iter().filter(|limit| limit.resource == resource) {
+        for limit in windows(limits, resource) {
             let pieces = self.0.entry(limit.key()).or_default();
-            while pieces.front().is_some_and(|(start, _)| limit.leaves(*start) <= now) {
+            while pieces
+                .front()
+                .is_some_and(|(end, _)| limit.leaves(*end) <= now.as_millisecond())
+            {
                 pieces.pop_front();
             }
-            let start = now - now.rem_euclid(limit.piece());
-            match pieces.back_mut().filter(|(last, _)| *last >= start) {
+            match pieces.back_mut().filter(|(end, _)| *end >= rounded_up(now)) {
                 Some((_, used)) => *used = used.saturating_add(amount),
-                None => pieces.push_back((start, amount)),
+                None => pieces.push_back((limit.piece_ends(now), amount)),
             }
         }
     }
 
     /// So much of what was counted last was not used after all.
     pub fn give_back(&mut self, limits: &[Limit], resource: Resource, amount: u64) {
-        for limit in limits.iter().filter(|limit| limit.resource == resource) {
+        for limit in windows(limits, resource) {
             let pieces = self.0.get_mut(&limit.key());
             if let Some((_, used)) = pieces.and_then(VecDeque::back_mut) {
                 *used = used.saturating_sub(amount);
@@ -133,7 +162,7 @@ impl Tracker {
     pub fn used(&self, limit: Limit, now: Timestamp) -> u64 {
         let now = now.as_millisecond();
         let pieces = self.0.get(&limit.key()).into_iter().flatten();
-        let inside = pieces.filter(|(start, _)| limit.leaves(*start) > now);
+        let inside = pieces.filter(|(end, _)| limit.leaves(*end) > now);
         inside.fold(0, |sum, (_, used)| sum.saturating_add(*used))
     }
 
@@ -142,25 +171,33 @@ impl Tracker {
     pub fn room_at(&self, limit: Limit, amount: u64, now: Timestamp) -> Option<Timestamp> {
         let now = now.as_millisecond();
         let pieces = self.0.get(&limit.key())?;
-        let inside = pieces.iter().filter(|(start, _)| limit.leaves(*start) > now);
+        let inside = pieces.iter().filter(|(end, _)| limit.leaves(*end) > now);
         let mut used = inside.clone().fold(0_u64, |sum, (_, used)| sum.saturating_add(*used));
         let mut room_at = None;
-        for (start, amount_of_piece) in inside {
+        for (end, amount_of_piece) in inside {
             if used.saturating_add(amount) <= limit.amount {
                 break;
             }
             used = used.saturating_sub(*amount_of_piece);
-            room_at = Some(limit.leaves(*start));
+            room_at = Some(limit.leaves(*end));
         }
         room_at.map(|at| Timestamp::from_millisecond(at).unwrap_or(Timestamp::MAX))
     }
 
     /// The clock was set back: nothing was used in the future.
     pub fn heed_clock(&mut self, now: Timestamp) {
-        for (start, _) in self.0.values_mut().flatten() {
-            *start = (*start).min(now.as_millisecond());
+        for (end, _) in self.0.values_mut().flatten() {
+            *end = (*end).min(rounded_up(now));
         }
     }
+}
+
+/// The limits of a resource, one for each window: two of one window count the same uses.
+fn windows(limits: &[Limit], resource: Resource) -> impl Iterator<Item = &Limit> {
+    limits.iter().enumerate().filter_map(move |(place, limit)| {
+        let known = limits[..place].iter().any(|earlier| earlier.key() == limit.key());
+        (limit.resource == resource && !known).then_some(limit)
+    })
 }
 
 #[cfg(test)]
@@ -193,20 +230,43 @@ mod tests {
             assert_eq!(tracker.room_at(three, 1, at(second * 1000)), None);
             used(&mut tracker, three, 1, second * 1000);
         }
-        // A piece of a minute is a second.
-        assert_eq!(tracker.room_at(three, 1, at(20_000)), Some(at(61_000)));
-        assert_eq!(tracker.room_at(three, 2, at(20_000)), Some(at(71_000)));
+        assert_eq!(tracker.room_at(three, 1, at(20_000)), Some(at(60_000)));
+        assert_eq!(tracker.room_at(three, 2, at(20_000)), Some(at(70_000)));
         assert_eq!(
-            [20_000, 60_999, 61_000].map(|now| tracker.used(three, at(now))),
+            [20_000, 59_999, 60_000].map(|now| tracker.used(three, at(now))),
             [3, 3, 2]
         );
-        assert_eq!(tracker.room_at(three, 1, at(60_999)), Some(at(61_000)));
-        assert_eq!(tracker.room_at(three, 1, at(61_000)), None);
+        assert_eq!(tracker.room_at(three, 1, at(59_999)), Some(at(60_000)));
+        assert_eq!(tracker.room_at(three, 1, at(60_000)), None);
         assert_eq!(
-            tracker.room_at(three, 9, at(61_000)),
-            Some(at(81_000)),
+            tracker.room_at(three, 9, at(60_000)),
+            Some(at(80_000)),
             "once it is empty"
         );
+    }
+
+    #[test]
+    fn a_large_amount_is_counted_in_pieces_and_an_edited_one_keeps_them() {
+        let many = limit(61, 60);
+        let mut tracker = Tracker::default();
+        (0..61).for_each(|_| used(&mut tracker, many, 1, 10_500));
+        // A piece of a minute is a second.
+        assert_eq!(tracker.room_at(many, 1, at(20_000)), Some(at(70_999)));
+        assert_eq!(tracker.room_at(limit(60, 60), 1, at(20_000)), Some(at(70_999)));
+    }
+
+    #[test]
+    fn two_limits_of_one_window_count_a_use_once_and_the_smaller_one_holds() {
+        let both = [limit(3, 60), limit(2, 60)];
+        let mut tracker = Tracker::default();
+        tracker.count(&both, Resource::LLMCalls, 1, at(0));
+        assert_eq!(both.map(|limit| tracker.used(limit, at(0))), [1, 1]);
+        assert_eq!(tracker.room_at(both[1], 1, at(0)), None);
+        tracker.count(&both, Resource::LLMCalls, 1, at(0));
+        assert_eq!(tracker.room_at(both[0], 1, at(0)), None);
+        assert_eq!(tracker.room_at(both[1], 1, at(0)), Some(at(60_000)));
+        tracker.give_back(&both, Resource::LLMCalls, 1);
+        assert_eq!(both.map(|limit| tracker.used(limit, at(0))), [1, 1]);
     }
 
     #[test]
@@ -242,7 +302,7 @@ mod tests {
         let mut tracker = Tracker::default();
         used(&mut tracker, one, 1, 10_000_000);
         tracker.heed_clock(at(5_000));
-        assert_eq!(tracker.room_at(one, 1, at(5_000)), Some(at(66_000)));
+        assert_eq!(tracker.room_at(one, 1, at(5_000)), Some(at(65_000)));
     }
 
     proptest! {
@@ -250,8 +310,9 @@ mod tests {
         /// by more than a piece.
         #[test]
         fn it_keeps_every_window_and_wastes_a_piece_at_most(
-            (amount, seconds) in (1_u32..20, 1_u32..200),
-            waits in prop::collection::vec(0_i64..20_000, 1..80),
+            (amount, seconds) in (1_u32..90, 1_u32..200),
+            longest in 2_i64..20_000,
+            waits in prop::collection::vec(0.0..1.0_f64, 1..200),
         ) {
             let limit = limit(amount, seconds);
             let (window, piece) = (limit.window(), limit.piece());
@@ -259,6 +320,8 @@ mod tests {
             let mut uses: Vec<i64> = Vec::new();
             let mut now = 1_000_000_000_000_i64;
             for wait in waits {
+                #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
+                let wait = (wait * longest as f64) as i64;
                 now += wait;
                 let young = |at: i64| uses.iter().filter(|used| **used + window > at).count() as u64;
                 match tracker.room_at(limit, 1, at(now)) {

@@ -29,7 +29,7 @@ pub struct Settings {
     pub max_calls_per_turn: u32,
     /// Time awake without an effective action until the loop ends.
     pub idle_timeout: SignedDuration,
-    /// Limits of resources in rolling windows.
+    /// Limits of resources in rolling windows, without that of actions per minute.
     pub rate_limits: Vec<Limit>,
     /// What becomes of a turn whose next call finds no room in them.
     pub exhaustion_policy: ExhaustionPolicy,
@@ -49,6 +49,18 @@ pub struct Settings {
     pub max_result_bytes: usize,
     /// What a detected loop leads to.
     pub loop_detection: LoopDetection,
+}
+
+impl Settings {
+    /// The limit of actions per minute.
+    pub(super) fn actions(&self) -> Limit {
+        Limit::of_actions_per_minute(self.actions_per_minute)
+    }
+
+    /// All that is counted in rolling windows.
+    pub(super) fn windows(&self) -> Vec<Limit> {
+        self.rate_limits.iter().copied().chain([self.actions()]).collect()
+    }
 }
 
 /// A spec that the engine cannot use. The controller makes no pod of it; one that is made all the same does not run.

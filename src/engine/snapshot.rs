@@ -1,6 +1,6 @@
 //! What of a loop outlives its process, but for the transcript. Plain data; the rules are elsewhere.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -238,8 +238,6 @@ pub struct Counters {
     pub turns: u32,
     /// Forced sleeps since the agent last slept of its own choice.
     pub forced_sleeps: u32,
-    /// When the tool runs with side effects of the last minute were sent, the oldest first.
-    pub recent_actions: VecDeque<Timestamp>,
     /// Time awake without an effective action.
     pub idle: IdleClock,
 }

@@ -133,14 +133,14 @@ impl Engine {
     pub(super) fn count_use(&mut self, resource: Resource, amount: u64, out: &Outbox) {
         self.state
             .used
-            .count(&self.settings.rate_limits, resource, amount, out.now);
+            .count(&self.settings.windows(), resource, amount, out.now);
     }
 
     /// The call last sent was not made after all.
     fn was_not_made(&mut self) {
         self.state
             .used
-            .give_back(&self.settings.rate_limits, Resource::LLMCalls, 1);
+            .give_back(&self.settings.windows(), Resource::LLMCalls, 1);
     }
 
     /// Ends a turn whose next call would have to wait; what it has done so far stays.

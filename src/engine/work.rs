@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::gate::{self, Denied, Toolbox};
-use super::guardrails;
 use super::loops::Ending;
 use super::machine::Engine;
 use super::message::{self, Answer, Finish, Message, ToolCall};
@@ -21,6 +20,7 @@ use super::snapshot::{Lifecycle, Step};
 use super::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 use super::yield_tool::{self, Pace};
 use super::{CallId, Effect, OutcomeKind, Record, RecordKind, ToolLine};
+use crate::api::agent::Resource;
 
 /// Runs that only look, at a time.
 pub const MOST_READS: usize = 4;
@@ -230,9 +230,7 @@ impl Engine {
     }
 
     fn is_held_by_guardrail(&mut self, out: &Outbox) -> bool {
-        let (settings, recent) = (&self.settings, &self.state.counters.recent_actions);
-        let mut trips = guardrails::ALL.iter();
-        let Some(trip) = trips.find_map(|guardrail| guardrail.before_action(settings, recent, out.now)) else {
+        let Some(trip) = self.trips_before_action(out.now).next() else {
             return false;
         };
         self.hold_for(trip, out);
@@ -278,9 +276,7 @@ impl Engine {
             return;
         }
         self.state.actions = self.state.actions.saturating_add(1);
-        let recent = &mut self.state.counters.recent_actions;
-        recent.retain(|at| out.now.duration_since(*at) < guardrails::MINUTE);
-        recent.push_back(out.now);
+        self.count_use(Resource::Actions, 1, out);
         if let Some(turn) = &mut self.state.turn {
             turn.acted = true;
         }

@@ -54,7 +54,7 @@ static PARAMETERS: LazyLock<Value> = LazyLock::new(|| {
             "wake_early_if": {
                 "type": "array", "items": {"type": "string"}, "maxItems": MAX_EVENTS,
                 "description": "What ends the sleep early: sensor/<name>, signal/<sensor>/<signal>, notification, chat; \
-                                resource/LLMCalls/<n> or resource/LLMTokens/<n>: so much is left under the rate limits.",
+                                resource/LLMCalls/<n>, resource/LLMTokens/<n> or resource/Actions/<n>: so much is left under the rate limits.",
             },
             "reason": {"type": "string", "description": "Why, in a few words; told back to you when you wake."},
             "mode": {
@@ -201,7 +201,7 @@ fn events(arguments: &Map<String, Value>, limits: &[Limit]) -> Result<Vec<String
 
 /// Checks a wait for room: it must come, by limits that there are.
 fn room(name: &str, limits: &[Limit]) -> Result<(), Refused> {
-    let fix = "write resource/LLMCalls/<n> or resource/LLMTokens/<n>, n being 1 or more";
+    let fix = "write resource/LLMCalls/<n>, resource/LLMTokens/<n> or resource/Actions/<n>, n being 1 or more";
     let (resource, amount) = Room::read(name).ok_or_else(|| refused("wake_early_if", fix))?.parts();
     let largest = limits
         .iter()

@@ -8,13 +8,11 @@ mod consecutive_turns;
 pub mod idle_timeout;
 mod rate_limits;
 
-use std::collections::VecDeque;
-
 use jiff::{SignedDuration, Timestamp};
 
 use super::{resources::Tracker, settings::Settings, snapshot::Counters};
 use crate::api::status::{Outcome, PauseReason};
-pub use actions_per_minute::MINUTE;
+pub use actions_per_minute::LONGEST as LONGEST_HOLD_OF_ACTIONS;
 
 /// All guardrails.
 pub const ALL: [&dyn Guardrail; 6] = [
@@ -33,9 +31,9 @@ pub trait Guardrail: Sync {
         None
     }
 
-    /// Asked before a tool run with side effects, `recent` being the moments of those before it. An answer pauses the loop;
-    /// the run waits.
-    fn before_action(&self, _settings: &Settings, _recent: &VecDeque<Timestamp>, _now: Timestamp) -> Option<Trip> {
+    /// Asked before a tool run with side effects, and again until it says nothing any more. An answer pauses the loop; the run
+    /// waits.
+    fn before_action(&self, _settings: &Settings, _used: &Tracker, _now: Timestamp) -> Option<Trip> {
         None
     }
 

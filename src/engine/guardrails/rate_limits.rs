@@ -1,10 +1,12 @@
-//! `guardrails.rateLimits`: counts calls, each attempt for itself, and tokens of answers in rolling windows; without room
-//! the next call waits. Clears when there is room for it, and by nothing else. `loop.exhaustionPolicy` says whether its
-//! turn waits with it or ends. Usage that a server does not report is estimated high.
+//! `guardrails.rateLimits`: counts calls, each attempt for itself, tokens of answers, and tool runs with side effects in
+//! rolling windows; without room the next call or run waits. Clears when there is room for it, and by nothing else.
+//! `loop.exhaustionPolicy` says whether the turn of a call waits with it or ends; a run waits in its turn. Usage that a
+//! server does not report is estimated high.
 
 use jiff::Timestamp;
 
 use super::{Guardrail, Trip};
+use crate::api::agent::Resource;
 use crate::api::status::PauseReason;
 use crate::engine::resources::{Limit, Tracker};
 use crate::engine::settings::Settings;
@@ -14,15 +16,39 @@ pub struct RateLimits;
 
 impl Guardrail for RateLimits {
     fn before_attempt(&self, settings: &Settings, used: &Tracker, now: Timestamp) -> Option<Trip> {
-        let full = |limit: &Limit| Some((used.room_at(*limit, 1, now)?, *limit));
-        let (room_at, limit) = settings.rate_limits.iter().filter_map(full).max_by_key(|(at, _)| *at)?;
+        let (wait, limit) = fullest(settings, used, now, |resource| resource != Resource::Actions)?;
         Some(Trip {
             reason: PauseReason::RateWindow,
-            wait: room_at.duration_since(now),
+            wait,
             message: format!(
                 "guardrails.rateLimits: {limit} are used up; the next call waits until there is room. Raise the amount, \
                  or tell the agent in its instructions to sleep longer"
             ),
         })
     }
+
+    fn before_action(&self, settings: &Settings, used: &Tracker, now: Timestamp) -> Option<Trip> {
+        let (wait, limit) = fullest(settings, used, now, |resource| resource == Resource::Actions)?;
+        Some(Trip {
+            reason: PauseReason::RateWindow,
+            wait,
+            message: format!(
+                "guardrails.rateLimits: {limit} are used up; the next tool run with side effects waits until there is \
+                 room. Raise the amount, or declare tools that only look with effect: Read"
+            ),
+        })
+    }
+}
+
+/// The limit that has room last, of those that have none now.
+fn fullest(
+    settings: &Settings,
+    used: &Tracker,
+    now: Timestamp,
+    of: impl Fn(Resource) -> bool,
+) -> Option<(jiff::SignedDuration, Limit)> {
+    let full = |limit: &Limit| Some((used.room_at(*limit, 1, now)?, *limit));
+    let limits = settings.rate_limits.iter().filter(|limit| of(limit.resource));
+    let (room_at, limit) = limits.filter_map(full).max_by_key(|(at, _)| *at)?;
+    Some((room_at.duration_since(now), limit))
 }

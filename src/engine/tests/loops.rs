@@ -118,6 +118,24 @@ fn told_at(feed: impl Fn(&mut Driver, usize)) -> (usize, LoopSign) {
 }
 
 #[test]
+fn test_loop_detection_sees_three_identical_errors_in_a_row_and_not_two() {
+    let mut driver = watched(DetectionMode::Enforce);
+    driver.fails("a", "exit 1");
+    driver.fails("b", "exit 1");
+    assert_eq!(driver.sign(), None, "two");
+    driver.run("c", "done");
+    driver.fails("d", "exit 1");
+    driver.fails("e", "exit 1");
+    driver.fails("f", "no such file");
+    driver.fails("g", "exit 1");
+    assert_eq!(driver.sign(), None, "a success and another error lie between");
+    driver.fails("h", "exit 1");
+    assert_eq!(driver.sign(), None, "two again");
+    driver.fails("i", "exit 1");
+    assert_eq!(driver.sign(), Some(LoopSign::RepeatedError), "three");
+}
+
+#[test]
 fn each_signal_speaks_up_at_its_number_and_not_before() {
     let at = |sign, at| (at, sign);
     assert_eq!(

@@ -9,6 +9,7 @@ mod corpus;
 mod failures;
 mod gate;
 mod heartbeat;
+mod history;
 mod hot_state;
 mod hours;
 mod idle;
@@ -403,7 +404,7 @@ impl Driver {
                     let mut before = before.clone();
                     before.state.used.heed_clock(self.now);
                     before.settings = self.settings.clone();
-                    before.trip_before_attempt(self.now).is_none()
+                    before.trip_of_window(self.now).is_none()
                 }
                 // The clock alone decides, also one that was set back.
                 PauseReason::OutsideActiveHours => {

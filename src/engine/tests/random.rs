@@ -165,6 +165,7 @@ fn small() -> impl Strategy<Value = Settings> {
             rate_limits: vec![
                 rates::limit(Resource::LLMCalls, 8, 30),
                 rates::limit(Resource::LLMTokens, 60_000, 100),
+                rates::limit(Resource::Actions, 4, 90),
             ],
             ..settings()
         },

@@ -1,5 +1,6 @@
 //! `guardrails.rateLimits`: the call that finds no room waits for it, or its turn ends.
 
+use super::work::wants;
 use super::*;
 use crate::api::agent::{RateLimit, Resource};
 use crate::engine::resources::Limit;
@@ -32,7 +33,7 @@ fn used(tokens: u64) -> Answer {
 }
 
 #[test]
-fn the_call_beyond_the_amount_waits_until_the_first_is_out_of_the_window_and_for_nothing_else() {
+fn test_loop_pauses_no_resources_before_the_call_beyond_the_amount_and_for_its_window_only() {
     let mut driver = Driver::started(three_calls(ExhaustionPolicy::Skip));
     let start = driver.now;
     driver.turn();
@@ -48,8 +49,8 @@ fn the_call_beyond_the_amount_waits_until_the_first_is_out_of_the_window_and_for
     );
     assert_eq!(
         held.resumes_at,
-        Some(start + seconds(61)),
-        "a minute, and a piece of it"
+        Some(start + seconds(60)),
+        "when the first is a minute old"
     );
     assert_eq!(driver.in_flight, None);
     try_everything_but(&mut driver, true);
@@ -57,7 +58,7 @@ fn the_call_beyond_the_amount_waits_until_the_first_is_out_of_the_window_and_for
     driver.restart(2);
     assert_eq!(driver.engine.view().resumes_at, held.resumes_at);
     driver.next_timer();
-    assert_eq!(driver.now, start + seconds(61));
+    assert_eq!(driver.now, start + seconds(60));
     assert_eq!(driver.in_flight.unwrap().to_string(), "t4c1a1");
     assert!(driver.observed().contains("a pause (RateWindow) is over"));
 }
@@ -96,7 +97,7 @@ fn skip_ends_a_turn_that_would_have_to_wait_and_the_next_one_begins_with_room() 
 }
 
 #[test]
-fn block_lets_a_turn_wait_and_go_on() {
+fn test_loop_resumes_resources_and_block_lets_a_turn_wait_and_go_on() {
     let mut driver = Driver::started(three_calls(ExhaustionPolicy::Block));
     for _ in 0..3 {
         driver.answer(calls("shell", "{}"));
@@ -149,5 +150,129 @@ fn a_clock_that_is_set_back_makes_no_wait_longer_than_the_window() {
     driver.now -= SignedDuration::from_hours(1);
     driver.feed(Input::Timer);
     let resumes_at = driver.engine.view().resumes_at.unwrap();
-    assert!(resumes_at.duration_since(driver.now) <= seconds(61));
+    assert!(resumes_at.duration_since(driver.now) <= seconds(60));
+}
+
+/// A loop that may send three mails in an hour.
+fn three_actions(policy: ExhaustionPolicy) -> Driver {
+    Driver::with_tools(Settings {
+        rate_limits: vec![limit(Resource::Actions, 3, 3600)],
+        exhaustion_policy: policy,
+        max_calls_per_turn: 1000,
+        ..settings()
+    })
+}
+
+fn mail(driver: &mut Driver) {
+    driver.answer(wants(&["mail__send"]));
+    if !driver.running.is_empty() {
+        driver.done(1, "sent");
+    }
+    driver.pass(seconds(1));
+}
+
+#[test]
+fn the_action_beyond_the_amount_waits_in_its_turn_and_what_only_looks_does_not() {
+    for policy in [ExhaustionPolicy::Skip, ExhaustionPolicy::Block] {
+        let mut driver = three_actions(policy);
+        let first = driver.now;
+        mail(&mut driver);
+        mail(&mut driver);
+        assert_eq!(driver.reasons(), [], "the third is within the amount");
+        mail(&mut driver);
+        assert_eq!(driver.reasons(), [], "nothing is held that nobody wants");
+        driver.answer(wants(&["files__read", "mail__send"]));
+        driver.done(1, "read");
+        assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
+        let held = driver.engine.view();
+        let message = &held.reasons[0].message;
+        assert!(
+            message.contains("guardrails.rateLimits: 3 Actions in 3600 s"),
+            "{message}"
+        );
+        assert_eq!((held.turns_completed, held.actions), (0, 3));
+        assert_eq!(held.resumes_at, Some(first + seconds(3600)));
+        let transitions = driver.notes(RecordKind::Transition).len();
+        try_everything_but(&mut driver, true);
+        assert_eq!(
+            driver.notes(RecordKind::Transition).len(),
+            transitions,
+            "it holds all the time"
+        );
+        driver.restart(1);
+        driver.restart(2);
+        assert_eq!(driver.engine.view().resumes_at, held.resumes_at);
+        assert_eq!(driver.running(), [0_u32; 0]);
+        driver.next_timer();
+        assert_eq!((driver.now, driver.running()), (first + seconds(3600), vec![2]));
+        driver.done(2, "sent");
+        assert_eq!(driver.state(), LoopState::Running);
+    }
+}
+
+#[test]
+fn a_run_that_is_sent_again_after_a_restart_is_no_new_action() {
+    let mut driver = three_actions(ExhaustionPolicy::Skip);
+    driver.answer(wants(&["db__put"]));
+    driver.restart(1);
+    driver.restart(1);
+    assert_eq!(
+        (driver.running(), driver.sent.len()),
+        (vec![1], 3),
+        "the same run, three times"
+    );
+    driver.done(1, "written");
+    mail(&mut driver);
+    mail(&mut driver);
+    assert_eq!(driver.reasons(), []);
+    mail(&mut driver);
+    assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
+}
+
+#[test]
+fn a_raised_amount_of_actions_frees_the_run_that_waits() {
+    let mut driver = three_actions(ExhaustionPolicy::Skip);
+    (0..4).for_each(|_| mail(&mut driver));
+    assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
+    driver.settings.rate_limits = vec![limit(Resource::Actions, 4, 3600)];
+    driver.restart(2);
+    assert_eq!((driver.reasons(), driver.running()), (vec![], vec![1]));
+}
+
+#[test]
+fn calls_and_actions_are_apart_and_both_limits_of_actions_hold() {
+    let mut driver = three_actions(ExhaustionPolicy::Skip);
+    driver.settings.actions_per_minute = 2;
+    driver.restart(2);
+    let first = driver.now;
+    mail(&mut driver);
+    mail(&mut driver);
+    mail(&mut driver);
+    assert_eq!(driver.reasons(), [PauseReason::ActionsPerMinute], "two in a minute");
+    assert_eq!(driver.engine.view().resumes_at, Some(first + seconds(60)));
+    driver.pass(seconds(60));
+    driver.done(1, "sent");
+    driver.answer(wants(&["mail__send"]));
+    assert_eq!(driver.reasons(), [PauseReason::RateWindow], "three in an hour");
+    assert!(
+        driver.engine.trip_before_attempt(driver.now).is_none(),
+        "a loop that only talks goes on"
+    );
+}
+
+#[test]
+fn a_sleep_may_wait_for_room_for_actions() {
+    let mut driver = three_actions(ExhaustionPolicy::Skip);
+    let first = driver.now;
+    (0..3).for_each(|_| mail(&mut driver));
+    driver.answer(calls(
+        "yield",
+        r#"{"sleep": 86400, "wake_early_if": ["resource/Actions/2"]}"#,
+    ));
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    assert_eq!(
+        driver.engine.view().resumes_at,
+        Some(first + seconds(3601)),
+        "when two have left"
+    );
 }

@@ -17,13 +17,15 @@ fn turns_of(line: &Value) -> i64 {
 }
 
 #[tokio::test]
-async fn a_fast_and_a_slow_agent_run_side_by_side() {
+async fn test_multiple_agents_run_side_by_side_and_neither_a_slow_nor_a_broken_one_holds_another() {
     let mut bench = Bench::new();
     let turn = |delay: u32| various(&json!({ "delayMilliseconds": delay }));
     let (fast, slow) = (scripted("fast", &turn(20)), scripted("slow", &turn(1000)));
-    bench.write("all.yaml", &[fast, slow].concat());
+    let broken = scripted("broken", &json!([{ "fail": { "status": 401 } }]));
+    bench.write("all.yaml", &[fast, slow, broken].concat());
     let mut run = bench.run(&["--duration", "5"]);
     assert_eq!(run.cause().await, "Duration");
+    assert_eq!(run.agent("broken")["reasons"], json!(["ConsecutiveErrors"]));
     let (fast, slow) = (turns_of(&run.agent("fast")), turns_of(&run.agent("slow")));
     assert!((1..=5).contains(&slow), "{slow}");
     assert!(fast > 4 * slow, "the slow one holds the fast one: {fast} and {slow}");

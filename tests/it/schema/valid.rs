@@ -306,7 +306,11 @@ prop_compose! {
 }
 
 fn rate_limits() -> impl Strategy<Value = Vec<RateLimit>> {
-    let resource = prop_oneof![Just(Resource::LLMCalls), Just(Resource::LLMTokens)];
+    let resource = prop_oneof![
+        Just(Resource::LLMCalls),
+        Just(Resource::LLMTokens),
+        Just(Resource::Actions)
+    ];
     let keys = prop::collection::btree_map((resource, 1_u32..=86_400), 1_u32..=1_000_000_000, 0..=8);
     keys.prop_map(|limits| {
         let limit = |((resource, window_seconds), amount)| RateLimit {
