@@ -225,7 +225,7 @@ impl Life<'_> {
                     let mut hasher = DefaultHasher::new();
                     let snapshot = serde_json::to_string(&self.steps.snapshot()).expect("a snapshot");
                     let prompt = serde_json::to_string(&messages).expect("a prompt");
-                    (snapshot, prompt, self.world.fingerprint()).hash(&mut hasher);
+                    (snapshot, prompt, state, self.world.fingerprint()).hash(&mut hasher);
                     if !self.watcher.goes_on(hasher.finish()) {
                         return Err(Stop(End::Seen));
                     }

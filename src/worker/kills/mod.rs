@@ -9,6 +9,7 @@ mod history;
 mod life;
 mod random;
 mod script;
+mod watched;
 mod week;
 mod world;
 
@@ -55,6 +56,8 @@ struct Run {
     shown: BTreeMap<String, BTreeSet<i64>>,
     committed: BTreeSet<i64>,
     history: History,
+    /// Turns that are heartbeats.
+    heartbeats: BTreeSet<i64>,
 }
 
 /// Watches without killing.
@@ -130,6 +133,7 @@ fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
         shown: world.shown.clone(),
         committed,
         history: History::of(&connection),
+        heartbeats: world.heartbeats.clone(),
     }
 }
 

@@ -139,6 +139,7 @@ fn scripts() -> impl Strategy<Value = Script> {
         .prop_map(|(turns, happenings)| Script {
             settings: script::settings(&serde_json::json!({})),
             turns,
+            heartbeat: Turn::default(),
             happenings,
         })
 }

@@ -17,6 +17,8 @@ use crate::engine::tool::{OnUnknownOutcome, ToolEffect, ToolSpec};
 pub(super) struct Script {
     pub(super) settings: Settings,
     pub(super) turns: Vec<Turn>,
+    /// The calls of each heartbeat.
+    pub(super) heartbeat: Turn,
     pub(super) happenings: Vec<Happening>,
 }
 
@@ -95,9 +97,14 @@ pub(super) enum What {
 
 /// Settings of a spec with these guardrails.
 pub(super) fn settings(guardrails: &Value) -> Settings {
-    let spec =
-        json!({"guardrails": guardrails, "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"}});
-    let spec: AgentSpec = serde_json::from_value(spec).expect("a spec");
+    settings_of(
+        &json!({"guardrails": guardrails, "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"}}),
+    )
+}
+
+/// Settings of a spec.
+pub(super) fn settings_of(spec: &Value) -> Settings {
+    let spec: AgentSpec = serde_json::from_value(spec.clone()).expect("a spec");
     let mut settings = Settings::try_from(&spec).expect("settings");
     settings.idle_timeout = SignedDuration::from_hours(1000);
     settings.max_sleep = SignedDuration::from_hours(12);
@@ -167,6 +174,29 @@ impl Script {
             };
         }
         answer(&id, &all)
+    }
+}
+
+/// The answer of a call of a heartbeat.
+pub(super) fn of_heartbeat(turn: i64, call: u32, planned: Option<&Call>) -> Answer {
+    let wants: Vec<(&str, Value)> = planned
+        .map(|call| call.wants.iter().map(|want| (want.tool, json!({}))).collect())
+        .unwrap_or_default();
+    if wants.is_empty() {
+        return Answer {
+            text: Some("all is well".to_owned()),
+            ..Answer::default()
+        };
+    }
+    answer(&format!("h{turn}c{call}"), &wants)
+}
+
+/// What the small model says: no, and yes the next time.
+pub(super) fn pre_check(attempt: u32) -> Answer {
+    Answer {
+        text: Some(json!({"wake": attempt.is_multiple_of(2)}).to_string()),
+        tokens: Some(10),
+        ..Answer::default()
     }
 }
 

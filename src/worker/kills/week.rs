@@ -150,13 +150,14 @@ fn week() -> Script {
     Script {
         settings,
         turns,
+        heartbeat: Turn::default(),
         happenings,
     }
 }
 
 /// Collects how the loop looks whenever a turn begins.
 #[derive(Default)]
-struct Looks(BTreeSet<u64>);
+pub(super) struct Looks(BTreeSet<u64>);
 
 impl Watcher for Looks {
     fn lives(&mut self, _: Moment, _: &World, _: &Path) -> bool {
@@ -183,9 +184,10 @@ impl Watcher for Known<'_> {
 }
 
 /// Lets another run go on from each moment of this one, as if the worker had been killed there.
-struct Killer<'a> {
+pub(super) struct Killer<'a> {
     plain: &'a Run,
     looks: &'a BTreeSet<u64>,
+    compare: fn(&Run, &Run, &[Death]),
     before: Files,
     boundaries: usize,
     killed: BTreeMap<&'static str, usize>,
@@ -202,13 +204,29 @@ impl Drop for Told {
     }
 }
 
-impl Killer<'_> {
+impl<'a> Killer<'a> {
+    pub(super) fn new(plain: &'a Run, looks: &'a Looks, compare: fn(&Run, &Run, &[Death])) -> Self {
+        Self {
+            plain,
+            looks: &looks.0,
+            compare,
+            before: Files::default(),
+            boundaries: 0,
+            killed: BTreeMap::new(),
+        }
+    }
+
+    /// At how many boundaries it killed, and how often in which way.
+    pub(super) fn count(&self) -> (usize, &BTreeMap<&'static str, usize>) {
+        (self.boundaries, &self.killed)
+    }
+
     fn kill(&mut self, when: &'static str, death: Death, world: &World, files: &Files) {
         let mut world = world.clone();
         let _told = Told(when, death, world.now);
         die(death, &mut world);
         let found = run(world, files, &mut Known(self.looks), &mut |_| panic!("one kill"));
-        compare(self.plain, &found, &[death]);
+        (self.compare)(self.plain, &found, &[death]);
         *self.killed.entry(when).or_default() += 1;
     }
 
@@ -279,13 +297,7 @@ fn a_scripted_week_is_what_it_is_meant_to_be() {
 fn a_worker_killed_at_any_boundary_of_its_journal_goes_on_as_if_nothing_had_happened() {
     let mut looks = Looks::default();
     let plain = undisturbed(&week(), &mut looks);
-    let mut killer = Killer {
-        plain: &plain,
-        looks: &looks.0,
-        before: Files::default(),
-        boundaries: 0,
-        killed: BTreeMap::new(),
-    };
+    let mut killer = Killer::new(&plain, &looks, compare);
     undisturbed(&week(), &mut killer);
     eprintln!("killed at {} boundaries: {:?}", killer.boundaries, killer.killed);
     assert!(

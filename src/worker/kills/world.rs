@@ -13,7 +13,7 @@ use crate::engine::budget::Budget;
 use crate::engine::machine::View;
 use crate::engine::message::Answer;
 use crate::engine::notifications::Notification;
-use crate::engine::tool::{ToolOutcome, ToolRun};
+use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::engine::{CallId, Purpose};
 use crate::worker::journal::Line;
 
@@ -28,6 +28,8 @@ pub(super) struct World {
     acknowledged: Option<CallId>,
     /// Attempts at each call that ended, or will, as the script says.
     made: BTreeMap<(i64, u32), usize>,
+    /// Turns that are heartbeats.
+    pub(super) heartbeats: BTreeSet<i64>,
     /// Calls for a summary; the script does not count them.
     pub(super) summaries: BTreeSet<(i64, u32)>,
     /// Which attempt of the script each of them is.
@@ -78,6 +80,7 @@ impl World {
             calls: BTreeMap::new(),
             acknowledged: None,
             made: BTreeMap::new(),
+            heartbeats: BTreeSet::new(),
             summaries: BTreeSet::new(),
             planned: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -99,6 +102,7 @@ impl World {
     pub(super) fn fingerprint(&self) -> String {
         let world = (
             &self.made,
+            &self.heartbeats,
             &self.seen,
             &self.coming,
             &self.wake,
@@ -148,8 +152,16 @@ impl World {
             self.pass(self.now);
             return;
         }
+        if purpose == Purpose::Precheck {
+            let end = Ok(script::pre_check(id.attempt));
+            self.calls.insert(id, Recorded::Open(self.now + seconds(5), end));
+            return;
+        }
+        if purpose == Purpose::Heartbeat {
+            self.heartbeats.insert(id.turn);
+        }
         let number = self.scripted(id.turn, id.call);
-        let call = self.script.call(id.turn, number);
+        let call = self.planned(id.turn, number);
         let (takes, failures) = call.map_or((0, Vec::new()), |Call { takes, failures, .. }| (takes, failures));
         let made = &mut self.made;
         let place = *self.planned.entry(id).or_insert_with(|| {
@@ -158,7 +170,7 @@ impl World {
             *made - 1
         });
         let end = match failures.get(place).copied() {
-            None => Ok(self.script.answer(id.turn, number)),
+            None => Ok(self.answer(id.turn, number)),
             Some(Attempt::Fails(kind)) => Err(failure(kind)),
             Some(Attempt::Waits(seconds)) => Err(Failure {
                 retry_after_milliseconds: Some(seconds * 1000),
@@ -180,6 +192,27 @@ impl World {
                 self.shown.entry(notice.id.clone()).or_default().insert(call.turn);
             }
         }
+    }
+
+    /// What the script has for a call of a turn, which may be a heartbeat.
+    fn planned(&self, turn: i64, number: u32) -> Option<Call> {
+        if self.heartbeats.contains(&turn) {
+            let place = usize::try_from(number).ok()?.checked_sub(1)?;
+            return self.script.heartbeat.calls.get(place).cloned();
+        }
+        self.script.call(self.own(turn), number)
+    }
+
+    fn answer(&self, turn: i64, number: u32) -> Answer {
+        if self.heartbeats.contains(&turn) {
+            return script::of_heartbeat(turn, number, self.planned(turn, number).as_ref());
+        }
+        self.script.answer(self.own(turn), number)
+    }
+
+    /// Number of a turn among those that are no heartbeats.
+    fn own(&self, turn: i64) -> i64 {
+        turn - i64::try_from(self.heartbeats.range(..turn).count()).expect("a small number")
     }
 
     /// Number of a call in the script.
@@ -225,10 +258,18 @@ impl World {
 
     /// A run reaches its server, and happens there whatever becomes of the worker. When it ends, and how.
     pub(super) fn run(&mut self, run: &ToolRun) -> (Timestamp, ToolOutcome) {
+        if run.id.is_refresh() {
+            let text = (self.now.as_second() / 3600).to_string();
+            return (self.now + seconds(1), ToolOutcome::Done { text });
+        }
         let number = self.scripted(run.id.turn, run.id.call);
-        let call = self.script.call(run.id.turn, number).unwrap_or_default();
+        let call = self.planned(run.id.turn, number).unwrap_or_default();
         let want = call.wants[usize::try_from(run.id.index).expect("a place") - 1];
         assert_eq!(want.tool, run.name);
+        let id = ToolRunId {
+            turn: self.own(run.id.turn),
+            ..run.id
+        };
         let (first, times) = self
             .ran
             .entry(run.idempotency_key.clone())
@@ -244,7 +285,7 @@ impl World {
             run.name
         );
         // As long as the result of a run of unknown outcome: a context that is full must not tell them apart.
-        let text = format!("{:-<180}", format!("{} of {}", run.id, run.name));
+        let text = format!("{:-<180}", format!("{id} of {}", run.name));
         let message = "the server is down".to_owned();
         let outcome = match want.ends {
             Ends::Well => ToolOutcome::Done { text },

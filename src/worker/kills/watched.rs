@@ -1,0 +1,117 @@
+//! Two days with heartbeats and pre-checks, and a kill at each boundary of their journal in turn.
+//!
+//! A kill may change what follows, and by design: values of the hot state die with the process, so a turn that would have
+//! been skipped runs, and a pre-check whose answer is lost with the gateway lets its turn run. Numbers and times of turns
+//! differ then. What the agent is asked, says and does in its own turns is the same all the same, and nothing is paid for
+//! twice, done twice or left half done.
+
+use serde_json::json;
+
+use super::script::{Call, Ends, Script, Turn, Want};
+use super::week::{Killer, Looks};
+use super::*;
+use crate::api::status::Outcome;
+
+fn want(tool: &'static str, takes: i64) -> Want {
+    Want {
+        tool,
+        takes,
+        ends: Ends::Well,
+    }
+}
+
+fn sleeps(wants: Vec<Want>) -> Turn {
+    Turn {
+        calls: vec![Call {
+            takes: 2,
+            wants,
+            sleep: Some(3600),
+            ..Call::default()
+        }],
+    }
+}
+
+fn two_days() -> Script {
+    let settings = script::settings_of(&json!({
+        "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"},
+        "lightModel": {"api": "OpenAIChat", "baseURL": "http://model", "name": "small"},
+        "continuous": {
+            "preCheck": {"prompt": "Only a change of ten matters."},
+            "heartbeat": {"everySeconds": 10_000, "prompt": "Look after the mail."},
+        },
+        "hotState": {"fields": [{"name": "hour", "type": "Number", "ttlSeconds": 60, "refreshTool": "files__read"}]},
+    }));
+    Script {
+        settings,
+        turns: vec![
+            sleeps(vec![want("files__write", 3)]),
+            sleeps(vec![]),
+            sleeps(vec![want("mail__send", 2), want("files__read", 0)]),
+            sleeps(vec![]),
+            sleeps(vec![want("db__put", 1)]),
+            sleeps(vec![]),
+        ],
+        heartbeat: Turn {
+            calls: vec![Call {
+                takes: 4,
+                wants: vec![want("mail__send", 5)],
+                ..Call::default()
+            }],
+        },
+        happenings: Vec::new(),
+    }
+}
+
+/// What the model and the tools said in the agent's own turns.
+fn own(run: &Run) -> Vec<String> {
+    let said = run
+        .messages
+        .iter()
+        .filter(|(turn, _, message)| !run.heartbeats.contains(turn) && !matches!(message, Message::User { .. }));
+    said.map(|(_, _, message)| timeless(message)).collect()
+}
+
+fn compare_own(plain: &Run, found: &Run) {
+    let (expected, all) = (own(plain), own(found));
+    let is_cut = |text: &str| text.contains("outcome unknown");
+    for (found, expected) in all.iter().zip(&expected) {
+        assert!(is_cut(found) || found == expected, "{found} instead of {expected}");
+    }
+    let view = found.view.as_ref().expect("it goes on to the end");
+    assert_eq!(view.outcome, Some(Outcome::Completed));
+    assert_eq!(all.len(), expected.len());
+    // Each turn that was begun is completed, once; the heartbeats are among them.
+    let completed = lines(found, "TurnCompleted", None).len();
+    assert_eq!(lines(found, "TurnStarted", None).len(), completed);
+    assert_eq!(found.committed.len(), completed);
+    assert_eq!(completed, 7 + found.heartbeats.len());
+    assert!(!found.heartbeats.is_empty());
+}
+
+#[test]
+fn two_days_with_heartbeats_and_pre_checks_are_what_they_are_meant_to_be() {
+    let plain = undisturbed(&two_days(), &mut Nobody);
+    compare_own(&plain, &plain);
+    // Every other question says no, and each was asked before a turn of its own.
+    assert_eq!(lines(&plain, "PrecheckSkipped", None).len(), 6);
+    let asked = plain.billed.iter().filter(|id| id.call == 0).count();
+    assert_eq!(asked, 12);
+    assert!(plain.heartbeats.len() >= 5, "{:?}", plain.heartbeats);
+    assert!(lines(&plain, "PrecheckFailed", None).is_empty());
+}
+
+#[test]
+fn heartbeats_and_pre_checks_go_on_over_a_kill_at_any_boundary() {
+    let mut looks = Looks::default();
+    let plain = undisturbed(&two_days(), &mut looks);
+    let mut killer = Killer::new(&plain, &looks, |plain, found, _| {
+        // Who looks as the undisturbed run did can only do the same.
+        if found.view.is_some() {
+            compare_own(plain, found);
+        }
+    });
+    undisturbed(&two_days(), &mut killer);
+    let (boundaries, ways) = killer.count();
+    eprintln!("killed at {boundaries} boundaries: {ways:?}");
+    assert!(boundaries > 60 && ways.len() == 5, "{ways:?}");
+}
