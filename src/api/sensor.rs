@@ -123,7 +123,8 @@ pub struct Source {
 #[serde(rename_all = "camelCase")]
 pub struct Schedule {
     /// Minute, hour, day of month, month and day of week, as in cron: `0 8 * * 1-5`. A time that the change to summer
-    /// time skips comes once, right after the gap; one that the change back repeats comes once.
+    /// time skips comes once, right after the gap; one that the change back repeats comes once. A schedule with `*` or a
+    /// step as its minute or hour goes by the clock on the wall instead: not in the gap, and in both of the repeated hours.
     #[schemars(length(min = 9, max = 128))]
     pub cron: String,
     /// The IANA time zone of `cron`.
@@ -160,7 +161,9 @@ pub struct Update {
     #[schemars(length(min = 1, max = 63), regex(pattern = FIELD))]
     pub field: String,
     /// Its value: an expression (CEL) over `payload`, the event's; `previous`, the last accepted event's payload or null;
-    /// and `now`. `payload` alone is the whole of it.
+    /// and `now`, in seconds since 1970. `payload` alone is the whole of it. Beside the operators and macros of CEL there
+    /// are contains, startsWith, endsWith, matches, lowerAscii, size, min, max, slice(from, to), string, int, double, json and
+    /// epochSeconds (of an RFC 3339 time).
     #[schemars(length(min = 1, max = 4096))]
     pub value: String,
 }

@@ -4,3 +4,28 @@
 //! runs it, a worker or a sensor pod, keeps its state and passes on what comes of it. Time comes in from outside.
 
 pub mod delivery;
+pub mod expression;
+pub mod rules;
+pub mod schedule;
+mod state;
+
+use crate::api::SensorSpec;
+
+/// What of a spec cannot be used, beyond what its schema refuses: `spec.updates[0].value: …`.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+#[error("{field}: {detail}")]
+pub struct Invalid {
+    /// The field.
+    pub field: String,
+    /// What is wrong with it.
+    pub detail: String,
+}
+
+/// Whether a Sensor of this name can run by this spec.
+pub fn check(name: &str, spec: &SensorSpec) -> Result<(), Invalid> {
+    rules::Rules::compile(name, spec)?;
+    if let Some(schedule) = &spec.source.schedule {
+        schedule::Calendar::compile(schedule)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! Tests of expressions.
+
+use proptest::prelude::*;
+use rstest::rstest;
+use serde_json::json;
+
+use super::*;
+
+fn evaluated(text: &str, payload: &Value) -> Result<Value, Failure> {
+    let previous = json!({"change": 1});
+    let now = "2026-01-05T07:00:00Z".parse().expect("a moment");
+    let expression = Expression::compile(text).expect("an expression");
+    expression.evaluate(&Variables::new(payload, Some(&previous), now))
+}
+
+#[rstest]
+#[case("payload", json!({"change": 0.5, "items": [{"id": 1, "n": "a"}, {"id": 2, "n": "b"}], "text": "Grün"}))]
+#[case("payload.change > 0.05", json!(true))]
+#[case("payload.change > previous.change", json!(false))]
+#[case("payload.items.slice(0, 1)", json!([{"id": 1, "n": "a"}]))]
+#[case("payload.items.slice(1, 20)", json!([{"id": 2, "n": "b"}]))]
+#[case("payload.text.slice(2, 9)", json!("ün"))]
+#[case("payload.items.map(item, item.id)", json!([1, 2]))]
+#[case("payload.items.map(item, item.id > 1, item.n)", json!(["b"]))]
+#[case("payload.items.filter(item, item.id > 1)", json!([{"id": 2, "n": "b"}]))]
+#[case("payload.items.exists(item, item.n == 'b')", json!(true))]
+#[case("payload.items.all(item, item.n == 'b')", json!(false))]
+#[case("payload.items.exists_one(item, item.id > 0)", json!(false))]
+#[case("payload.items.filter(item, item.id > 1).map(item, item.n)", json!(["b"]))]
+#[case("payload.all(key, key.matches('^[a-z]+$'))", json!(true))]
+#[case("payload.items.map(item, item.id + int(payload.change * 4.0))", json!([3, 4]))]
+#[case("'up by ' + string(payload.change)", json!("up by 0.5"))]
+#[case("{'b': 1, 'a': payload.text}", json!({"a": "Grün", "b": 1}))]
+#[case("has(payload.missing) ? 1 : max(1, 2)", json!(2))]
+#[case("now - epochSeconds('2026-01-05T06:00:00Z')", json!(3600))]
+#[case("payload.text.lowerAscii().startsWith('g')", json!(true))]
+#[case("json(payload.items[0])", json!("{\"id\":1,\"n\":\"a\"}"))]
+#[case("'id' in payload.items[0] && !('x' in payload.items[0])", json!(true))]
+#[case("size(payload.items) == 2 && payload.items.size() == 2", json!(true))]
+fn an_expression_has_the_value_that_cel_gives_it(#[case] text: &str, #[case] expected: Value) {
+    let payload = json!({"change": 0.5, "items": [{"id": 1, "n": "a"}, {"id": 2, "n": "b"}], "text": "Grün"});
+    assert_eq!(evaluated(text, &payload).expect("a value"), expected);
+}
+
+#[rstest]
+#[case("payload.", "is no expression: line 1, column")]
+#[case("playload.a", "names playload, which is not there")]
+#[case("payload.items.map(item, item.id) + [item]", "names item, which is not there")]
+#[case("size(payload, 2)", "gives 2 values to size, which takes 1")]
+#[case("[1, 2].max()", "calls max in another way than max(a, b)")]
+#[case("timestamp('2026-01-05T06:00:00Z') < 1", "calls timestamp, which is not there")]
+#[case("Foo{a: 1}", "makes an object of a type")]
+#[case("b'abc' == b'abc'", "has bytes")]
+#[case("payload.a.matches(payload.b)", "a pattern that is not written in the expression")]
+#[case("payload.a.matches('(')", "no regular expression")]
+#[case("payload.a.matches('(a{1000}){1000}')", "too large")]
+#[case("payload.a.all(x, payload.b.all(y, x == y))", "within another")]
+fn what_is_no_expression_is_refused_in_words(#[case] text: &str, #[case] expected: &str) {
+    let error = Expression::compile(text).expect_err("an error");
+    assert!(error.contains(expected), "{error}");
+}
+
+#[rstest]
+#[case("payload.missing", Failure::Missing)]
+#[case("payload.items[7]", Failure::Missing)]
+#[case("payload.n + 1.5", Failure::Types)]
+#[case("payload.secret > 1", Failure::Types)]
+#[case("payload.n / 0", Failure::Other)]
+#[case("9223372036854775807 + payload.n", Failure::Other)]
+#[case("1.0 / 0.0", Failure::Types)]
+#[case("epochSeconds(payload.secret)", Failure::Types)]
+#[case("payload.items.slice(2, 1)", Failure::Missing)]
+fn what_has_no_value_says_why_and_nothing_of_the_payload(#[case] text: &str, #[case] expected: Failure) {
+    let payload = json!({"n": 1, "items": [1], "secret": "hunter2"});
+    let failure = evaluated(text, &payload).expect_err("a failure");
+    assert_eq!(failure, expected);
+    assert!(!failure.to_string().contains("hunter2"));
+}
+
+#[test]
+fn an_expression_may_have_4096_bytes_and_not_one_more() {
+    let of = |bytes: usize| format!("'{}'", "a".repeat(bytes - 2));
+    assert!(Expression::compile(&of(MOST_BYTES)).is_ok());
+    let error = Expression::compile(&of(MOST_BYTES + 1)).expect_err("an error");
+    assert!(error.contains("4096 bytes, and has 4097"), "{error}");
+}
+
+#[test]
+fn an_expression_may_go_64_steps_deep_and_not_one_more() {
+    let of = |steps: usize| vec!["1"; steps].join("+");
+    assert_eq!(evaluated(&of(MOST_DEPTH), &json!(1)), Ok(json!(MOST_DEPTH)));
+    let error = Expression::compile(&of(MOST_DEPTH + 1)).expect_err("an error");
+    assert!(error.contains("deeper than 64"), "{error}");
+}
+
+#[test]
+fn an_expression_that_would_overflow_the_stack_is_refused_before_it_is_parsed() {
+    let brackets = |count: usize| format!("{}1{}", "(".repeat(count), ")".repeat(count));
+    assert!(Expression::compile(&brackets(MOST_BRACKETS)).is_ok());
+    assert!(Expression::compile(&brackets(MOST_BRACKETS + 1)).is_err());
+    let joined = |count: usize| vec!["1"; count + 1].join("+");
+    let deep = Expression::compile(&joined(MOST_OPERATORS)).expect_err("an error");
+    assert!(deep.contains("deeper than"), "{deep}");
+    let many = Expression::compile(&joined(MOST_OPERATORS + 1)).expect_err("an error");
+    assert!(many.contains("operators"), "{many}");
+    for text in ["!", "-", "(", "[", "{", "a.", "a?", "1+", "a&&", "'a'=="] {
+        assert!(Expression::compile(&text.repeat(MOST_BYTES / text.len())).is_err());
+    }
+    // In a text they are no more than text.
+    assert!(Expression::compile(&format!("'{}' + \"{}\"", "(\\'".repeat(300), "!+".repeat(300))).is_ok());
+}
+
+#[test]
+fn an_expression_that_costs_too_much_is_given_up_and_the_next_one_has_its_own_purse() {
+    // Each item costs 3 steps of 2; before that the list is looked at once, in 2 steps, and `previous`, which is null.
+    let text = "payload.all(item, item > 0)";
+    let cost = |items: u64| items * 3 * 2 + 2 + (items + 2);
+    let most = (MOST_COST - 5) / 7;
+    assert!(cost(most) < MOST_COST && cost(most + 1) >= MOST_COST);
+    let of = |items: u64| Value::Array((0..items).map(|_| json!(1)).collect());
+    let variables = |items| Variables::new(&of(items), None, Timestamp::UNIX_EPOCH);
+    let expression = Expression::compile(text).expect("an expression");
+    let (fits, too_many) = (variables(most), variables(most + 1));
+    assert_eq!(expression.evaluate(&fits), Ok(json!(true)));
+    assert_eq!(expression.evaluate(&too_many), Err(Failure::TooCostly));
+    assert_eq!(expression.evaluate(&fits), Ok(json!(true)));
+}
+
+#[test]
+fn what_would_run_for_minutes_is_given_up_in_moments() {
+    let words: Vec<String> = (0..20_000).map(|n| format!("word {n}")).collect();
+    let payload = json!({"a": words, "b": words});
+    let started = std::time::Instant::now();
+    for text in [
+        "payload.a.all(x, payload.b.contains(x))",
+        "payload.a.map(x, payload.b)",
+        &format!("[{}]", vec!["payload"; 500].join(",")),
+        &vec!["payload.a"; 60].join("+"),
+        "payload.a.all(x, payload.b.contains(x)) || true",
+    ] {
+        assert_eq!(evaluated(text, &payload), Err(Failure::TooCostly), "{text}");
+    }
+    assert!(
+        started.elapsed() < std::time::Duration::from_secs(20),
+        "{:?}",
+        started.elapsed()
+    );
+    // A near miss: one look through a long list.
+    assert_eq!(evaluated("'word 7' in payload.b", &payload), Ok(json!(true)));
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        (-1e9..1e9f64).prop_map(Value::from),
+        ".{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 24, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map("[a-c]{1,2}", inner, 0..4)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_payload_gives_a_value_or_a_failure(payload in any_json(), place in 0..12usize) {
+        let texts = [
+            "payload.a.b", "payload[0]", "payload.filter(x, x > 1)", "payload.map(x, x.a)", "-payload.a", "payload + payload",
+            "payload.a - previous.change", "payload == previous", "max(payload, 1)", "payload.slice(0, 2)",
+            "payload.a.matches('a+') || payload.b in payload.c", "payload[payload]",
+        ];
+        prop_assume!(!payload.to_string().contains("-9223372036854775808"));
+        let _ = evaluated(texts[place], &payload);
+    }
+}

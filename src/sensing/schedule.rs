@@ -1,0 +1,221 @@
+//! Ticks of a schedule: when the next one comes, and which of those that nobody heard still does.
+//!
+//! Pure; knows neither timers nor journals. The calendar is the library's, after Vixie cron: a time of the day that a change
+//! of the clocks skips comes once, right after the gap, one that is repeated comes once; a schedule by the hour or the
+//! minute goes by the clock on the wall, so that it skips the gap and comes in both of the repeated hours.
+
+use croner::Cron;
+use croner::parser::{CronParser, Seconds, Year};
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp, Zoned};
+use serde_json::{Value, json};
+
+use super::Invalid;
+use crate::api::sensor::{Missed, Schedule};
+
+/// A tick that is later than this was missed: timers are not as late.
+const LATE: SignedDuration = SignedDuration::from_secs(60);
+
+/// A compiled schedule.
+#[derive(Clone, Debug)]
+pub struct Calendar {
+    cron: Cron,
+    zone: TimeZone,
+    missed: Missed,
+}
+
+impl Calendar {
+    /// Compiles a schedule.
+    pub fn compile(schedule: &Schedule) -> Result<Self, Invalid> {
+        let field = "spec.source.schedule.timeZone";
+        let zone = TimeZone::get(&schedule.time_zone).map_err(|_| Invalid {
+            field: field.into(),
+            detail: format!("{} is no time zone of the IANA database", schedule.time_zone),
+        })?;
+        let invalid = |detail: String| Invalid {
+            field: "spec.source.schedule.cron".into(),
+            detail,
+        };
+        let parser = CronParser::builder()
+            .seconds(Seconds::Disallowed)
+            .year(Year::Disallowed)
+            .build();
+        let cron = parser
+            .parse(&schedule.cron)
+            .map_err(|error| invalid(error.to_string()))?;
+        let calendar = Self {
+            cron,
+            zone,
+            missed: schedule.missed,
+        };
+        if calendar.after(Timestamp::UNIX_EPOCH).is_none() {
+            return Err(invalid("never comes".into()));
+        }
+        Ok(calendar)
+    }
+
+    /// The first tick after a moment.
+    #[must_use]
+    pub fn after(&self, moment: Timestamp) -> Option<Timestamp> {
+        let found = self.cron.find_next_occurrence(&self.at(moment), false).ok()?;
+        Some(found.timestamp()).filter(|found| *found > moment)
+    }
+
+    /// The tick that is to be heard now, if ticks up to `through` are done with and somebody listens since `since`.
+    #[must_use]
+    pub fn due(&self, through: Timestamp, since: Timestamp, now: Timestamp) -> Due {
+        if self.after(through).is_none_or(|next| next > now) {
+            return Due::Nothing;
+        }
+        let last = self.cron.find_previous_occurrence(&self.at(now), true).ok();
+        // The search back knows of no tick that the search forward found: that one it is.
+        let last = last.map(|last| last.timestamp()).filter(|last| *last > through);
+        let Some(last) = last.or_else(|| self.after(through)) else {
+            return Due::Nothing;
+        };
+        let missed = last < since || now.duration_since(last) > LATE;
+        if missed && self.missed == Missed::Skip {
+            Due::Skipped(last)
+        } else {
+            Due::Tick(last)
+        }
+    }
+
+    fn at(&self, moment: Timestamp) -> Zoned {
+        moment.to_zoned(self.zone.clone())
+    }
+}
+
+/// What is to be done about ticks now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing: none has come.
+    Nothing,
+    /// This one is to be heard; those before it are not.
+    Tick(Timestamp),
+    /// Those up to this one were missed, and are not to be heard.
+    Skipped(Timestamp),
+}
+
+/// The id of a tick.
+#[must_use]
+pub fn delivery_id(sensor: &str, tick: Timestamp) -> String {
+    format!("{sensor}/{tick}")
+}
+
+/// What a tick says.
+#[must_use]
+pub fn payload(tick: Timestamp) -> Value {
+    json!({ "scheduledTime": tick.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn calendar(cron: &str, zone: &str, missed: Missed) -> Calendar {
+        let schedule = Schedule {
+            cron: cron.into(),
+            time_zone: zone.into(),
+            missed,
+        };
+        Calendar::compile(&schedule).expect("a schedule")
+    }
+
+    fn moment(text: &str) -> Timestamp {
+        text.parse().expect("a moment")
+    }
+
+    /// Each tick between two moments, found one after the other.
+    fn ticks(cron: &str, zone: &str, from: &str, to: &str) -> Vec<String> {
+        let calendar = calendar(cron, zone, Missed::RunOnce);
+        let (mut at, to) = (moment(from), moment(to));
+        let mut found = Vec::new();
+        while let Some(next) = calendar.after(at).filter(|next| *next <= to) {
+            // Nobody who looks back finds another one.
+            let seen = calendar.due(at, at, next);
+            assert_eq!(seen, Due::Tick(next), "after {at}");
+            found.push(next.to_string());
+            at = next;
+        }
+        found
+    }
+
+    #[rstest]
+    // Berlin, into summer time: 02:00 is 03:00.
+    #[case("30 2 * * *", "Europe/Berlin", "2026-03-28T00:00:00Z", "2026-03-30T12:00:00Z",
+        &["2026-03-28T01:30:00Z", "2026-03-29T01:00:00Z", "2026-03-30T00:30:00Z"])]
+    #[case("*/30 * * * *", "Europe/Berlin", "2026-03-29T00:00:00Z", "2026-03-29T01:30:00Z",
+        &["2026-03-29T00:30:00Z", "2026-03-29T01:00:00Z", "2026-03-29T01:30:00Z"])]
+    // And back: 03:00 is 02:00 again.
+    #[case("30 2 * * *", "Europe/Berlin", "2026-10-24T00:00:00Z", "2026-10-26T12:00:00Z",
+        &["2026-10-24T00:30:00Z", "2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"])]
+    #[case("*/30 * * * *", "Europe/Berlin", "2026-10-25T00:00:00Z", "2026-10-25T02:00:00Z",
+        &["2026-10-25T00:30:00Z", "2026-10-25T01:00:00Z", "2026-10-25T01:30:00Z", "2026-10-25T02:00:00Z"])]
+    // New York, both ways.
+    #[case("30 2 * * *", "America/New_York", "2026-03-07T12:00:00Z", "2026-03-09T12:00:00Z",
+        &["2026-03-08T07:00:00Z", "2026-03-09T06:30:00Z"])]
+    #[case("30 1 * * *", "America/New_York", "2026-10-31T12:00:00Z", "2026-11-02T12:00:00Z",
+        &["2026-11-01T05:30:00Z", "2026-11-02T06:30:00Z"])]
+    // Leap days, working days, and the end of a year.
+    #[case("0 8 29 2 *", "UTC", "2026-01-01T00:00:00Z", "2033-01-01T00:00:00Z",
+        &["2028-02-29T08:00:00Z", "2032-02-29T08:00:00Z"])]
+    #[case("0 8 * * 1-5", "UTC", "2026-01-02T00:00:00Z", "2026-01-06T00:00:00Z",
+        &["2026-01-02T08:00:00Z", "2026-01-05T08:00:00Z"])]
+    #[case("59 23 31 12 *", "Asia/Tokyo", "2026-01-01T00:00:00Z", "2027-01-01T00:00:00Z", &["2026-12-31T14:59:00Z"])]
+    fn each_tick_comes_once_in_its_zone(
+        #[case] cron: &str,
+        #[case] zone: &str,
+        #[case] from: &str,
+        #[case] to: &str,
+        #[case] expected: &[&str],
+    ) {
+        assert_eq!(ticks(cron, zone, from, to), expected);
+    }
+
+    #[rstest]
+    #[case("* * * *", "UTC", "spec.source.schedule.cron: ")]
+    #[case("* * * * * *", "UTC", "spec.source.schedule.cron: ")]
+    #[case("61 * * * *", "UTC", "spec.source.schedule.cron: ")]
+    #[case("0 0 30 2 *", "UTC", "spec.source.schedule.cron: never comes")]
+    #[case(
+        "0 0 1 1 *",
+        "Europe/Atlantis",
+        "spec.source.schedule.timeZone: Europe/Atlantis is no time zone"
+    )]
+    fn what_is_no_schedule_is_refused_with_its_field(#[case] cron: &str, #[case] zone: &str, #[case] expected: &str) {
+        let schedule = Schedule {
+            cron: cron.into(),
+            time_zone: zone.into(),
+            missed: Missed::RunOnce,
+        };
+        let error = Calendar::compile(&schedule).expect_err("an error").to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+
+    #[test]
+    fn after_a_day_of_downtime_the_last_tick_comes_late_and_no_other_or_none() {
+        let (through, now) = (moment("2026-01-05T08:00:00Z"), moment("2026-01-06T08:00:30Z"));
+        let of = |missed| calendar("*/10 * * * *", "UTC", missed);
+        let last = moment("2026-01-06T08:00:00Z");
+        assert_eq!(of(Missed::RunOnce).due(through, now, now), Due::Tick(last));
+        assert_eq!(of(Missed::Skip).due(through, now, now), Due::Skipped(last));
+        assert_eq!(of(Missed::RunOnce).due(last, now, now), Due::Nothing);
+    }
+
+    #[test]
+    fn a_tick_that_somebody_waited_for_is_heard_up_to_a_minute_late_and_was_missed_after_that() {
+        let calendar = calendar("0 8 * * *", "UTC", Missed::Skip);
+        let (through, tick) = (moment("2026-01-05T08:00:00Z"), moment("2026-01-06T08:00:00Z"));
+        let at = |seconds| tick + SignedDuration::from_secs(seconds);
+        assert_eq!(calendar.due(through, through, at(-1)), Due::Nothing);
+        assert_eq!(calendar.due(through, through, at(0)), Due::Tick(tick));
+        assert_eq!(calendar.due(through, through, at(60)), Due::Tick(tick));
+        assert_eq!(calendar.due(through, through, at(61)), Due::Skipped(tick));
+        // Who listens only since then has missed it.
+        assert_eq!(calendar.due(through, at(1), at(2)), Due::Skipped(tick));
+        assert_eq!(calendar.due(through, at(0), at(2)), Due::Tick(tick));
+    }
+}
