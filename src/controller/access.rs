@@ -80,8 +80,8 @@ impl Access {
         Err(ReadRefusal {
             code: ReadRefusalCode::Forbidden,
             message: format!(
-                "{name} may not get agents/{subresource} of Agent {namespace}/{of}; the roles admin, edit and view may, \
-                 where the chart sets rbac.aggregate"
+                "{name} may not get agents/{subresource} of Agent {namespace}/{of}; where the chart sets rbac.aggregate, \
+                 the roles admin and edit may get agents/words, and view too agents/events"
             ),
         })
     }

@@ -221,7 +221,11 @@ impl Loops {
     }
 
     /// Somebody reads the Agent's events from here on; its pod is told at once.
-    pub(super) fn start_reading(&self, agent: &AgentKey, after: i64) -> Result<(u64, Pages), ReadRefusal> {
+    pub(super) fn start_reading(
+        &self,
+        agent: &AgentKey,
+        (after, words): (i64, bool),
+    ) -> Result<(u64, Pages), ReadRefusal> {
         let mut table = self.lock();
         if table.entries.values().map(|entry| entry.readings.len()).sum::<usize>() >= READINGS_OF_ALL {
             return Err(too_many(format!(
@@ -239,7 +243,7 @@ impl Loops {
                 "{READINGS_OF_ONE} read this Agent's events already; try again later"
             )));
         }
-        let pages = entry.readings.open(Reading { id, after });
+        let pages = entry.readings.open(Reading { id, after, words });
         entry.tell_readings();
         Ok((id, pages))
     }

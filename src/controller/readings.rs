@@ -35,6 +35,7 @@ const TOO_LONG: &str = "an hour is over; connect again with the last id";
 
 struct Open {
     began: i64,
+    words: bool,
     cursor: i64,
     pages: mpsc::Sender<Vec<EventLine>>,
     farewell: Arc<OnceLock<String>>,
@@ -66,6 +67,7 @@ impl Readings {
         open.map(|(id, open)| Reading {
             id: *id,
             after: open.began,
+            words: open.words,
         })
         .collect()
     }
@@ -79,6 +81,7 @@ impl Readings {
         let farewell = Arc::default();
         let open = Open {
             began: reading.after,
+            words: reading.words,
             cursor: reading.after,
             pages,
             farewell: Arc::clone(&farewell),
@@ -159,9 +162,9 @@ impl Drop for Guard {
     }
 }
 
-/// Reads an Agent's events from here on, once its pod has sent the first of them.
-pub async fn read(loops: &Arc<Loops>, agent: &AgentKey, after: i64) -> Result<Telling, ReadRefusal> {
-    let (id, mut pages) = loops.start_reading(agent, after)?;
+/// Reads an Agent's events after a line, with words or without, once its pod has sent the first of them.
+pub async fn read(loops: &Arc<Loops>, agent: &AgentKey, from: (i64, bool)) -> Result<Telling, ReadRefusal> {
+    let (id, mut pages) = loops.start_reading(agent, from)?;
     let guard = Guard {
         loops: Arc::clone(loops),
         agent: agent.clone(),
@@ -229,7 +232,11 @@ mod tests {
 
     fn reading(after: i64) -> (Readings, Pages) {
         let mut readings = Readings::default();
-        let pages = readings.open(Reading { id: 1, after });
+        let pages = readings.open(Reading {
+            id: 1,
+            after,
+            words: false,
+        });
         (readings, pages)
     }
 
@@ -246,7 +253,11 @@ mod tests {
         assert!(pages.queue.try_recv().is_err());
         assert_eq!(
             readings.wanted(),
-            [Reading { id: 1, after: 5 }],
+            [Reading {
+                id: 1,
+                after: 5,
+                words: false
+            }],
             "what is asked for stays the same"
         );
     }

@@ -26,6 +26,8 @@ use crate::telemetry::metrics::Metrics;
 
 /// The subresource whose `get` allows to read events.
 pub const EVENTS: &str = "events";
+/// The one whose `get` allows to read words of models and tools with them.
+pub const WORDS: &str = "words";
 /// How long a page waits for room, and how often it looks.
 const ROOM_WAIT: Duration = Duration::from_secs(5);
 const ROOM_LOOK: Duration = Duration::from_millis(100);
@@ -148,13 +150,16 @@ impl Link for ControllerLink {
         };
         // First, so that who may not read learns nothing of what there is.
         self.access.check(token, &agent, EVENTS).await?;
+        if request.words {
+            self.access.check(token, &agent, WORDS).await?;
+        }
         if !agents.contains(&agent) {
             return Err(ReadRefusal {
                 code: ReadRefusalCode::NotFound,
                 message: format!("there is no Agent {}/{}", agent.namespace, agent.name),
             });
         }
-        readings::read(&self.loops, &agent, request.after).await
+        readings::read(&self.loops, &agent, (request.after, request.words)).await
     }
 
     fn refused(&self, refusal: &Refusal) {

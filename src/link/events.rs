@@ -2,7 +2,7 @@
 //!
 //! | route | does |
 //! |---|---|
-//! | `GET /v1/namespaces/{namespace}/agents/{name}/events?after=N`, controller | server-sent events for people, see docs/reference/events.md |
+//! | `GET /v1/namespaces/{namespace}/agents/{name}/events?after=N&words=true`, controller | server-sent events for people, see docs/reference/events.md |
 //! | `POST /v1/events`, controller | an [`EventsPage`] of a pod → [`EventsAnswer`] |
 //! | `POST /v1/readings`, gateway's socket | the same, of the worker |
 //!
@@ -15,10 +15,14 @@ use serde::{Deserialize, Serialize};
 
 /// Most lines of a page.
 pub const PAGE_LINES: usize = 200;
+/// Most messages that show what a detected loop was.
+pub const WORDS_MESSAGES: usize = 12;
+/// Most bytes of each.
+pub const MOST_WORDS: usize = 2048;
 /// Name of the last event of a stream that the controller ends: why, and how to go on.
 pub const END_EVENT: &str = "end";
 
-/// One event: a line of the journal. Names, numbers and hashes; no prompt, answer, argument or result.
+/// One event: a line of the journal. Names, numbers and hashes; no prompt, answer, argument or result but in `words`.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventLine {
@@ -49,6 +53,10 @@ pub struct EventLine {
     pub outcome: Option<String>,
     /// A short note.
     pub note: String,
+    /// Only for who reads with words, and of `autonomy:loop_detected`: what the model said and what its tools gave last,
+    /// newest last, each as JSON and cut after [`MOST_WORDS`] bytes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub words: Vec<String>,
 }
 
 /// Somebody reads an Agent's events.
@@ -59,6 +67,9 @@ pub struct Reading {
     pub id: u64,
     /// Where it began: after this line.
     pub after: i64,
+    /// Whether the words of detected loops are wanted too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub words: bool,
 }
 
 /// Lines for one reading, in order and without a gap but for lines that are not kept any more.
@@ -98,6 +109,8 @@ pub struct ReadRequest {
     pub name: String,
     /// The cursor.
     pub after: i64,
+    /// Whether the words of detected loops are wanted too.
+    pub words: bool,
 }
 
 /// What a reader is told.

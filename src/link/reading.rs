@@ -18,8 +18,9 @@ use super::server::{Link, Server};
 const LAST_EVENT_ID: &str = "last-event-id";
 
 #[derive(Deserialize)]
-struct Cursor {
+struct Asked {
     after: Option<i64>,
+    words: Option<bool>,
 }
 
 pub(super) async fn events<L: Link>(
@@ -29,8 +30,13 @@ pub(super) async fn events<L: Link>(
     uri: Uri,
 ) -> Response {
     let telling = async {
-        let after = cursor(&headers, &uri)?;
-        let request = ReadRequest { namespace, name, after };
+        let (after, words) = asked(&headers, &uri)?;
+        let request = ReadRequest {
+            namespace,
+            name,
+            after,
+            words,
+        };
         server.link.read(token(&headers)?, &request).await
     };
     match telling.await {
@@ -70,18 +76,21 @@ fn token(headers: &HeaderMap) -> Result<&str, ReadRefusal> {
         })
 }
 
-/// After which line to begin; 0: with the oldest that is kept.
-fn cursor(headers: &HeaderMap, uri: &Uri) -> Result<i64, ReadRefusal> {
-    let cursor = match headers.get(LAST_EVENT_ID) {
-        Some(id) => id.to_str().ok().and_then(|id| id.parse().ok()),
-        None => match Query::<Cursor>::try_from_uri(uri) {
-            Ok(query) => Some(query.after.unwrap_or(0)),
-            Err(_) => None,
-        },
-    };
-    cursor.filter(|after| *after >= 0).ok_or_else(|| ReadRefusal {
+/// After which line to begin (0: with the oldest that is kept), and whether words are wanted.
+fn asked(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ReadRefusal> {
+    let asked = Query::<Asked>::try_from_uri(uri).ok();
+    let asked = asked.and_then(|Query(asked)| {
+        let after = match headers.get(LAST_EVENT_ID) {
+            Some(id) => id.to_str().ok()?.parse().ok()?,
+            None => asked.after.unwrap_or(0),
+        };
+        (after >= 0).then_some((after, asked.words.unwrap_or(false)))
+    });
+    asked.ok_or_else(|| ReadRefusal {
         code: ReadRefusalCode::Malformed,
-        message: "after=N and the header Last-Event-ID are the number of an event: 0, or its seq".into(),
+        message:
+            "after=N and the header Last-Event-ID are the number of an event, 0 or its seq; words is true or false"
+                .into(),
     })
 }
 

@@ -56,6 +56,7 @@ pub fn of(line: Line) -> EventLine {
         effect: line.effect,
         outcome: line.outcome,
         note: line.note,
+        words: Vec::new(),
     }
 }
 

@@ -10,7 +10,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::link::events::{EventLine, EventsPage, PAGE_LINES, Reading};
+use crate::engine::RecordKind;
+use crate::link::events::{EventLine, EventsPage, MOST_WORDS, PAGE_LINES, Reading, WORDS_MESSAGES};
 
 use super::events;
 use super::gateway_client::{GatewayClient, Retry};
@@ -108,7 +109,12 @@ impl Readings {
             ..EventsPage::default()
         };
         let mut bytes = 0;
-        for line in found.lines.into_iter().map(events::of) {
+        for line in found.lines {
+            let with_words = ask.reading.words && line.kind == RecordKind::LoopDetected;
+            let mut line = events::of(line);
+            if with_words {
+                line.words = steps.words(line.turn, (WORDS_MESSAGES, MOST_WORDS))?;
+            }
             bytes += LINE_BYTES + size(&line);
             if bytes > PAGE_BYTES && !page.events.is_empty() {
                 page.next = line.seq - 1;
@@ -140,7 +146,8 @@ impl Readings {
 /// Text of a line, as JSON at most.
 fn size(line: &EventLine) -> usize {
     let tool = line.tool.as_ref().map_or(0, String::len);
-    2 * (line.note.len() + tool)
+    let words: usize = line.words.iter().map(String::len).sum();
+    2 * (line.note.len() + tool + words)
 }
 
 /// Sends one reading.

@@ -45,6 +45,11 @@ impl<'a> Steps<'a> {
         self.journal.lines_after(seq, most)
     }
 
+    /// The last so many messages of the model and its tools up to this turn, each cut after so many bytes.
+    pub fn words(&self, turn: i64, most: (usize, usize)) -> Result<Vec<String>, JournalError> {
+        self.journal.words(turn, most)
+    }
+
     /// What a restart would go on from.
     #[cfg(test)]
     pub(super) fn snapshot(&self) -> crate::engine::machine::Snapshot {

@@ -13,7 +13,7 @@ use rstest::rstest;
 use serde_json::Value;
 
 use reader::{Event, Reader};
-use rig::{CANARY, EPOCH, READER, Rig, agent_key, patience, pod_of};
+use rig::{CANARY, EDITOR, EPOCH, READER, Rig, agent_key, patience, pod_of};
 
 fn numbers(events: &[Event]) -> Vec<i64> {
     events.iter().map(|event| event.id.unwrap()).collect()
@@ -58,7 +58,7 @@ async fn each_event_is_read_once_in_order_over_kills_of_the_worker_and_connectio
         assert!(!event.data.contains(CANARY), "{}", event.data);
     }
     // The same lines as on the worker's standard output.
-    let told = rig.worker_output();
+    let told = rig.output("worker");
     let turn = events
         .iter()
         .find(|event| event.name == "autonomy:turn_completed")
@@ -101,12 +101,49 @@ async fn the_last_events_of_a_loop_that_is_told_to_end_are_read_before_its_pod_g
     assert!(reader.ended().await);
 }
 
+#[tokio::test]
+async fn who_may_read_words_sees_what_a_detected_loop_said_and_nobody_else_does() {
+    let mut rig = Rig::start().await;
+    rig.start_pod();
+    let detected = async |token, query| {
+        let mut reader = Reader::connect(&rig, token, query, None).await;
+        loop {
+            let event = reader.take(1).await.remove(0);
+            if event.name == "autonomy:loop_detected" {
+                return event.data;
+            }
+        }
+    };
+    let data: Value = serde_json::from_str(&detected(EDITOR, "?words=true").await).unwrap();
+    let words = data["words"].as_array().unwrap();
+    assert!((1..=12).contains(&words.len()), "{data}");
+    assert!(
+        words.iter().any(|word| word.as_str().unwrap().contains(CANARY)),
+        "{data}"
+    );
+    for word in words {
+        let message: Value = serde_json::from_str(word.as_str().unwrap()).unwrap();
+        assert!(
+            ["assistant", "tool"].contains(&message["role"].as_str().unwrap()),
+            "{message}"
+        );
+    }
+    for (token, query) in [(EDITOR, ""), (READER, "?words=false")] {
+        let data = detected(token, query).await;
+        assert!(!data.contains(CANARY) && !data.contains("words"), "{data}");
+    }
+    for log in ["worker", "gateway"] {
+        assert!(!rig.output(log).contains(CANARY), "{log}");
+    }
+}
+
 #[rstest]
 #[case::no_token(None, "a/x", "", 401, "Unauthenticated")]
 #[case::no_token_of_this_cluster(Some("nonsense"), "a/x", "", 401, "Unauthenticated")]
 #[case::a_token_of_a_pod(Some("agentloop.dev/link a agentloop-agent x u2"), "a/x", "", 401, "Unauthenticated")]
 #[case::without_the_right(Some("person visitor"), "a/x", "", 403, "Forbidden")]
 #[case::without_the_right_to_what_is_not_there(Some("person visitor"), "a/none", "", 403, "Forbidden")]
+#[case::without_the_right_to_words(Some(READER), "a/x", "?words=true", 403, "Forbidden")]
 #[case::no_agent(Some(READER), "a/none", "", 404, "NotFound")]
 #[case::an_agent_without_a_pod(Some(READER), "a/y", "", 503, "Unavailable")]
 #[case::no_number(Some(READER), "a/x", "?after=first", 400, "Malformed")]

@@ -89,6 +89,26 @@ pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite:
     Ok(found)
 }
 
+/// The last so many messages of the model and its tools up to a turn, the newest last, each cut after so many bytes.
+pub(super) fn words(
+    connection: &Connection,
+    turn: i64,
+    (messages, bytes): (usize, usize),
+) -> rusqlite::Result<Vec<String>> {
+    let mut select = connection.prepare_cached(
+        "SELECT json FROM messages WHERE turn <= ?1 AND json_extract(json, '$.role') IN ('assistant', 'tool')
+         ORDER BY id DESC LIMIT ?2",
+    )?;
+    let texts = select.query_map((turn, i64::try_from(messages).unwrap_or(i64::MAX)), |row| row.get(0))?;
+    let mut texts: Vec<String> = texts.collect::<Result<_, _>>()?;
+    for text in texts.iter_mut().filter(|text| text.len() > bytes) {
+        text.truncate(text.floor_char_boundary(bytes));
+        text.push('…');
+    }
+    texts.reverse();
+    Ok(texts)
+}
+
 /// Some lines of the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinesAfter {

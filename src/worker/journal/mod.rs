@@ -168,6 +168,11 @@ impl Journal {
         lines::after(&self.connection, seq, most).map_err(|error| self.sqlite(&error))
     }
 
+    /// The last so many messages of the model and its tools up to this turn, each cut after so many bytes.
+    pub fn words(&self, turn: i64, most: (usize, usize)) -> Result<Vec<String>, JournalError> {
+        lines::words(&self.connection, turn, most).map_err(|error| self.sqlite(&error))
+    }
+
     /// The error of a journal whose last commit ended on the ballast.
     #[must_use]
     pub fn full(&self) -> JournalError {

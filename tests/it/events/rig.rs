@@ -28,6 +28,8 @@ use crate::support::agents::{agent, idle_ledger, view};
 
 /// Token of one who may read.
 pub const READER: &str = "person reader";
+/// Token of one who may read words too.
+pub const EDITOR: &str = "person editor";
 /// Stands in instructions and answers; may stand in no event.
 pub const CANARY: &str = "canary-5e21";
 /// The epoch of every pod.
@@ -111,7 +113,15 @@ fn api_server(asked: Arc<Mutex<Vec<Value>>>) -> kube::Client {
                 "/apis/authentication.k8s.io/v1/tokenreviews" => review(&answer["spec"]),
                 "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
                     asked.lock().unwrap().push(answer["spec"].clone());
-                    json!({"allowed": answer["spec"]["user"] == "reader"})
+                    {
+                        let rights = &answer["spec"]["resourceAttributes"]["subresource"];
+                        let allowed = match answer["spec"]["user"].as_str().unwrap() {
+                            "reader" => rights == "events",
+                            "editor" => true,
+                            _ => false,
+                        };
+                        json!({ "allowed": allowed })
+                    }
                 }
                 other => panic!("{other}"),
             };
@@ -230,8 +240,8 @@ impl Rig {
         assert!(sent.success());
     }
 
-    pub fn worker_output(&self) -> String {
-        std::fs::read_to_string(self.path("worker")).unwrap()
+    pub fn output(&self, role: &str) -> String {
+        std::fs::read_to_string(self.path(role)).unwrap()
     }
 
     fn role(&self, role: &str) -> Child {
@@ -242,7 +252,7 @@ impl Rig {
                 "instructions": format!("Be {CANARY}."),
                 "model": {"api": "Scripted", "name": "s"},
                 "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
-                "guardrails": {"maxConsecutiveTurns": 1000, "loopDetection": {"mode": "Disabled"}},
+                "guardrails": {"maxConsecutiveTurns": 1000, "loopDetection": {"mode": "Warn"}},
             },
         });
         let log = File::options().create(true).append(true).open(self.path(role)).unwrap();
