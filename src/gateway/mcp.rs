@@ -1,7 +1,8 @@
-//! The way to the tool servers of the spec: a proxy that adds their headers, and nothing else.
+//! The way to the tool servers of the spec: a proxy that adds their headers, takes them out of what the servers say, and does
+//! nothing else.
 //!
 //! Knows of the protocol only which request runs a tool: such a one is not sent once this pod must not act any more. What
-//! the servers say passes through as it comes. Headers are read for each request, go into it, and nowhere else.
+//! the servers say passes through as it comes, but for the values of secrets. Headers are read for each request, go into it, and nowhere else.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use serde::Deserialize;
 
 use super::contact::{Contact, Refusal};
 use super::http;
+use super::masks::Masks;
 use crate::api::tools::{ToolServer, is_tool_header};
 use crate::link::socket::{MCP_FAILURE_HEADER, NO_ANSWER, NOT_SENT};
 
@@ -29,6 +31,8 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// The tool servers of one Agent.
 pub struct Mcp {
     servers: BTreeMap<String, Server>,
+    /// Files with keys of providers, which may be there.
+    keys: Vec<PathBuf>,
     contact: Arc<Contact>,
 }
 
@@ -49,7 +53,7 @@ struct Request {
 
 impl Mcp {
     /// The servers of a spec. Never fails: what is wrong with one is said with each request to it.
-    pub fn new(servers: &[ToolServer], headers_dir: &Path, contact: Arc<Contact>) -> Self {
+    pub fn new(servers: &[ToolServer], headers_dir: &Path, keys: Vec<PathBuf>, contact: Arc<Contact>) -> Self {
         let servers = servers.iter().map(|server| {
             let headers_dir = server
                 .headers_secret_ref
@@ -59,6 +63,7 @@ impl Mcp {
         });
         Self {
             servers: servers.collect(),
+            keys,
             contact,
         }
     }
@@ -76,7 +81,21 @@ impl Mcp {
         {
             return refusal;
         }
-        server.forward(method, headers, body).await
+        server.forward(method, headers, body, || self.masks()).await
+    }
+
+    /// Every value of a secret that this gateway holds; one server may know what is for another.
+    fn masks(&self) -> Masks {
+        let dirs = self.servers.values().filter_map(|server| server.headers_dir.as_ref());
+        let files = dirs
+            .filter_map(|dir| std::fs::read_dir(dir).ok())
+            .flat_map(|entries| entries.flatten().map(|entry| entry.path()));
+        // What cannot be read, such as the kubelet's own directories, is sent nowhere either.
+        let values = files
+            .chain(self.keys.iter().cloned())
+            .filter_map(|file| std::fs::read(file).ok());
+        let values: Vec<Vec<u8>> = values.collect();
+        Masks::of(values.iter().map(|value| value.trim_ascii()))
     }
 
     /// Whether this may be sent. The loop asks the same before; this holds whatever the loop does.
@@ -114,7 +133,13 @@ impl Server {
         }
     }
 
-    async fn forward(&self, method: Method, headers: &HeaderMap, body: Bytes) -> Response {
+    async fn forward(
+        &self,
+        method: Method,
+        headers: &HeaderMap,
+        body: Bytes,
+        masks: impl FnOnce() -> Masks,
+    ) -> Response {
         let (client, url) = match &self.target {
             Ok(target) => target,
             Err(message) => return not_sent(StatusCode::BAD_GATEWAY, message.clone()),
@@ -134,7 +159,9 @@ impl Server {
                 let mut response = Response::new(Body::empty());
                 *response.status_mut() = answer.status();
                 *response.headers_mut() = passed(answer.headers(), &[CONTENT_TYPE, RETRY_AFTER]);
-                *response.body_mut() = Body::from_stream(answer.bytes_stream());
+                let bytes = Box::pin(answer.bytes_stream());
+                // Read after the answer, so that a value that was just changed is known.
+                *response.body_mut() = Body::from_stream(masks().apply(bytes));
                 response
             }
             Err(error) => {

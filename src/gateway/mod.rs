@@ -11,6 +11,7 @@ mod dialect;
 mod failures;
 mod flight;
 mod http;
+mod masks;
 mod mcp;
 mod request;
 mod server;
@@ -128,7 +129,13 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         source,
     };
     let listener = server::bind(&options.socket).map_err(socket_error)?;
-    let mcp = Mcp::new(&spec.tools.servers, &options.tool_headers_dir, Arc::clone(&contact));
+    let keys = vec![options.api_key_file.clone(), options.light_api_key_file.clone()];
+    let mcp = Mcp::new(
+        &spec.tools.servers,
+        &options.tool_headers_dir,
+        keys,
+        Arc::clone(&contact),
+    );
     let router = server::router(Gateway {
         calls: Arc::clone(&calls),
         contact,

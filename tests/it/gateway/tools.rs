@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
 use super::provider::{Act, STREAM_HEAD, STREAM_TAIL, Step, send};
-use super::world::{World, url};
+use super::world::{KEY, World, url};
 
 const TOKEN: &str = "Bearer canary-tool-token";
 
@@ -198,4 +198,33 @@ async fn a_pod_that_must_not_act_runs_no_tool_but_may_cancel_and_list() {
         assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{odd}");
     }
     assert_eq!(world.provider.seen().len(), before + 2);
+}
+
+#[tokio::test]
+async fn what_a_server_repeats_of_a_secret_is_masked_in_whole_answers_and_across_pieces_of_a_stream() {
+    let world = started().await;
+    let said =
+        format!(r#"{{"headers":{{"authorization":"{TOKEN}"}},"key":"{KEY}","base64":"Y2FuYXJ5LXRvb2wtdG9rZW4="}}"#);
+    world.provider.will(Act::json(200, &said));
+    let answer = post(&world, "hub", &call()).await.text().await.unwrap();
+    let masked = r#"{"headers":{"authorization":"[masked]"},"key":"[masked]","base64":"[masked]="}"#;
+    assert_eq!(answer, masked);
+    // Another server may know it too.
+    world.provider.will(Act::json(403, &said));
+    assert_eq!(post(&world, "plain", &call()).await.text().await.unwrap(), masked);
+    let pieces = vec![
+        send("data: canary-too"),
+        Step::Hold,
+        send("l-token and canary-"),
+        send("tool\n\n"),
+    ];
+    world.provider.will(Act::stream(pieces));
+    let mut response = post(&world, "hub", &call()).await;
+    assert_eq!(response.chunk().await.unwrap().unwrap(), "data: ");
+    world.provider.release();
+    assert_eq!(response.text().await.unwrap(), "[masked] and canary-tool\n\n");
+    // A value that was changed in the Secret is known from then on.
+    world.write_header("hub", "Authorization", "Bearer rotated-token");
+    world.provider.will(Act::json(200, "rotated-token"));
+    assert_eq!(post(&world, "hub", &call()).await.text().await.unwrap(), "[masked]");
 }
