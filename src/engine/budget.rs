@@ -127,8 +127,8 @@ impl Engine {
 
     /// The gateway refused a call for a limit on what may be spent.
     pub(super) fn refused(&mut self, reason: PauseReason, failure: Failure, out: &mut Outbox) {
-        if failure.kind == FailureKind::CallExceedsLimit && self.compaction().is_some() {
-            self.end_compaction(out);
+        if let (FailureKind::CallExceedsLimit, Some(compaction)) = (failure.kind, self.compaction()) {
+            self.shorten_compaction(compaction, out);
             return;
         }
         if failure.kind == FailureKind::CallExceedsLimit && self.state.turn.is_some() && self.shorten(out) {

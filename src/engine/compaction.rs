@@ -60,30 +60,65 @@ impl Engine {
         self.state.turn.as_ref()?.compaction
     }
 
-    /// Plans a summary of what must leave. False: it leaves without one.
-    pub(super) fn plan_compaction(&mut self, surplus: &Surplus) -> bool {
-        let fixed = self.fixed_tokens();
-        let oldest = &self.transcript[..surplus.summarised];
-        // It leaves half of what it replaces free, and a quarter of the room to itself.
-        let replaced = context::prompt(oldest, 0);
-        let compaction = Compaction {
-            messages: surplus.summarised,
-            most_bytes: MOST_BYTES.min(surplus.room).min(replaced * 2),
-            failures: 0,
-        };
-        let needed = context::prompt(oldest, fixed) + context::system(&request(compaction));
+    /// Plans a summary of what must leave: of all of it, or of as much of its newest turns as fits into the window and the
+    /// limits, the ones before them leaving without one. False: it all leaves without one.
+    pub(super) fn plan_compaction(&mut self, surplus: &Surplus, out: &mut Outbox) -> bool {
+        // One that did not help is none to repeat.
+        if self.state.turn.as_ref().is_none_or(|turn| turn.compactions > 0) {
+            return false;
+        }
         let window = self
             .settings
             .context_tokens
             .saturating_sub(self.settings.max_output_tokens);
-        let fits = needed <= self.state.budget.tokens.unwrap_or(u64::MAX).min(window.into());
-        match &mut self.state.turn {
-            // One that did not help is none to repeat.
-            Some(turn) if turn.compactions == 0 && replaced >= LEAST_REPLACED && fits => {
-                turn.compaction = Some(compaction);
-                true
-            }
-            _ => false,
+        let most = self.state.budget.tokens.unwrap_or(u64::MAX).min(window.into());
+        let asked = context::system(&prompt::summarise(MOST_BYTES / BYTES_PER_WORD));
+        let room = most.saturating_sub(self.fixed_tokens().saturating_add(asked));
+        let Some(from) = self.worth_a_summary(surplus.summarised, room) else {
+            return false;
+        };
+        if from > 0 {
+            self.forget(from, out);
+        }
+        let oldest = &self.transcript[..surplus.summarised - from];
+        // It leaves half of what it replaces free, and a quarter of the room to itself.
+        let replaced = context::prompt(oldest, 0);
+        let compaction = Compaction {
+            messages: oldest.len(),
+            most_bytes: MOST_BYTES.min(surplus.room).min(replaced * 2),
+            failures: 0,
+        };
+        if let Some(turn) = &mut self.state.turn {
+            turn.compaction = Some(compaction);
+        }
+        true
+    }
+
+    /// The first of the newest whole turns, of so many of the oldest messages, that fit into so many tokens and are worth a
+    /// summary.
+    fn worth_a_summary(&self, messages: usize, most: u64) -> Option<usize> {
+        let oldest = self.transcript.get(..messages)?;
+        let from = context::newest(oldest, most)?;
+        (context::prompt(&oldest[from..], 0) >= LEAST_REPLACED).then_some(from)
+    }
+
+    /// The call for a summary is larger than a whole limit. What a call costs at most is counted by bytes where the server has
+    /// not billed the same text before, so it can be too large all the same: the older half leaves without a summary, and the
+    /// call is made again for the rest while that is worth one.
+    pub(super) fn shorten_compaction(&mut self, compaction: Compaction, out: &mut Outbox) {
+        let oldest = &self.transcript[..compaction.messages.min(self.transcript.len())];
+        let half = context::prompt(oldest, 0) / 2;
+        let Some(from) = self.worth_a_summary(oldest.len(), half) else {
+            self.end_compaction(out);
+            return;
+        };
+        self.forget(from, out);
+        if let Some(turn) = &mut self.state.turn {
+            turn.compaction = Some(Compaction {
+                messages: compaction.messages - from,
+                ..compaction
+            });
+            turn.step = Step::Due(out.now);
         }
     }
 

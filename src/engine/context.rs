@@ -116,6 +116,13 @@ pub fn half(transcript: &[Arc<Message>], fixed: u64, limit: u64) -> usize {
     starts.iter().find(halves).copied().unwrap_or(newest)
 }
 
+/// Where the newest whole turns of these messages begin that have at most so many tokens together; `None`: not even the last
+/// one does.
+pub fn newest(messages: &[Arc<Message>], most: u64) -> Option<usize> {
+    let mut starts = (0..messages.len()).filter(|&place| place == 0 || begins_turn(&messages[place]));
+    starts.find(|&start| prompt(&messages[start..], 0) <= most)
+}
+
 /// Estimated tokens of the system message.
 pub fn system(text: &str) -> u64 {
     PER_MESSAGE + text_tokens(text)

@@ -353,7 +353,7 @@ pub enum RecordKind {
     HotStateRefused,
     /// A notification came. Its note is the priority.
     Notified,
-    /// Notifications left before the model saw them: too many waited.
+    /// Notifications left before the model saw them: too many waited, or each turn that showed them was refused.
     NotificationDropped,
     /// A guardrail was reached. Its note is the reason that it raised, or the limit.
     GuardrailTriggered,

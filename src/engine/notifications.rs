@@ -2,7 +2,9 @@
 //!
 //! Owns which of them wait, which a turn shows, and when they are done with: in the transaction that commits the turn in
 //! which an answered call showed them. They are part of the snapshot, and so survive the process; a turn that fails keeps
-//! them. Does not know where they come from.
+//! them. One that makes the provider refuse each prompt with it must not be shown for ever: a refused turn is followed by
+//! one that shows none, and what was shown in [`MOST_FAILURES`] refused turns, each after a turn that went well, is
+//! dropped. Does not know where they come from.
 
 use std::collections::VecDeque;
 
@@ -15,6 +17,7 @@ use super::RecordKind;
 use super::hot_state::ago;
 use super::machine::Engine;
 use super::outbox::{Outbox, line};
+use crate::api::failure::{Failure, FailureKind};
 
 /// Most that wait.
 pub const MOST_WAITING: usize = 256;
@@ -30,6 +33,8 @@ pub const MOST_SHOWN: usize = 20;
 const MOST_SHOWN_BYTES: usize = 16 * 1024;
 /// Ids that are remembered after their notification has left, so that a repeat of it has no effect.
 pub const MOST_REMEMBERED: usize = 1024;
+/// Refused turns that showed a notification, each after one that completed, until it is dropped.
+pub const MOST_FAILURES: u32 = 3;
 /// What wakes a sleep that wants to hear of any notification.
 const EVENT: &str = "notification";
 
@@ -72,6 +77,8 @@ pub struct Inbox {
     dropped: u64,
     /// Keys of those that left, the oldest first.
     remembered: VecDeque<u64>,
+    /// A turn that showed some was refused: until one completes, none is shown.
+    withheld: bool,
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -81,6 +88,9 @@ struct Waiting {
     priority: Priority,
     text: String,
     at: Timestamp,
+    /// Refused turns that showed it and may have been refused for it.
+    #[serde(default)]
+    failures: u32,
 }
 
 /// What a turn shows.
@@ -158,8 +168,41 @@ impl Inbox {
         self.remembered.drain(..surplus);
     }
 
+    /// A turn that showed these was refused. `fair`: the one before it was not. Drops those that were shown too often: how
+    /// many.
+    fn blame(&mut self, shown: &[u64], fair: bool) -> u64 {
+        if shown.is_empty() {
+            return 0;
+        }
+        self.withheld = true;
+        let mut dropped = 0;
+        let mut left = Vec::new();
+        for mut waiting in std::mem::take(&mut self.waiting) {
+            waiting.failures += u32::from(fair && shown.contains(&waiting.key));
+            if waiting.failures < MOST_FAILURES {
+                left.push(waiting);
+            } else {
+                self.remember(waiting.key);
+                dropped += 1;
+            }
+        }
+        self.waiting = left;
+        self.dropped = self.dropped.saturating_add(dropped);
+        dropped
+    }
+
+    /// Those that the next turn may show. One that is under suspicion is shown alone: the others are not to be dropped
+    /// with it.
+    fn candidates(&self) -> impl Iterator<Item = &Waiting> {
+        let suspect = self.waiting.iter().find(|waiting| waiting.failures > 0);
+        let suspect = suspect.map(|found| found.key);
+        let may = move |waiting: &&Waiting| !self.withheld && suspect.is_none_or(|suspect| waiting.key == suspect);
+        self.waiting.iter().filter(may)
+    }
+
     /// The model has seen these, and the turn that showed them is done.
     fn acknowledge(&mut self, told: &Told) {
+        self.withheld = false;
         for key in &told.keys {
             if self.waits(*key) {
                 self.remember(*key);
@@ -174,7 +217,7 @@ impl Inbox {
         let sent = &mut shown.sent;
         let of_turn = |waiting: &&Waiting| sent.keys.contains(&waiting.key);
         let mut bytes: usize = self.waiting.iter().filter(of_turn).map(Waiting::shown_bytes).sum();
-        for waiting in &self.waiting {
+        for waiting in self.candidates() {
             if sent.keys.contains(&waiting.key) {
                 continue;
             }
@@ -200,7 +243,7 @@ impl Inbox {
         if shown.sent.dropped > 0 {
             let dropped = shown.sent.dropped;
             lines.push(format!(
-                "({dropped} were dropped before you saw them: too many waited.)"
+                "({dropped} were dropped before you saw them: too many waited, or you could not be shown them.)"
             ));
         }
         if lines.is_empty() {
@@ -257,6 +300,7 @@ impl Engine {
             priority,
             text: cut(notification.text, MOST_TEXT_BYTES),
             at: notification.at,
+            failures: 0,
         });
         out.record(line(RecordKind::Notified, self.turn_number(), priority.as_ref()));
         let shown = self.state.turn.as_ref().map(|turn| turn.shown.sent.keys.clone());
@@ -295,6 +339,22 @@ impl Engine {
     pub(super) fn acknowledge_notifications(&mut self) {
         if let Some(turn) = &self.state.turn {
             self.state.inbox.acknowledge(&turn.shown.seen);
+        }
+    }
+
+    /// A turn failed. Only a refusal of what was sent can be for what it showed, and for what no call before showed that was
+    /// answered; trouble of the server or on the way is not.
+    pub(super) fn blame_notifications(&mut self, shown: &Shown, failure: &Failure, out: &mut Outbox) {
+        if failure.kind != FailureKind::BadResponse {
+            return;
+        }
+        let fair = self.state.counters.errors == 0;
+        let keys = shown.sent.keys.iter().copied();
+        let unseen: Vec<u64> = keys.filter(|key| !shown.seen.keys.contains(key)).collect();
+        let dropped = self.state.inbox.blame(&unseen, fair);
+        if dropped > 0 {
+            let note = format!("{dropped} dropped: {MOST_FAILURES} turns that showed them were refused");
+            out.record(line(RecordKind::NotificationDropped, self.turn_number(), note));
         }
     }
 

@@ -165,7 +165,7 @@ impl Engine {
         ) {
             Ok(None) => true,
             Ok(Some(surplus)) => {
-                if !self.plan_compaction(&surplus) {
+                if !self.plan_compaction(&surplus, out) {
                     self.forget(surplus.trimmed, out);
                 }
                 true
@@ -462,6 +462,7 @@ impl Engine {
             notes.dedup();
             self.state.briefing = Briefing { cause, notes };
         }
+        self.blame_notifications(&turn.shown, &failure, out);
         let counters = &mut self.state.counters;
         counters.errors = counters.errors.saturating_add(1);
         let delay = clock::doubled(self.settings.min_delay, counters.errors, self.settings.max_delay);

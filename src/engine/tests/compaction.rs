@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::compaction::MOST_BYTES;
+use super::super::compaction::{LEAST_REPLACED, MOST_BYTES};
 use super::super::context;
 use super::*;
 use crate::api::agent::Resource;
@@ -265,11 +265,80 @@ fn a_budget_without_room_holds_the_summary_and_one_that_is_too_small_for_it_cost
     other.answer(says("Found it."));
     assert_eq!((compacted(&other), trimmed(&other)), (1, 0));
     driver.fail(FailureKind::CallExceedsLimit);
-    assert_eq!(driver.purpose, Purpose::Turn);
-    assert_eq!((compacted(&driver), trimmed(&driver)), (0, 1));
+    assert_eq!(
+        (driver.purpose, trimmed(&driver)),
+        (Purpose::Compaction, 1),
+        "of half as much"
+    );
+    driver.fail(FailureKind::CallExceedsLimit);
+    assert_eq!((driver.purpose, compacted(&driver)), (Purpose::Turn, 0));
     // Its own call that can never fit waits for a person.
     driver.fail(FailureKind::CallExceedsLimit);
     assert_eq!(driver.reasons(), [PauseReason::CallExceedsLimit]);
+}
+
+/// Estimated tokens of what the call in flight asks to be summed up.
+fn summed_up(driver: &Driver) -> u64 {
+    assert_eq!(driver.purpose, Purpose::Compaction);
+    let summaries = usize::from(driver.engine.state.summary.is_some());
+    context::prompt(&driver.prompt[1 + summaries..driver.prompt.len() - 1], 0)
+}
+
+#[test]
+fn a_summary_whose_call_exceeds_a_limit_is_of_half_as_much_until_it_is_worth_none() {
+    let mut driver = full(Settings {
+        context_tokens: 4096 + 12_000,
+        ..narrow()
+    });
+    let (mut before, turn) = (summed_up(&driver), driver.in_flight.unwrap().turn);
+    assert!(before > 3000, "{before}");
+    let mut times = 0;
+    loop {
+        let mut taken = driver.clone();
+        taken.answer(says("Found it."));
+        assert_eq!((compacted(&taken), trimmed(&taken)), (1, times));
+        driver.fail(FailureKind::CallExceedsLimit);
+        assert_eq!(driver.in_flight.unwrap().turn, turn);
+        if driver.purpose == Purpose::Turn {
+            break;
+        }
+        times += 1;
+        let now = summed_up(&driver);
+        assert!(now <= before / 2 && now >= LEAST_REPLACED, "{now} after {before}");
+        before = now;
+    }
+    assert!(before < 3 * LEAST_REPLACED, "{before}");
+    assert_eq!((driver.reasons(), compacted(&driver)), (vec![], 0));
+    driver.turn();
+    let told = driver.observed();
+    assert!(told.contains("old turns left the context"), "{told}");
+}
+
+#[test]
+fn a_summary_is_of_the_newest_turns_that_fit_into_a_limit_that_was_lowered() {
+    let mut driver = Driver::started(Settings {
+        context_tokens: 4096 + 12_000,
+        ..narrow()
+    });
+    for _ in 0..40 {
+        driver.answer(says(&"x".repeat(400)));
+        driver.pass(seconds(3));
+    }
+    assert_eq!((compacted(&driver), trimmed(&driver)), (0, 0));
+    driver.feed(Input::BudgetChanged {
+        budget: Budget {
+            revision: 1,
+            tokens: Some(3500),
+            ..Budget::default()
+        },
+    });
+    driver.turn();
+    let tokens = summed_up(&driver);
+    let whole = tokens + driver.engine.fixed_tokens();
+    assert!(whole <= 3500 && tokens > 1500, "{tokens} of {whole}");
+    assert_eq!(trimmed(&driver), 1, "what is older left without one");
+    driver.answer(says("Found it."));
+    assert_eq!(compacted(&driver), 1);
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod lifecycle;
 mod limits;
 mod loops;
 mod notifications;
+mod poison;
 mod precheck;
 mod random;
 mod rates;
