@@ -55,6 +55,17 @@ pub struct Tools {
     pub max_result_bytes: u32,
 }
 
+impl Tools {
+    /// Longest time that a call of any of its tools may take, in seconds; 0 when there are none.
+    #[must_use]
+    pub fn longest_timeout_seconds(&self) -> u32 {
+        let said = self.servers.iter().flat_map(|server| &server.tools);
+        let said = said.map(|rules| rules.timeout_seconds);
+        let other = (!self.servers.is_empty()).then_some(DEFAULT_TIMEOUT_SECONDS);
+        said.chain(other).max().unwrap_or(0)
+    }
+}
+
 impl Default for Tools {
     fn default() -> Self {
         Self {
@@ -142,6 +153,8 @@ pub struct ToolRules {
 
 /// Longest time a call of a tool may take where nothing else is said, in seconds.
 pub const DEFAULT_TIMEOUT_SECONDS: u32 = 60;
+/// Longest time that may be said.
+pub const MAX_TIMEOUT_SECONDS: u32 = 3600;
 
 fn default_timeout_seconds() -> u32 {
     DEFAULT_TIMEOUT_SECONDS

@@ -747,6 +747,27 @@ async fn a_pod_on_a_silent_node_is_left_to_a_person_and_on_a_gone_node_forced_aw
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_without_a_volume_on_a_silent_node_is_forced_away_once_it_can_act_no_more() {
+    let rig = Rig::start().await;
+    let tools = json!({"servers": [{"name": "hub", "url": "http://hub/mcp",
+        "tools": [{"name": "build", "timeoutSeconds": 600}]}]});
+    rig.bring_up("coast", &json!({"storage": {"ephemeral": true}, "tools": tools}))
+        .await;
+    rig.server.put(
+        "/nodes",
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-1", "namespace": "" },
+            "status": { "conditions": [{ "type": "Ready", "status": "Unknown" }] } }),
+    );
+    rig.server.delete("/pods", NAMESPACE, "coast");
+    // The run lease of 60 s and the longest run of 600 s; it spoke last when it came up.
+    rig.pass(655).await;
+    assert_eq!(rig.live_pod("coast").epoch, 1);
+    assert_eq!(rig.condition("coast", "PodReady").unwrap().1, "NodeLost");
+    rig.pass(70).await;
+    assert_eq!(rig.live_pod("coast").epoch, 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_evicted_pod_is_replaced_and_again_and_again_ever_more_slowly() {
     let rig = Rig::start().await;
     rig.bring_up("coast", &json!({})).await;

@@ -89,7 +89,9 @@ fn pod_step(agent: &Agent, epoch: i64, observed: &Observed, valid: bool, setting
         // A running loop is not ended for a spec that cannot run.
         Intent::Replace(Replace::Outdated) if valid => delete(false),
         Intent::Replace(Replace::Stopped | Replace::Ended | Replace::Foreign) | Intent::Remove(_) => delete(false),
-        Intent::Ending { overdue: true, .. } if observed.node == Some(NodeState::Gone) => delete(true),
+        Intent::Ending { overdue: true, .. } if matches!(observed.node, Some(NodeState::Gone | NodeState::Spent)) => {
+            delete(true)
+        }
         Intent::Create
         | Intent::CreateLater(_)
         | Intent::Keep

@@ -1,19 +1,21 @@
 //! What is to become of an Agent's pod. Pure: the heart of the step `desired`.
 //!
 //! The rule above all others: never a second pod while the first may act. The name is fixed, so the API server holds
-//! it; an ending pod is waited for; force is used only where the node is known to be gone.
+//! it; an ending pod is waited for; force is used only where the node is known to be gone, or where a pod without a volume
+//! has been silent for so long that it can act no more.
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::context::Settings;
 use super::manifest::Marks;
 use super::memory::Remembered;
 use super::pod_state::PodState;
-use super::requests;
+use super::{requests, silence};
 use crate::api::agent::UpdateStrategy;
 use crate::api::status::{LoopState, Outcome, PauseReason};
+use crate::api::tools::MAX_TIMEOUT_SECONDS;
 use crate::api::{Agent, AgentStatus};
 use crate::controller::loops::Heard;
 
@@ -101,6 +103,24 @@ impl Situation<'_> {
             },
             Some(pod) => self.with_pod(pod),
         }
+    }
+
+    /// Whether the pod can act no more, by its silence alone, and shares nothing with the next one. A pod of another spec may
+    /// have tools that take as long as any may.
+    pub(super) fn is_spent(&self) -> bool {
+        let Some(pod) = self.pod.filter(|_| self.agent.spec.storage.ephemeral) else {
+            return false;
+        };
+        let longest_run = if self.marks.outdated(self.agent) {
+            MAX_TIMEOUT_SECONDS
+        } else {
+            self.agent.spec.tools.longest_timeout_seconds()
+        };
+        let listening = self.memory.listening.as_ref().filter(|(uid, _)| *uid == pod.uid);
+        listening.is_some_and(|(_, since)| {
+            let longest_run = SignedDuration::from_secs(longest_run.into());
+            silence::can_act_no_more(self.last_contact, *since, longest_run, self.now)
+        })
     }
 
     fn without_pod(&self) -> Intent {

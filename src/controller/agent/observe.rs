@@ -35,6 +35,8 @@ pub(super) enum NodeState {
     There,
     /// It does not answer: what runs there is unknown.
     Silent,
+    /// It does not answer, but what runs there can act no more, and has kept nothing that a second pod would use too.
+    Spent,
 }
 
 /// All that was read.
@@ -92,6 +94,13 @@ pub(super) async fn observe(
         (Intent::Ending { overdue: true, .. }, Some(name)) => Some(node(ctx, name).await?),
         _ => None,
     };
+    let node = node.map(|node| {
+        if node == NodeState::Silent && situation.is_spent() {
+            NodeState::Spent
+        } else {
+            node
+        }
+    });
     let known = totals::known(status, memory.known.as_ref(), heard.as_ref());
     let finding = outside::look(
         subject.agent,
