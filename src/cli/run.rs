@@ -13,12 +13,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
+use crate::api::status::Outcome;
 use crate::controller::policy::Policy;
 use crate::local::events;
 use crate::local::manifest::SecretSource;
 use crate::local::output::Output;
 use crate::local::run::{Options, Run, RunError};
-use crate::local::view::Rest;
+use crate::local::view::{Rest, Row};
 use crate::telemetry::log;
 
 /// Fewest threads: journals wait for the disk on them.
@@ -32,7 +33,8 @@ from the files (or --secret-from-env) and are read at the start; a change of a f
 The run ends when nothing runs any more: every loop has ended, is suspended, or is paused until a person changes something.
 Ctrl-C (SIGINT) or SIGTERM drains within 10 seconds; a second one cuts. The same command goes on where it stood.
 
-Exit codes: 0 it ended; 2 a mistake in files or flags, nothing was started; 1 any other trouble.";
+Exit codes: 0 it ended; 2 a mistake in files or flags, nothing was started; 1 a loop ended with the outcome Failed, or any
+other trouble.";
 
 /// Flags of `agentloop run`.
 #[derive(ClapArgs, Debug)]
@@ -101,16 +103,22 @@ impl Args {
         });
         // What still hangs may not keep the process alive.
         runtime.shutdown_timeout(Duration::ZERO);
-        let refused: Vec<String> = ended?
-            .into_iter()
-            .filter(|row| row.at_rest == Rest::Refused)
-            .map(|row| format!("Agent {}: {}", row.agent, row.message.unwrap_or_default()))
-            .collect();
-        if !refused.is_empty() {
-            bail!("{}", refused.join("\n"));
+        let failed: Vec<String> = ended?.into_iter().filter_map(failure).collect();
+        if !failed.is_empty() {
+            bail!("{}", failed.join("\n"));
         }
         Ok(())
     }
+}
+
+/// What makes a run fail: an Agent that cannot run, or whose loop ended with a failure.
+fn failure(row: Row) -> Option<String> {
+    let why = match (row.at_rest, row.outcome) {
+        (Rest::Refused, _) => row.message.unwrap_or_default(),
+        (_, Some(Outcome::Failed)) => "its loop ended with the outcome Failed".to_owned(),
+        (_, Some(Outcome::Completed | Outcome::Idle) | None) => return None,
+    };
+    Some(format!("Agent {}: {why}", row.agent))
 }
 
 /// A mistake keeps its type: it has an exit code of its own.

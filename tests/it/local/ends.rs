@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::process::{Bench, scripted, various};
+use super::process::{Bench, agent, script, scripted, various};
 
 fn asleep(line: &Value) -> bool {
     line["state"] == "Sleeping"
@@ -123,6 +123,29 @@ async fn a_run_ends_by_itself_when_no_loop_runs_any_more_and_not_while_one_sleep
     let mut again = bench.run(&[]);
     assert_eq!(again.cause().await, "NothingRuns");
     assert_eq!(again.agent("two")["turnsCompleted"], 2);
+}
+
+#[tokio::test]
+async fn a_loop_that_ended_as_failed_is_told_with_exit_code_1_and_others_with_0() {
+    let mut bench = Bench::new();
+    let same: Vec<Value> = (0..100).map(|_| json!({ "text": "the same" })).collect();
+    let mut looping = agent("looping", &json!({ "continuous": { "maxSleepSeconds": 1 } }));
+    looping["spec"]["guardrails"]["loopDetection"]["mode"] = json!("Enforce");
+    let done = scripted("done", &json!([{ "yield": { "mode": "shutdown" } }]));
+    bench.write(
+        "all.yaml",
+        &[&[script("looping", &json!(same)), looping][..], &done].concat(),
+    );
+    let mut run = bench.run(&[]);
+    assert_eq!(run.ended().await.code(), Some(1), "{}", run.err());
+    assert_eq!(run.agent("looping")["outcome"], "Failed");
+    assert!(
+        run.err()
+            .contains("Agent looping: its loop ended with the outcome Failed"),
+        "{}",
+        run.err()
+    );
+    assert!(!run.err().contains("Agent done"), "{}", run.err());
 }
 
 #[tokio::test]
