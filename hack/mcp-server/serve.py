@@ -1,6 +1,6 @@
 """An MCP server for tests, on the protocol's own package for Python: version 2 speaks both generations, 1 the older.
 
-serve.py --record FILE [--port N] [--page N] [--json] [--stop-with-stdin]
+serve.py --record FILE [--host ADDRESS] [--port N] [--page N] [--json] [--stop-with-stdin]
 
 Prints the port it listens on. FILE gets a line of JSON for each call that did something, and for each that was cancelled.
 """
@@ -31,6 +31,7 @@ except ImportError:
 
 options = argparse.ArgumentParser()
 options.add_argument("--record", required=True)
+options.add_argument("--host", default="127.0.0.1")
 options.add_argument("--port", type=int, default=0)
 options.add_argument("--page", type=int, default=0)
 options.add_argument("--json", action="store_true")
@@ -140,10 +141,10 @@ if OLDER:
     server.settings.json_response = options.json
     app = server.streamable_http_app()
 else:
-    app = server.streamable_http_app(json_response=options.json)
+    app = server.streamable_http_app(json_response=options.json, host=options.host)
 listener = socket.socket()
 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-listener.bind(("127.0.0.1", options.port))
+listener.bind((options.host, options.port))
 listener.listen()
 print(listener.getsockname()[1], flush=True)
 uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

@@ -25,4 +25,5 @@ mod release;
 mod resume;
 mod secrets;
 mod suspend;
+mod tools;
 mod writes;

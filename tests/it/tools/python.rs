@@ -59,6 +59,7 @@ pub struct McpServer {
     edition: Edition,
     args: Vec<&'static str>,
     directory: TempDir,
+    host: String,
     pub port: u16,
     process: Option<(Child, ChildStdin)>,
 }
@@ -66,6 +67,14 @@ pub struct McpServer {
 impl McpServer {
     pub fn start(edition: Edition, args: &[&'static str]) -> Self {
         let mut server = Self::stopped(edition, args);
+        server.go();
+        server
+    }
+
+    /// One that pods of the test cluster reach too, where the model servers are.
+    pub fn for_pods(edition: Edition) -> Self {
+        let mut server = Self::stopped(edition, &[]);
+        server.host = std::env::var("AGENTLOOP_MODEL_HOST").unwrap_or_else(|_| "198.18.0.1".into());
         server.go();
         server
     }
@@ -81,6 +90,7 @@ impl McpServer {
             edition,
             args: args.to_vec(),
             directory: TempDir::new().unwrap(),
+            host: "127.0.0.1".into(),
             port,
             process: None,
         }
@@ -97,6 +107,8 @@ impl McpServer {
                 "--stop-with-stdin",
                 "--port",
                 &self.port.to_string(),
+                "--host",
+                &self.host,
                 "--record",
             ])
             .arg(self.record())
@@ -116,7 +128,7 @@ impl McpServer {
     }
 
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}/mcp", self.port)
+        format!("http://{}:{}/mcp", self.host, self.port)
     }
 
     /// SIGKILL.
