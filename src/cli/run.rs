@@ -40,7 +40,7 @@ other trouble.";
 #[derive(ClapArgs, Debug)]
 #[command(after_long_help = DIFFERENCES)]
 pub(super) struct Args {
-    /// A file with Agents, AgentBudgets, and the ConfigMaps and Secrets that they name; a folder of such files; or `-`.
+    /// A file with Agents, AgentBudgets, Sensors, and the ConfigMaps and Secrets that they name; a folder of such files; or `-`.
     #[arg(short = 'f', long = "file", required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Folder of the state. The next run with it goes on where this one ended.

@@ -30,6 +30,7 @@ use crate::link::server::{self, Limits};
 use crate::telemetry::budgets::BudgetCollector;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::sensors::SensorCollector;
 
 /// How long work under way may go on after the signal.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -208,6 +209,7 @@ impl Leader {
         let settings = self.options.settings.clone();
         let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
         show_budgets(&metrics, budgets);
+        show_sensors(&metrics, sensors);
         let report = ReconcileReport::new(metrics, agents, loops.clone(), readiness, settings.workers);
         let observer = Arc::new(report);
         agent::Parts {
@@ -223,6 +225,19 @@ impl Leader {
             shutdown: stop.clone(),
             settings,
         }
+    }
+}
+
+/// Puts the Sensors on the metrics page.
+fn show_sensors(metrics: &Metrics, sensors: &Arc<Sensors>) {
+    let sensors = sensors.clone();
+    let collector = SensorCollector::new(move |visit| {
+        for sensor in sensors.all() {
+            visit(&sensor);
+        }
+    });
+    if let Err(error) = collector.and_then(|collector| metrics.register(collector)) {
+        tracing::error!(%error, "the metrics of Sensors are missing");
     }
 }
 

@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 
 use super::schema::Schema;
 use super::server::namespace_key;
-use super::store::{AGENTS, BUDGETS, CONFIG_MAPS, Key, NAMESPACES, SECRETS};
-use crate::api::{Agent, AgentBudget};
+use super::store::{AGENTS, BUDGETS, CONFIG_MAPS, Key, NAMESPACES, SECRETS, SENSORS};
+use crate::api::{Agent, AgentBudget, Sensor};
 use crate::controller::agent::{Referred, Settings, problem};
+use crate::sensing;
 
 /// Namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
@@ -179,13 +180,14 @@ fn manifest(mut object: Value, place: &str) -> Result<Manifest, String> {
     let resource = match (version.as_str(), kind.as_str()) {
         (OURS, "Agent") => AGENTS,
         (OURS, "AgentBudget") => BUDGETS,
+        (OURS, "Sensor") => SENSORS,
         ("v1", "ConfigMap") => CONFIG_MAPS,
         ("v1", "Secret") => SECRETS,
         ("v1", "Namespace") => NAMESPACES,
         _ => {
             return Err(format!(
-                "apiVersion {version:?} with kind {kind:?} is not run locally: use Agent or AgentBudget of {OURS}, or ConfigMap, \
-                 Secret or Namespace of v1"
+                "apiVersion {version:?} with kind {kind:?} is not run locally: use Agent, AgentBudget or Sensor of {OURS}, or \
+                 ConfigMap, Secret or Namespace of v1"
             ));
         }
     };
@@ -309,6 +311,7 @@ fn check(manifests: &[Manifest], world: &World<'_>, mistakes: &mut Vec<String>) 
     let schemas = [
         (AGENTS, Schema::of("agents.agentloop.dev")),
         (BUDGETS, Schema::of("agentbudgets.agentloop.dev")),
+        (SENSORS, Schema::of("sensors.agentloop.dev")),
     ];
     let mut agents = 0;
     for manifest in manifests {
@@ -343,6 +346,10 @@ fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(
         return serde_json::from_value::<AgentBudget>(manifest.object.clone())
             .map(drop)
             .map_err(unreadable);
+    }
+    if key.resource == SENSORS {
+        let sensor: Sensor = serde_json::from_value(manifest.object.clone()).map_err(unreadable)?;
+        return sensing::check(&key.name, &sensor.spec).map_err(|invalid| invalid.to_string());
     }
     let agent: Agent = serde_json::from_value(manifest.object.clone()).map_err(unreadable)?;
     let find = |resource: &str, name: &str| {

@@ -1,8 +1,8 @@
 //! The objects of a local run: what an API server keeps for a cluster.
 //!
-//! Owns versions, generations, uids and the history that watches read. Agents and AgentBudgets are on disk before a
-//! write is answered, since the ledger's promise rests on that; all else lives as long as the process. Knows nothing of
-//! HTTP and nothing of what the objects mean.
+//! Owns versions, generations, uids and the history that watches read. Agents, AgentBudgets and Sensors are on disk
+//! before a write is answered, since the ledger's promise and the uids of Sensors rest on that; all else lives as long as
+//! the process. Knows nothing of HTTP and nothing of what the objects mean.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -21,6 +21,8 @@ use super::patch::{self, Patch};
 pub const AGENTS: &str = "agentloop.dev/agents";
 /// AgentBudgets.
 pub const BUDGETS: &str = "agentloop.dev/agentbudgets";
+/// Sensors.
+pub const SENSORS: &str = "agentloop.dev/sensors";
 /// Pods.
 pub const PODS: &str = "/pods";
 /// ConfigMaps.
@@ -60,7 +62,7 @@ impl Key {
     }
 
     fn is_kept(&self) -> bool {
-        [AGENTS, BUDGETS].contains(&self.resource.as_str())
+        [AGENTS, BUDGETS, SENSORS].contains(&self.resource.as_str())
     }
 }
 

@@ -10,3 +10,4 @@ pub mod log;
 pub mod metrics;
 pub mod registry;
 pub mod requests;
+pub mod sensors;

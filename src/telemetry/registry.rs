@@ -14,7 +14,7 @@ use strum::IntoStaticStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Kind {
-    /// Only goes up (a restart may begin at 0 again, but for `Source::Agents` and `Source::Budgets`).
+    /// Only goes up (a restart may begin at 0 again, but for `Source::Agents`, `Source::Budgets` and `Source::Sensors`).
     Counter,
     /// Goes up and down.
     Gauge,
@@ -29,6 +29,8 @@ pub enum Source {
     Agents,
     /// The AgentBudgets in the leader's cache, read when scraped. Only the leader has it.
     Budgets,
+    /// The Sensors in the leader's cache, read when scraped. Only the leader has it.
+    Sensors,
     /// The controller itself. Every replica has it.
     Controller,
     /// The operating system. Every replica has it.
@@ -145,6 +147,21 @@ metrics! {
     BUDGET_RESETS = Budgets Gauge "agentloop_budget_window_reset_timestamp_seconds" ["namespace", "budget"]
         "When there is room again or the window ends, in Unix time; absent where that is not known.";
 
+    SENSOR_EVENTS = Sensors Counter "agentloop_sensor_events_total" ["namespace", "sensor", "outcome"]
+        "What was heard, as persisted in the status: accepted, filtered (no news), dropped (beyond spec.limits), error (not understood).";
+    SENSOR_INFO = Sensors Gauge "agentloop_sensor_info" ["namespace", "sensor", "type"]
+        "Always 1; the label says what it listens to, empty until the controller has looked.";
+    SENSOR_LAST_EVENT = Sensors Gauge "agentloop_sensor_last_event_timestamp_seconds" ["namespace", "sensor"]
+        "When the last accepted event came, in Unix time; absent before the first.";
+    SENSOR_NOTIFICATIONS = Sensors Counter "agentloop_sensor_notifications_total" ["namespace", "sensor"]
+        "Notifications given, as persisted in the status.";
+    SENSOR_SUSPENDED = Sensors Gauge "agentloop_sensor_spec_suspended" ["namespace", "sensor"]
+        "1 while spec.suspend is true.";
+    SENSOR_CONDITION = Sensors Gauge "agentloop_sensor_status_condition" ["namespace", "sensor", "condition", "status"]
+        "1 for the status of each condition in the status, 0 for the other two.";
+    SENSOR_UPDATES = Sensors Counter "agentloop_sensor_updates_total" ["namespace", "sensor"]
+        "Fields of hot states written, as persisted in the status.";
+
     BUILD_INFO = Controller Gauge "agentloop_build_info" ["version", "revision"]
         "Always 1; the labels say which build this is.";
     BURIED = Controller Counter "agentloop_ledger_buried_total" ["kind"]
@@ -206,6 +223,12 @@ pub fn reference() -> String {
             Source::Budgets,
             "Budgets",
             "One set of series an AgentBudget, read from the leader's cache when scraped: gone with the AgentBudget.",
+        ),
+        (
+            Source::Sensors,
+            "Sensors",
+            "One set of series a Sensor, read from the leader's cache when scraped: gone with the Sensor. A Sensor that runs \
+             in its receivers' pods, such as a schedule, counts for each of them.",
         ),
         (Source::Controller, "Controller", "Of each replica."),
         (Source::Process, "Process", "Of each replica."),

@@ -24,6 +24,7 @@ mod quickstart;
 mod release;
 mod resume;
 mod secrets;
+mod sensors;
 mod suspend;
 mod tools;
 mod writes;

@@ -16,6 +16,7 @@ mod local;
 mod metrics;
 mod rooms;
 mod schema;
+mod sensors;
 mod tools;
 mod worker;
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use agentloop::api::Sensor;
 use agentloop::api::budget::AgentBudget;
 use agentloop::controller::agent::{AgentsView, ErrorKind, Finished, Observer};
 use agentloop::controller::leader::LEASE_NAME;
@@ -21,6 +22,7 @@ use agentloop::telemetry::http::{Readiness, router};
 use agentloop::telemetry::metrics::Metrics;
 use agentloop::telemetry::registry::{self, Kind, Source};
 use agentloop::telemetry::requests::CountRequests;
+use agentloop::telemetry::sensors::SensorCollector;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use pretty_assertions::assert_eq;
@@ -37,6 +39,8 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
     let metrics = Arc::new(Metrics::new().unwrap());
     let budgets = BudgetCollector::new(|visit| visit(&spent())).unwrap();
     metrics.register(budgets).unwrap();
+    let sensors = SensorCollector::new(|visit| visit(&ticking())).unwrap();
+    metrics.register(sensors).unwrap();
     show_codes(&metrics);
     metrics.leader.with_label_values(&[LEASE_NAME]).set(1);
     let readiness = Readiness::waiting("the caches to fill");
@@ -120,6 +124,42 @@ fn spent() -> AgentBudget {
         },
     });
     serde_json::from_value(budget).unwrap()
+}
+
+/// A Sensor whose status has everything.
+fn ticking() -> Sensor {
+    let condition = |kind: &str, status: &str| {
+        json!({
+            "type": kind, "status": status, "reason": "Because", "message": "secret words",
+            "lastTransitionTime": "2026-01-02T03:04:05Z",
+        })
+    };
+    let sensor = json!({
+        "apiVersion": "agentloop.dev/v1alpha1",
+        "kind": "Sensor",
+        "metadata": {"namespace": "team-a", "name": "clock", "uid": "uid-of-clock"},
+        "spec": {"agentNames": ["x"], "suspend": true, "source": {"schedule": {"cron": "0 8 * * 1-5"}}},
+        "status": {
+            "type": "Schedule",
+            "conditions": [condition("Ready", "True"), condition("Connected", "Unknown"), condition("example.com/F", "True")],
+            "lastEventTime": "2026-01-02T03:04:05.678Z", "lastDeliveryId": "secret words",
+            "events": 9, "updates": 18, "notifications": 4, "filtered": 3, "dropped": 2, "errors": 1,
+            "receivers": [{"uid": "uid-of-x", "name": "x", "events": 9}],
+        },
+    });
+    serde_json::from_value(sensor).unwrap()
+}
+
+#[tokio::test]
+async fn series_of_a_sensor_say_what_its_spec_and_status_say() {
+    let (metrics, _) = controller(view(&[])).await;
+    let text = metrics.text().unwrap();
+    assert!(!text.contains("secret words"), "no free text in metrics");
+    let got: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("agentloop_sensor_"))
+        .collect();
+    insta::assert_snapshot!("series_of_a_sensor", got.join("\n"));
 }
 
 /// An Agent whose status has everything.
@@ -216,7 +256,11 @@ fn names_types_and_help_follow_the_rules_of_prometheus() {
                 "{name}: {label}"
             );
         }
-        for (object, source) in [("agent", Source::Agents), ("budget", Source::Budgets)] {
+        for (object, source) in [
+            ("agent", Source::Agents),
+            ("budget", Source::Budgets),
+            ("sensor", Source::Sensors),
+        ] {
             let about_one = metric.labels.starts_with(&["namespace", object]);
             assert_eq!(about_one, metric.source == source, "{name}");
         }
@@ -326,11 +370,15 @@ async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
     // with three series each; of one model four types of tokens, reasoning, calls, unknown and estimated calls, cost.
     let each = 9 + 6 + PauseReason::iter().count() + LoopSign::iter().count() + 3 * 3 + 9;
     assert_eq!(count, 1000 * each);
-    let of_the_budget = text
+    let of_others = text
         .lines()
-        .filter(|line| line.starts_with("agentloop_budget_"))
+        .filter(|line| {
+            ["agentloop_budget_", "agentloop_sensor_"]
+                .iter()
+                .any(|prefix| line.starts_with(prefix))
+        })
         .count();
-    let own = text.lines().filter(|line| !line.starts_with('#')).count() - count - of_the_budget;
+    let own = text.lines().filter(|line| !line.starts_with('#')).count() - count - of_others;
     assert!(
         own < 60,
         "{own} series of the controller itself, however many Agents there are"
@@ -439,6 +487,11 @@ fn every_query_of_the_dashboards_asks_for_metrics_of_the_registry_and_for_their_
             "agentloop_budget_agents",
             "agentloop_budget_window_reset_timestamp_seconds",
         ];
+        let sensors = registry::ALL.iter().filter(|metric| metric.source == Source::Sensors);
+        let named = ["agentloop_sensor_info", "agentloop_sensor_spec_suspended"];
+        for metric in sensors.filter(|metric| !named.contains(&metric.name)) {
+            assert!(asked.contains(metric.name), "no panel shows {}", metric.name);
+        }
         for metric in budgets.filter(|metric| !shown.contains(&metric.name)) {
             assert!(asked.contains(metric.name), "no panel shows {}", metric.name);
         }

@@ -16,11 +16,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("telemetry", &["api"]),
     ("worker", &["api", "engine", "link", "sensing", "telemetry"]),
     ("gateway", &["api", "engine", "ledger", "link", "scripted", "telemetry"]),
-    ("controller", &["api", "ledger", "link", "scripted", "telemetry"]),
+    (
+        "controller",
+        &["api", "ledger", "link", "scripted", "sensing", "telemetry"],
+    ),
     // One process with all three roles: it wires them as a cluster does, and takes what they make public.
     (
         "local",
-        &["api", "link", "telemetry", "worker", "gateway", "controller"],
+        &["api", "link", "sensing", "telemetry", "worker", "gateway", "controller"],
     ),
     (
         "cli",

@@ -29,6 +29,8 @@ pub(in crate::controller) mod publish;
 mod reconcile;
 mod requests;
 mod run;
+#[cfg(test)]
+mod sensor_tests;
 mod silence;
 mod status;
 #[cfg(test)]

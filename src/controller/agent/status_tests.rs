@@ -17,13 +17,11 @@ use super::validate::{Invalid, InvalidReason};
 use crate::api::agent::DetectionMode;
 use crate::api::condition::{ConditionType, LoopSign, find};
 use crate::api::failure::FailureKind;
-use crate::api::sensor::Totals;
 use crate::api::status::{BudgetShare, LoopState, LoopStatus, Outcome, PauseReason, Usage};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::shares::Shares;
 use crate::controller::loops::Heard;
 use crate::link::messages::{HeldReason, LoopReport, ModelReport, Report};
-use crate::link::sensors::SensorReport;
 
 const GENERATION: Option<i64> = Some(3);
 
@@ -593,48 +591,4 @@ fn cost_shows_once_there_is_any() {
     assert_eq!(case.status().summary.unwrap().cost, None);
     case.heard.as_mut().unwrap().report.usage.cost = 7_420_000;
     assert_eq!(case.status().summary.unwrap().cost.as_deref(), Some("$7.42"));
-}
-
-#[test]
-fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
-    let report = |uid: &str, failure: Option<&str>| SensorReport {
-        uid: uid.into(),
-        generation: 1,
-        totals: Totals::default(),
-        last: None,
-        consecutive_failures: 0,
-        failure: failure.map(Into::into),
-        next_attempt_at: None,
-    };
-    let says = |case: &Case| {
-        let status = case.status();
-        let held = find(&status.conditions, ConditionType::SensorsHealthy).unwrap().clone();
-        assert_eq!(find(&status.conditions, ConditionType::Ready).unwrap().status, "True");
-        (held.status, held.reason, held.message)
-    };
-    let mut case = Case {
-        sensors: [
-            ("u".to_owned(), "prices".to_owned()),
-            ("v".to_owned(), "mails".to_owned()),
-        ]
-        .into(),
-        ..Case::default()
-    };
-    let say = |case: &mut Case, reports: Vec<SensorReport>| {
-        case.heard.as_mut().unwrap().report.loop_.as_mut().unwrap().sensors = reports;
-    };
-    assert_eq!(says(&case).0, "True", "nothing was said of any");
-    say(&mut case, vec![report("u", Some("why")), report("v", None)]);
-    assert_eq!(
-        says(&case),
-        ("False".into(), "SensorFailing".into(), "Sensor prices: why".into())
-    );
-    case.old = case.status();
-    let heard = case.heard.take();
-    assert_eq!(says(&case).0, "False", "without a word it stays");
-    case.heard = heard;
-    say(&mut case, vec![report("u", Some("why")), report("v", Some("so"))]);
-    assert_eq!(says(&case).2, "Sensor prices: why; 1 more fail");
-    say(&mut case, vec![report("u", None), report("gone", Some("why"))]);
-    assert_eq!(says(&case).0, "True", "one that was deleted fails for nobody");
 }

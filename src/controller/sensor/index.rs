@@ -393,7 +393,7 @@ mod tests {
             "spec": spec,
         }))
         .unwrap();
-        let (selector, problem) = validate(&object.spec);
+        let (selector, problem) = validate(name, &object.spec);
         Known {
             object: Arc::new(object),
             selector,

@@ -125,7 +125,7 @@ impl Sensors {
     }
 
     pub(super) fn seen(&self, sensor: Sensor) {
-        let (selector, problem) = validate(&sensor.spec);
+        let (selector, problem) = validate(&sensor.name_any(), &sensor.spec);
         let known = Known {
             object: Arc::new(sensor),
             selector,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use agentloop::controller::agent::{AgentsView, Sink};
+use agentloop::controller::agent::{AgentsView, Clock, Sink};
 use agentloop::controller::budget::face::Shown;
 use agentloop::controller::budget::{Budgets, Setup};
 use agentloop::controller::loops::Loops;
@@ -30,8 +30,8 @@ pub fn idle_ledger(client: Client, loops: &Arc<Loops>) -> Arc<Budgets> {
     }))
 }
 
-/// Sensors that nobody watches.
-pub fn idle_sensors(client: Client, loops: &Arc<Loops>) -> Arc<Sensors> {
+/// Sensors that nobody watches until they are run.
+pub fn idle_sensors(client: Client, loops: &Arc<Loops>, clock: Clock) -> Arc<Sensors> {
     Arc::new(Sensors::new(agentloop::controller::sensor::Setup {
         client,
         watch_namespaces: Vec::new(),
@@ -39,7 +39,7 @@ pub fn idle_sensors(client: Client, loops: &Arc<Loops>) -> Arc<Sensors> {
         loops: loops.clone(),
         events: Sink::new().0,
         reconciles: Reconciles::new(Arc::new(Metrics::new().unwrap()), "sensor", 1),
-        clock: Arc::new(Timestamp::now),
+        clock,
     }))
 }
 

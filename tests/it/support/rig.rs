@@ -8,6 +8,7 @@ use agentloop::api::Agent;
 use agentloop::api::status::{LoopState, Usage};
 use agentloop::controller::agent::{AgentsView, Clock, Finished, Observer, Parts, Settings, run};
 use agentloop::controller::loops::{AgentKey, LivePod, Loops};
+use agentloop::controller::sensor::Sensors;
 use agentloop::link::messages::{LoopReport, Report};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
@@ -50,6 +51,7 @@ pub struct Rig {
 /// One life of the controller.
 pub struct Controller {
     pub loops: Arc<Loops>,
+    pub sensors: Arc<Sensors>,
     pub observer: Arc<Counting>,
     pub bundle: watch::Sender<String>,
     shutdown: CancellationToken,
@@ -101,12 +103,13 @@ impl Rig {
         let observer = Arc::new(Counting::default());
         let (bundle, ca_bundle) = watch::channel("CA one".to_owned());
         let shutdown = CancellationToken::new();
+        let sensors = idle_sensors(self.server.client(), &loops, self.clock.clone());
         let task = tokio::spawn(run(Parts {
             client: self.server.client(),
             settings: self.settings.clone(),
             loops: loops.clone(),
             budgets: idle_ledger(self.server.client(), &loops),
-            sensors: idle_sensors(self.server.client(), &loops),
+            sensors: sensors.clone(),
             changed,
             ca_bundle,
             observer: observer.clone(),
@@ -116,12 +119,29 @@ impl Rig {
         }));
         self.controller = Some(Controller {
             loops,
+            sensors,
             observer,
             bundle,
             shutdown,
             task,
         });
         self.pass(1).await;
+    }
+
+    /// The same, with Sensors.
+    pub async fn start_with_sensors() -> Self {
+        let mut rig = Self::without_controller();
+        rig.boot_with_sensors().await;
+        rig
+    }
+
+    /// Starts a controller that reconciles Sensors too.
+    pub async fn boot_with_sensors(&mut self) {
+        self.boot().await;
+        let controller = self.running();
+        let run = controller.sensors.clone().run(controller.shutdown.clone());
+        tokio::spawn(run);
+        self.settle().await;
     }
 
     /// Ends the controller as a rolling update does.

@@ -1,0 +1,368 @@
+//! The reconciler of Sensors as a whole: against the in-process API server in paused time, and against a real one.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use agentloop::api::sensor::{SensorStatus, Totals};
+use agentloop::api::status::{LoopState, Usage};
+use agentloop::api::{Agent, Sensor, crd};
+use agentloop::controller::agent::Sink;
+use agentloop::controller::loops::{AgentKey, LivePod, Loops};
+use agentloop::controller::report::Reconciles;
+use agentloop::controller::sensor::{Sensors, Setup};
+use agentloop::link::messages::{Directives, Known, LoopReport};
+use agentloop::link::sensors::{LastEvent, SensorReport, SensorTerms};
+use agentloop::telemetry::metrics::Metrics;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::wait::{await_condition, conditions};
+use kube::{Api, Client, Config, ResourceExt};
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::clusters::control_plane;
+use crate::support::rig::{NAMESPACE, Rig, agent_key, in_state};
+
+const SENSORS: &str = "agentloop.dev/sensors";
+const WRITE: &str = "patch agentloop.dev/sensors/status";
+
+fn clock(name: &str, spec: &Value) -> Value {
+    let mut whole = json!({"agentNames": ["coast"], "source": {"schedule": {"cron": "*/5 * * * *"}}});
+    for (field, value) in spec.as_object().unwrap() {
+        whole[field] = value.clone();
+    }
+    json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor",
+        "metadata": {"name": name, "namespace": NAMESPACE}, "spec": whole,
+    })
+}
+
+fn put(rig: &Rig, name: &str, spec: &Value) -> Sensor {
+    serde_json::from_value(rig.server.put(SENSORS, clock(name, spec))).unwrap()
+}
+
+fn status(rig: &Rig, name: &str) -> SensorStatus {
+    let sensor: Sensor = serde_json::from_value(rig.server.get(SENSORS, NAMESPACE, name).unwrap()).unwrap();
+    sensor.status.unwrap_or_default()
+}
+
+/// Status and reason of a condition.
+fn says(status: &SensorStatus, type_: &str) -> (String, String) {
+    let held = status.conditions.iter().find(|held| held.type_ == type_);
+    held.map_or_else(Default::default, |held| (held.status.clone(), held.reason.clone()))
+}
+
+fn is(status: &str, reason: &str) -> (String, String) {
+    (status.into(), reason.into())
+}
+
+/// What the pod of an Agent is told to run.
+fn told(rig: &Rig, agent: &str) -> Vec<SensorTerms> {
+    let loops = &rig.running().loops;
+    let (_, directives) = loops
+        .attach(&agent_key(agent), &rig.live_pod(agent), (rig.clock)())
+        .unwrap();
+    let directives = directives.borrow().clone();
+    directives.sensors.expect("not decided")
+}
+
+fn names(terms: &[SensorTerms]) -> Vec<&str> {
+    terms.iter().map(|terms| terms.name.as_str()).collect()
+}
+
+fn report(sensor: &Sensor, events: i64) -> SensorReport {
+    SensorReport {
+        uid: sensor.uid().unwrap(),
+        generation: sensor.metadata.generation.unwrap(),
+        totals: Totals {
+            events,
+            ..Totals::default()
+        },
+        last: (events > 0).then(|| LastEvent {
+            at: Timestamp::from_second(1_800_000_000 + events).unwrap(),
+            id: format!("tick-{events}"),
+        }),
+        consecutive_failures: 0,
+        failure: None,
+        next_attempt_at: None,
+    }
+}
+
+/// What the pod of an Agent says of its Sensors.
+fn say(rig: &Rig, agent: &str, sensors: Vec<SensorReport>) {
+    let report = LoopReport {
+        sensors,
+        ..in_state(LoopState::Running)
+    };
+    rig.report(agent, report, Usage::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_schedule_reaches_its_receivers_pod_and_what_it_does_reaches_its_status() {
+    let rig = Rig::start_with_sensors().await;
+    rig.bring_up("coast", &json!({})).await;
+    assert_eq!(told(&rig, "coast"), [], "decided: none");
+    let pod = rig.live_pod("coast");
+    let sensor = put(&rig, "clock", &json!({}));
+    rig.settle().await;
+    let terms = told(&rig, "coast");
+    assert_eq!(names(&terms), ["clock"]);
+    assert_eq!(terms[0].uid, sensor.uid().unwrap());
+    assert_eq!(says(&status(&rig, "clock"), "Connected"), is("Unknown", "Starting"));
+
+    say(&rig, "coast", vec![report(&sensor, 0)]);
+    rig.settle().await;
+    assert_eq!(says(&status(&rig, "clock"), "Connected"), is("True", "Listening"));
+    assert_eq!(says(&status(&rig, "clock"), "Ready"), is("True", "Listening"));
+    say(&rig, "coast", vec![report(&sensor, 2)]);
+    rig.pass(16).await;
+    let written = status(&rig, "clock");
+    assert_eq!(
+        (written.totals.events, written.last_delivery_id.as_deref()),
+        (2, Some("tick-2"))
+    );
+
+    // A changed spec goes to the pod that is there.
+    put(&rig, "clock", &json!({"suspend": true}));
+    rig.settle().await;
+    assert!(told(&rig, "coast")[0].spec.suspend);
+    assert_eq!(says(&status(&rig, "clock"), "Suspended"), is("True", "SuspendedBySpec"));
+    rig.server.delete(SENSORS, NAMESPACE, "clock");
+    rig.settle().await;
+    assert_eq!(told(&rig, "coast"), []);
+    assert_eq!(rig.live_pod("coast"), pod, "all of this in one pod");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_cannot_be_used_says_field_and_fix_and_listens_once_it_is_corrected() {
+    let rig = Rig::start_with_sensors().await;
+    rig.bring_up("coast", &json!({})).await;
+    put(
+        &rig,
+        "clock",
+        &json!({"updates": [{"field": "hour", "value": "payload.(("}]}),
+    );
+    rig.settle().await;
+    let refused = status(&rig, "clock");
+    assert_eq!(says(&refused, "Accepted"), is("False", "InvalidSpec"));
+    assert_eq!(says(&refused, "Stalled"), is("True", "InvalidSpec"));
+    let message = &refused
+        .conditions
+        .iter()
+        .find(|held| held.type_ == "Accepted")
+        .unwrap()
+        .message;
+    assert!(message.starts_with("spec.updates[0].value"), "{message}");
+    assert!(told(&rig, "coast")[0].spec.suspend, "it does not listen");
+    put(
+        &rig,
+        "clock",
+        &json!({"updates": [{"field": "hour", "value": "payload.scheduledTime"}]}),
+    );
+    rig.settle().await;
+    assert_eq!(says(&status(&rig, "clock"), "Accepted"), is("True", "Accepted"));
+    assert_eq!(says(&status(&rig, "clock"), "Stalled"), is("", ""));
+    assert!(!told(&rig, "coast")[0].spec.suspend);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_comes_later_receives_and_its_failures_are_its_own_condition_too() {
+    let rig = Rig::start_with_sensors().await;
+    let sensor = put(&rig, "clock", &json!({}));
+    rig.settle().await;
+    assert_eq!(says(&status(&rig, "clock"), "Ready"), is("True", "NoReceiver"));
+    rig.bring_up("coast", &json!({})).await;
+    assert_eq!(names(&told(&rig, "coast")), ["clock"]);
+    let mut failing = report(&sensor, 0);
+    failing.failure = Some("spec.updates[0].value names a field that is not in what came".into());
+    say(&rig, "coast", vec![failing]);
+    rig.pass(6).await;
+    assert_eq!(says(&status(&rig, "clock"), "Connected"), is("False", "SensorFailing"));
+    assert_eq!(
+        rig.condition("coast", "SensorsHealthy"),
+        Some(is("False", "SensorFailing"))
+    );
+    assert_eq!(rig.ready("coast").0, "True", "the loop goes on");
+    say(&rig, "coast", vec![report(&sensor, 1)]);
+    rig.pass(16).await;
+    assert_eq!(says(&status(&rig, "clock"), "Ready"), is("True", "Listening"));
+    assert_eq!(rig.condition("coast", "SensorsHealthy"), Some(is("True", "Healthy")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_of_the_controller_writes_nothing_and_counts_nothing_twice() {
+    let mut rig = Rig::start_with_sensors().await;
+    rig.bring_up("coast", &json!({})).await;
+    let sensor = put(&rig, "clock", &json!({}));
+    rig.settle().await;
+    say(&rig, "coast", vec![report(&sensor, 3)]);
+    rig.pass(60).await;
+    assert_eq!(status(&rig, "clock").totals.events, 3);
+    rig.shut_down().await;
+    rig.server.take_writes();
+    rig.boot_with_sensors().await;
+    rig.pass(60).await;
+    say(&rig, "coast", vec![report(&sensor, 3)]);
+    rig.pass(60).await;
+    let writes = rig.server.take_writes();
+    assert!(!writes.contains(&WRITE.to_owned()), "{writes:?}");
+    say(&rig, "coast", vec![report(&sensor, 4)]);
+    rig.pass(60).await;
+    assert_eq!(status(&rig, "clock").totals.events, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn five_hundred_sensors_at_rest_write_nothing_and_busy_ones_once_in_fifteen_seconds() {
+    let rig = Rig::start_with_sensors().await;
+    rig.bring_up("coast", &json!({})).await;
+    let sensors: Vec<Sensor> = (0..500)
+        .map(|number| put(&rig, &format!("s-{number}"), &json!({})))
+        .collect();
+    rig.pass(30).await;
+    say(&rig, "coast", sensors.iter().map(|sensor| report(sensor, 0)).collect());
+    rig.pass(60).await;
+    rig.server.take_calls();
+    for _ in 0..40 {
+        say(&rig, "coast", sensors.iter().map(|sensor| report(sensor, 0)).collect());
+        rig.pass(15).await;
+    }
+    assert_eq!(rig.server.take_writes(), [""; 0]);
+
+    for events in 1..=60 {
+        say(&rig, "coast", vec![report(&sensors[7], events)]);
+        rig.pass(1).await;
+    }
+    rig.pass(15).await;
+    let writes = rig.server.take_writes();
+    assert!((4..=6).contains(&writes.len()), "{writes:?}");
+    assert!(writes.iter().all(|write| write == WRITE), "{writes:?}");
+    assert_eq!(status(&rig, "s-7").totals.events, 60);
+}
+
+async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..200 {
+        if let Some(found) = look().await {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("not within 20 s: {what}");
+}
+
+#[tokio::test]
+async fn a_real_api_server_keeps_what_a_sensor_did() {
+    let Some(kubeconfig) = control_plane() else { return };
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .unwrap();
+    let client = Client::try_from(config).unwrap();
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in crd::all() {
+        let (name, params) = (definition.name_any(), PatchParams::apply("agentloop-tests").force());
+        definitions
+            .patch(&name, &params, &Patch::Apply(&definition))
+            .await
+            .unwrap();
+        let established = await_condition(definitions.clone(), &name, conditions::is_crd_established());
+        established.await.unwrap();
+    }
+    let mut object = Namespace::default();
+    object.metadata.generate_name = Some("sensor-".into());
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let namespace = namespaces
+        .create(&PostParams::default(), &object)
+        .await
+        .unwrap()
+        .name_any();
+    let stop = CancellationToken::new();
+    real(&client, &namespace, &stop).await;
+    stop.cancel();
+    namespaces
+        .delete(&namespace, &DeleteParams::background())
+        .await
+        .unwrap();
+}
+
+async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
+    let (loops, _changed) = Loops::new();
+    let loops = Arc::new(loops);
+    let sensors = Arc::new(Sensors::new(Setup {
+        client: client.clone(),
+        watch_namespaces: vec![namespace.into()],
+        workers: 4,
+        loops: loops.clone(),
+        events: Sink::new().0,
+        reconciles: Reconciles::new(Arc::new(Metrics::new().unwrap()), "sensor", 4),
+        clock: Arc::new(Timestamp::now),
+    }));
+    let agent: Agent = serde_json::from_value(json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+        "metadata": {"name": "coast", "namespace": namespace, "uid": "u"},
+        "spec": {"model": {"api": "Scripted", "name": "m"}, "storage": {"ephemeral": true}},
+    }))
+    .unwrap();
+    let key = AgentKey {
+        namespace: namespace.into(),
+        name: "coast".into(),
+    };
+    let pod = LivePod {
+        uid: "p".into(),
+        epoch: 1,
+    };
+    sensors.agent_seen(&agent);
+    sensors.agents_listed(Some(namespace), &[key.clone()].into());
+    loops.expect(&key, pod.clone(), Known::default(), Directives::default());
+    let (_, directives) = loops.attach(&key, &pod, Timestamp::now()).unwrap();
+    tokio::spawn(sensors.clone().run(stop.clone()));
+
+    let api: Api<Sensor> = Api::namespaced(client.clone(), namespace);
+    let mut object = clock("clock", &json!({}));
+    object["metadata"]["namespace"] = json!(namespace);
+    let made = api
+        .create(&PostParams::default(), &serde_json::from_value(object).unwrap())
+        .await
+        .unwrap();
+    until("the pod is told", async || {
+        let directives = directives.borrow();
+        directives
+            .sensors
+            .as_ref()
+            .is_some_and(|all| all.len() == 1)
+            .then_some(())
+    })
+    .await;
+    let read = async |type_: &str, status: &str| {
+        let sensor = api.get("clock").await.unwrap();
+        let written = sensor.status.clone().unwrap_or_default();
+        (says(&written, type_).0 == status).then_some(written)
+    };
+    let first = until("it is looked at", async || read("Accepted", "True").await).await;
+    assert_eq!(says(&first, "Durable"), is("False", "EphemeralReceiver"));
+    sensors.reported(&key, &[report(&made, 7)]);
+    let running = until("it listens", async || read("Connected", "True").await).await;
+    assert_eq!((running.totals.events, running.receivers.len()), (7, 1));
+    let patch = json!({"spec": {"signals": [{"name": "never", "when": "payload.["}]}});
+    api.patch("clock", &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .unwrap();
+    let refused = until("it is refused", async || read("Accepted", "False").await).await;
+    assert_eq!((refused.totals.events, refused.observed_generation), (7, Some(2)));
+    api.delete("clock", &DeleteParams::default()).await.unwrap();
+    until("the pod is told of the end", async || {
+        directives
+            .borrow()
+            .sensors
+            .as_ref()
+            .is_some_and(Vec::is_empty)
+            .then_some(())
+    })
+    .await;
+}
