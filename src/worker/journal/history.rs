@@ -23,6 +23,14 @@ const MOST_STEP: usize = 64 * 1024;
 /// Key of what the rows came to that are no longer kept.
 pub(super) const PRUNED_KEY: &str = "history";
 
+/// The execution of a turn, the newest question before it, and the newest step in it.
+pub(super) const TURN: &str = "SELECT id FROM agent_execution_history
+    WHERE id >= ?1 AND id < ?2 AND task_id <> 'Precheck' ORDER BY id DESC LIMIT 1";
+pub(super) const PRECHECK: &str = "SELECT id FROM agent_execution_history
+    WHERE id >= ?1 AND id < ?2 AND task_id = 'Precheck' ORDER BY rowid DESC LIMIT 1";
+pub(super) const NEWEST_STEP: &str = "SELECT rowid, json_array_length(action), result FROM agent_execution_steps
+    WHERE id >= ?1 AND id < ?2 AND purpose <> 'Precheck' ORDER BY id DESC LIMIT 1";
+
 /// What executions came to.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
@@ -123,17 +131,12 @@ impl History<'_> {
 
     fn newest(&self, turn: i64, of: Of) -> rusqlite::Result<Option<String>> {
         let sql = match of {
-            Of::Turn => {
-                "SELECT id FROM agent_execution_history
-                 WHERE turn = ?1 AND task_id <> 'Precheck' ORDER BY rowid DESC LIMIT 1"
-            }
-            Of::Precheck => {
-                "SELECT id FROM agent_execution_history
-                 WHERE turn = ?1 AND task_id = 'Precheck' ORDER BY rowid DESC LIMIT 1"
-            }
+            Of::Turn => TURN,
+            Of::Precheck => PRECHECK,
         };
         let mut select = self.transaction.prepare_cached(sql)?;
-        select.query_row([turn], |row| row.get(0)).optional()
+        let turn = [first_id(turn), first_id(turn.saturating_add(1))];
+        select.query_row(turn, |row| row.get(0)).optional()
     }
 
     fn answered(&self, record: &Record) -> Result<(), WriteError> {
@@ -237,10 +240,7 @@ impl History<'_> {
     fn change(&self, turn: i64, how: impl FnOnce(&mut Ended)) -> Result<(), WriteError> {
         let found = self
             .transaction
-            .prepare_cached(
-                "SELECT rowid, json_array_length(action), result FROM agent_execution_steps
-                 WHERE id >= ?1 AND id < ?2 AND purpose <> 'Precheck' ORDER BY id DESC LIMIT 1",
-            )?
+            .prepare_cached(NEWEST_STEP)?
             .query_row([first_id(turn), first_id(turn + 1)], |row| {
                 Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, String>(2)?))
             })
@@ -298,11 +298,16 @@ impl History<'_> {
     }
 
     fn drop_up_to(&self, turn: i64) -> Result<(), WriteError> {
+        // Turns count from 1.
+        if turn < 1 {
+            return Ok(());
+        }
+        let first = first_id(turn.saturating_add(1));
         let gone = self.transaction.query_row(
             "SELECT count(*), coalesce(sum(final_status = 'success'), 0), coalesce(sum(final_status = 'failed'), 0),
              coalesce(sum(total_steps), 0), coalesce(sum(total_tokens), 0)
-             FROM agent_execution_history WHERE turn <= ?1",
-            [turn],
+             FROM agent_execution_history WHERE id < ?1",
+            [&first],
             totals,
         )?;
         if gone == Totals::default() {
@@ -315,11 +320,10 @@ impl History<'_> {
         let before = before.and_then(|text| serde_json::from_str(&text).ok());
         let all = gone.and(before.unwrap_or_default());
         put(self.transaction, PRUNED_KEY, &serde_json::to_string(&all)?)?;
-        let first = first_id(turn.saturating_add(1));
         self.transaction
             .execute("DELETE FROM agent_execution_steps WHERE id < ?1", [&first])?;
         self.transaction
-            .execute("DELETE FROM agent_execution_history WHERE turn <= ?1", [turn])?;
+            .execute("DELETE FROM agent_execution_history WHERE id < ?1", [&first])?;
         Ok(())
     }
 }

@@ -5,6 +5,9 @@ use rusqlite::{Connection, Row};
 
 use crate::engine::{Record, RecordKind};
 
+/// All lines, the newest first.
+pub(super) const NEWEST_FIRST: &str = "SELECT * FROM journal ORDER BY seq DESC";
+
 /// One line of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
@@ -123,7 +126,7 @@ pub struct LinesAfter {
 /// The lines of the newest batch, and of those right before it that were committed at the same moment. Reads no further
 /// back: the journal may be long.
 pub(super) fn of_last_batch(connection: &Connection) -> rusqlite::Result<Vec<Line>> {
-    let mut select = connection.prepare("SELECT * FROM journal ORDER BY seq DESC")?;
+    let mut select = connection.prepare(NEWEST_FIRST)?;
     let mut rows = select.query([])?;
     let mut at: Option<String> = None;
     let mut lines = Vec::new();

@@ -45,6 +45,8 @@ const FILE: &str = "journal.sqlite";
 const LOCK_FILE: &str = "journal.lock";
 const SNAPSHOT_KEY: &str = "snapshot";
 const OWNER_KEY: &str = "owner";
+const VALUE: &str = "SELECT value FROM kv WHERE key = ?1";
+const TRANSCRIPT: &str = "SELECT json FROM messages WHERE live = 1 ORDER BY id";
 
 /// Who writes a journal.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -242,7 +244,7 @@ impl Journal {
     fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, JournalError> {
         let text: Option<String> = self
             .connection
-            .query_row("SELECT value FROM kv WHERE key = ?1", [key], |row| row.get(0))
+            .query_row(VALUE, [key], |row| row.get(0))
             .optional()
             .map_err(|error| self.sqlite(&error))?;
         text.map(|text| serde_json::from_str(&text))
@@ -266,7 +268,7 @@ impl Journal {
     fn transcript(&self) -> Result<Vec<Message>, JournalError> {
         let texts = self
             .connection
-            .prepare("SELECT json FROM messages WHERE live = 1 ORDER BY id")
+            .prepare(TRANSCRIPT)
             .and_then(|mut select| select.query_map([], |row| row.get(0))?.collect())
             .map_err(|error| self.sqlite(&error))?;
         let texts: Vec<String> = texts;

@@ -38,7 +38,8 @@ ALTER TABLE journal ADD COLUMN outcome TEXT;
 ";
 
 /// Version 3: what the Agent did, for people; docs/reference/journal.md explains each column. Money is whole micro-dollars,
-/// shown as a decimal. Ids of steps sort by turn and call.
+/// shown as a decimal. Ids sort by turn and
+/// call, so that no other index is needed to find them.
 const VERSION_3: &str = "
 CREATE TABLE agent_execution_history (
     id TEXT NOT NULL PRIMARY KEY,
@@ -57,7 +58,6 @@ CREATE TABLE agent_execution_history (
     total_tokens INTEGER,
     state_snapshot TEXT
 );
-CREATE INDEX agent_execution_history_turn ON agent_execution_history (turn);
 CREATE TABLE agent_execution_steps (
     id TEXT NOT NULL PRIMARY KEY,
     execution_id TEXT NOT NULL REFERENCES agent_execution_history (id),

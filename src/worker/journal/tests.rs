@@ -8,6 +8,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use super::*;
 use crate::engine::tool::{ToolEffect, ToolRunId};
 use crate::engine::{CallId, OutcomeKind, RecordKind, ToolLine};
+use crate::worker::journal::history::{NEWEST_STEP, PRECHECK, TURN};
 
 fn owner(epoch: i64) -> Owner {
     Owner {
@@ -467,4 +468,67 @@ fn the_last_batch_of_a_killed_process_is_told_again_and_no_other() {
     journal.close(&owner(1)).unwrap();
     let (_, restored) = open(dir.path(), 1);
     assert_eq!(restored.untold, []);
+}
+
+/// How SQLite goes about a statement, and each statement within it.
+fn plan(journal: &Journal, sql: &str) -> Vec<String> {
+    let mut explain = journal
+        .connection
+        .prepare(&format!("EXPLAIN QUERY PLAN {sql}"))
+        .unwrap();
+    // Of parameters only the number matters.
+    let values = vec![1; explain.parameter_count()];
+    let rows = explain.query_map(rusqlite::params_from_iter(values), |row| row.get(3));
+    rows.unwrap().map(Result::unwrap).collect()
+}
+
+/// Of taking messages out of the live transcript.
+fn retiring() -> Vec<String> {
+    let steps = [
+        "SEARCH messages USING INTEGER PRIMARY KEY (rowid=?)",
+        "LIST SUBQUERY 1",
+        "SCAN messages USING COVERING INDEX messages_live",
+    ];
+    steps.map(str::to_owned).to_vec()
+}
+
+#[test]
+fn what_runs_at_each_step_or_start_looks_at_no_more_rows_the_longer_the_journal_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = open(dir.path(), 1);
+    let live = "messages USING INDEX messages_live";
+    let of_a_turn =
+        "SEARCH agent_execution_history USING INDEX sqlite_autoindex_agent_execution_history_1 (id>? AND id<?)";
+    let (oldest, newest) = (write::retiring("ASC"), write::retiring("DESC"));
+    for (sql, expected) in [
+        (VALUE, vec!["SEARCH kv USING PRIMARY KEY (key=?)".to_owned()]),
+        // All that is live, which the context bounds.
+        (TRANSCRIPT, vec![format!("SCAN {live}")]),
+        // From its end, as far as one batch goes.
+        (lines::NEWEST_FIRST, vec!["SCAN journal".to_owned()]),
+        (&oldest, retiring()),
+        (&newest, retiring()),
+        (TURN, vec![of_a_turn.to_owned()]),
+        // Few: those before one turn.
+        (
+            PRECHECK,
+            vec![of_a_turn.to_owned(), "USE TEMP B-TREE FOR ORDER BY".to_owned()],
+        ),
+        (
+            NEWEST_STEP,
+            vec![
+                "SEARCH agent_execution_steps USING INDEX sqlite_autoindex_agent_execution_steps_1 (id>? AND id<?)"
+                    .to_owned(),
+            ],
+        ),
+        (
+            "UPDATE agent_execution_history SET total_steps = 1 WHERE id = ?1",
+            vec![
+                "SEARCH agent_execution_history USING INDEX sqlite_autoindex_agent_execution_history_1 (id=?)"
+                    .to_owned(),
+            ],
+        ),
+    ] {
+        assert_eq!(plan(&journal, sql), expected, "{sql}");
+    }
 }

@@ -106,12 +106,16 @@ fn retire(transaction: &Transaction<'_>, count: usize, order: &'static str) -> r
         return Ok(());
     }
     transaction
-        .prepare_cached(&format!(
-            "UPDATE messages SET live = 0
-             WHERE id IN (SELECT id FROM messages WHERE live = 1 ORDER BY id {order} LIMIT ?1)"
-        ))?
+        .prepare_cached(&retiring(order))?
         .execute([i64::try_from(count).unwrap_or(i64::MAX)])?;
     Ok(())
+}
+
+pub(super) fn retiring(order: &'static str) -> String {
+    format!(
+        "UPDATE messages SET live = 0
+         WHERE id IN (SELECT id FROM messages WHERE live = 1 ORDER BY id {order} LIMIT ?1)"
+    )
 }
 
 fn turn_to_prune_at(record: &Record) -> Option<i64> {
@@ -128,7 +132,7 @@ fn prune(transaction: &Transaction<'_>, turn: i64) -> rusqlite::Result<()> {
         "DELETE FROM journal WHERE seq <= (SELECT max(seq) FROM journal) - ?1",
         [JOURNAL_LINES],
     )?;
-    let kept: i64 = transaction.query_row("SELECT coalesce(sum(length(json)), 0) FROM messages", [], |row| {
+    let kept: i64 = transaction.query_row("SELECT coalesce(sum(octet_length(json)), 0) FROM messages", [], |row| {
         row.get(0)
     })?;
     if kept > HISTORY_BYTES {
