@@ -121,7 +121,7 @@ impl Engine {
     }
 
     fn dispatch(&mut self, input: Input, out: &mut Outbox) {
-        let live = matches!(self.state.lifecycle, Lifecycle::Active | Lifecycle::Stopping);
+        let live = self.is_live();
         if !live && !matches!(input, Input::Started { .. } | Input::Stop { .. }) {
             return;
         }
@@ -139,6 +139,8 @@ impl Engine {
             }
             Input::HotState { updates } => self.hot_state_updated(updates, out),
             Input::Notified(notification) => self.notified(notification, out),
+            Input::Sensed(event) => self.sensed(event, out),
+            Input::SensorFailed { sensor } => self.sensor_failed(&sensor, out),
             Input::ToolFinished { run, outcome } => self.tool_finished(run, outcome, out),
             Input::Answered { call, answer } => self.answered(call, &answer, out),
             Input::Failed { call, failure } => self.failed(call, failure, out),
@@ -155,6 +157,10 @@ impl Engine {
             // The second was heard before: a level without effects.
             Input::DrainEnded | Input::ToolsChanged { .. } => {}
         }
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        matches!(self.state.lifecycle, Lifecycle::Active | Lifecycle::Stopping)
     }
 
     fn start(&mut self, epoch: i64, known: Known, budget: Budget, out: &mut Outbox) {

@@ -29,6 +29,7 @@ mod prompt;
 mod purpose;
 mod resources;
 mod retry;
+pub mod sensors;
 pub mod settings;
 mod snapshot;
 #[cfg(test)]
@@ -51,6 +52,7 @@ use crate::api::failure::Failure;
 use budget::Budget;
 use message::{Answer, Message, Tool};
 use notifications::Notification;
+use sensors::Sensed;
 use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
 pub use budget_health::Health;
@@ -142,6 +144,13 @@ pub enum Input {
     },
     /// Something from outside that the model is to see. A repeat under the same id has no effect.
     Notified(Notification),
+    /// An event of a Sensor, whole. Always journalled while the loop hears, see [`machine::Engine::hears`].
+    Sensed(Sensed),
+    /// A Sensor does not hear or understand what comes, for the first time since it last did.
+    SensorFailed {
+        /// Its name.
+        sensor: String,
+    },
     /// A run of a tool came to an end.
     ToolFinished {
         /// Which.
@@ -351,6 +360,10 @@ pub enum RecordKind {
     LoopDetected,
     /// A field of the hot state did not get its value; said once until it gets one.
     HotStateRefused,
+    /// An event of a Sensor came. Its note says how much it gave.
+    SensorUpdated,
+    /// A Sensor began to fail. Its note is the Sensor's name.
+    SensorFailed,
     /// A notification came. Its note is the priority.
     Notified,
     /// Notifications left before the model saw them: too many waited, or each turn that showed them was refused.

@@ -19,7 +19,7 @@ use crate::engine::machine::Engine;
 use crate::engine::message::Answer;
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 use crate::engine::{CallId, Effect, Input, Known, StopCause};
-use crate::link::messages::Directives;
+use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::Session;
 
 use super::contact::{Clocks, Contact};
@@ -31,6 +31,7 @@ use super::model::Format;
 use super::outbox::Outbox;
 use super::readings::{Ask, Readings};
 use super::report;
+use super::sensors::{Happened, Sensors};
 use super::steps::{Steps, Taken};
 use super::tool_source::ToolSource;
 
@@ -40,6 +41,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Longest wait for the sources of tools before the loop starts: an answer that was kept over a restart may ask for them
 /// at once, and a first turn without them is none.
 const TOOLS_WAIT: Duration = Duration::from_secs(5);
+/// Things that happen to Sensors which are taken before anything else is looked at.
+const SENSORS_AT_ONCE: usize = 64;
 /// What a source may take beyond a run's timeout to say that it is over.
 const TIMEOUT_SLACK: Duration = Duration::from_secs(2);
 
@@ -76,6 +79,7 @@ pub struct Driver<'a> {
     gateway: &'a GatewayClient,
     outbox: &'a Outbox,
     readings: Readings,
+    sensors: Sensors,
     timer: Option<Timestamp>,
     calls: JoinSet<(CallId, Result<Answer, Failure>)>,
     in_flight: Option<CallId>,
@@ -96,6 +100,8 @@ pub struct Parts<'a> {
     pub agent: String,
     /// New or restored.
     pub engine: Engine,
+    /// What is remembered of Sensors.
+    pub sensors: Sensors,
     /// `None`: the Agent has no tools but the engine's own.
     pub tools: Option<Arc<dyn ToolSource>>,
     /// The model of the spec.
@@ -153,6 +159,7 @@ impl<'a> Driver<'a> {
             gateway: parts.gateway,
             outbox: parts.outbox,
             readings: Readings::new(parts.gateway),
+            sensors: parts.sensors,
             timer: None,
             calls: JoinSet::new(),
             in_flight: None,
@@ -175,7 +182,7 @@ impl<'a> Driver<'a> {
         if let Err(error) = &result {
             self.cut_call();
             self.runs.abort_all();
-            let mut last = report::of(self.steps.view());
+            let mut last = self.report();
             last.last_error = Some(report::error(Timestamp::now(), error.kind(), error.to_string()));
             self.outbox.report(last);
         }
@@ -259,7 +266,9 @@ impl<'a> Driver<'a> {
         let silence = (self.link < Link::Silent).then(|| self.contact.left_to_silence(now));
         let lease = (self.link < Link::Lost).then(|| self.contact.left(now));
         let drain = self.drain_from.map(|from| self.drain.saturating_sub(now.since(from)));
-        [timer, silence, lease, drain]
+        let sensor = self.sensors.next().filter(|_| self.listens());
+        let sensor = sensor.map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
+        [timer, silence, lease, drain, sensor]
             .into_iter()
             .flatten()
             .fold(LOOK_AGAIN, Duration::min)
@@ -284,7 +293,37 @@ impl<'a> Driver<'a> {
         if !self.stopped && self.drain_from.is_some_and(|from| now.since(from) >= self.drain) {
             self.feed(Input::DrainEnded)?;
         }
+        self.look_at_sensors(now.wall)
+    }
+
+    /// Whether Sensors that run here are heard: a loop that is to stop leaves what comes to the next pod.
+    fn listens(&self) -> bool {
+        self.stop.is_none() && !self.stopped && self.steps.hears()
+    }
+
+    /// Takes what is due of Sensors.
+    fn look_at_sensors(&mut self, now: Timestamp) -> Result<(), JournalError> {
+        for _ in 0..SENSORS_AT_ONCE {
+            let Some(happened) = self.listens().then(|| self.sensors.due(now)).flatten() else {
+                break;
+            };
+            self.sense(happened)?;
+        }
         Ok(())
+    }
+
+    /// Lets the loop hear what happened to a Sensor. What is to be remembered of it is on disk then.
+    fn sense(&mut self, happened: Happened) -> Result<(), JournalError> {
+        if !self.listens() {
+            return Ok(());
+        }
+        self.freshen();
+        let taken = self
+            .steps
+            .sense(Timestamp::now(), happened.input().cloned(), &happened.kept());
+        self.sensors.accept(happened);
+        self.outbox.report(self.report());
+        self.follow(taken)
     }
 
     /// Takes what the gateway said last.
@@ -314,6 +353,11 @@ impl<'a> Driver<'a> {
         }
         if let Some(token) = directives.resume.filter(|token| before.resume.as_ref() != Some(token)) {
             self.feed(Input::ResumeRequested { token })?;
+        }
+        if before.sensors != directives.sensors {
+            let begun = self.sensors.direct(Timestamp::now(), directives.sensors.as_deref());
+            begun.into_iter().try_for_each(|happened| self.sense(happened))?;
+            self.outbox.report(self.report());
         }
         Ok(())
     }
@@ -349,15 +393,33 @@ impl<'a> Driver<'a> {
 
     /// One step of the loop, and what follows from it.
     fn feed(&mut self, input: Input) -> Result<(), JournalError> {
+        self.freshen();
+        let taken = self.steps.take(Timestamp::now(), input);
+        self.follow(taken)
+    }
+
+    /// Takes the newest instructions.
+    fn freshen(&mut self) {
         self.steps.set_instructions(self.instructions.newest().to_owned());
         self.steps.set_skills(self.instructions.newest_skills());
-        let Taken { actions, lines, result } = self.steps.take(Timestamp::now(), input);
+    }
+
+    /// What follows from a step.
+    fn follow(&mut self, taken: Taken) -> Result<(), JournalError> {
+        let Taken { actions, lines, result } = taken;
         lines.iter().for_each(events::tell);
         self.readings.told(&lines);
         for action in actions {
             self.act(action);
         }
         result
+    }
+
+    fn report(&self) -> LoopReport {
+        LoopReport {
+            sensors: self.sensors.reports(),
+            ..report::of(self.steps.view())
+        }
     }
 
     fn act(&mut self, effect: Effect) {
@@ -389,10 +451,10 @@ impl<'a> Driver<'a> {
             }
             Effect::Acknowledge { call } => self.outbox.errand(Errand::Acknowledge(call)),
             Effect::SetTimer(at) => self.timer = at,
-            Effect::Report => self.outbox.report(report::of(self.steps.view())),
+            Effect::Report => self.outbox.report(self.report()),
             Effect::Stopped => {
                 self.stopped = true;
-                self.outbox.report(report::of(self.steps.view()));
+                self.outbox.report(self.report());
             }
         }
     }

@@ -28,6 +28,8 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::NotificationDropped => "autonomy:notification_dropped",
         RecordKind::PrecheckSkipped => "autonomy:precheck_skipped",
         RecordKind::PrecheckFailed => "autonomy:precheck_failed",
+        RecordKind::SensorUpdated => "autonomy:sensor_updated",
+        RecordKind::SensorFailed => "autonomy:sensor_error",
         RecordKind::HotStateRefused => "autonomy:hot_state_refused",
         RecordKind::Trimmed => "autonomy:context_trimmed",
         RecordKind::Compacted => "autonomy:context_compacted",

@@ -15,6 +15,7 @@ pub mod model;
 pub mod outbox;
 pub mod readings;
 pub mod report;
+pub mod sensors;
 pub mod startup;
 pub mod steps;
 pub mod tool_source;

@@ -21,6 +21,7 @@ use super::instructions::Instructions;
 use super::journal::{Journal, JournalError, Owner, Restored};
 use super::outbox::Outbox;
 use super::report;
+use super::sensors::Sensors;
 use super::tool_source::ToolSource;
 use super::tools::Tools;
 
@@ -152,13 +153,18 @@ impl Worker {
             Some((session, first)) => {
                 let spec = &self.options.config.spec;
                 let settings = Settings::try_from(spec)?;
-                let engine = match restored.snapshot {
+                let sensors = Sensors::restore(restored.kept);
+                let mut engine = match restored.snapshot {
                     Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
                     None => Engine::new(settings),
                 };
+                for (field, value, at) in sensors.values() {
+                    engine.recall(field, value.clone(), at);
+                }
                 let parts = Parts {
                     agent: self.options.config.uid.clone(),
                     engine,
+                    sensors,
                     tools: tools(&spec.tools, &self.options.socket)?,
                     model: &spec.model,
                     light_model: spec.light_model.as_ref(),

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use crate::engine::machine::{Engine, View};
 use crate::engine::{Effect, Input, Record, Skill, StopCause};
 
-use super::journal::{Committed, Journal, JournalError, Line, LinesAfter};
+use super::journal::{Committed, Journal, JournalError, Kept, Line, LinesAfter};
 
 /// An engine and its journal.
 pub struct Steps<'a> {
@@ -66,14 +66,30 @@ impl<'a> Steps<'a> {
         self.engine.set_skills(skills);
     }
 
+    /// Whether an input has an effect now.
+    #[must_use]
+    pub fn hears(&self) -> bool {
+        self.engine.hears()
+    }
+
     /// Hears one input and commits what the engine records of it.
     pub fn take(&mut self, now: Timestamp, input: Input) -> Taken {
+        self.take_with(now, Some(input), None)
+    }
+
+    /// Hears what came of a Sensor, if anything, and commits what is to be remembered of it in the same transaction. Only
+    /// for a loop that hears.
+    pub fn sense(&mut self, now: Timestamp, input: Option<Input>, kept: &Kept) -> Taken {
+        self.take_with(now, input, Some(kept))
+    }
+
+    fn take_with(&mut self, now: Timestamp, input: Option<Input>, kept: Option<&Kept>) -> Taken {
         let mut taken = Taken {
             actions: Vec::new(),
             lines: Vec::new(),
             result: Ok(()),
         };
-        taken.result = match self.step(now, input, &mut taken) {
+        taken.result = match self.step(now, (input, kept), &mut taken) {
             Ok(false) => Ok(()),
             Ok(true) => self.end_on_ballast(now, &mut taken),
             Err(error) => Err(error),
@@ -82,10 +98,16 @@ impl<'a> Steps<'a> {
     }
 
     /// True: it was committed on the ballast.
-    fn step(&mut self, now: Timestamp, input: Input, taken: &mut Taken) -> Result<bool, JournalError> {
+    fn step(
+        &mut self,
+        now: Timestamp,
+        (input, kept): (Option<Input>, Option<&Kept>),
+        taken: &mut Taken,
+    ) -> Result<bool, JournalError> {
         let mut records = Vec::new();
         let mut others = Vec::new();
-        for effect in self.engine.handle(now, input) {
+        let effects = input.map(|input| self.engine.handle(now, input));
+        for effect in effects.into_iter().flatten() {
             match effect {
                 Effect::Record(record) => records.push(record),
                 Effect::CallModel { .. }
@@ -98,18 +120,18 @@ impl<'a> Steps<'a> {
                 | Effect::Stopped => others.push(effect),
             }
         }
-        let Committed { mut lines, on_ballast } = self.commit(now, &records)?;
+        let Committed { mut lines, on_ballast } = self.commit(now, &records, kept)?;
         taken.lines.append(&mut lines);
         taken.actions.append(&mut others);
         Ok(on_ballast)
     }
 
-    fn commit(&mut self, now: Timestamp, records: &[Record]) -> Result<Committed, JournalError> {
+    fn commit(&mut self, now: Timestamp, records: &[Record], kept: Option<&Kept>) -> Result<Committed, JournalError> {
         // Without a record nothing has changed that a restart would miss; a fenced engine records nothing.
-        if records.is_empty() {
+        if records.is_empty() && kept.is_none() {
             return Ok(Committed::default());
         }
-        self.journal.commit(now, records, &self.engine.snapshot())
+        self.journal.commit(now, records, &self.engine.snapshot(), kept)
     }
 
     /// The volume is full and the last room is in use: the loop ends in order, without another call or run.
@@ -118,8 +140,8 @@ impl<'a> Steps<'a> {
             cause: StopCause::Drain,
         };
         let ended = self
-            .step(now, stop, taken)
-            .and_then(|_| self.step(now, Input::DrainEnded, taken));
+            .step(now, (Some(stop), None), taken)
+            .and_then(|_| self.step(now, (Some(Input::DrainEnded), None), taken));
         taken
             .actions
             .retain(|action| !matches!(action, Effect::CallModel { .. } | Effect::RunTool(..)));

@@ -109,7 +109,7 @@ impl HotState {
     }
 
     /// Takes a value, of its field's type and within all bounds; what is beyond `maxItems` leaves from the front.
-    fn write(&mut self, name: &str, value: Value, now: Timestamp) -> Result<(), Refused> {
+    pub(super) fn write(&mut self, name: &str, value: Value, now: Timestamp) -> Result<(), Refused> {
         let field = self.field(name).ok_or(Refused::NoSuchField)?;
         let value = field.taken(value)?;
         let text = value.to_string();
@@ -226,13 +226,13 @@ impl Engine {
     /// Values from outside. Each is taken or refused for itself.
     pub(super) fn hot_state_updated(&mut self, updates: BTreeMap<String, Value>, out: &mut Outbox) {
         for (name, value) in updates {
-            self.write_field(&name, value, out);
+            self.write_field(&name, value, out.now, out);
         }
     }
 
-    /// Takes a value, or keeps the last good one and says why; in the journal once, until a write succeeds.
-    fn write_field(&mut self, name: &str, value: Value, out: &mut Outbox) {
-        if let Err(refused) = self.hot.write(name, value, out.now) {
+    /// Takes a value of that moment, or keeps the last good one and says why; in the journal once, until a write succeeds.
+    pub(super) fn write_field(&mut self, name: &str, value: Value, at: Timestamp, out: &mut Outbox) {
+        if let Err(refused) = self.hot.write(name, value, at) {
             self.field_trouble(name, &format!("the last value was refused: {refused}"), out);
         }
     }

@@ -167,7 +167,7 @@ impl Engine {
             ToolOutcome::Done { text } => {
                 if let Some(known) = self.hot.field(&field) {
                     let value = read(known, text);
-                    self.write_field(&field, value, out);
+                    self.write_field(&field, value, out.now, out);
                 }
                 (OutcomeKind::Ok, None)
             }

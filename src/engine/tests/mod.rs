@@ -21,6 +21,7 @@ mod poison;
 mod precheck;
 mod random;
 mod rates;
+mod sensors;
 mod sleeping;
 mod stops;
 mod tools;
@@ -427,6 +428,8 @@ impl Driver {
                     | Input::Timer
                     | Input::ToolsChanged { .. }
                     | Input::ToolFinished { .. }
+                    | Input::Sensed(_)
+                    | Input::SensorFailed { .. }
                     | Input::HotState { .. }
                     | Input::Notified(_)
                     | Input::LinkSilent

@@ -99,6 +99,8 @@ impl History<'_> {
             | RecordKind::ToolIntent
             | RecordKind::LoopDetected
             | RecordKind::HotStateRefused
+            | RecordKind::SensorUpdated
+            | RecordKind::SensorFailed
             | RecordKind::Notified
             | RecordKind::NotificationDropped
             | RecordKind::PrecheckFailed

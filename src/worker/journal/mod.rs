@@ -5,6 +5,7 @@
 
 mod ballast;
 mod copy;
+mod deliveries;
 mod error;
 mod history;
 mod lines;
@@ -24,6 +25,7 @@ use crate::engine::machine::Snapshot;
 use crate::engine::message::Message;
 use ballast::Ballast;
 pub use copy::{CopyError, copy};
+pub use deliveries::Kept;
 pub use error::JournalError;
 pub use lines::{Line, LinesAfter};
 use write::{Batch, WriteError};
@@ -69,6 +71,8 @@ pub struct Restored {
     pub transcript: Vec<Message>,
     /// The last batch of a process that did not end in order: it may have told nobody of these.
     pub untold: Vec<Line>,
+    /// What is remembered of each Sensor.
+    pub kept: Vec<Kept>,
 }
 
 /// A batch that is on disk.
@@ -128,18 +132,20 @@ impl Journal {
         self.put_owner(owner, false)
     }
 
-    /// Writes one batch. When it returns `Ok`, all of the batch survives a crash of the machine.
+    /// Writes one batch, and what is to be remembered of a Sensor with it. When it returns `Ok`, all of the batch survives a crash of the machine.
     pub fn commit(
         &mut self,
         now: Timestamp,
         records: &[Record],
         snapshot: &Snapshot,
+        kept: Option<&Kept>,
     ) -> Result<Committed, JournalError> {
         let batch = Batch {
             agent: &self.agent,
             now,
             records,
             snapshot,
+            kept,
         };
         let error = match write::batch(&mut self.connection, batch) {
             Ok(lines) => {
@@ -234,6 +240,7 @@ impl Journal {
             snapshot,
             transcript: self.transcript()?,
             untold: if in_order { Vec::new() } else { self.last_batch()? },
+            kept: deliveries::all(&self.connection).map_err(|error| self.sqlite(&error))?,
         })
     }
 

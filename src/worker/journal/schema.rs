@@ -3,7 +3,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Version of the tables, kept in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 3;
+pub(super) const VERSION: i64 = 4;
 
 /// Of version 1. `journal`: one line per event, safe to read aloud. `messages`: the conversation; `live` rows are the transcript
 /// that the engine still sends, the others are history. `kv`: the engine's snapshot and the journal's owner.
@@ -78,8 +78,19 @@ CREATE TABLE agent_execution_steps (
 CREATE INDEX agent_execution_steps_execution ON agent_execution_steps (execution_id, step_number);
 ";
 
+/// Version 4: what is remembered of each Sensor. `seq` is the number of the last event that took effect: it is written with
+/// what the event did. `memory` is JSON, read by the worker alone.
+const VERSION_4: &str = "
+CREATE TABLE deliveries (
+    sensor TEXT PRIMARY KEY,
+    at TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    memory TEXT NOT NULL
+) WITHOUT ROWID;
+";
+
 /// Step `n` makes version `n + 1` of version `n`; version 0 is an empty file.
-pub(super) const STEPS: [&str; 3] = [VERSION_1, VERSION_2, VERSION_3];
+pub(super) const STEPS: [&str; 4] = [VERSION_1, VERSION_2, VERSION_3, VERSION_4];
 
 /// The version of the tables found; 0 for an empty file.
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {

@@ -1,6 +1,7 @@
 //! Tests of the journal.
 
 mod copy;
+mod deliveries;
 mod history;
 
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -52,7 +53,7 @@ fn refusal(dir: &Path, epoch: i64) -> JournalError {
 
 fn write(journal: &mut Journal, records: &[Record]) {
     let committed = journal
-        .commit(Timestamp::UNIX_EPOCH, records, &Snapshot::default())
+        .commit(Timestamp::UNIX_EPOCH, records, &Snapshot::default(), None)
         .unwrap();
     assert!(!committed.on_ballast);
 }
@@ -186,7 +187,7 @@ fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
     assert!(
         error
             .to_string()
-            .contains("schema version 4 and this agentloop knows versions up to 3")
+            .contains("schema version 5 and this agentloop knows versions up to 4")
     );
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
 }
@@ -366,7 +367,7 @@ fn a_batch_that_does_not_fit_is_refused_whole_and_gives_the_ballast_up() {
     assert_eq!(ballast.metadata().unwrap().len(), 1024 * 1024);
     let large = record(RecordKind::CallAnswered, 1, vec![user("b"), user(&"x".repeat(100_000))]);
     let error = journal
-        .commit(Timestamp::UNIX_EPOCH, &[large], &Snapshot::default())
+        .commit(Timestamp::UNIX_EPOCH, &[large], &Snapshot::default(), None)
         .unwrap_err();
     assert_eq!(error.kind(), "JournalFull");
     assert!(error.to_string().contains("spec.storage.size"));
@@ -444,7 +445,7 @@ fn the_last_batch_of_a_killed_process_is_told_again_and_no_other() {
     let (mut journal, _) = open(dir.path(), 1);
     let batch = |journal: &mut Journal, second: i64, records: &[Record]| {
         let at = Timestamp::from_second(second).unwrap();
-        journal.commit(at, records, &Snapshot::default()).unwrap().lines
+        journal.commit(at, records, &Snapshot::default(), None).unwrap().lines
     };
     let turn = |kind| record(kind, 1, vec![user("canary")]);
     let first = batch(&mut journal, 1, &[turn(RecordKind::TurnStarted)]);

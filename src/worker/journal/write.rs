@@ -6,6 +6,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 use crate::engine::machine::Snapshot;
 use crate::engine::{Record, RecordKind};
 
+use super::deliveries::{self, Kept};
 use super::history::History;
 use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, Line, PRUNE_EVERY_TURNS};
 
@@ -26,6 +27,8 @@ pub(super) struct Batch<'a> {
     pub(super) now: Timestamp,
     pub(super) records: &'a [Record],
     pub(super) snapshot: &'a Snapshot,
+    /// What is to be remembered of a Sensor.
+    pub(super) kept: Option<&'a Kept>,
 }
 
 /// Writes one batch: all of it, or nothing. Its lines.
@@ -35,6 +38,7 @@ pub(super) fn batch(connection: &mut Connection, batch: Batch<'_>) -> Result<Vec
         now,
         records,
         snapshot,
+        kept,
     } = batch;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let history = History {
@@ -48,6 +52,9 @@ pub(super) fn batch(connection: &mut Connection, batch: Batch<'_>) -> Result<Vec
         lines.push(Line::of(transaction.last_insert_rowid(), now, record));
         messages(&transaction, record)?;
         history.write(record)?;
+    }
+    if let Some(kept) = kept {
+        deliveries::put(&transaction, now, kept)?;
     }
     put(&transaction, super::SNAPSHOT_KEY, &serde_json::to_string(snapshot)?)?;
     if let Some(turn) = records.iter().find_map(turn_to_prune_at) {

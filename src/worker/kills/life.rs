@@ -13,6 +13,7 @@ use crate::engine::machine::{Engine, View};
 use crate::engine::tool::{ToolOutcome, ToolRunId};
 use crate::engine::{CallId, Effect, Input, Known, StopCause};
 use crate::worker::journal::{Journal, Owner};
+use crate::worker::sensors::{Happened, Sensors};
 use crate::worker::steps::{Steps, Taken};
 
 /// Inputs that one life takes at most: more is a loop that never ends.
@@ -56,6 +57,7 @@ struct Stop(End);
 
 struct Life<'a> {
     steps: Steps<'a>,
+    sensors: Sensors,
     world: &'a mut World,
     watcher: &'a mut dyn Watcher,
     dir: PathBuf,
@@ -78,11 +80,16 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
     // Often: kills then meet logs that have just begun anew, too.
     journal.checkpoint_every(60);
     let settings = world.script.settings.clone();
-    let engine = match restored.snapshot {
+    let sensors = Sensors::restore(restored.kept);
+    let mut engine = match restored.snapshot {
         Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
         None => Engine::new(settings),
     };
+    for (field, value, at) in sensors.values() {
+        engine.recall(field, value.clone(), at);
+    }
     let mut life = Life {
+        sensors,
         steps: Steps::new(engine, &mut journal),
         world,
         watcher,
@@ -122,6 +129,10 @@ impl Life<'_> {
         for word in words.into_iter().flatten().chain(notices).chain(lost) {
             self.hear(word)?;
         }
+        let terms = self.world.script.sensors.clone();
+        for begun in self.sensors.direct(self.world.now, Some(&terms)) {
+            self.sense(begun)?;
+        }
         for _ in 0..MOST_INPUTS {
             if self.stopped {
                 return Ok(self.steps.view());
@@ -138,6 +149,7 @@ impl Life<'_> {
             self.runs.values().map(|(at, _)| *at).min(),
             self.world.next_happening(),
             self.timer,
+            self.sensors.next(),
         ];
         let Some(next) = moments.into_iter().flatten().min() else {
             panic!("the loop waits for nothing: {:?}", self.steps.view());
@@ -161,8 +173,26 @@ impl Life<'_> {
         if let Some(word) = self.world.happen() {
             return self.hear(word);
         }
+        if let Some(happened) = self.sensors.due(self.world.now) {
+            return self.sense(happened);
+        }
         self.timer = None;
         self.feed(Input::Timer)
+    }
+
+    /// As the driver does it.
+    fn sense(&mut self, happened: Happened) -> Result<(), Stop> {
+        if !self.steps.hears() {
+            return Ok(());
+        }
+        if let Some(Input::Sensed(event)) = happened.input() {
+            self.world.tick(event);
+        }
+        self.pause(Moment::Before)?;
+        let input = happened.input().cloned();
+        let taken = self.steps.sense(self.world.now, input, &happened.kept());
+        self.sensors.accept(happened);
+        self.follow(taken)
     }
 
     fn hear(&mut self, word: Word) -> Result<(), Stop> {
@@ -184,7 +214,12 @@ impl Life<'_> {
 
     fn feed(&mut self, input: Input) -> Result<(), Stop> {
         self.pause(Moment::Before)?;
-        let Taken { actions, lines, result } = self.steps.take(self.world.now, input);
+        let taken = self.steps.take(self.world.now, input);
+        self.follow(taken)
+    }
+
+    fn follow(&mut self, taken: Taken) -> Result<(), Stop> {
+        let Taken { actions, lines, result } = taken;
         result.expect("room on the volume");
         let mut done = 0;
         self.pause(Moment::Done(done))?;
@@ -225,7 +260,8 @@ impl Life<'_> {
                     let mut hasher = DefaultHasher::new();
                     let snapshot = serde_json::to_string(&self.steps.snapshot()).expect("a snapshot");
                     let prompt = serde_json::to_string(&messages).expect("a prompt");
-                    (snapshot, prompt, state, self.world.fingerprint()).hash(&mut hasher);
+                    let sensors = serde_json::to_string(&self.sensors.reports()).expect("reports");
+                    (snapshot, prompt, state, sensors, self.world.fingerprint()).hash(&mut hasher);
                     if !self.watcher.goes_on(hasher.finish()) {
                         return Err(Stop(End::Seen));
                     }

@@ -4,6 +4,7 @@
 //! after the other on a real journal, each with the order of the real worker: commit, then act. Runs with kills are
 //! compared with the undisturbed one.
 
+mod clocked;
 mod files;
 mod history;
 mod life;

@@ -137,6 +137,7 @@ fn scripts() -> impl Strategy<Value = Script> {
         prop::collection::vec(happenings(), 0..2),
     )
         .prop_map(|(turns, happenings)| Script {
+            sensors: Vec::new(),
             settings: script::settings(&serde_json::json!({})),
             turns,
             heartbeat: Turn::default(),

@@ -11,6 +11,7 @@ use crate::engine::message::{Answer, Finish, ToolCall};
 use crate::engine::notifications::Priority;
 use crate::engine::settings::Settings;
 use crate::engine::tool::{OnUnknownOutcome, ToolEffect, ToolSpec};
+use crate::link::sensors::SensorTerms;
 
 /// A run. Turns beyond the last one shut the loop down.
 #[derive(Clone, Debug)]
@@ -20,6 +21,8 @@ pub(super) struct Script {
     /// The calls of each heartbeat.
     pub(super) heartbeat: Turn,
     pub(super) happenings: Vec<Happening>,
+    /// Sensors that run in the worker.
+    pub(super) sensors: Vec<SensorTerms>,
 }
 
 /// The calls of a turn; a call beyond the last one is answered with text.
@@ -100,6 +103,21 @@ pub(super) fn settings(guardrails: &Value) -> Settings {
     settings_of(
         &json!({"guardrails": guardrails, "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"}}),
     )
+}
+
+/// A clock that gives each of its ticks as a notification.
+pub(super) fn clock(uid: &str, cron: &str) -> SensorTerms {
+    let spec = json!({
+        "agentNames": ["a"],
+        "source": {"schedule": {"cron": cron}},
+        "notification": {"text": "'tick ' + payload.scheduledTime"},
+    });
+    SensorTerms {
+        uid: uid.into(),
+        name: "clock".into(),
+        generation: 1,
+        spec: serde_json::from_value(spec).expect("a spec"),
+    }
 }
 
 /// Settings of a spec.

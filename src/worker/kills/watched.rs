@@ -42,6 +42,7 @@ fn two_days() -> Script {
         "hotState": {"fields": [{"name": "hour", "type": "Number", "ttlSeconds": 60, "refreshTool": "files__read"}]},
     }));
     Script {
+        sensors: Vec::new(),
         settings,
         turns: vec![
             sleeps(vec![want("files__write", 3)]),

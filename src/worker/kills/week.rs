@@ -152,6 +152,7 @@ fn week() -> Script {
         turns,
         heartbeat: Turn::default(),
         happenings,
+        sensors: Vec::new(),
     }
 }
 

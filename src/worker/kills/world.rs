@@ -13,6 +13,7 @@ use crate::engine::budget::Budget;
 use crate::engine::machine::View;
 use crate::engine::message::Answer;
 use crate::engine::notifications::Notification;
+use crate::engine::sensors::Sensed;
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::engine::{CallId, Purpose};
 use crate::worker::journal::Line;
@@ -47,6 +48,8 @@ pub(super) struct World {
     pub(super) link_lost: bool,
     /// All notifications so far: whoever delivers them repeats them.
     pub(super) notices: Vec<Notification>,
+    /// Ticks of clocks, by what they say, and the events that they are.
+    ticks: BTreeMap<String, String>,
     /// Which turns showed them.
     pub(super) shown: BTreeMap<String, BTreeSet<i64>>,
     /// The number of the last event that was told.
@@ -93,6 +96,7 @@ impl World {
             budget: Budget::default(),
             link_lost: false,
             notices: Vec::new(),
+            ticks: BTreeMap::new(),
             shown: BTreeMap::new(),
             told: 0,
         }
@@ -185,8 +189,25 @@ impl World {
         self.pass(self.now);
     }
 
+    /// A clock ticked; after a kill perhaps again, as the same event.
+    pub(super) fn tick(&mut self, event: &Sensed) {
+        for notice in &event.notices {
+            let before = self.ticks.insert(notice.text.clone(), event.id.clone());
+            assert!(
+                before.is_none_or(|before| before == event.id),
+                "{} is two events",
+                notice.text
+            );
+        }
+    }
+
     /// What a call shows of the notifications.
     pub(super) fn show(&mut self, call: CallId, state: Option<&str>) {
+        for tick in self.ticks.keys() {
+            if state.is_some_and(|state| state.contains(tick)) {
+                self.shown.entry(tick.clone()).or_default().insert(call.turn);
+            }
+        }
         for notice in &self.notices {
             if state.is_some_and(|state| state.contains(&notice.text)) {
                 self.shown.entry(notice.id.clone()).or_default().insert(call.turn);

@@ -137,7 +137,7 @@ impl<'a> Simulation<'a> {
             .collect();
         let committed = self
             .journal
-            .commit(self.now, &records, &self.engine.snapshot())
+            .commit(self.now, &records, &self.engine.snapshot(), None)
             .unwrap();
         assert!(!committed.on_ballast);
         self.commits += 1;

@@ -14,6 +14,7 @@ use agentloop::worker::gateway_client::GatewayClient;
 use agentloop::worker::instructions::Instructions;
 use agentloop::worker::journal::{Journal, Owner};
 use agentloop::worker::outbox::Outbox;
+use agentloop::worker::sensors::Sensors;
 use agentloop::worker::tool_source::ToolSource;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -199,6 +200,7 @@ impl Worker {
                 light_model: None,
                 agent: "agent".into(),
                 engine,
+                sensors: Sensors::default(),
                 tools: Some(Arc::new(Hold(source))),
                 model: &spec.model,
                 instructions: Instructions::load(spec.instructions.clone(), dir).unwrap(),

@@ -1,0 +1,147 @@
+//! Events of Sensors: heard whole, journalled always, with the moment at which they came up.
+
+use serde_json::{Value, json};
+
+use super::super::hot_state::Field;
+use super::super::notifications::Priority;
+use super::super::sensors::{Notice, Sensed};
+use super::*;
+use crate::api::hot_state::FieldType;
+
+fn event(seq: u32, updates: Vec<(&str, Value)>, notices: &[(&str, Priority)]) -> Input {
+    Input::Sensed(Sensed {
+        id: format!("uid/{seq}"),
+        sensor: "prices".into(),
+        at: "2026-01-01T00:00:00Z".parse().unwrap(),
+        updates: updates
+            .into_iter()
+            .map(|(field, value)| (field.into(), value))
+            .collect(),
+        notices: notices
+            .iter()
+            .map(|(source, priority)| Notice {
+                source: (*source).into(),
+                priority: *priority,
+                text: format!("news {seq}."),
+            })
+            .collect(),
+        wakes: vec!["sensor/prices".into(), "signal/prices/spike".into()],
+    })
+}
+
+fn with_field() -> Settings {
+    Settings {
+        hot_state: vec![Field {
+            name: "last".into(),
+            kind: FieldType::Number,
+            ttl: Some(seconds(30)),
+            max_items: None,
+            refresh_tool: None,
+        }],
+        ..settings()
+    }
+}
+
+fn asleep(wake_early_if: &str) -> Driver {
+    let mut driver = Driver::started(settings());
+    driver.answer(calls(
+        "yield",
+        &format!(r#"{{"sleep": 600, "wake_early_if": ["{wake_early_if}"]}}"#),
+    ));
+    assert_eq!(driver.state(), LoopState::Sleeping);
+    driver
+}
+
+fn block(driver: &Driver) -> &str {
+    driver.block.as_deref().unwrap_or_default()
+}
+
+#[test]
+fn an_event_writes_fields_and_gives_notifications_in_one_step() {
+    let mut driver = Driver::started(with_field());
+    driver.feed(event(
+        1,
+        vec![("last", json!(7)), ("unknown", json!(1))],
+        &[("sensor/prices", Priority::Normal)],
+    ));
+    assert_eq!(
+        driver.notes(RecordKind::SensorUpdated),
+        ["prices: 2 fields, 1 notifications"]
+    );
+    driver.turn();
+    driver.answer(calls("yield", "nonsense"));
+    assert!(block(&driver).contains("news 1."), "{}", block(&driver));
+    assert!(block(&driver).contains('7'), "{}", block(&driver));
+}
+
+#[test]
+fn an_event_that_gives_nothing_is_journalled_too_so_that_its_number_is_kept() {
+    let mut driver = Driver::started(settings());
+    driver.feed(event(1, Vec::new(), &[]));
+    assert_eq!(
+        driver.notes(RecordKind::SensorUpdated),
+        ["prices: 0 fields, 0 notifications"]
+    );
+}
+
+#[test]
+fn each_name_of_an_event_ends_a_sleep_that_waits_for_it_and_no_other() {
+    for (wanted, notices) in [
+        ("sensor/prices", &[][..]),
+        ("prices", &[]),
+        ("spike", &[]),
+        ("signal/prices/spike", &[("signal/prices/spike", Priority::Low)]),
+        ("sensor/prices", &[("signal/prices/spike", Priority::Low)]),
+        ("notification", &[("sensor/prices", Priority::Normal)]),
+        ("nothing", &[("sensor/prices", Priority::High)]),
+    ] {
+        let mut driver = asleep(wanted);
+        driver.feed(event(1, Vec::new(), notices));
+        assert_eq!(driver.state(), LoopState::Running, "{wanted}");
+    }
+    for (wanted, notices) in [
+        ("nothing", &[("sensor/prices", Priority::Normal)][..]),
+        ("notification", &[]),
+    ] {
+        let mut driver = asleep(wanted);
+        driver.feed(event(1, Vec::new(), notices));
+        assert_eq!(driver.state(), LoopState::Sleeping, "{wanted}");
+    }
+}
+
+#[test]
+fn a_value_that_is_recalled_has_its_age_and_what_the_schema_does_not_take_is_passed_over() {
+    let mut driver = Driver::fresh(with_field());
+    let at: Timestamp = "2025-12-31T23:00:00Z".parse().unwrap();
+    driver.engine.recall("last", json!(7), at);
+    driver.engine.recall("last", json!("text"), at);
+    driver.engine.recall("unknown", json!(7), at);
+    driver.start(1);
+    assert!(
+        block(&driver).contains('7') && block(&driver).contains("stale"),
+        "{}",
+        block(&driver)
+    );
+    assert!(driver.notes(RecordKind::HotStateRefused).is_empty());
+}
+
+#[test]
+fn a_sensor_that_fails_is_journalled_by_its_name() {
+    let mut driver = Driver::started(settings());
+    driver.feed(Input::SensorFailed {
+        sensor: "prices".into(),
+    });
+    assert_eq!(driver.notes(RecordKind::SensorFailed), ["prices"]);
+}
+
+#[test]
+fn a_loop_that_is_not_up_hears_nothing() {
+    let mut driver = Driver::fresh(settings());
+    assert!(!driver.engine.hears());
+    driver.start(1);
+    assert!(driver.engine.hears());
+    driver.feed(Input::Stop {
+        cause: StopCause::Fenced,
+    });
+    assert!(!driver.engine.hears());
+}

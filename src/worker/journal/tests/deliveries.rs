@@ -1,0 +1,70 @@
+//! What is remembered of Sensors.
+
+use super::super::deliveries::MOST_SENSORS;
+use super::*;
+
+fn kept(sensor: &str, seq: i64) -> Kept {
+    Kept {
+        sensor: sensor.into(),
+        seq,
+        memory: format!("{{\"of\":{seq}}}"),
+    }
+}
+
+fn keep(journal: &mut Journal, second: i64, records: &[Record], kept: &Kept) {
+    let now = Timestamp::from_second(second).unwrap();
+    let committed = journal.commit(now, records, &Snapshot::default(), Some(kept)).unwrap();
+    assert_eq!(committed.lines.len(), records.len());
+}
+
+#[test]
+fn what_is_remembered_of_a_sensor_is_the_newest_and_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, restored) = open(dir.path(), 1);
+    assert_eq!(restored.kept, []);
+    keep(
+        &mut journal,
+        1,
+        &[record(RecordKind::SensorUpdated, 1, Vec::new())],
+        &kept("b", 1),
+    );
+    keep(&mut journal, 2, &[], &kept("a", 7));
+    keep(&mut journal, 3, &[], &kept("b", 2));
+    journal.close(&owner(1)).unwrap();
+    let (_, restored) = open(dir.path(), 2);
+    assert_eq!(restored.kept, [kept("a", 7), kept("b", 2)]);
+}
+
+#[test]
+fn of_513_sensors_the_one_that_was_silent_longest_is_forgotten_and_of_512_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let most = MOST_SENSORS;
+    for number in 0..most {
+        keep(&mut journal, number, &[], &kept(&format!("{number:04}"), 1));
+    }
+    keep(&mut journal, most, &[], &kept("0000", 2));
+    assert_eq!(count(&journal, "SELECT count(*) FROM deliveries"), most);
+    keep(&mut journal, most + 1, &[], &kept("one more", 1));
+    assert_eq!(count(&journal, "SELECT count(*) FROM deliveries"), most);
+    assert_eq!(
+        count(&journal, "SELECT count(*) FROM deliveries WHERE sensor = '0001'"),
+        0
+    );
+    assert_eq!(count(&journal, "SELECT seq FROM deliveries WHERE sensor = '0000'"), 2);
+}
+
+#[test]
+fn a_journal_of_version_3_remembers_sensors_from_now_on() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    connection
+        .execute_batch("DROP TABLE deliveries; PRAGMA user_version = 3")
+        .unwrap();
+    connection.close().unwrap();
+    let (mut journal, restored) = open(dir.path(), 2);
+    assert_eq!((restored.transcript.len(), restored.kept.len()), (1, 0));
+    keep(&mut journal, 1, &[], &kept("a", 1));
+    assert_eq!(count(&journal, "PRAGMA user_version"), schema::VERSION);
+}

@@ -1,0 +1,80 @@
+//! Days with a clock that ticks in the worker, and a kill at each boundary of their journal in turn.
+//!
+//! A tick is heard once, whatever is killed when. A worker that was down hears it late; one that was killed before it had
+//! heard of the clock at all begins with it afterwards.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use super::script::{Call, Ends, Script, Turn, Want};
+use super::week::{Killer, Looks};
+use super::*;
+use crate::api::status::Outcome;
+
+/// Awake at 07:00 and then every six hours; ticks come at 00:00, 06:00, 12:00 and 18:00.
+fn days() -> Script {
+    let awake = |tool| Turn {
+        calls: vec![Call {
+            takes: 2,
+            wants: vec![Want {
+                tool,
+                takes: 1,
+                ends: Ends::Well,
+            }],
+            sleep: Some(6 * 3600),
+            ..Call::default()
+        }],
+    };
+    let tools = [
+        "files__write",
+        "files__read",
+        "mail__send",
+        "files__read",
+        "db__put",
+        "mail__send",
+    ];
+    Script {
+        settings: script::settings(&json!({})),
+        turns: tools.map(awake).to_vec(),
+        heartbeat: Turn::default(),
+        happenings: Vec::new(),
+        sensors: vec![script::clock("clock", "0 */6 * * *")],
+    }
+}
+
+fn compare_ticks(plain: &Run, found: &Run, deaths: &[Death]) {
+    for (tick, turns) in &found.shown {
+        let committed = turns.intersection(&found.committed).count();
+        assert!(committed <= 1, "{tick} was shown in {turns:?}");
+        assert!(committed == 1 || found.view.is_none(), "{tick} was lost: {turns:?}");
+    }
+    let heard = lines(found, "SensorUpdated", None).len();
+    if found.view.is_none() {
+        return;
+    }
+    let of = |run: &Run| run.shown.keys().cloned().collect::<BTreeSet<_>>();
+    let (ticks, expected) = (of(found), of(plain));
+    let slept = deaths.iter().any(|death| matches!(death, Death::Downtime(_)));
+    if slept {
+        let lost: Vec<_> = expected.difference(&ticks).collect();
+        let at_the_start = lost.iter().all(|tick| tick.contains("2026-01-05T12:00:00Z"));
+        assert!(at_the_start, "{lost:?} were never shown");
+    } else {
+        assert_eq!(ticks, expected);
+        assert_eq!(heard, expected.len(), "each tick was heard once");
+    }
+}
+
+#[test]
+fn a_worker_killed_at_any_boundary_hears_each_tick_of_a_clock_once() {
+    let mut looks = Looks::default();
+    let plain = undisturbed(&days(), &mut looks);
+    assert_eq!(plain.view.as_ref().expect("an end").outcome, Some(Outcome::Completed));
+    let ticks = lines(&plain, "SensorUpdated", None).len();
+    assert!(ticks > 4 && ticks == plain.shown.len(), "{ticks}: {:?}", plain.shown);
+    let mut killer = Killer::new(&plain, &looks, compare_ticks);
+    undisturbed(&days(), &mut killer);
+    let (boundaries, ways) = killer.count();
+    assert!(boundaries > 20 && ways.len() == 5, "{boundaries}: {ways:?}");
+}

@@ -1,0 +1,340 @@
+//! The Sensors of a loop: runs those that run in its own pod, and keeps what all of them gave.
+//!
+//! Pure: the driver brings the time, feeds the loop, and writes what is to be remembered in the transaction in which the
+//! loop heard of it; only then is it taken over here. So each event takes effect once, whenever the worker is killed.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::journal::Kept;
+use crate::api::sensor::Priority;
+use crate::engine::Input;
+use crate::engine::notifications;
+use crate::engine::sensors::{Notice, Sensed};
+use crate::link::sensors::{LastEvent, SensorReport, SensorTerms};
+use crate::sensing::delivery::Event;
+use crate::sensing::rules::{Outcome, Rules, State};
+use crate::sensing::schedule::{self, Calendar, Due};
+
+/// All Sensors of a loop.
+#[derive(Debug, Default)]
+pub struct Sensors {
+    running: BTreeMap<String, Running>,
+    /// By uid, those included that do not run any more: one that comes back goes on.
+    memories: BTreeMap<String, Memory>,
+}
+
+/// A Sensor that runs here.
+#[derive(Debug)]
+struct Running {
+    terms: SensorTerms,
+    /// `None`: it is suspended.
+    compiled: Option<Result<Compiled, String>>,
+    /// Since when somebody listens.
+    since: Timestamp,
+}
+
+#[derive(Debug)]
+struct Compiled {
+    rules: Rules,
+    calendar: Option<Calendar>,
+}
+
+/// What is kept of a Sensor.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+struct Memory {
+    /// Number of the last event that took effect.
+    through: i64,
+    rules: State,
+    ticks: Option<Ticks>,
+    /// The newest value that it gave each field.
+    values: BTreeMap<String, Given>,
+}
+
+/// Which ticks are done with.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+struct Ticks {
+    /// Of this schedule: another one begins anew.
+    schedule: String,
+    through: Timestamp,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+struct Given {
+    value: Value,
+    at: Timestamp,
+}
+
+/// Something that happened to a Sensor, and what is to be remembered of it.
+#[derive(Debug)]
+#[must_use]
+pub struct Happened {
+    sensor: String,
+    memory: Memory,
+    input: Option<Input>,
+}
+
+impl Happened {
+    /// What the loop is to hear.
+    #[must_use]
+    pub fn input(&self) -> Option<&Input> {
+        self.input.as_ref()
+    }
+
+    /// What is to be written in the transaction in which it hears it.
+    #[must_use]
+    pub fn kept(&self) -> Kept {
+        Kept {
+            sensor: self.sensor.clone(),
+            seq: self.memory.through,
+            memory: serde_json::to_string(&self.memory).unwrap_or_default(),
+        }
+    }
+}
+
+impl Sensors {
+    /// As the journal knows them.
+    #[must_use]
+    pub fn restore(kept: Vec<Kept>) -> Self {
+        let memories = kept.into_iter().filter_map(|kept| {
+            let memory: Memory = serde_json::from_str(&kept.memory).ok()?;
+            Some((kept.sensor, memory))
+        });
+        Self {
+            running: BTreeMap::new(),
+            memories: memories.collect(),
+        }
+    }
+
+    /// Values that Sensors gave, the oldest first.
+    #[must_use]
+    pub fn values(&self) -> Vec<(&str, &Value, Timestamp)> {
+        let given = self.memories.values().flat_map(|memory| &memory.values);
+        let mut values: Vec<_> = given.map(|(field, given)| (&**field, &given.value, given.at)).collect();
+        values.sort_by_key(|(.., at)| *at);
+        values
+    }
+
+    /// The Sensors that are to run here, by uid; a level. `None`: not decided yet. What is to be remembered at once.
+    pub fn direct(&mut self, now: Timestamp, terms: Option<&[SensorTerms]>) -> Vec<Happened> {
+        let Some(terms) = terms else {
+            return Vec::new();
+        };
+        self.running
+            .retain(|uid, _| terms.iter().any(|terms| terms.uid == *uid));
+        let mut begun = Vec::new();
+        for terms in terms {
+            let known = self.running.get(&terms.uid);
+            if known.is_some_and(|running| running.terms == *terms) {
+                continue;
+            }
+            let listened = known.filter(|running| running.compiled.is_some());
+            let running = Running {
+                since: listened.map_or(now, |running| running.since.min(now)),
+                compiled: (!terms.spec.suspend).then(|| compile(terms)),
+                terms: terms.clone(),
+            };
+            begun.extend(running.begins(now, self.memories.get(&terms.uid)));
+            self.running.insert(terms.uid.clone(), running);
+        }
+        begun
+    }
+
+    /// When something of a Sensor is due.
+    #[must_use]
+    pub fn next(&self) -> Option<Timestamp> {
+        let nothing = Memory::default();
+        let of = |(uid, running): (&String, &Running)| running.next(self.memories.get(uid).unwrap_or(&nothing));
+        self.running.iter().filter_map(of).min()
+    }
+
+    /// Something that is due.
+    pub fn due(&mut self, now: Timestamp) -> Option<Happened> {
+        for (uid, running) in &mut self.running {
+            let Some(memory) = self.memories.get_mut(uid) else {
+                continue;
+            };
+            // The clock was set back: what comes again is known by its id.
+            running.since = running.since.min(now);
+            if let Some(ticks) = &mut memory.ticks {
+                ticks.through = ticks.through.min(now);
+            }
+            if let Some(happened) = running.due(memory, now) {
+                return Some(happened);
+            }
+        }
+        None
+    }
+
+    /// It is on disk.
+    pub fn accept(&mut self, happened: Happened) {
+        self.memories.insert(happened.sensor, happened.memory);
+    }
+
+    /// What is said of those that run here.
+    #[must_use]
+    pub fn reports(&self) -> Vec<SensorReport> {
+        let nothing = Memory::default();
+        let of = |(uid, running): (&String, &Running)| running.report(self.memories.get(uid).unwrap_or(&nothing));
+        self.running.iter().map(of).collect()
+    }
+}
+
+fn compile(terms: &SensorTerms) -> Result<Compiled, String> {
+    let spec = &terms.spec;
+    let compiled = || {
+        Ok(Compiled {
+            rules: Rules::compile(&terms.name, spec)?,
+            calendar: spec.source.schedule.as_ref().map(Calendar::compile).transpose()?,
+        })
+    };
+    compiled().map_err(|invalid: crate::sensing::Invalid| invalid.to_string())
+}
+
+impl Running {
+    fn listens(&self) -> Option<&Compiled> {
+        self.compiled.as_ref()?.as_ref().ok()
+    }
+
+    /// Ticks count from when their schedule was first heard of.
+    fn begins(&self, now: Timestamp, memory: Option<&Memory>) -> Option<Happened> {
+        let schedule = self.terms.spec.source.schedule.as_ref()?;
+        let schedule = format!("{} {}", schedule.cron, schedule.time_zone);
+        let known = memory.and_then(|memory| memory.ticks.as_ref());
+        if known.is_some_and(|ticks| ticks.schedule == schedule) {
+            return None;
+        }
+        let mut memory = memory.cloned().unwrap_or_default();
+        memory.ticks = Some(Ticks { schedule, through: now });
+        Some(self.happened(memory, None))
+    }
+
+    fn next(&self, memory: &Memory) -> Option<Timestamp> {
+        let compiled = self.listens()?;
+        let waits = compiled.rules.waits_until(&memory.rules);
+        self.next_tick(memory).into_iter().chain(waits).min()
+    }
+
+    fn next_tick(&self, memory: &Memory) -> Option<Timestamp> {
+        let calendar = self.listens()?.calendar.as_ref()?;
+        calendar.after(memory.ticks.as_ref()?.through)
+    }
+
+    fn due(&self, memory: &Memory, now: Timestamp) -> Option<Happened> {
+        let compiled = self.listens()?;
+        let mut memory = memory.clone();
+        if let Some(outcome) = compiled.rules.take_up(&mut memory.rules, now) {
+            return Some(self.heard(memory, outcome));
+        }
+        let (calendar, ticks) = (compiled.calendar.as_ref()?, memory.ticks.as_mut()?);
+        match calendar.due(ticks.through, self.since, now) {
+            Due::Nothing => None,
+            Due::Skipped(tick) => {
+                ticks.through = tick;
+                Some(self.happened(memory, None))
+            }
+            Due::Tick(tick) => {
+                ticks.through = tick;
+                let id = schedule::delivery_id(&self.terms.uid, tick);
+                let body = schedule::payload(tick).to_string();
+                let outcome = compiled.rules.hear(&mut memory.rules, now, Some(&id), body.as_bytes());
+                Some(self.heard(memory, outcome))
+            }
+        }
+    }
+
+    fn heard(&self, mut memory: Memory, outcome: Outcome) -> Happened {
+        let input = match outcome {
+            Outcome::Accepted(event) => {
+                memory.take(&event);
+                Some(Input::Sensed(sensed(&self.terms, event)))
+            }
+            // Once for each streak.
+            Outcome::Failed if memory.rules.consecutive_failures == 1 => Some(Input::SensorFailed {
+                sensor: self.terms.name.clone(),
+            }),
+            Outcome::Failed | Outcome::Held | Outcome::Filtered | Outcome::Dropped => None,
+        };
+        self.happened(memory, input)
+    }
+
+    fn happened(&self, memory: Memory, input: Option<Input>) -> Happened {
+        Happened {
+            sensor: self.terms.uid.clone(),
+            memory,
+            input,
+        }
+    }
+
+    fn report(&self, memory: &Memory) -> SensorReport {
+        let state = &memory.rules;
+        let invalid = self.compiled.as_ref().and_then(|compiled| compiled.as_ref().err());
+        SensorReport {
+            uid: self.terms.uid.clone(),
+            generation: self.terms.generation,
+            totals: state.totals,
+            last: state.last.as_ref().map(|last| LastEvent {
+                at: last.at,
+                id: last.id.clone(),
+            }),
+            consecutive_failures: state.consecutive_failures,
+            failure: invalid.or(state.failure.as_ref()).cloned(),
+            next_attempt_at: self.next_tick(memory),
+        }
+    }
+}
+
+impl Memory {
+    /// An event takes effect.
+    fn take(&mut self, event: &Event) {
+        self.through = event.seq;
+        for update in &event.updates {
+            let given = Given {
+                value: update.value.clone(),
+                at: event.at,
+            };
+            self.values.insert(update.field.clone(), given);
+        }
+    }
+}
+
+/// An event as the loop hears it.
+fn sensed(terms: &SensorTerms, event: Event) -> Sensed {
+    Sensed {
+        id: format!("{}/{}", terms.uid, event.seq),
+        sensor: terms.name.clone(),
+        at: event.at,
+        updates: event
+            .updates
+            .into_iter()
+            .map(|update| (update.field, update.value))
+            .collect(),
+        notices: event
+            .notifications
+            .into_iter()
+            .map(|notice| Notice {
+                source: notice.source,
+                priority: priority(notice.priority),
+                text: notice.text,
+            })
+            .collect(),
+        wakes: event.wakes,
+    }
+}
+
+fn priority(priority: Priority) -> notifications::Priority {
+    match priority {
+        Priority::Low => notifications::Priority::Low,
+        Priority::Normal => notifications::Priority::Normal,
+        Priority::High => notifications::Priority::High,
+    }
+}
+
+#[cfg(test)]
+mod tests;
