@@ -72,10 +72,9 @@ fn locally(server: &McpServer) -> (String, i64) {
     );
     assert!(output.status.success(), "{out}\n{err}");
     assert!(!out.contains("canary") && !err.contains("canary"), "{out}\n{err}");
-    let lines = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut lines = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let last = lines
-        .filter(|line| line["type"] == "agent")
-        .next_back()
+        .rfind(|line| line["type"] == "agent")
         .expect("a line of the Agent");
     (
         last["outcome"].as_str().unwrap_or_default().to_owned(),

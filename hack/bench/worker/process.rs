@@ -33,7 +33,7 @@ const WAKES: i64 = 500;
 /// Starts of each kind.
 const STARTS: usize = 10;
 /// Longest wait for a call.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Figures of worker processes.
 pub fn figures() {
