@@ -115,6 +115,11 @@ async fn a_schedule_reaches_its_receivers_pod_and_what_it_does_reaches_its_statu
     assert_eq!(names(&terms), ["clock"]);
     assert_eq!(terms[0].uid, sensor.uid().unwrap());
     assert_eq!(says(&status(&rig, "clock"), "Connected"), is("Unknown", "Starting"));
+    let raw = rig.server.get(SENSORS, NAMESPACE, "clock").unwrap();
+    assert_eq!(
+        (&raw["status"]["events"], &raw["status"]["errors"]),
+        (&json!(0), &json!(0))
+    );
 
     say(&rig, "coast", vec![report(&sensor, 0)]);
     rig.settle().await;

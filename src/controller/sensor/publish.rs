@@ -76,7 +76,13 @@ async fn write(
     now: Timestamp,
 ) -> Result<(), Error> {
     let api: Api<Sensor> = Api::namespaced(sensors.setup.client.clone(), &key.namespace);
-    let patch = json!({ "status": difference(&json!(old), &json!(computed.status)) });
+    // The first time all is written, so that no column is empty where it should say 0.
+    let before = if old.observed_generation.is_some() {
+        json!(old)
+    } else {
+        json!({})
+    };
+    let patch = json!({ "status": difference(&before, &json!(computed.status)) });
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
     let patched = api.patch_status(&key.name, &params, &patch);
     // Not found: the Sensor was deleted meanwhile.

@@ -6,3 +6,4 @@ mod ends;
 mod input;
 mod loops;
 mod process;
+mod sensors;
