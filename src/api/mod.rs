@@ -22,6 +22,7 @@ pub mod reference;
 pub mod sensor;
 mod skill;
 pub mod status;
+pub mod tally;
 pub mod tools;
 
 pub use agent::{Agent, AgentSpec};

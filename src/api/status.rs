@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::budget::LedgerRecord;
+use super::tally::{GuardrailTrips, ToolUsage};
 
 /// Observed state of an Agent. Written by the controller only.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -283,6 +284,17 @@ pub struct Usage {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["model"]))]
     pub by_model: Vec<ModelUsage>,
+    /// How runs of tools ended, per tool, as the worker says; at most 20, the last for the rest.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["tool"]))]
+    pub by_tool: Vec<ToolUsage>,
+    /// How often limits were reached and loops were detected, as the worker says.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["guardrail", "action"])
+    )]
+    pub guardrail_trips: Vec<GuardrailTrips>,
 }
 
 /// What one model has used.

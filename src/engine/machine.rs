@@ -116,6 +116,7 @@ impl Engine {
         self.heed_clock(now);
         self.dispatch(input, &mut out);
         self.advance(&mut out);
+        self.count(&out);
         self.report_change(&before, &mut out);
         out.into_effects()
     }

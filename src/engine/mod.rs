@@ -32,6 +32,7 @@ mod retry;
 pub mod sensors;
 pub mod settings;
 mod snapshot;
+pub mod tally;
 #[cfg(test)]
 mod tests;
 pub mod tool;

@@ -65,6 +65,11 @@ impl Outbox {
         }
     }
 
+    /// The journal lines so far.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
     /// Adds a journal line.
     pub fn record(&mut self, record: Record) {
         self.records.push(record);

@@ -15,6 +15,7 @@ use super::loops::Watch;
 use super::notifications::{Inbox, Shown};
 use super::precheck::PreCheck;
 use super::resources::Tracker;
+use super::tally::Tally;
 use super::work::Work;
 use crate::api::failure::Failure;
 use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason};
@@ -38,6 +39,8 @@ pub struct Snapshot {
     /// Runs of tools that were sent, each once; those of them that do not only look.
     pub(super) tool_calls: i64,
     pub(super) actions: i64,
+    /// What limits did, and how runs of tools ended.
+    pub(super) tally: Tally,
     /// The turn that is not finished yet.
     pub(super) turn: Option<Turn>,
     /// Runs that fill the hot state before the next turn.

@@ -8,6 +8,7 @@ use super::outbox::{Outbox, line};
 use super::pause::is_guardrail;
 use super::resources::Room;
 use super::snapshot::{Lifecycle, Public, Sleep};
+use super::tally::Tally;
 use super::{Effect, RecordKind};
 use crate::api::condition::LoopSign;
 use crate::api::failure::Failure;
@@ -36,6 +37,8 @@ pub struct View {
     pub tool_calls: i64,
     /// Those of them that do not only look.
     pub actions: i64,
+    /// What limits did, and how runs of tools ended.
+    pub tally: Tally,
     /// Failed turns in a row.
     pub consecutive_errors: u32,
     /// Turns since the last sleep.
@@ -85,6 +88,7 @@ impl Engine {
             turns_completed: state.turns_completed,
             tool_calls: state.tool_calls,
             actions: state.actions,
+            tally: state.tally.clone(),
             consecutive_errors: state.counters.errors,
             consecutive_turns: state.counters.turns,
             handled: state.handled.clone(),

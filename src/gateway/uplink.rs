@@ -13,6 +13,7 @@ use tokio::time::sleep;
 use super::budget::Budget;
 use super::calls::Calls;
 use super::contact::Contact;
+use crate::api::tally::{merge_tools, merge_trips};
 use crate::link::client::{DirectiveEvent, LinkClient, LinkError};
 use crate::link::messages::{Attach, Attached, LoopReport, PROTOCOL, REPORT_SECONDS, RefusalCode, Report};
 use crate::link::socket::Session;
@@ -167,6 +168,11 @@ impl Uplink {
         usage.turns = said(|said| said.turns_completed).max(known.turns);
         usage.tool_calls = said(|said| said.tool_calls).max(known.tool_calls);
         usage.actions = said(|said| said.actions).max(known.actions);
+        (usage.by_tool, usage.guardrail_trips) = (known.by_tool, known.guardrail_trips);
+        if let Some(said) = &loop_ {
+            merge_tools(&mut usage.by_tool, &said.by_tool);
+            merge_trips(&mut usage.guardrail_trips, &said.guardrail_trips);
+        }
         Report {
             epoch: self.epoch,
             loop_,

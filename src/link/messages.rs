@@ -15,6 +15,7 @@ use crate::api::{
     failure::{Failure, FailureKind},
     price::Price,
     status::{HandledRequests, LastError, LoopState, Outcome, PauseReason, Usage, Wake},
+    tally::{GuardrailTrips, ToolUsage},
 };
 use crate::ledger::account::{Ask, Refused, Statement};
 
@@ -308,6 +309,12 @@ pub struct LoopReport {
     pub tool_calls: i64,
     /// Those of them with side effects.
     pub actions: i64,
+    /// How runs of tools ended.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub by_tool: Vec<ToolUsage>,
+    /// How often limits were reached and loops were detected.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub guardrail_trips: Vec<GuardrailTrips>,
     /// Failed turns in a row.
     pub consecutive_errors: i32,
     /// Turns since the last sleep.

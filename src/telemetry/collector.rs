@@ -14,6 +14,7 @@ use crate::api::Agent;
 use crate::api::agent::ModelApi;
 use crate::api::condition::{self, ConditionType, LoopSign};
 use crate::api::status::{LoopState, ModelUsage, PauseReason, Usage};
+use crate::api::tally::{OTHER_TOOLS, TRIPS, ToolUsage};
 
 /// Model label of usage that is in no entry of `status.usage.byModel`.
 const OTHER_MODELS: &str = "other";
@@ -103,6 +104,16 @@ fn agent_series(families: &mut Families, agent: &Agent, refused: &Refused) {
     families.put(&registry::AGENT_TURNS, &id, number(usage.turns));
     families.put(&registry::AGENT_TOOL_CALLS, &id, number(usage.tool_calls));
     families.put(&registry::AGENT_ACTIONS, &id, number(usage.actions));
+    for (guardrail, action) in TRIPS {
+        let found = usage.guardrail_trips.iter();
+        let count = found
+            .filter(|trip| (trip.guardrail.as_str(), trip.action.as_str()) == (guardrail, action))
+            .map(|trip| trip.count)
+            .sum();
+        let labels = [id[0], id[1], guardrail, action];
+        families.put(&registry::AGENT_GUARDRAIL_TRIPS, &labels, number(count));
+    }
+    tool_series(families, usage, id);
     for used in by_model(usage, model) {
         usage_series(families, &used, id);
     }
@@ -167,6 +178,26 @@ fn usage_series(families: &mut Families, used: &ModelUsage, [namespace, name]: [
     families.put(&registry::AGENT_UNKNOWN_CALLS, &id, number(used.unknown_calls));
     families.put(&registry::AGENT_ESTIMATED_CALLS, &id, number(used.estimated_calls));
     families.put(&registry::AGENT_COST, &id, number(used.cost) / 1e6);
+}
+
+fn tool_series(families: &mut Families, usage: &Usage, [namespace, name]: [&str; 2]) {
+    let rest = ToolUsage {
+        tool: OTHER_TOOLS.into(),
+        ..ToolUsage::default()
+    };
+    let has_rest = usage.by_tool.iter().any(|used| used.tool == OTHER_TOOLS);
+    for used in usage.by_tool.iter().chain((!has_rest).then_some(&rest)) {
+        for (outcome, count) in [
+            ("ok", used.ok),
+            ("error", used.error),
+            ("denied", used.denied),
+            ("unavailable", used.unavailable),
+            ("unknown", used.unknown),
+        ] {
+            let labels = [namespace, name, &used.tool, outcome];
+            families.put(&registry::AGENT_TOOL_OUTCOMES, &labels, number(count));
+        }
+    }
 }
 
 /// Usage by model, so that the sum is exactly the total: with zeros for the model of the spec before its first call,

@@ -95,6 +95,8 @@ metrics! {
         "When the Agent was created, in Unix time.";
     AGENT_ESTIMATED_CALLS = Agents Counter "agentloop_agent_estimated_calls_total" ["namespace", "agent", "model"]
         "Calls of unknown use that count in the budgets with all that was reserved for them.";
+    AGENT_GUARDRAIL_TRIPS = Agents Counter "agentloop_agent_guardrail_trips_total" ["namespace", "agent", "guardrail", "action"]
+        "Times a limit was reached or a detected loop went a step further, as persisted in the status, by what followed: warn, deny, pause or kill; all are always present.";
     AGENT_INFO = Agents Gauge "agentloop_agent_info" ["namespace", "agent", "api", "model"]
         "Always 1; the labels say what the spec asks for.";
     AGENT_LOOP_DETECTED = Agents Gauge "agentloop_agent_loop_detected" ["namespace", "agent", "sign"]
@@ -119,6 +121,8 @@ metrics! {
         "Tokens as the provider billed them and as persisted in the status; types input, cache_read, cache_write and output are disjoint.";
     AGENT_TOOL_CALLS = Agents Counter "agentloop_agent_tool_calls_total" ["namespace", "agent"]
         "Runs of tools that were sent, as persisted in the status; a repeat after a restart is no new one.";
+    AGENT_TOOL_OUTCOMES = Agents Counter "agentloop_agent_tool_outcomes_total" ["namespace", "agent", "tool", "outcome"]
+        "How tool calls ended, as persisted in the status: ok, error, denied, unavailable (neither was run) or unknown; the 20th tool and names that no server offers are tool other, which is always present.";
     AGENT_TURNS = Agents Counter "agentloop_agent_turns_total" ["namespace", "agent"]
         "Turns completed, as persisted in the status.";
     AGENT_UNKNOWN_CALLS = Agents Counter "agentloop_agent_unknown_calls_total" ["namespace", "agent", "model"]

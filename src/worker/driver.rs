@@ -17,6 +17,7 @@ use crate::api::agent::Model;
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::machine::Engine;
 use crate::engine::message::Answer;
+use crate::engine::tally::Tally;
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 use crate::engine::{CallId, Effect, Input, Known, StopCause};
 use crate::link::messages::{Directives, LoopReport};
@@ -202,6 +203,10 @@ impl<'a> Driver<'a> {
                 self.link = Link::Silent;
             }
             self.offer()?;
+            self.steps.adopt(&Tally {
+                trips: session.known.usage.guardrail_trips.clone(),
+                tools: session.known.usage.by_tool.clone(),
+            });
             self.feed(Input::Started {
                 agent: self.agent.clone(),
                 epoch: session.epoch,

@@ -32,6 +32,8 @@ pub fn of(view: View) -> LoopReport {
         turns_completed: view.turns_completed,
         tool_calls: view.tool_calls,
         actions: view.actions,
+        by_tool: view.tally.tools,
+        guardrail_trips: view.tally.trips,
         consecutive_errors: view.consecutive_errors.try_into().unwrap_or(i32::MAX),
         consecutive_turns: view.consecutive_turns.try_into().unwrap_or(i32::MAX),
         handled: view.handled,

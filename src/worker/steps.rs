@@ -7,6 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use crate::engine::machine::{Engine, View};
+use crate::engine::tally::Tally;
 use crate::engine::{Effect, Input, Record, Skill, StopCause};
 
 use super::journal::{Committed, Journal, JournalError, Kept, Line, LinesAfter};
@@ -54,6 +55,11 @@ impl<'a> Steps<'a> {
     #[cfg(test)]
     pub(super) fn snapshot(&self) -> crate::engine::machine::Snapshot {
         self.engine.snapshot()
+    }
+
+    /// Goes on from counts that outlived a journal.
+    pub fn adopt(&mut self, known: &Tally) {
+        self.engine.adopt(known);
     }
 
     /// Takes the newest instructions; used from the next call on.

@@ -32,6 +32,7 @@ use tower::{Layer, Service, ServiceExt};
 use crate::support::agents::{agent, view};
 use agentloop::api::condition::LoopSign;
 use agentloop::api::status::PauseReason;
+use agentloop::api::tally::TRIPS;
 use strum::IntoEnumIterator;
 
 /// A controller in full swing: a reconcile of each kind, a request, a budget, these Agents.
@@ -180,6 +181,12 @@ fn busy(name: &str) -> Value {
     usage["toolCalls"] = json!(9);
     usage["actions"] = json!(4);
     usage["byModel"] = json!([used]);
+    usage["byTool"] =
+        json!([{"tool": "files__read", "ok": 5, "error": 2, "denied": 1, "unavailable": 1, "unknown": 1}]);
+    usage["guardrailTrips"] = json!([
+        {"guardrail": "LoopDetected", "action": "warn", "count": 3},
+        {"guardrail": "OfALaterVersion", "action": "warn", "count": 3},
+    ]);
     agent(
         "team-a",
         name,
@@ -367,8 +374,9 @@ async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
     );
     let count = text.lines().filter(|line| line.starts_with("agentloop_agent_")).count();
     // info, created, suspended, two generations, turns, refused calls, tool calls, actions; six states; the reasons; the signs of a loop; three known conditions
-    // with three series each; of one model four types of tokens, reasoning, calls, unknown and estimated calls, cost.
-    let each = 9 + 6 + PauseReason::iter().count() + LoopSign::iter().count() + 3 * 3 + 9;
+    // with three series each; of one model four types of tokens, reasoning, calls, unknown and estimated calls, cost; what
+    // limits may do; of one tool, and of the rest, five outcomes.
+    let each = 9 + 6 + PauseReason::iter().count() + LoopSign::iter().count() + 3 * 3 + 9 + TRIPS.len() + 2 * 5;
     assert_eq!(count, 1000 * each);
     let of_others = text
         .lines()

@@ -2,6 +2,7 @@
 
 use crate::api::AgentStatus;
 use crate::api::status::{ModelUsage, Usage};
+use crate::api::tally::{merge_tools, merge_trips};
 use crate::controller::loops::Heard;
 use crate::link::messages::Known;
 
@@ -24,6 +25,10 @@ pub(super) fn known(status: &AgentStatus, remembered: Option<&Known>, heard: Opt
         usage.turns = report.map_or(0, |report| report.turns_completed);
         usage.tool_calls = report.map_or(0, |report| report.tool_calls);
         usage.actions = report.map_or(0, |report| report.actions);
+        if let Some(report) = report {
+            usage.by_tool.clone_from(&report.by_tool);
+            usage.guardrail_trips.clone_from(&report.guardrail_trips);
+        }
         known.usage = merge(known.usage, usage);
         known.turn = known.turn.max(report.map_or(0, |report| report.turn));
     }
@@ -40,6 +45,9 @@ pub(super) fn merge(old: Usage, new: Usage) -> Usage {
         }
     }
     by_model.truncate(MOST_MODELS);
+    let (mut by_tool, mut guardrail_trips) = (old.by_tool, old.guardrail_trips);
+    merge_tools(&mut by_tool, &new.by_tool);
+    merge_trips(&mut guardrail_trips, &new.guardrail_trips);
     Usage {
         calls: old.calls.max(new.calls),
         unknown_calls: old.unknown_calls.max(new.unknown_calls),
@@ -54,6 +62,8 @@ pub(super) fn merge(old: Usage, new: Usage) -> Usage {
         tool_calls: old.tool_calls.max(new.tool_calls),
         actions: old.actions.max(new.actions),
         by_model,
+        by_tool,
+        guardrail_trips,
     }
 }
 
@@ -165,5 +175,29 @@ mod tests {
             ..Usage::default()
         };
         assert_eq!(tokens(&usage), 321);
+    }
+
+    #[test]
+    fn counts_of_tools_and_limits_come_with_the_report_and_never_step_back() {
+        use crate::api::tally::{of_tool, of_trip};
+        let mut usage = Usage::default();
+        of_tool(&mut usage.by_tool, "a").ok = 5;
+        of_trip(&mut usage.guardrail_trips, "IdleTimeout", "kill").count = 2;
+        let status = AgentStatus {
+            usage: Some(usage.clone()),
+            ..AgentStatus::default()
+        };
+        let mut report = crate::link::messages::LoopReport::default();
+        of_tool(&mut report.by_tool, "a").error = 1;
+        of_trip(&mut report.guardrail_trips, "IdleTimeout", "kill").count = 1;
+        let heard = Heard {
+            report: crate::link::messages::Report {
+                loop_: Some(report),
+                ..crate::link::messages::Report::default()
+            },
+            at: jiff::Timestamp::UNIX_EPOCH,
+        };
+        of_tool(&mut usage.by_tool, "a").error = 1;
+        assert_eq!(known(&status, None, Some(&heard)).usage, usage);
     }
 }

@@ -1,5 +1,6 @@
 //! Each limit that is reached is a line of the journal of its own, once, and what is no limit is none.
 
+use super::work::wants;
 use super::*;
 
 fn trips(driver: &Driver) -> Vec<&str> {
@@ -48,4 +49,60 @@ fn a_suspension_and_a_lost_link_are_no_limits() {
         cause: StopCause::Suspend,
     });
     assert!(trips(&driver).is_empty());
+}
+
+#[test]
+fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
+    let mut driver = Driver::with_tools(Settings {
+        max_calls_per_turn: 2,
+        ..settings()
+    });
+    driver.answer(wants(&["files__read", "files__read", "invented"]));
+    driver.done(1, "so it is");
+    driver.end(2, ToolOutcome::Failed { text: "no".into() });
+    driver.answer(says("hm"));
+    let tally = driver.engine.view().tally;
+    let count = |tool: &str| {
+        let found = tally.tools.iter().find(|used| used.tool == tool).unwrap();
+        (found.ok, found.error, found.denied)
+    };
+    assert_eq!(count("files__read"), (1, 1, 0));
+    assert_eq!(
+        count("other"),
+        (0, 0, 1),
+        "a name that nobody offers is the model's text"
+    );
+    let restored = Engine::restore(settings(), driver.engine.snapshot(), Vec::<Message>::new());
+    assert_eq!(restored.view().tally, tally);
+    let mut anew = Engine::new(settings());
+    anew.adopt(&tally);
+    anew.adopt(&tally);
+    assert_eq!(anew.view().tally, tally, "a new journal goes on from what is known");
+}
+
+#[test]
+fn a_limit_is_counted_each_time_it_is_reached_and_not_while_it_holds() {
+    let mut driver = Driver::started(settings());
+    let count = |driver: &Driver| {
+        let trips = driver.engine.view().tally.trips;
+        trips
+            .iter()
+            .map(|trip| (trip.guardrail.clone(), trip.action.clone(), trip.count))
+            .collect::<Vec<_>>()
+    };
+    for round in 1..=2 {
+        while driver.state() != LoopState::Paused {
+            assert_eq!(count(&driver).first().map_or(0, |trip| trip.2), round - 1);
+            driver.failed_turn();
+            if driver.state() != LoopState::Paused {
+                driver.next_timer();
+            }
+        }
+        driver.feed(Input::Timer);
+        assert_eq!(
+            count(&driver),
+            [("ConsecutiveErrors".to_owned(), "pause".to_owned(), round)]
+        );
+        driver.next_timer();
+    }
 }

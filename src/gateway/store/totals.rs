@@ -113,6 +113,8 @@ impl Totals {
             turns: 0,
             tool_calls: 0,
             actions: 0,
+            by_tool: Vec::new(),
+            guardrail_trips: Vec::new(),
             by_model,
         }
     }

@@ -1,0 +1,174 @@
+//! Counts of `status.usage` by name: what limits and the detection of loops did, and how runs of tools ended. Totals over
+//! the Agent's life.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Most tools that are counted by name, the entry for the rest among them.
+pub const MOST_TOOLS: usize = 20;
+/// Name of the entry for the rest.
+pub const OTHER_TOOLS: &str = "other";
+/// Every limit that is counted, with what it does when it is reached. A closed set: labels of a metric.
+pub const TRIPS: [(&str, &str); 18] = [
+    ("MaxConsecutiveTurns", "pause"),
+    ("ActionsPerMinute", "pause"),
+    ("RateWindow", "pause"),
+    ("OutsideActiveHours", "pause"),
+    ("BudgetExhausted", "pause"),
+    ("TokensPerHour", "pause"),
+    ("TotalTokens", "pause"),
+    ("TotalCost", "pause"),
+    ("CallExceedsLimit", "pause"),
+    ("BudgetAsk", "pause"),
+    ("ConsecutiveErrors", "pause"),
+    ("CrashLoop", "pause"),
+    ("MaxCallsPerTurn", "deny"),
+    ("IdleTimeout", "kill"),
+    ("LoopDetected", "warn"),
+    ("LoopDetected", "deny"),
+    ("LoopDetected", "pause"),
+    ("LoopDetected", "kill"),
+];
+
+/// How often a limit was reached.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("required" = ["guardrail", "action"]))]
+pub struct GuardrailTrips {
+    /// The reason that it raises, `MaxCallsPerTurn`, `IdleTimeout`, or `LoopDetected`.
+    #[schemars(length(min = 1, max = 63))]
+    pub guardrail: String,
+    /// What followed: `warn` (the model was told), `deny` (a call, or more calls of the turn), `pause` or `kill` (the loop).
+    #[schemars(length(min = 1, max = 63))]
+    pub action: String,
+    /// How often.
+    #[schemars(range(min = 0))]
+    pub count: i64,
+}
+
+/// How runs of one tool ended, each attempt for itself.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("required" = ["tool"]))]
+pub struct ToolUsage {
+    /// Name of the tool, as the model calls it; `other` for those beyond 19, and for names that no server offers.
+    #[schemars(length(min = 1, max = 64))]
+    pub tool: String,
+    /// It ran.
+    #[schemars(range(min = 0))]
+    pub ok: i64,
+    /// It said that it failed.
+    #[schemars(range(min = 0))]
+    pub error: i64,
+    /// It was not run: not allowed, bad arguments, or a repetition.
+    #[schemars(range(min = 0))]
+    pub denied: i64,
+    /// It was not run: its server was not there.
+    #[schemars(range(min = 0))]
+    pub unavailable: i64,
+    /// It was sent and gave no answer in time: it may have run.
+    #[schemars(range(min = 0))]
+    pub unknown: i64,
+}
+
+impl ToolUsage {
+    /// The greater of both in each count.
+    fn raise(&mut self, other: &Self) {
+        self.ok = self.ok.max(other.ok);
+        self.error = self.error.max(other.error);
+        self.denied = self.denied.max(other.denied);
+        self.unavailable = self.unavailable.max(other.unavailable);
+        self.unknown = self.unknown.max(other.unknown);
+    }
+}
+
+/// The entry of a tool; that of the rest when there is no room for one more.
+pub fn of_tool<'a>(tools: &'a mut Vec<ToolUsage>, name: &str) -> &'a mut ToolUsage {
+    let named = |tools: &[ToolUsage], name: &str| tools.iter().position(|known| known.tool == name);
+    let others = usize::from(named(tools, OTHER_TOOLS).is_some());
+    let room = tools.len() - others < MOST_TOOLS - 1;
+    let name = match named(tools, name) {
+        None if !room => OTHER_TOOLS,
+        _ => name,
+    };
+    let place = named(tools, name).unwrap_or_else(|| {
+        tools.push(ToolUsage {
+            tool: name.into(),
+            ..ToolUsage::default()
+        });
+        tools.len() - 1
+    });
+    &mut tools[place]
+}
+
+/// The entry of a limit and what it did.
+pub fn of_trip<'a>(trips: &'a mut Vec<GuardrailTrips>, guardrail: &str, action: &str) -> &'a mut GuardrailTrips {
+    let known = trips
+        .iter()
+        .position(|trip| trip.guardrail == guardrail && trip.action == action);
+    let place = known.unwrap_or_else(|| {
+        trips.push(GuardrailTrips {
+            guardrail: guardrail.into(),
+            action: action.into(),
+            count: 0,
+        });
+        trips.len() - 1
+    });
+    &mut trips[place]
+}
+
+/// Totals never step back: the greater of both in each count.
+pub fn merge_tools(known: &mut Vec<ToolUsage>, new: &[ToolUsage]) {
+    for tool in new {
+        of_tool(known, &tool.tool).raise(tool);
+    }
+}
+
+/// The same for limits. What this version does not know is left out.
+pub fn merge_trips(known: &mut Vec<GuardrailTrips>, new: &[GuardrailTrips]) {
+    for trip in new
+        .iter()
+        .filter(|trip| TRIPS.contains(&(trip.guardrail.as_str(), trip.action.as_str())))
+    {
+        let entry = of_trip(known, &trip.guardrail, &trip.action);
+        entry.count = entry.count.max(trip.count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nineteen_tools_have_an_entry_of_their_own_and_the_twentieth_is_among_the_rest() {
+        let mut tools = Vec::new();
+        for number in 1..=22 {
+            of_tool(&mut tools, &format!("t{number}")).ok += 1;
+            of_tool(&mut tools, "t1").error += 1;
+        }
+        assert_eq!(tools.len(), MOST_TOOLS);
+        assert_eq!((tools[18].tool.as_str(), tools[18].ok), ("t19", 1));
+        assert_eq!((tools[19].tool.as_str(), tools[19].ok), (OTHER_TOOLS, 3));
+        assert_eq!((tools[0].ok, tools[0].error), (1, 22));
+    }
+
+    #[test]
+    fn merged_counts_never_step_back_and_a_repeat_adds_nothing() {
+        let (mut tools, mut trips) = (Vec::new(), Vec::new());
+        of_tool(&mut tools, "a").ok = 5;
+        of_trip(&mut trips, "LoopDetected", "warn").count = 3;
+        let (old_tools, old_trips) = (tools.clone(), trips.clone());
+        let mut new = Vec::new();
+        of_tool(&mut new, "a").error = 2;
+        merge_tools(&mut tools, &new);
+        merge_tools(&mut tools, &old_tools);
+        assert_eq!((tools[0].ok, tools[0].error), (5, 2));
+        of_trip(&mut trips, "LoopDetected", "warn").count = 1;
+        merge_trips(&mut trips, &old_trips);
+        assert_eq!(trips[0].count, 3);
+        let mut strange = old_trips.clone();
+        strange[0].guardrail = "OfALaterVersion".into();
+        merge_trips(&mut trips, &strange);
+        assert_eq!(trips.len(), 1);
+    }
+}

@@ -1,0 +1,107 @@
+//! Counts what limits did and how runs of tools ended, from the journal's own lines: what is counted is what was written.
+
+use serde::{Deserialize, Serialize};
+use strum::IntoEnumIterator;
+
+use super::machine::Engine;
+use super::outbox::Outbox;
+use super::{OutcomeKind, Record, RecordKind};
+use crate::api::status::{Outcome, PauseReason};
+use crate::api::tally::{self, GuardrailTrips, OTHER_TOOLS, ToolUsage};
+
+/// Counts over the life of the Agent.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(default)]
+pub struct Tally {
+    /// How often each limit was reached.
+    pub trips: Vec<GuardrailTrips>,
+    /// How runs of tools ended.
+    pub tools: Vec<ToolUsage>,
+}
+
+impl Engine {
+    /// Goes on from counts that outlived a journal.
+    pub fn adopt(&mut self, known: &Tally) {
+        tally::merge_trips(&mut self.state.tally.trips, &known.trips);
+        tally::merge_tools(&mut self.state.tally.tools, &known.tools);
+    }
+
+    /// Counts the lines of one input.
+    pub(super) fn count(&mut self, out: &Outbox) {
+        for record in out.records() {
+            if let Some((guardrail, action)) = trip(record) {
+                tally::of_trip(&mut self.state.tally.trips, guardrail, action).count += 1;
+            }
+            self.count_tool(record);
+        }
+    }
+
+    fn count_tool(&mut self, record: &Record) {
+        let Some(line) = &record.tool else { return };
+        let tools = &mut self.state.tally.tools;
+        let tool = line.tool.as_deref().unwrap_or(OTHER_TOOLS);
+        match (record.kind, line.outcome) {
+            (RecordKind::ToolDenied, _) => tally::of_tool(tools, tool).denied += 1,
+            (RecordKind::ToolOutcome, Some(OutcomeKind::Ok)) => tally::of_tool(tools, tool).ok += 1,
+            (RecordKind::ToolOutcome, Some(OutcomeKind::Error)) => tally::of_tool(tools, tool).error += 1,
+            (RecordKind::ToolOutcome, Some(OutcomeKind::Unavailable)) => tally::of_tool(tools, tool).unavailable += 1,
+            (RecordKind::ToolOutcome, Some(OutcomeKind::Unknown)) => tally::of_tool(tools, tool).unknown += 1,
+            _ => {}
+        }
+    }
+}
+
+/// Which limit a line says was reached, and what it did; one of [`tally::TRIPS`]. A detected loop is counted by the steps
+/// of its ladder, and not again by the pause or the end that a step brings.
+fn trip(record: &Record) -> Option<(&'static str, &'static str)> {
+    if record.kind == RecordKind::LoopDetected {
+        let step = record.note.rsplit(' ').next()?;
+        let action = match step {
+            "Nudged" => "warn",
+            "Denied" => "deny",
+            "Paused" => "pause",
+            _ => "kill",
+        };
+        return Some(("LoopDetected", action));
+    }
+    if record.kind != RecordKind::GuardrailTriggered {
+        return None;
+    }
+    let note = record.note.as_str();
+    if note == PauseReason::LoopDetected.as_ref() || note == Outcome::Failed.as_ref() {
+        return None;
+    }
+    if note == Outcome::Idle.as_ref() {
+        return Some(("IdleTimeout", "kill"));
+    }
+    let reason = PauseReason::iter().find(|reason| reason.as_ref() == note);
+    Some(reason.map_or(("MaxCallsPerTurn", "deny"), |reason| (reason.into(), "pause")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::tally::TRIPS;
+    use crate::engine::outbox::line;
+    use crate::engine::pause::is_guardrail;
+
+    #[test]
+    fn every_limit_that_can_be_reached_is_in_the_closed_set_and_nothing_else_is() {
+        let mut seen = Vec::new();
+        let mut note = |kind, note: &str| seen.extend(trip(&line(kind, 1, note)));
+        for reason in PauseReason::iter().filter(|reason| is_guardrail(*reason)) {
+            note(RecordKind::GuardrailTriggered, reason.as_ref());
+        }
+        note(RecordKind::GuardrailTriggered, "the turn had 5 calls");
+        note(RecordKind::GuardrailTriggered, "Idle");
+        note(RecordKind::GuardrailTriggered, "Failed");
+        for step in ["Nudged", "Denied", "Paused", "Failed"] {
+            note(RecordKind::LoopDetected, &format!("RepeatedCall: {step}"));
+        }
+        note(RecordKind::TurnStarted, "BudgetExhausted");
+        seen.sort_unstable();
+        let mut all = TRIPS.to_vec();
+        all.sort_unstable();
+        assert_eq!(seen, all);
+    }
+}
