@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# demo.sh       from nothing to an Agent whose loop turns in its own pod within a budget, on a cluster of this machine;
-#               leaves it running
+# demo.sh       from nothing to Agents whose loops turn in pods of their own, within a budget and woken by a clock, on a
+#               cluster of this machine; leaves them running
 # demo.sh down  removes it
 # CONTEXT=name IMAGE=ref: on the cluster of that kube context instead; it must be able to pull the image.
 # A second run upgrades what the first one made.
@@ -14,6 +14,9 @@ devcluster=$ROOT/hack/devcluster
 example=$ROOT/examples/quickstart.yaml
 budget_example=$ROOT/examples/team-budget.yaml
 budget=team-research
+sensor_example=$ROOT/examples/schedule.yaml
+sensor=every-minute
+woken=schedule   # the Agent that it wakes
 system=agentloop-system
 [ -n "$context" ] || export KUBECONFIG=$RUN/admin.kubeconfig
 
@@ -26,7 +29,7 @@ down() {
     echo "The cluster is gone. What was built stays in $CACHE and $CARGO_TARGET_DIR."
     return
   fi
-  kube delete --ignore-not-found -f "$example" -f "$budget_example"
+  kube delete --ignore-not-found -f "$example" -f "$budget_example" -f "$sensor_example"
   run_helm uninstall agentloop --ignore-not-found --wait
   kube delete --ignore-not-found namespace "$system"
   echo "Removed from $context. The CustomResourceDefinitions stay, since deleting them deletes every Agent:"
@@ -100,6 +103,20 @@ show_budget() {
   kube -n "$namespace" get agents.agentloop.dev -l team=research
 }
 
+start_sensor() {
+  say "A clock for an Agent that sleeps an hour: kubectl apply -f examples/schedule.yaml"
+  kube -n "$namespace" apply -f "$sensor_example"
+  kube -n "$namespace" wait --for=condition=Connected --timeout=120s "sensors.agentloop.dev/$sensor"
+}
+
+show_sensor() {
+  say "Meanwhile the clock has woken its Agent: each full minute is one event, and takes effect once"
+  kube -n "$namespace" wait --for=jsonpath='{.status.lastDeliveryId}' --timeout=90s "sensors.agentloop.dev/$sensor" >/dev/null
+  kube -n "$namespace" get sensors.agentloop.dev "$sensor"
+  kube -n "$namespace" get agents.agentloop.dev "$woken"
+  kube -n "$namespace" logs "$woken" -c worker | grep -o '"event":"autonomy:\(sensor_updated\|turn_started\|notification_pushed\)","at":"[^"]*"' | tail -3
+}
+
 watch_agent() { # SECONDS: one line for each change
   timeout "$1" kubectl ${context:+--context "$context"} -n "$namespace" get agents.agentloop.dev "$agent" --watch || true
 }
@@ -120,7 +137,9 @@ show() {
   kube -n "$namespace" wait --for=create --timeout=60s "pod/$agent"
   watch_agent 15
 
+  start_sensor
   show_budget
+  show_sensor
 
   say "The same in Prometheus' words"
   leader=$(kube -n "$system" get pods -l agentloop.dev/leader=true -o jsonpath='{.items[0].metadata.name}')
@@ -141,6 +160,7 @@ goodbye() {
   kubectl$with -n $namespace get agents.agentloop.dev --watch
   kubectl$with -n $namespace get agentbudgets.agentloop.dev --watch
   kubectl$with -n $namespace describe agentbudgets.agentloop.dev $budget
+  kubectl$with -n $namespace get sensors.agentloop.dev --watch
   kubectl$with -n $namespace describe agents.agentloop.dev $agent
   kubectl$with -n $namespace logs -f $(kube -n "$namespace" get pods -l "agentloop.dev/agent=$agent" -o name | head -1) -c worker
   kubectl$with explain agents.agentloop.dev.spec
