@@ -56,7 +56,7 @@ fn prometheus_scrapes_the_controller_and_answers_queries_with_and_without_honor_
 }
 
 #[test]
-fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_and_its_budget() {
+fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_and_its_sensor() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "dashboard");
     let limits = json!({"tokens": 10_000_000, "costUSD": "100.00"});
@@ -68,6 +68,16 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_and_its_budge
     model["price"] = json!({"inputPerMillion": "10.00", "outputPerMillion": "50.00"});
     let agent = Agent::apply(&namespace, "scraped", &model, &json!({}));
     agent.until_turns(1, 120);
+    let sensor = json!({
+        "apiVersion": "agentloop.dev/v1alpha1",
+        "kind": "Sensor",
+        "metadata": {"name": "ticks"},
+        "spec": {"agentNames": ["scraped"], "source": {"schedule": {"cron": "* * * * *"}}},
+    });
+    namespace.kubectl.apply(&sensor.to_string());
+    // Only then is there a moment of the last event to show.
+    let ticked = "jsonpath={.status.lastEventTime}";
+    namespace.kubectl.wait("sensors.agentloop.dev/ticks", ticked, 150);
 
     let leader = cluster::leader(&cluster.system);
     let address = leader["status"]["podIP"].as_str().expect("the leader has an address");
@@ -82,7 +92,10 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_and_its_budge
     for panel in board["panels"].as_array().expect("panels") {
         for target in panel["targets"].as_array().into_iter().flatten() {
             let query = target["expr"].as_str().expect("a query").replace("$namespace", ns);
-            let query = query.replace("$agent", ".*").replace("$budget", ".*");
+            let query = query
+                .replace("$agent", ".*")
+                .replace("$budget", ".*")
+                .replace("$sensor", ".*");
             let query = query.replace("$__rate_interval", "30s").replace("$__range", "1m");
             assert!(
                 !query.contains('$'),

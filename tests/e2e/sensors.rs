@@ -25,11 +25,9 @@ fn a_schedule_wakes_the_loop_that_waits_for_it_is_edited_suspended_and_deleted_i
     let read = |path: &str| kubectl.ok(&["get", SENSOR, "-o", &format!("jsonpath={{.status.{path}}}")]);
     let number = |path: &str| read(path).trim().parse::<i64>().unwrap_or_default();
     kubectl.wait(SENSOR, "condition=Ready", 30);
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(40);
-    while number("events") < 2 {
-        assert!(std::time::Instant::now() < deadline, "{} events", number("events"));
-        std::thread::sleep(std::time::Duration::from_secs(1));
-    }
+    kubectl.until("two events", 40, "sensors.agentloop.dev", "every-minute", |sensor| {
+        sensor["status"]["events"].as_i64().filter(|events| *events >= 2)
+    });
     assert!(!read("lastDeliveryId").is_empty() && number("errors") == 0);
     assert_eq!(number("notifications"), number("events"));
 
