@@ -21,6 +21,7 @@ mod rate_limit;
 pub mod reference;
 pub mod sensor;
 mod skill;
+pub mod source;
 pub mod status;
 pub mod tally;
 pub mod tools;

@@ -3,10 +3,12 @@
 //! Owns how an event becomes a [`delivery`]: expressions, sameness, pace, signals. Knows neither journals nor links: who
 //! runs it, a worker or a sensor pod, keeps its state and passes on what comes of it. Time comes in from outside.
 
+pub mod address;
 pub mod delivery;
 pub mod expression;
 pub mod rules;
 pub mod schedule;
+pub mod source;
 mod state;
 
 use crate::api::SensorSpec;

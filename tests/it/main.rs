@@ -17,6 +17,7 @@ mod metrics;
 mod rooms;
 mod schema;
 mod sensors;
+mod sources;
 mod tools;
 mod worker;
 

@@ -1,0 +1,299 @@
+//! Which addresses a Sensor may connect to: those of the world outside, unless the operator says otherwise.
+//!
+//! A user who may write a Sensor must not reach through it what only the cluster or the node may reach. Names are checked
+//! after they are resolved, and the connection goes to the very address that was checked.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use reqwest::Url;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+/// Ranges that are denied unless allowed: this machine and its link (metadata servers are there), addresses of private
+/// networks (pods and Services of a cluster have those), and what is no address of one host.
+const CLOSED: [&str; 19] = [
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "168.63.129.16/32",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.168.0.0/16",
+    "198.18.0.0/15",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+    "::/128",
+    "::1/128",
+    "fc00::/7",
+    "fe80::/10",
+    "fec0::/10",
+    "ff00::/8",
+    "64:ff9b:1::/48",
+];
+
+/// A range of addresses, such as `10.96.0.0/12`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr {
+    network: u128,
+    bits: u32,
+    four: bool,
+}
+
+/// A text is no range of addresses.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+#[error("«{0}» is no range of addresses; write it as 10.96.0.0/12 or fd00::/8")]
+pub struct NoCidr(String);
+
+/// An address may not be connected to.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+pub enum Denied {
+    /// It is in a closed range.
+    #[error("{0} is an address that Sensors may not reach; who runs the operator can allow it (egress.allowedCIDRs)")]
+    Address(IpAddr),
+    /// Each address of a name is.
+    #[error(
+        "the host has only addresses that Sensors may not reach, such as {0}; who runs the operator can allow them (egress.allowedCIDRs)"
+    )]
+    Host(IpAddr),
+}
+
+impl FromStr for Cidr {
+    type Err = NoCidr;
+
+    fn from_str(text: &str) -> Result<Self, NoCidr> {
+        let wrong = || NoCidr(text.into());
+        let (address, bits) = text.split_once('/').ok_or_else(wrong)?;
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let bits: u32 = bits.parse().map_err(|_| wrong())?;
+        let (network, width) = number(address);
+        if bits > width {
+            return Err(wrong());
+        }
+        let cidr = Self {
+            network,
+            bits,
+            four: address.is_ipv4(),
+        };
+        Ok(Self {
+            network: network & cidr.mask(),
+            ..cidr
+        })
+    }
+}
+
+impl Cidr {
+    fn mask(self) -> u128 {
+        let (width, all) = if self.four {
+            (32, u128::from(u32::MAX))
+        } else {
+            (128, u128::MAX)
+        };
+        // Shifting by the whole width is not defined.
+        all.checked_shl(width - self.bits).unwrap_or(0) & all
+    }
+
+    /// Whether it has this address.
+    #[must_use]
+    pub fn contains(self, address: IpAddr) -> bool {
+        self.four == address.is_ipv4() && number(address).0 & self.mask() == self.network
+    }
+}
+
+fn number(address: IpAddr) -> (u128, u32) {
+    match address {
+        IpAddr::V4(four) => (u128::from(u32::from(four)), 32),
+        IpAddr::V6(six) => (u128::from(six), 128),
+    }
+}
+
+/// Which addresses may be connected to. What is denied by name is denied; of the rest, what is allowed by name is allowed,
+/// and so is all that is in no closed range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressPolicy {
+    allowed: Vec<Cidr>,
+    denied: Vec<Cidr>,
+    closed: Vec<Cidr>,
+}
+
+impl AddressPolicy {
+    /// The policy of a configuration.
+    #[must_use]
+    pub fn new(allowed: Vec<Cidr>, denied: Vec<Cidr>) -> Self {
+        Self {
+            allowed,
+            denied,
+            closed: CLOSED.iter().filter_map(|range| range.parse().ok()).collect(),
+        }
+    }
+
+    /// Whether an address may be connected to.
+    pub fn check(&self, address: IpAddr) -> Result<(), Denied> {
+        let real = real(address);
+        let is_in = |ranges: &[Cidr]| {
+            ranges
+                .iter()
+                .any(|range| range.contains(real) || range.contains(address))
+        };
+        if is_in(&self.denied) || (is_in(&self.closed) && !is_in(&self.allowed)) {
+            return Err(Denied::Address(address));
+        }
+        Ok(())
+    }
+
+    /// Whether the host of `url` may be connected to, as far as the address says it: names are checked once resolved.
+    pub fn check_url(&self, url: &Url) -> Result<(), Denied> {
+        let host = url.host_str().unwrap_or_default();
+        match host.trim_start_matches('[').trim_end_matches(']').parse() {
+            Ok(address) => self.check(address),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Those of a host's addresses that may be connected to.
+    pub fn filter(&self, found: impl Iterator<Item = SocketAddr>) -> Result<Vec<SocketAddr>, Denied> {
+        let mut denied = None;
+        let mut open = Vec::new();
+        for address in found {
+            match self.check(address.ip()) {
+                Ok(()) => open.push(address),
+                Err(_) => denied = denied.or(Some(address.ip())),
+            }
+        }
+        match denied {
+            Some(address) if open.is_empty() => Err(Denied::Host(address)),
+            _ => Ok(open),
+        }
+    }
+}
+
+/// The IPv4 address that an IPv6 one stands for (mapped, NAT64, 6to4): it would be reached through it.
+fn real(address: IpAddr) -> IpAddr {
+    let IpAddr::V6(six) = address else {
+        return address;
+    };
+    let four = |high: u16, low: u16| IpAddr::V4(Ipv4Addr::from((u32::from(high) << 16) | u32::from(low)));
+    match six.segments() {
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low] if six != Ipv6Addr::LOCALHOST => four(high, low),
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => four(high, low),
+        _ => address,
+    }
+}
+
+/// Resolves names, and lets through only addresses that may be connected to.
+pub struct Resolver(pub Arc<AddressPolicy>);
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let policy = Arc::clone(&self.0);
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let open: Addrs = Box::new(policy.filter(found)?.into_iter());
+            Ok(open)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn policy(allowed: &[&str], denied: &[&str]) -> AddressPolicy {
+        let parse = |ranges: &[&str]| ranges.iter().map(|range| range.parse().unwrap()).collect();
+        AddressPolicy::new(parse(allowed), parse(denied))
+    }
+
+    #[rstest]
+    #[case::loopback("127.0.0.1")]
+    #[case::all_of_loopback("127.255.255.254")]
+    #[case::unspecified("0.0.0.0")]
+    #[case::metadata("169.254.169.254")]
+    #[case::metadata_of_azure("168.63.129.16")]
+    #[case::metadata_of_alibaba("100.100.100.200")]
+    #[case::metadata_over_ipv6("fd00:ec2::254")]
+    #[case::a_service("10.96.0.1")]
+    #[case::the_last_of_a_range("172.31.255.255")]
+    #[case::loopback_over_ipv6("::1")]
+    #[case::link_local_over_ipv6("fe80::1")]
+    #[case::mapped("::ffff:169.254.169.254")]
+    #[case::compatible("::127.0.0.1")]
+    #[case::translated("64:ff9b::a9fe:a9fe")]
+    #[case::six_to_four("2002:7f00:1::")]
+    #[case::multicast("224.0.0.1")]
+    #[case::broadcast("255.255.255.255")]
+    fn what_only_the_cluster_or_the_node_may_reach_is_denied(#[case] address: &str) {
+        let address = address.parse().unwrap();
+        assert_eq!(policy(&[], &[]).check(address), Err(Denied::Address(address)));
+    }
+
+    #[rstest]
+    #[case::before_loopback("126.255.255.255")]
+    #[case::after_loopback("128.0.0.0")]
+    #[case::before_private("172.15.255.255")]
+    #[case::after_private("172.32.0.0")]
+    #[case::before_shared("100.63.255.255")]
+    #[case::after_shared("100.128.0.0")]
+    #[case::over_ipv6("2606:4700::1111")]
+    #[case::mapped("::ffff:1.1.1.1")]
+    fn what_lies_beside_the_closed_ranges_is_open(#[case] address: &str) {
+        assert_eq!(policy(&[], &[]).check(address.parse().unwrap()), Ok(()));
+    }
+
+    #[test]
+    fn what_is_allowed_opens_just_its_range_and_what_is_denied_wins() {
+        let policy = policy(&["10.0.0.0/8"], &["10.1.0.0/16", "1.1.1.1/32"]);
+        assert_eq!(policy.check("10.0.0.1".parse().unwrap()), Ok(()));
+        assert_eq!(policy.check("::ffff:10.0.0.1".parse().unwrap()), Ok(()));
+        assert!(policy.check("10.1.0.1".parse().unwrap()).is_err());
+        assert!(policy.check("1.1.1.1".parse().unwrap()).is_err());
+        assert!(policy.check("192.168.0.1".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn of_a_host_only_the_open_addresses_are_used() {
+        let found = |addresses: &[&str]| -> Vec<SocketAddr> {
+            addresses
+                .iter()
+                .map(|address| SocketAddr::new(address.parse().unwrap(), 0))
+                .collect()
+        };
+        let policy = policy(&[], &[]);
+        let both = found(&["127.0.0.1", "1.1.1.1"]);
+        assert_eq!(policy.filter(both.into_iter()), Ok(found(&["1.1.1.1"])));
+        let only = policy.filter(found(&["127.0.0.1"]).into_iter());
+        assert_eq!(only, Err(Denied::Host("127.0.0.1".parse().unwrap())));
+    }
+
+    #[rstest]
+    #[case("http://127.0.0.1/x", false)]
+    #[case("http://0x7f.1/", false)]
+    #[case("http://2130706433/", false)]
+    #[case("http://[::1]:8080/", false)]
+    #[case("http://1.1.1.1/", true)]
+    #[case("http://a.name/", true)]
+    fn an_address_in_a_url_is_checked_however_it_is_written(#[case] url: &str, #[case] open: bool) {
+        assert_eq!(policy(&[], &[]).check_url(&url.parse().unwrap()).is_ok(), open);
+    }
+
+    #[rstest]
+    #[case("10.0.0.0")]
+    #[case("10.0.0.0/33")]
+    #[case("::/129")]
+    #[case("x/8")]
+    #[case("10.0.0.0/-1")]
+    fn what_is_no_range_is_said_to_be_none(#[case] text: &str) {
+        assert_eq!(text.parse::<Cidr>(), Err(NoCidr(text.into())));
+    }
+
+    #[test]
+    fn a_range_of_no_bits_is_everything_of_its_family() {
+        let all: Cidr = "0.0.0.0/0".parse().unwrap();
+        assert!(all.contains("255.1.2.3".parse().unwrap()));
+        assert!(!all.contains("::1".parse().unwrap()));
+        assert!("::/0".parse::<Cidr>().unwrap().contains("ff00::1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,89 @@
+//! How long a source waits between attempts: its interval, doubled with each failure, and never longer than 300 s.
+
+use std::time::Duration;
+
+/// Longest wait after a failure, unless the interval itself is longer.
+pub const LONGEST: Duration = Duration::from_mins(5);
+
+/// Failures in a row, and what they mean for the next attempt.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    interval: Duration,
+    failures: u32,
+}
+
+impl Backoff {
+    /// No failure so far.
+    #[must_use]
+    pub fn new(interval: Duration) -> Self {
+        Self { interval, failures: 0 }
+    }
+
+    /// An attempt succeeded: the wait is the interval again.
+    pub fn succeed(&mut self) {
+        self.failures = 0;
+    }
+
+    /// An attempt failed: the wait until the next one. `jitter`, 0 to 1, takes up to a tenth off, so that Sensors whose
+    /// source went away together do not come back to it together.
+    pub fn fail(&mut self, jitter: f64) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let doubled = self.interval.saturating_mul(1 << self.failures.min(16));
+        let wait = doubled.min(LONGEST.max(self.interval));
+        wait.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 10.0)
+    }
+}
+
+/// A number from 0 to 1, another one each time.
+#[must_use]
+pub fn jitter() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    let bits = RandomState::new().hash_one(0_u8) >> 32;
+    f64::from(u32::try_from(bits).unwrap_or(0)) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(interval: u64, failures: usize) -> Vec<u64> {
+        let mut backoff = Backoff::new(Duration::from_secs(interval));
+        (0..failures).map(|_| backoff.fail(0.0).as_secs()).collect()
+    }
+
+    #[test]
+    fn the_wait_doubles_up_to_300_seconds() {
+        assert_eq!(waits(5, 8), [10, 20, 40, 80, 160, 300, 300, 300]);
+    }
+
+    #[test]
+    fn an_interval_above_300_seconds_stays_as_it_is() {
+        assert_eq!(waits(3_600, 3), [3_600, 3_600, 3_600]);
+        assert_eq!(waits(300, 2), [300, 300]);
+        assert_eq!(waits(299, 2), [300, 300]);
+    }
+
+    #[test]
+    fn only_a_success_brings_the_interval_back() {
+        let mut backoff = Backoff::new(Duration::from_secs(5));
+        backoff.fail(0.0);
+        backoff.fail(0.0);
+        backoff.succeed();
+        assert_eq!(backoff.fail(0.0).as_secs(), 10);
+    }
+
+    #[test]
+    fn jitter_takes_at_most_a_tenth_off_and_adds_nothing() {
+        let wait = |jitter| Backoff::new(Duration::from_secs(50)).fail(jitter);
+        assert_eq!(wait(0.0), Duration::from_secs(100));
+        assert_eq!(wait(1.0), Duration::from_secs(90));
+        assert_eq!(wait(7.0), Duration::from_secs(90));
+    }
+
+    #[test]
+    fn thousands_of_failures_change_nothing_any_more() {
+        let mut backoff = Backoff::new(Duration::from_secs(1));
+        let last = (0..100_000).map(|_| backoff.fail(0.0)).last();
+        assert_eq!(last, Some(LONGEST));
+    }
+}

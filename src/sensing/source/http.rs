@@ -1,0 +1,159 @@
+//! Requests of sources: where they may go, how much of an answer is read, and what is said when they fail.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::redirect::{Attempt, Policy};
+use reqwest::{Client, Response, StatusCode, Url};
+
+use crate::api::tools::is_tool_header;
+use crate::sensing::address::{AddressPolicy, Resolver};
+
+const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Silence on a connection after which the other side is asked whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+/// Most redirects in a row.
+const MOST_REDIRECTS: usize = 5;
+/// As much of a cause as is said.
+const MOST_CAUSE: usize = 200;
+
+/// Why a source does not hear, in words that say what to do; never text of a payload.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+#[error("{0}")]
+pub struct Failure(pub String);
+
+/// Where requests go, and what goes with them.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The address.
+    pub url: Url,
+    /// Directory with a file for each header of a Secret; read for each request.
+    pub headers_dir: Option<PathBuf>,
+    /// Where requests may go.
+    pub policy: Arc<AddressPolicy>,
+    /// Most bytes of a payload.
+    pub most_bytes: usize,
+}
+
+impl Place {
+    /// A client that goes only where it may, also when it is redirected.
+    pub fn client(&self) -> Result<Client, Failure> {
+        let builder = Client::builder()
+            .user_agent(USER_AGENT)
+            .no_proxy()
+            .dns_resolver(Arc::new(Resolver(Arc::clone(&self.policy))))
+            .redirect(self.redirects())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_keepalive(KEEPALIVE);
+        let builder = match self.url.scheme() {
+            // The system's CA roots, without which there is no client.
+            "https" => builder,
+            _ => builder.tls_certs_only([]),
+        };
+        builder
+            .build()
+            .map_err(|error| Failure(format!("no connection is possible: {}", cause(&error))))
+    }
+
+    /// Whether the address itself may be asked.
+    pub fn check(&self) -> Result<(), Failure> {
+        self.policy
+            .check_url(&self.url)
+            .map_err(|denied| Failure(denied.to_string()))
+    }
+
+    /// What a Secret adds to a request.
+    pub fn headers(&self) -> Result<HeaderMap, Failure> {
+        match &self.headers_dir {
+            Some(dir) => read_headers(dir),
+            None => Ok(HeaderMap::new()),
+        }
+    }
+
+    fn redirects(&self) -> Policy {
+        let policy = Arc::clone(&self.policy);
+        let home = self.headers_dir.is_some().then(|| self.url.origin());
+        Policy::custom(move |attempt: Attempt<'_>| {
+            if attempt.previous().len() > MOST_REDIRECTS {
+                return attempt.error(Failure(format!("more than {MOST_REDIRECTS} redirects in a row")));
+            }
+            if let Err(denied) = policy.check_url(attempt.url()) {
+                return attempt.error(denied);
+            }
+            // The Secret's headers must not be carried away.
+            if home.as_ref().is_some_and(|home| *home != attempt.url().origin()) {
+                let what = "the server redirects to another host, which must not get the headers of the Secret: write \
+                            that host's address into the url";
+                return attempt.error(Failure(what.into()));
+            }
+            attempt.follow()
+        })
+    }
+}
+
+fn read_headers(dir: &Path) -> Result<HeaderMap, Failure> {
+    let wrong = |what: &str| Failure(format!("the Secret of headersSecretRef {what}"));
+    let files = std::fs::read_dir(dir).map_err(|_| wrong("cannot be read"))?;
+    let mut headers = HeaderMap::new();
+    for file in files.flatten() {
+        let name = file.file_name().to_string_lossy().into_owned();
+        // The kubelet keeps its own names, which begin so.
+        if name.starts_with("..") {
+            continue;
+        }
+        let named = HeaderName::try_from(name.as_str())
+            .ok()
+            .filter(|_| is_tool_header(&name));
+        let text = std::fs::read_to_string(file.path()).ok();
+        let value = text.and_then(|text| HeaderValue::try_from(text.trim()).ok());
+        let (Some(named), Some(mut value)) = (named, value) else {
+            return Err(wrong(&format!("has a key «{name}» that cannot be sent as a header")));
+        };
+        value.set_sensitive(true);
+        headers.insert(named, value);
+    }
+    Ok(headers)
+}
+
+/// A body, up to one byte more than `most`: that one says that it is too long.
+pub async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, Failure> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&error))? {
+        let left = (most + 1).saturating_sub(body.len());
+        body.extend_from_slice(chunk.get(..left).unwrap_or(&chunk));
+        if body.len() > most {
+            break;
+        }
+    }
+    Ok(body)
+}
+
+/// Why there was no answer.
+#[must_use]
+pub fn unreachable(error: &reqwest::Error) -> Failure {
+    Failure(format!("no answer: {}", cause(error)))
+}
+
+/// Why an answer is none.
+#[must_use]
+pub fn refused(status: StatusCode) -> Failure {
+    let advice = match status.as_u16() {
+        401 | 403 => "; look at headersSecretRef",
+        404 | 410 => "; look at the url",
+        429 => "; make the interval longer",
+        _ => "",
+    };
+    Failure(format!("the server answers with status {}{advice}", status.as_u16()))
+}
+
+/// The innermost cause says most, and none of them carries a header or a body.
+fn cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string().chars().take(MOST_CAUSE).collect()
+}

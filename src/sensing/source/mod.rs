@@ -1,0 +1,155 @@
+//! Sources: what listens to the world for a Sensor's own pod.
+//!
+//! A source hears, bounds what it reads, and gives it to whoever keeps it; it goes on once that is on disk, so that what
+//! is lost with a crash is heard again. Knows nothing of rules or receivers. Says never text of a payload.
+
+pub mod backoff;
+pub mod http;
+pub mod poll;
+pub mod sse;
+pub mod webhook;
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Arrivals that wait for being kept.
+const WAITING: usize = 16;
+
+/// Where to go on after a restart. Kept in the same transaction as the arrival that it came with.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Cursor {
+    /// Validator of the last page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etag: Option<String>,
+    /// Date of the last page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_modified: Option<String>,
+    /// Id of the last event of a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_event_id: Option<String>,
+}
+
+/// Something came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// The sender's own id.
+    pub id: Option<String>,
+    /// What it says. One byte longer than allowed stands for anything longer.
+    pub payload: Vec<u8>,
+    /// Where to go on after it.
+    pub cursor: Cursor,
+}
+
+/// Something came, and somebody waits to hear what became of it.
+#[derive(Debug)]
+pub struct Arrival {
+    /// What.
+    pub heard: Heard,
+    /// When.
+    pub at: Timestamp,
+    /// Where to say what became of it.
+    pub answer: oneshot::Sender<Taken>,
+}
+
+/// What became of an arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It is on disk, with all that it does.
+    OnDisk,
+    /// It is no news: the same came before.
+    Known,
+    /// It is beyond the limits of the Sensor, and passed over for good.
+    Dropped,
+    /// It cannot be kept now: it has to come again.
+    NotNow,
+}
+
+/// How a source is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// It has reached what it listens to since it last failed.
+    pub connected: bool,
+    /// Failures since it began.
+    pub failures: i64,
+    /// Failures since the last success.
+    pub consecutive_failures: i64,
+    /// Why it does not hear; never text of a payload.
+    pub failure: Option<String>,
+    /// When it tries again.
+    pub next_attempt_at: Option<Timestamp>,
+}
+
+/// Where a source puts what it hears.
+#[derive(Clone, Debug)]
+pub struct Feed {
+    arrivals: mpsc::Sender<Arrival>,
+    condition: watch::Sender<Condition>,
+}
+
+impl Feed {
+    /// A feed, and its other end.
+    #[must_use]
+    pub fn new() -> (Self, mpsc::Receiver<Arrival>) {
+        let (arrivals, taken) = mpsc::channel(WAITING);
+        let condition = watch::Sender::new(Condition::default());
+        (Self { arrivals, condition }, taken)
+    }
+
+    /// Gives what was heard; says what became of it.
+    pub async fn give(&self, heard: Heard) -> Taken {
+        let (answer, answered) = oneshot::channel();
+        let arrival = Arrival {
+            heard,
+            at: Timestamp::now(),
+            answer,
+        };
+        if self.arrivals.send(arrival).await.is_err() {
+            return Taken::NotNow;
+        }
+        answered.await.unwrap_or(Taken::NotNow)
+    }
+
+    /// The source reaches what it listens to.
+    pub fn works(&self) {
+        self.condition.send_if_modified(|condition| {
+            let well = Condition {
+                connected: true,
+                failures: condition.failures,
+                ..Condition::default()
+            };
+            let news = *condition != well;
+            *condition = well;
+            news
+        });
+    }
+
+    /// The source failed, and tries again after `wait`.
+    pub fn failed(&self, failure: &str, wait: Duration) {
+        let next = Timestamp::now().checked_add(wait).ok();
+        self.condition.send_modify(|condition| {
+            *condition = Condition {
+                connected: false,
+                failures: condition.failures.saturating_add(1),
+                consecutive_failures: condition.consecutive_failures.saturating_add(1),
+                failure: Some(failure.into()),
+                next_attempt_at: next,
+            };
+        });
+    }
+
+    /// How the source is, now and later.
+    #[must_use]
+    pub fn condition(&self) -> watch::Receiver<Condition> {
+        self.condition.subscribe()
+    }
+}
+
+/// A payload as JSON: what is not JSON is a text.
+#[must_use]
+pub fn value(payload: &[u8]) -> serde_json::Value {
+    serde_json::from_slice(payload).unwrap_or_else(|_| String::from_utf8_lossy(payload).into_owned().into())
+}

@@ -1,0 +1,245 @@
+//! The source of server-sent events.
+//!
+//! Reads with bounds of its own: an event that is too long is passed over, not kept, and the stream goes on after it.
+
+use std::time::Duration;
+
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
+use reqwest::{Client, Response, StatusCode};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::backoff::{Backoff, LONGEST, jitter};
+use super::http::{Failure, Place, refused, unreachable};
+use super::{Cursor, Feed, Heard, Taken};
+
+/// Wait before a stream that ended in order is opened again, unless the server says another.
+const REOPEN: Duration = Duration::from_secs(1);
+/// A stream that held so long has recovered.
+const HELD: Duration = Duration::from_mins(1);
+/// Longest id that is kept.
+const MOST_ID: usize = 1024;
+
+/// Listens to a stream.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    /// To which.
+    pub place: Place,
+    /// Silence after which the connection is made again.
+    pub idle: Duration,
+}
+
+impl Listener {
+    /// Listens until it is dropped.
+    pub async fn run(self, mut cursor: Cursor, feed: Feed) {
+        let mut reopen = REOPEN;
+        let mut backoff = Backoff::new(reopen);
+        let client = self.place.client();
+        loop {
+            let begun = Instant::now();
+            let result = match &client {
+                Ok(client) => self.follow(client, &mut cursor, &feed, &mut reopen).await,
+                Err(failure) => Err(failure.clone()),
+            };
+            if begun.elapsed() >= HELD {
+                backoff = Backoff::new(reopen);
+            }
+            let wait = match result {
+                Ok(()) => reopen,
+                Err(failure) => {
+                    let wait = backoff.fail(jitter());
+                    feed.failed(&failure.0, wait);
+                    wait
+                }
+            };
+            sleep(wait).await;
+        }
+    }
+
+    /// One connection, to its end.
+    async fn follow(
+        &self,
+        client: &Client,
+        cursor: &mut Cursor,
+        feed: &Feed,
+        reopen: &mut Duration,
+    ) -> Result<(), Failure> {
+        let mut response = self.open(client, cursor).await?;
+        feed.works();
+        let mut parser = Parser::new(self.place.most_bytes, cursor.last_event_id.clone());
+        loop {
+            let chunk = timeout(self.idle, response.chunk()).await.map_err(|_| self.silent())?;
+            let Some(chunk) = chunk.map_err(|error| unreachable(&error))? else {
+                return Ok(());
+            };
+            for event in parser.push(&chunk) {
+                self.give(event, cursor, feed).await?;
+            }
+            if let Some(retry) = parser.retry {
+                *reopen = retry.min(LONGEST);
+            }
+        }
+    }
+
+    async fn open(&self, client: &Client, cursor: &Cursor) -> Result<Response, Failure> {
+        self.place.check()?;
+        let mut request = client
+            .get(self.place.url.clone())
+            .headers(self.place.headers()?)
+            .header(ACCEPT, "text/event-stream")
+            .header("cache-control", "no-cache");
+        if let Some(id) = &cursor.last_event_id {
+            request = request.header("last-event-id", id.as_bytes());
+        }
+        let response = timeout(self.idle, request.send()).await.map_err(|_| self.silent())?;
+        let response = response.map_err(|error| unreachable(&error))?;
+        if response.status() != StatusCode::OK {
+            return Err(refused(response.status()));
+        }
+        let content = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok());
+        if !content.is_some_and(|content| content.trim().to_ascii_lowercase().starts_with("text/event-stream")) {
+            return Err(Failure(
+                "the answer is no stream of server-sent events; look at the url".into(),
+            ));
+        }
+        Ok(response)
+    }
+
+    async fn give(&self, event: Event, cursor: &mut Cursor, feed: &Feed) -> Result<(), Failure> {
+        let next = Cursor {
+            last_event_id: event.last_id,
+            ..Cursor::default()
+        };
+        let heard = Heard {
+            id: event.id,
+            payload: event.data,
+            cursor: next.clone(),
+        };
+        match feed.give(heard).await {
+            Taken::NotNow => Err(Failure(
+                "what came cannot be kept now; look at the sensor pod's storage".into(),
+            )),
+            Taken::OnDisk | Taken::Known | Taken::Dropped => {
+                *cursor = next;
+                Ok(())
+            }
+        }
+    }
+
+    fn silent(&self) -> Failure {
+        Failure(format!("silent for {} s (idleTimeoutSeconds)", self.idle.as_secs()))
+    }
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Event {
+    /// Its data, up to one byte more than allowed.
+    data: Vec<u8>,
+    /// Its own id.
+    id: Option<String>,
+    /// The last id of the stream, with which it goes on after this event.
+    last_id: Option<String>,
+}
+
+/// Takes a stream apart. Keeps never more than one event of the allowed length.
+struct Parser {
+    most: usize,
+    line: Vec<u8>,
+    /// The last byte was a carriage return: a line feed after it ends no second line.
+    after_return: bool,
+    started: bool,
+    data: Option<Vec<u8>>,
+    id: Option<String>,
+    last_id: Option<String>,
+    retry: Option<Duration>,
+}
+
+/// Room of a line for its field's name.
+const NAME_ROOM: usize = 16;
+
+impl Parser {
+    fn new(most: usize, last_id: Option<String>) -> Self {
+        Self {
+            most,
+            line: Vec::new(),
+            after_return: false,
+            started: false,
+            data: None,
+            id: None,
+            last_id,
+            retry: None,
+        }
+    }
+
+    fn push(&mut self, chunk: &[u8]) -> Vec<Event> {
+        let mut events = Vec::new();
+        for byte in chunk {
+            let after_return = std::mem::replace(&mut self.after_return, *byte == b'\r');
+            match byte {
+                b'\n' if after_return => {}
+                b'\n' | b'\r' => events.extend(self.end_line()),
+                // One byte more than allowed is enough to know.
+                _ if self.line.len() > self.most.max(MOST_ID) + NAME_ROOM => {}
+                other => self.line.push(*other),
+            }
+        }
+        events
+    }
+
+    fn end_line(&mut self) -> Option<Event> {
+        let mut line = std::mem::take(&mut self.line);
+        if !std::mem::replace(&mut self.started, true) && line.starts_with(b"\xef\xbb\xbf") {
+            line.drain(..3);
+        }
+        if line.is_empty() {
+            return self.dispatch();
+        }
+        let colon = line.iter().position(|byte| *byte == b':').unwrap_or(line.len());
+        let (name, value) = line.split_at(colon);
+        let value = value.strip_prefix(b":").unwrap_or(value);
+        let value = value.strip_prefix(b" ").unwrap_or(value);
+        match name {
+            b"data" => self.append(value),
+            b"id" if !value.contains(&0) && value.len() <= MOST_ID => {
+                let id = String::from_utf8_lossy(value).into_owned();
+                // An empty id means: none to go on from.
+                self.last_id = (!id.is_empty()).then(|| id.clone());
+                self.id = self.last_id.clone();
+            }
+            b"retry" => {
+                let milliseconds = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+                self.retry = milliseconds.map(Duration::from_millis).or(self.retry);
+            }
+            _ => {}
+        }
+        None
+    }
+
+    fn append(&mut self, value: &[u8]) {
+        let most = self.most + 1;
+        let data = match &mut self.data {
+            Some(data) => {
+                data.push(b'\n');
+                data
+            }
+            None => self.data.insert(Vec::new()),
+        };
+        data.extend_from_slice(value);
+        data.truncate(most);
+    }
+
+    fn dispatch(&mut self) -> Option<Event> {
+        let id = self.id.take();
+        Some(Event {
+            data: self.data.take().filter(|data| !data.is_empty())?,
+            id,
+            last_id: self.last_id.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

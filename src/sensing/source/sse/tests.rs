@@ -1,0 +1,198 @@
+//! The parser by tables, and streams on loopback, written byte by byte.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rstest::rstest;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::sensing::address::AddressPolicy;
+use crate::sensing::source::Arrival;
+
+fn event(data: &str, id: Option<&str>, last_id: Option<&str>) -> Event {
+    Event {
+        data: data.into(),
+        id: id.map(Into::into),
+        last_id: last_id.map(Into::into),
+    }
+}
+
+fn parsed(text: &str) -> Vec<Event> {
+    Parser::new(20, None).push(text.as_bytes())
+}
+
+#[rstest]
+#[case::plain("data: a\n\n", &[("a", None, None)])]
+#[case::without_a_space("data:a\n\n", &[("a", None, None)])]
+#[case::lines("data: a\ndata:\ndata: b\n\n", &[("a\n\nb", None, None)])]
+#[case::returns("data: a\r\rdata: b\r\n\r\n", &[("a", None, None), ("b", None, None)])]
+#[case::comments(": hi\n\n:\n\ndata: a\n\n", &[("a", None, None)])]
+#[case::an_id_stays("id: 1\ndata: a\n\ndata: b\n\n", &[("a", Some("1"), Some("1")), ("b", None, Some("1"))])]
+#[case::an_id_alone("id: 1\n\ndata: b\n\n", &[("b", None, Some("1"))])]
+#[case::an_id_is_forgotten("id: 1\ndata: a\n\nid\ndata: b\n\n", &[("a", Some("1"), Some("1")), ("b", None, None)])]
+#[case::an_id_with_a_zero("id: \0\ndata: a\n\n", &[("a", None, None)])]
+#[case::other_fields("event: x\nfoo: y\ndata: a\n\n", &[("a", None, None)])]
+#[case::a_mark("\u{feff}data: a\n\n", &[("a", None, None)])]
+#[case::not_ended("data: a\n", &[])]
+#[case::of_the_allowed_length("data: 01234567890123456789\n\n", &[("01234567890123456789", None, None)])]
+#[case::too_long("data: 012345678901234567890123456789\n\n", &[("012345678901234567890", None, None)])]
+#[case::too_long_in_lines("data: 01234567890\ndata: 0123456789\n\ndata: b\n\n", &[("01234567890\n012345678", None, None), ("b", None, None)])]
+fn a_stream_is_read_as_its_standard_says(#[case] text: &str, #[case] events: &[(&str, Option<&str>, Option<&str>)]) {
+    let events: Vec<_> = events.iter().map(|(data, id, last)| event(data, *id, *last)).collect();
+    assert_eq!(parsed(text), events);
+}
+
+#[test]
+fn the_server_says_how_long_to_wait() {
+    let mut parser = Parser::new(20, None);
+    assert!(parser.push(b"retry: 1500\nretry: x\n\n").is_empty());
+    assert_eq!(parser.retry, Some(Duration::from_millis(1500)));
+}
+
+proptest! {
+    #[test]
+    fn it_does_not_matter_how_a_stream_is_cut(
+        lines in proptest::collection::vec("(data|id|retry|event)?:? ?[a-z]{0,30}(\n|\r|\r\n)", 0..30),
+        cut in 1_usize..40,
+    ) {
+        let text = lines.concat();
+        let mut parser = Parser::new(20, None);
+        let pieces: Vec<_> = text.as_bytes().chunks(cut).flat_map(|piece| parser.push(piece)).collect();
+        prop_assert!(pieces.iter().all(|event| event.data.len() <= 21));
+        prop_assert_eq!(pieces, parsed(&text));
+    }
+
+    #[test]
+    fn no_bytes_make_it_keep_more_than_an_event(bytes in proptest::collection::vec(any::<u8>(), 0..5_000)) {
+        let mut parser = Parser::new(20, None);
+        parser.push(&bytes);
+        prop_assert!(parser.line.len() <= MOST_ID + NAME_ROOM + 1);
+        prop_assert!(parser.data.is_none_or(|data| data.len() <= 21));
+    }
+}
+
+/// A server that hands its connections out, each with the head of its request.
+async fn server() -> (String, mpsc::Receiver<(TcpStream, String)>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let (connections, taken) = mpsc::channel(1);
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = vec![0; 4096];
+            let length = stream.read(&mut head).await.unwrap();
+            let head = String::from_utf8_lossy(&head[..length]).to_ascii_lowercase();
+            if connections.send((stream, head)).await.is_err() {
+                return;
+            }
+        }
+    });
+    (url, taken)
+}
+
+const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+
+fn listener(url: &str, idle: Duration) -> Listener {
+    // Fails when another test was first; then it is there.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Listener {
+        place: Place {
+            url: url.parse().unwrap(),
+            headers_dir: None,
+            policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
+            most_bytes: 20,
+        },
+        idle,
+    }
+}
+
+async fn next(arrivals: &mut mpsc::Receiver<Arrival>, answer: Taken) -> Heard {
+    let arrival = tokio::time::timeout(Duration::from_secs(20), arrivals.recv());
+    let Arrival { heard, answer: to, .. } = arrival.await.unwrap().unwrap();
+    to.send(answer).unwrap();
+    heard
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_after_the_last_event_that_is_on_disk() {
+    let (url, mut connections) = server().await;
+    let (feed, mut arrivals) = Feed::new();
+    let mut condition = feed.condition();
+    let cursor = Cursor {
+        last_event_id: Some("6".into()),
+        ..Cursor::default()
+    };
+    let task = tokio::spawn(listener(&url, Duration::from_secs(20)).run(cursor, feed));
+    let (mut stream, head) = connections.recv().await.unwrap();
+    assert!(head.contains("last-event-id: 6\r\n"), "{head}");
+    let events = format!("{HEAD}retry: 10\n\nid: 7\ndata: a\n\nid: 8\ndata: b\n\nid: 9\ndata: c\n\n");
+    stream.write_all(events.as_bytes()).await.unwrap();
+    let first = next(&mut arrivals, Taken::OnDisk).await;
+    assert_eq!(
+        (first.id.as_deref(), first.payload.as_slice()),
+        (Some("7"), b"a".as_slice())
+    );
+    next(&mut arrivals, Taken::Dropped).await;
+    // The third cannot be kept, so it is heard again.
+    next(&mut arrivals, Taken::NotNow).await;
+    condition.wait_for(|condition| condition.failures == 1).await.unwrap();
+    let (mut stream, head) = connections.recv().await.unwrap();
+    assert!(head.contains("last-event-id: 8\r\n"), "{head}");
+    stream.write_all(format!("{HEAD}data: d\n\n").as_bytes()).await.unwrap();
+    let last = next(&mut arrivals, Taken::OnDisk).await;
+    assert_eq!((last.id, last.cursor.last_event_id.as_deref()), (None, Some("8")));
+    task.abort();
+}
+
+#[tokio::test]
+async fn silence_ends_a_connection_and_a_comment_is_no_silence() {
+    let (url, mut connections) = server().await;
+    let (feed, _arrivals) = Feed::new();
+    let mut condition = feed.condition();
+    let idle = Duration::from_millis(400);
+    let task = tokio::spawn(listener(&url, idle).run(Cursor::default(), feed));
+    let (mut stream, _) = connections.recv().await.unwrap();
+    stream.write_all(HEAD.as_bytes()).await.unwrap();
+    condition.wait_for(|condition| condition.connected).await.unwrap();
+    let begun = Instant::now();
+    // Longer than the timeout in all, never so long at once.
+    while begun.elapsed() < idle * 2 {
+        sleep(idle / 8).await;
+        stream.write_all(b":\n\n").await.unwrap();
+        assert_eq!(condition.borrow().failures, 0);
+    }
+    let failed = condition.wait_for(|condition| condition.failures == 1);
+    let failed = tokio::time::timeout(Duration::from_secs(10), failed)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(failed.failure.as_deref(), Some("silent for 0 s (idleTimeoutSeconds)"));
+    drop(failed);
+    task.abort();
+}
+
+#[rstest]
+#[case::a_page(
+    "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 0\r\n\r\n",
+    "the answer is no stream of server-sent events; look at the url"
+)]
+#[case::gone(
+    "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+    "the server answers with status 404; look at the url"
+)]
+#[tokio::test]
+async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] said: &str) {
+    let (url, mut connections) = server().await;
+    let (feed, _arrivals) = Feed::new();
+    let mut condition = feed.condition();
+    let task = tokio::spawn(listener(&url, Duration::from_secs(20)).run(Cursor::default(), feed));
+    let (mut stream, _) = connections.recv().await.unwrap();
+    stream.write_all(answer.as_bytes()).await.unwrap();
+    let failed = condition.wait_for(|condition| condition.failures == 1).await.unwrap();
+    assert_eq!(failed.failure.as_deref(), Some(said));
+    drop(failed);
+    task.abort();
+}

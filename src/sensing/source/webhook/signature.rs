@@ -1,0 +1,280 @@
+//! Who signed a request: pure checks of the two schemes, in constant time.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use ring::hmac;
+
+use crate::api::source::Scheme;
+
+/// How far a sender's clock may be off; what was signed before is a replay.
+pub const WINDOW: Duration = Duration::from_mins(5);
+/// Most signatures of one request that are looked at: a sender that changes its key sends two.
+const MOST_SIGNATURES: usize = 8;
+/// Longest id that is kept; what is longer is told apart by its text.
+const MOST_ID: usize = 256;
+
+const GITHUB_SIGNATURE: &str = "x-hub-signature-256";
+const GITHUB_ID: &str = "x-github-delivery";
+const STANDARD_ID: &str = "webhook-id";
+const STANDARD_TIME: &str = "webhook-timestamp";
+const STANDARD_SIGNATURE: &str = "webhook-signature";
+
+/// Why a request is refused. What exactly is wrong is said to the sender only as far as it helps an honest one.
+#[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsigned {
+    /// A header is not there.
+    #[error("the request is not signed")]
+    Missing,
+    /// Another text, or another key.
+    #[error("the signature is not one of this text with this key")]
+    Wrong,
+    /// Signed too long ago, or in the future.
+    #[error("the request was signed more than 300 s before or after now")]
+    Replayed,
+    /// The key of the Secret cannot be one of the scheme.
+    #[error("the key of the Secret cannot be used")]
+    Key,
+}
+
+/// How requests have to be signed.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// The scheme.
+    pub scheme: Scheme,
+    /// The header with the sender's id, in place of the scheme's own.
+    pub id_header: Option<String>,
+}
+
+impl Rule {
+    /// Whether the sender of `body` has the key; the sender's own id of it.
+    pub fn check<'a>(
+        &self,
+        secret: &[u8],
+        header: impl Fn(&str) -> Option<&'a str>,
+        body: &[u8],
+        now: Timestamp,
+    ) -> Result<Option<String>, Unsigned> {
+        let secret = secret.trim_ascii();
+        if secret.is_empty() {
+            return Err(Unsigned::Key);
+        }
+        let id = match self.scheme {
+            Scheme::GitHub => {
+                let signature = header(GITHUB_SIGNATURE).ok_or(Unsigned::Missing)?;
+                github(secret, signature, body)?;
+                header(self.id_header.as_deref().unwrap_or(GITHUB_ID))
+            }
+            Scheme::StandardWebhooks => {
+                let get = |name| header(name).ok_or(Unsigned::Missing);
+                let id = get(STANDARD_ID)?;
+                let signed = Signed {
+                    id,
+                    time: get(STANDARD_TIME)?,
+                    signatures: get(STANDARD_SIGNATURE)?,
+                };
+                standard(secret, &signed, body, now)?;
+                Some(id)
+            }
+        };
+        Ok(id.filter(|id| (1..=MOST_ID).contains(&id.len())).map(str::to_owned))
+    }
+}
+
+fn github(secret: &[u8], signature: &str, body: &[u8]) -> Result<(), Unsigned> {
+    let digits = signature.strip_prefix("sha256=").ok_or(Unsigned::Wrong)?;
+    let tag = hex(digits).ok_or(Unsigned::Wrong)?;
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
+    hmac::verify(&key, body, &tag).map_err(|_| Unsigned::Wrong)
+}
+
+struct Signed<'a> {
+    id: &'a str,
+    time: &'a str,
+    signatures: &'a str,
+}
+
+fn standard(secret: &[u8], signed: &Signed<'_>, body: &[u8], now: Timestamp) -> Result<(), Unsigned> {
+    let secret = secret.strip_prefix(b"whsec_").unwrap_or(secret);
+    let secret = STANDARD.decode(secret).map_err(|_| Unsigned::Key)?;
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+    let text = [signed.id.as_bytes(), b".", signed.time.as_bytes(), b".", body].concat();
+    let tags = signed
+        .signatures
+        .split(' ')
+        .take(MOST_SIGNATURES)
+        .filter_map(|signature| STANDARD.decode(signature.strip_prefix("v1,")?).ok());
+    if !tags.into_iter().any(|tag| hmac::verify(&key, &text, &tag).is_ok()) {
+        return Err(Unsigned::Wrong);
+    }
+    // Only now: who does not have the key learns nothing of the clock.
+    let time: i64 = signed.time.parse().map_err(|_| Unsigned::Replayed)?;
+    let time = Timestamp::from_second(time).map_err(|_| Unsigned::Replayed)?;
+    if now.duration_since(time).unsigned_abs() > WINDOW {
+        return Err(Unsigned::Replayed);
+    }
+    Ok(())
+}
+
+fn hex(digits: &str) -> Option<Vec<u8>> {
+    if !digits.len().is_multiple_of(2) {
+        return None;
+    }
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    digits
+        .as_bytes()
+        .chunks_exact(2)
+        .map(|pair| Some(digit(*pair.first()?)? << 4 | digit(*pair.get(1)?)?))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    // The sample of GitHub's own documentation.
+    const SECRET: &[u8] = b"It's a Secret to Everybody";
+    const BODY: &[u8] = b"Hello, World!";
+    const TAG: &str = "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17";
+    // The sample of the specification of Standard Webhooks.
+    const STANDARD_SECRET: &[u8] = b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    const STANDARD_BODY: &[u8] = br#"{"test": 2432232314}"#;
+    const STANDARD_HEADERS: [(&str, &str); 3] = [
+        (STANDARD_ID, "msg_p5jXN8AQM9LWM0D4loKWxJek"),
+        (STANDARD_TIME, "1614265330"),
+        (STANDARD_SIGNATURE, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="),
+    ];
+    const SIGNED_AT: i64 = 1_614_265_330;
+
+    fn check(
+        scheme: Scheme,
+        secret: &[u8],
+        headers: &[(&str, &str)],
+        body: &[u8],
+        now: i64,
+    ) -> Result<Option<String>, Unsigned> {
+        let rule = Rule {
+            scheme,
+            id_header: None,
+        };
+        let header = |name: &str| {
+            headers
+                .iter()
+                .find(|(found, _)| *found == name)
+                .map(|(_, value)| *value)
+        };
+        rule.check(secret, header, body, Timestamp::from_second(now).unwrap())
+    }
+
+    fn github_signed(signature: &str) -> Result<Option<String>, Unsigned> {
+        let headers = [(GITHUB_SIGNATURE, signature), (GITHUB_ID, "72d3162e")];
+        check(Scheme::GitHub, SECRET, &headers, BODY, 0)
+    }
+
+    #[test]
+    fn the_sample_of_github_is_signed() {
+        let id = Some("72d3162e".to_owned());
+        assert_eq!(github_signed(&format!("sha256={TAG}")), Ok(id));
+    }
+
+    #[rstest]
+    #[case::another_algorithm(&format!("sha1={TAG}"))]
+    #[case::no_algorithm(TAG)]
+    #[case::cut(&format!("sha256={}", &TAG[..62]))]
+    #[case::odd(&format!("sha256={}", &TAG[..63]))]
+    #[case::longer(&format!("sha256={TAG}00"))]
+    #[case::another_digit(&format!("sha256=0{}", &TAG[1..]))]
+    #[case::no_digits("sha256=zz")]
+    #[case::empty("sha256=")]
+    fn any_other_signature_is_wrong(#[case] signature: &str) {
+        assert_eq!(github_signed(signature), Err(Unsigned::Wrong));
+    }
+
+    #[test]
+    fn another_text_or_key_is_wrong_and_no_signature_is_missing() {
+        let headers = [(GITHUB_SIGNATURE, format!("sha256={TAG}"))];
+        let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
+        let github = |secret, body| check(Scheme::GitHub, secret, &headers, body, 0);
+        assert_eq!(github(SECRET, BODY), Ok(None));
+        assert_eq!(github(SECRET, b"Hello, World?"), Err(Unsigned::Wrong));
+        assert_eq!(github(b"another", BODY), Err(Unsigned::Wrong));
+        assert_eq!(github(b" \n", BODY), Err(Unsigned::Key));
+        assert_eq!(check(Scheme::GitHub, SECRET, &[], BODY, 0), Err(Unsigned::Missing));
+    }
+
+    fn standard_at(now: i64) -> Result<Option<String>, Unsigned> {
+        check(
+            Scheme::StandardWebhooks,
+            STANDARD_SECRET,
+            &STANDARD_HEADERS,
+            STANDARD_BODY,
+            now,
+        )
+    }
+
+    #[test]
+    fn the_sample_of_standard_webhooks_is_signed_for_300_seconds_either_way() {
+        let id = Ok(Some("msg_p5jXN8AQM9LWM0D4loKWxJek".to_owned()));
+        for now in [SIGNED_AT - 300, SIGNED_AT, SIGNED_AT + 300] {
+            assert_eq!(standard_at(now), id);
+        }
+        for now in [SIGNED_AT - 301, SIGNED_AT + 301] {
+            assert_eq!(standard_at(now), Err(Unsigned::Replayed));
+        }
+    }
+
+    #[rstest]
+    #[case::another_id(0, "msg_other", Unsigned::Wrong)]
+    #[case::another_time(1, "1614265331", Unsigned::Wrong)]
+    #[case::no_time(1, "now", Unsigned::Wrong)]
+    #[case::another_version(2, "v2,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", Unsigned::Wrong)]
+    #[case::no_base64(2, "v1,???", Unsigned::Wrong)]
+    fn what_is_changed_is_wrong(#[case] which: usize, #[case] value: &'static str, #[case] why: Unsigned) {
+        let mut headers = STANDARD_HEADERS;
+        headers[which].1 = value;
+        let checked = check(
+            Scheme::StandardWebhooks,
+            STANDARD_SECRET,
+            &headers,
+            STANDARD_BODY,
+            SIGNED_AT,
+        );
+        assert_eq!(checked, Err(why));
+    }
+
+    #[test]
+    fn one_right_signature_among_others_is_enough_but_not_behind_eight() {
+        let right = STANDARD_HEADERS[2].1;
+        let among = |before: usize| {
+            let signatures = ["v1,AAAA "].repeat(before).concat() + right;
+            let mut headers = STANDARD_HEADERS;
+            headers[2].1 = &signatures;
+            check(
+                Scheme::StandardWebhooks,
+                STANDARD_SECRET,
+                &headers,
+                STANDARD_BODY,
+                SIGNED_AT,
+            )
+            .is_ok()
+        };
+        assert!(among(7));
+        assert!(!among(8));
+    }
+
+    #[test]
+    fn an_id_that_is_too_long_is_none() {
+        let signature = format!("sha256={TAG}");
+        let with = |id: &str| {
+            let headers = [(GITHUB_SIGNATURE, signature.as_str()), (GITHUB_ID, id)];
+            check(Scheme::GitHub, SECRET, &headers, BODY, 0).unwrap()
+        };
+        assert_eq!(with(&"x".repeat(256)), Some("x".repeat(256)));
+        assert_eq!(with(&"x".repeat(257)), None);
+        assert_eq!(with(""), None);
+    }
+}

@@ -1,0 +1,160 @@
+//! Sources against peers that nobody here wrote: Debian's Prometheus, and a stream that Python serves.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agentloop::sensing::address::AddressPolicy;
+use agentloop::sensing::source::http::Place;
+use agentloop::sensing::source::poll::{Poller, Question};
+use agentloop::sensing::source::sse::Listener;
+use agentloop::sensing::source::{Arrival, Cursor, Feed, Heard, Taken};
+use pretty_assertions::assert_eq;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn place(url: &str) -> Place {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Place {
+        url: url.parse().unwrap(),
+        headers_dir: None,
+        policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
+        most_bytes: 10_000,
+    }
+}
+
+/// Whether there is this program. Says so when there is none.
+fn is_there(program: &str) -> bool {
+    let is_there = std::process::Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok();
+    if !is_there {
+        eprintln!("SKIPPED: there is no {program}; this test needs it as a peer");
+    }
+    is_there
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+async fn next(arrivals: &mut mpsc::Receiver<Arrival>) -> Heard {
+    let arrival = timeout(SOON, arrivals.recv()).await.unwrap().unwrap();
+    arrival.answer.send(Taken::OnDisk).unwrap();
+    arrival.heard
+}
+
+/// A Prometheus that scrapes nothing.
+fn prometheus(dir: &TempDir) -> (Child, String) {
+    let port = free_port();
+    let config = dir.path().join("prometheus.yaml");
+    std::fs::write(&config, "global: {}\n").unwrap();
+    let child = Command::new("prometheus")
+        .arg(format!("--config.file={}", config.display()))
+        .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
+        .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    (child, format!("http://127.0.0.1:{port}/api/v1/query"))
+}
+
+fn poller(url: &str, query: &str) -> Poller {
+    Poller {
+        place: place(url),
+        question: Question::Prometheus { query: query.into() },
+        interval: Duration::from_millis(100),
+        timeout: Duration::from_secs(5),
+    }
+}
+
+#[tokio::test]
+async fn a_real_prometheus_is_asked_and_what_it_refuses_is_said() {
+    if !is_there("prometheus") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (_prometheus, url) = prometheus(&dir);
+    let (feed, mut arrivals) = Feed::new();
+    let query = r#"label_replace(vector(42.5), "a", "b", "", "")"#;
+    let task = tokio::spawn(poller(&url, query).run(Cursor::default(), feed));
+    // It may not listen yet: the poller tries again.
+    let first = next(&mut arrivals).await;
+    let expected = json!({"resultType": "vector", "result": [{"metric": {"a": "b"}, "value": 42.5}]});
+    assert_eq!(
+        serde_json::from_slice::<serde_json::Value>(&first.payload).unwrap(),
+        expected
+    );
+    // The same at another time is byte for byte the same.
+    assert_eq!(next(&mut arrivals).await.payload, first.payload);
+    task.abort();
+
+    let (feed, _arrivals) = Feed::new();
+    let mut condition = feed.condition();
+    let task = tokio::spawn(poller(&url, "sum(").run(Cursor::default(), feed));
+    let failed = timeout(SOON, condition.wait_for(|condition| condition.failure.is_some())).await;
+    let said = failed.unwrap().unwrap().failure.clone().unwrap();
+    let expected = "the Prometheus refuses the query (bad_data); look at spec.source.poll.prometheus.query";
+    assert_eq!(said, expected);
+    task.abort();
+}
+
+/// Serves numbers as events and breaks off after every third; goes on after the id that it is given.
+const STREAM: &str = r#"
+import http.server, sys
+class Stream(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.end_headers()
+        last = int(self.headers.get("Last-Event-ID", "0"))
+        self.wfile.write(b": hello\nretry: 10\n\n")
+        for n in range(last + 1, last + 4):
+            self.wfile.write(f"id: {n}\ndata: {{\"n\":\ndata: {n}}}\n\n".encode())
+        self.wfile.write(b"data: cut off")
+    def log_message(self, *words):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Stream).serve_forever()
+"#;
+
+#[tokio::test]
+async fn a_stream_of_python_that_breaks_off_is_heard_without_gaps_or_repeats() {
+    if !is_there("python3") {
+        return;
+    }
+    let port = free_port();
+    let _server = Command::new("python3")
+        .args(["-c", STREAM, &port.to_string()])
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let listener = Listener {
+        place: place(&format!("http://127.0.0.1:{port}/events")),
+        idle: Duration::from_secs(10),
+    };
+    let (feed, mut arrivals) = Feed::new();
+    let task = tokio::spawn(listener.run(Cursor::default(), feed));
+    for n in 1..=10 {
+        let heard = next(&mut arrivals).await;
+        assert_eq!(heard.id, Some(n.to_string()));
+        let payload: serde_json::Value = serde_json::from_slice(&heard.payload).unwrap();
+        assert_eq!(payload, json!({"n": n}));
+    }
+    task.abort();
+}
