@@ -7,7 +7,7 @@
 //! - [`sensing`]: what Sensors do with what they hear. Imports `api`.
 //! - [`link`]: where controller, gateway and worker meet. Imports `api`, `ledger` and `sensing`.
 //! - [`telemetry`]: logs, metrics, probes. Imports `api`.
-//! - [`controller`], [`gateway`], [`worker`]: the three roles. Never import each other.
+//! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.
 //! - [`local`]: the three roles in one process, without a cluster. Imports what they make public.
 //! - [`cli`]: wires a role to the world.
 
@@ -21,5 +21,6 @@ pub mod link;
 pub mod local;
 pub mod scripted;
 pub mod sensing;
+pub mod sensor;
 pub mod telemetry;
 pub mod worker;

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bounds;
+use super::source::{Poll, Storage, Stream, Webhook};
 
 /// A DNS label: it is part of the names of events, such as `sensor/prices`.
 const NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
@@ -104,11 +105,14 @@ pub struct SensorSpec {
     /// Bounds of what is accepted.
     #[serde(default)]
     pub limits: Limits,
+    /// Where a pod of the Sensor's own keeps what its receivers do not have yet.
+    #[serde(default)]
+    pub storage: Storage,
 }
 
 /// What a Sensor listens to.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("has(self.schedule)").message(
+#[x_kube(validation = Rule::new("[has(self.schedule), has(self.poll), has(self.stream), has(self.webhook)].filter(x, x).size() == 1").message(
     "spec.source must have exactly one source, such as schedule: {cron: \"0 8 * * 1-5\"}"
 ))]
 #[serde(rename_all = "camelCase")]
@@ -116,6 +120,15 @@ pub struct Source {
     /// A clock. It ticks in each receiver's own pod and costs no traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
+    /// A page or a query that is asked again and again, by a pod of the Sensor's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll: Option<Poll>,
+    /// A connection that stays open, of a pod of the Sensor's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<Stream>,
+    /// A place that others send to, in a pod of the Sensor's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<Webhook>,
 }
 
 /// A clock that ticks by the calendar. Its events have the payload `{"scheduledTime": "<RFC 3339>"}`.
@@ -345,4 +358,10 @@ pub struct Receiver {
 pub enum SourceType {
     /// A clock.
     Schedule,
+    /// A page or a query.
+    Poll,
+    /// A connection that stays open.
+    Stream,
+    /// A place that others send to.
+    Webhook,
 }

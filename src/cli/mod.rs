@@ -12,6 +12,7 @@ mod gateway;
 mod journal;
 mod probe;
 mod run;
+mod sensor;
 mod worker;
 
 /// Exit code for a mistake in what the user gave; clap's own.
@@ -43,6 +44,8 @@ enum Command {
     Worker(worker::Args),
     /// Hold the provider key and meter every model call (in the Agent's pod).
     Gateway(gateway::Args),
+    /// Listen for one Sensor, and deliver its events (in the Sensor's own pod).
+    Sensor(sensor::Args),
     /// Run the Agents of manifests in this process, without a cluster.
     Run(run::Args),
     /// Write a copy of an Agent's journal to standard output, a file of SQLite; the Agent may run meanwhile.
@@ -60,6 +63,7 @@ impl Cli {
             Command::Controller(args) => args.run(),
             Command::Worker(args) => args.run(),
             Command::Gateway(args) => args.run(),
+            Command::Sensor(args) => args.run(),
             Command::Run(args) => args.run(),
             Command::Journal(args) => args.run(),
             Command::Crds(args) => args.run(),

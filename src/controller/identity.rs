@@ -16,8 +16,8 @@ use tokio::time::{Instant, timeout};
 
 use crate::api::LINK_AUDIENCE;
 use crate::link::messages::{Refusal, RefusalCode};
-use crate::link::pod::SERVICE_ACCOUNT;
-use crate::link::server::PodIdentity;
+use crate::link::pod::{SENSOR_SERVICE_ACCOUNT, SERVICE_ACCOUNT};
+use crate::link::server::{PodIdentity, PodKind};
 
 /// How long an answer is believed.
 const REMEMBER: Duration = Duration::from_mins(1);
@@ -101,16 +101,28 @@ fn identify(status: &TokenReviewStatus) -> Result<PodIdentity, Refusal> {
     let user = status.user.clone().unwrap_or_default();
     let account = user.username.as_deref().and_then(service_account);
     let extra = user.extra.unwrap_or_default();
-    match (account, first(&extra, POD_NAME), first(&extra, POD_UID)) {
-        (Some((namespace, SERVICE_ACCOUNT)), Some(name), Some(uid)) => Ok(PodIdentity {
+    let pod = match (account, first(&extra, POD_NAME), first(&extra, POD_UID)) {
+        (Some((namespace, account)), Some(name), Some(uid)) => kind(account).map(|kind| PodIdentity {
             namespace: namespace.into(),
             name,
             uid,
+            kind,
         }),
-        _ => Err(Refusal {
-            code: RefusalCode::Unknown,
-            message: format!("the token is not one of a pod with service account {SERVICE_ACCOUNT}"),
-        }),
+        _ => None,
+    };
+    pod.ok_or_else(|| Refusal {
+        code: RefusalCode::Unknown,
+        message: format!(
+            "the token is not one of a pod with service account {SERVICE_ACCOUNT} or {SENSOR_SERVICE_ACCOUNT}"
+        ),
+    })
+}
+
+fn kind(account: &str) -> Option<PodKind> {
+    match account {
+        SERVICE_ACCOUNT => Some(PodKind::Agent),
+        SENSOR_SERVICE_ACCOUNT => Some(PodKind::Sensor),
+        _ => None,
     }
 }
 
@@ -192,6 +204,7 @@ mod tests {
             namespace: "team-a".into(),
             name: "x".into(),
             uid: "u1".into(),
+            kind: PodKind::Agent,
         };
         assert_eq!(identify(&status(LINK_AUDIENCE, ACCOUNT, BOUND)), Ok(pod));
     }

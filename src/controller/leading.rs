@@ -23,9 +23,11 @@ use super::certificates::Certificates;
 use super::identity::Identities;
 use super::loops::{AgentKey, Loops};
 use super::process::{Error, Options, listen, retry};
+use super::relay::Relay;
 use super::report::{ReconcileReport, Reconciles};
 use super::sensor::{self, Sensors};
 use super::serve::ControllerLink;
+use crate::link::deliveries::DELIVERY_SECONDS;
 use crate::link::server::{self, Limits};
 use crate::telemetry::budgets::BudgetCollector;
 use crate::telemetry::http::Readiness;
@@ -185,6 +187,7 @@ impl Leader {
             identities: Identities::new(self.client.clone()),
             access: Access::new(self.client.clone()),
             loops: loops.clone(),
+            relay: Arc::new(Relay::new(Duration::from_secs(DELIVERY_SECONDS)).0),
             agents: agents.clone(),
             budgets: budgets.clone(),
             metrics: self.metrics.clone(),

@@ -15,6 +15,7 @@ pub mod loops;
 pub mod policy;
 pub mod process;
 pub mod readings;
+pub mod relay;
 pub mod report;
 pub mod sensor;
 pub mod serve;

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use strum::IntoEnumIterator;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
 use super::access::Access;
@@ -16,7 +16,9 @@ use super::budget::facts::ledger_name;
 use super::identity::Identities;
 use super::loops::{AgentKey, LivePod, Loops};
 use super::readings::{self, Taken};
+use super::relay::Relay;
 use crate::ledger::account::Who;
+use crate::link::deliveries::{Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport};
 use crate::link::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRefusalCode, ReadRequest, Telling};
 use crate::link::messages::{
     Attach, Attached, Directives, Known, LeaseAnswer, LeaseRequest, Refusal, RefusalCode, Report,
@@ -40,6 +42,8 @@ pub struct ControllerLink {
     pub access: Access,
     /// The live loops, shared with the reconciler.
     pub loops: Arc<Loops>,
+    /// Passes events of sensor pods on.
+    pub relay: Arc<Relay>,
     /// The Agents, once the caches are filled; until then every pod is told to try again.
     pub agents: Arc<OnceLock<AgentsView>>,
     /// The ledger.
@@ -160,6 +164,30 @@ impl Link for ControllerLink {
             });
         }
         readings::read(&self.loops, &agent, (request.after, request.words)).await
+    }
+
+    fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, Refusal> {
+        self.enter(pod, epoch)?;
+        Ok(self.relay.listen(&self.agent_of(pod)?))
+    }
+
+    fn delivered(&self, pod: &PodIdentity, delivered: DeliveredTo) -> Result<(), Refusal> {
+        let agent = self.agent_of(pod)?;
+        self.loops.enter(&agent, &live(pod, delivered.epoch), (self.clock)())?;
+        self.relay.delivered(&agent, delivered.delivered);
+        Ok(())
+    }
+
+    fn sensor(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, Refusal> {
+        self.relay.attach(pod)
+    }
+
+    fn sensor_report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), Refusal> {
+        self.relay.report(pod, report)
+    }
+
+    async fn deliver(&self, pod: &PodIdentity, deliver: Deliver) -> Result<Delivered, Refusal> {
+        self.relay.deliver(pod, deliver).await
     }
 
     fn refused(&self, refusal: &Refusal) {

@@ -7,6 +7,7 @@ mod answer;
 mod budget;
 mod calls;
 mod contact;
+mod deliveries;
 mod dialect;
 mod failures;
 mod flight;
@@ -31,6 +32,7 @@ use tokio::sync::watch;
 use self::budget::Budget;
 use self::calls::Calls;
 use self::contact::Contact;
+use self::deliveries::Deliveries;
 use self::mcp::Mcp;
 use self::server::Gateway;
 use self::store::{Models, Store};
@@ -113,6 +115,7 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         Models::of_spec(spec),
     ));
     let calls = Arc::new(Calls::new(store, Arc::clone(&budget), Arc::clone(&contact), upstreams));
+    let deliveries = Arc::new(Deliveries::new(Arc::clone(&client), options.config.epoch));
     let said = watch::Sender::new(None);
     let link = (Arc::clone(&client), options.config.epoch);
     let uplink = Uplink {
@@ -121,6 +124,7 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         contact: Arc::clone(&contact),
         calls: Arc::clone(&calls),
         budget: Arc::clone(&budget),
+        deliveries: Arc::clone(&deliveries),
         said: said.subscribe(),
     };
     let keep = Arc::clone(&budget).keep(said.subscribe());
@@ -141,6 +145,7 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         contact,
         mcp: Arc::new(mcp),
         link,
+        deliveries,
         said,
     });
     let serve = async { axum::serve(listener, router).await };

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 
 use super::calls::{Calls, Reply};
 use super::contact::Contact;
+use super::deliveries::Deliveries;
 use super::failures::failure;
 use super::flight::{Flight, Next};
 use super::mcp::Mcp;
@@ -28,6 +29,7 @@ use super::store::{Call, End};
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::{CallId, Purpose};
 use crate::link::client::LinkClient;
+use crate::link::deliveries::{Delivered, POLL_SECONDS};
 use crate::link::events::EventsPage;
 use crate::link::messages::LoopReport;
 use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER};
@@ -50,6 +52,8 @@ pub struct Gateway {
     pub mcp: Arc<Mcp>,
     /// The way to the controller, and the pod's epoch, for events that somebody reads.
     pub link: (Arc<LinkClient>, i64),
+    /// Events of Sensors.
+    pub deliveries: Arc<Deliveries>,
     /// What the worker last said.
     pub said: watch::Sender<Option<LoopReport>>,
 }
@@ -76,6 +80,8 @@ pub fn router(gateway: Gateway) -> Router {
         .route("/v1/report", put(report))
         .route("/v1/readings", post(readings))
         .route("/v1/events", get(events))
+        .route("/v1/deliveries", get(delivery))
+        .route("/v1/deliveries/ack", post(delivered))
         .route("/v1/healthz", get(StatusCode::OK))
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .with_state(gateway)
@@ -185,6 +191,20 @@ async fn readings(State(gateway): State<Gateway>, Json(page): Json<EventsPage>) 
     let (link, epoch) = gateway.link;
     match link.events(&EventsPage { epoch, ..page }).await {
         Ok(answer) => Json(answer).into_response(),
+        Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
+    }
+}
+
+async fn delivery(State(gateway): State<Gateway>) -> Response {
+    match gateway.deliveries.next(Duration::from_secs(POLL_SECONDS)).await {
+        Some(delivery) => Json(delivery).into_response(),
+        None => StatusCode::NO_CONTENT.into_response(),
+    }
+}
+
+async fn delivered(State(gateway): State<Gateway>, Json(delivered): Json<Delivered>) -> Response {
+    match gateway.deliveries.delivered(delivered).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
     }
 }

@@ -13,6 +13,7 @@ use tokio::time::sleep;
 use super::budget::Budget;
 use super::calls::Calls;
 use super::contact::Contact;
+use super::deliveries::Deliveries;
 use crate::api::tally::{merge_tools, merge_trips};
 use crate::link::client::{DirectiveEvent, LinkClient, LinkError};
 use crate::link::messages::{Attach, Attached, LoopReport, PROTOCOL, REPORT_SECONDS, RefusalCode, Report};
@@ -35,6 +36,8 @@ pub struct Uplink {
     pub calls: Arc<Calls>,
     /// What pays for them.
     pub budget: Arc<Budget>,
+    /// Where events of Sensors go.
+    pub deliveries: Arc<Deliveries>,
     /// What the worker says.
     pub said: watch::Receiver<Option<LoopReport>>,
 }
@@ -116,6 +119,10 @@ impl Uplink {
         while let Some(event) = events.next().await {
             match event? {
                 DirectiveEvent::Directives(directives) => self.contact.directed(*directives, Instant::now()),
+                DirectiveEvent::Delivery(delivery) => {
+                    self.contact.heard(Instant::now());
+                    self.deliveries.put(*delivery);
+                }
                 DirectiveEvent::Heartbeat => self.contact.heard(Instant::now()),
             }
         }

@@ -11,8 +11,9 @@ use futures::{Stream, StreamExt};
 use reqwest::{Certificate, Client, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sse_stream::SseStream;
+use sse_stream::{Sse, SseStream};
 
+use super::deliveries::{Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport};
 use super::events::{EventsAnswer, EventsPage};
 use super::messages::{Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, Refusal, Report};
 
@@ -48,6 +49,8 @@ pub enum LinkError {
 pub enum DirectiveEvent {
     /// What the pod is to do.
     Directives(Box<Directives>),
+    /// Events of a Sensor for this pod's Agent.
+    Delivery(Box<Delivery>),
     /// The controller is there.
     Heartbeat,
 }
@@ -100,21 +103,57 @@ impl LinkClient {
         &self,
         epoch: i64,
     ) -> Result<impl Stream<Item = Result<DirectiveEvent, LinkError>> + Send + use<>, LinkError> {
-        let request = self.request(Method::GET, &format!("/v1/directives?epoch={epoch}"))?;
-        let response = tokio::time::timeout(REQUEST_TIMEOUT, send(request))
-            .await
-            .map_err(|_| LinkError::Transport("no answer to the request for directives".into()))??;
-        let events = SseStream::from_bytes_stream(response.bytes_stream());
+        let events = self.listen(&format!("/v1/directives?epoch={epoch}")).await?;
         Ok(events.map(|event| {
             let event = event.map_err(|error| LinkError::Transport(error.to_string()))?;
             match (event.event.as_deref(), event.data) {
-                (Some("directives"), Some(data)) => serde_json::from_str(&data)
-                    .map(|directives| DirectiveEvent::Directives(Box::new(directives)))
-                    .map_err(|error| LinkError::Unreadable(error.to_string())),
+                (Some("directives"), Some(data)) => Ok(DirectiveEvent::Directives(Box::new(parse(&data)?))),
+                (Some("delivery"), Some(data)) => Ok(DirectiveEvent::Delivery(Box::new(parse(&data)?))),
                 // Comments and events of a newer version show that it is there, no more.
                 _ => Ok(DirectiveEvent::Heartbeat),
             }
         }))
+    }
+
+    /// Says that the worker has events on disk.
+    pub async fn delivered(&self, delivered: &DeliveredTo) -> Result<(), LinkError> {
+        self.post("/v1/delivered", delivered).await.map(drop)
+    }
+
+    /// Listens to what a sensor pod is to do; `None` is a heartbeat. The stream ends when the connection does.
+    pub async fn sensor(
+        &self,
+    ) -> Result<impl Stream<Item = Result<Option<SensorDirectives>, LinkError>> + Send + use<>, LinkError> {
+        let events = self.listen("/v1/sensor").await?;
+        Ok(events.map(|event| {
+            let event = event.map_err(|error| LinkError::Transport(error.to_string()))?;
+            match (event.event.as_deref(), event.data) {
+                (Some("directives"), Some(data)) => parse(&data).map(Some),
+                _ => Ok(None),
+            }
+        }))
+    }
+
+    /// Says how a sensor pod is.
+    pub async fn sensor_report(&self, report: &SensorPodReport) -> Result<(), LinkError> {
+        self.post("/v1/sensor/report", report).await.map(drop)
+    }
+
+    /// Sends events to a receiver; answered once it has them on disk.
+    pub async fn deliver(&self, deliver: &Deliver) -> Result<Delivered, LinkError> {
+        let response = self.post("/v1/deliver", deliver).await?;
+        read_json(response).await
+    }
+
+    async fn listen(
+        &self,
+        path: &str,
+    ) -> Result<impl Stream<Item = Result<Sse, sse_stream::Error>> + Send + use<>, LinkError> {
+        let request = self.request(Method::GET, path)?;
+        let response = tokio::time::timeout(REQUEST_TIMEOUT, send(request))
+            .await
+            .map_err(|_| LinkError::Transport("no answer to the request for directives".into()))??;
+        Ok(SseStream::from_bytes_stream(response.bytes_stream()))
     }
 
     async fn post(&self, path: &str, body: &impl Serialize) -> Result<Response, LinkError> {
@@ -184,6 +223,10 @@ async fn send(request: RequestBuilder) -> Result<Response, LinkError> {
         Ok(refusal) => Err(LinkError::Refused(refusal)),
         Err(_) => Err(LinkError::Unreadable(format!("status {status} without a refusal"))),
     }
+}
+
+fn parse<T: DeserializeOwned>(data: &str) -> Result<T, LinkError> {
+    serde_json::from_str(data).map_err(|error| LinkError::Unreadable(error.to_string()))
 }
 
 async fn read_json<T: DeserializeOwned>(response: Response) -> Result<T, LinkError> {

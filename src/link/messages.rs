@@ -4,7 +4,8 @@
 //! `POST /v1/attach` [`Attach`] → [`Attached`]; `POST /v1/report` [`Report`] → 204;
 //! `POST /v1/lease` [`LeaseRequest`] → [`LeaseAnswer`];
 //! `GET /v1/directives?epoch=N` → server-sent events: `directives` with [`Directives`] (at once, then on each change)
-//! and an empty `heartbeat` every 10 s; events of the loop: [`events`](super::events). Errors carry a [`Refusal`].
+//! and an empty `heartbeat` every 10 s; events of the loop: [`events`](super::events).
+//! Events of sensor pods: [`deliveries`](super::deliveries). Errors carry a [`Refusal`].
 
 use serde::{Deserialize, Serialize};
 
@@ -377,6 +378,8 @@ pub enum RefusalCode {
     Fenced,
     /// 503: this replica does not lead, or its caches are not filled yet.
     NotLeading,
+    /// 503: the receiver cannot be reached now.
+    Away,
     /// 400: the message cannot be read.
     Malformed,
 }

@@ -6,6 +6,7 @@
 //! Owns no decision about loops: those are the engine's and the controller's.
 
 pub mod client;
+pub mod deliveries;
 pub mod events;
 pub mod messages;
 pub mod pod;

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::sensors::SensorTerms;
 use crate::api::AgentSpec;
 
 /// Environment variable with [`PodConfig`] as JSON.
@@ -38,6 +39,16 @@ pub const LINK_CA_FILE: &str = "/etc/agentloop/link/ca.crt";
 pub const LINK_CA_CONFIGMAP: &str = "agentloop-link-ca";
 /// Name of the per-namespace service account of agent pods. It has no rights.
 pub const SERVICE_ACCOUNT: &str = "agentloop-agent";
+/// Name of the per-namespace service account of sensor pods. It has no rights.
+pub const SENSOR_SERVICE_ACCOUNT: &str = "agentloop-sensor";
+/// The outbox of a sensor pod.
+pub const OUTBOX_DIR: &str = "/var/lib/agentloop/sensor";
+/// Mounted Secret of `source.poll.http.headersSecretRef` or `source.stream.sse.headersSecretRef` (sensor): a file per header.
+pub const SENSOR_HEADERS_DIR: &str = "/etc/agentloop/headers";
+/// Mounted Secret key of `source.webhook.secretKeyRef` (sensor).
+pub const SENSOR_KEY_FILE: &str = "/etc/agentloop/key/value";
+/// Port of a sensor pod's webhook.
+pub const WEBHOOK_PORT: u16 = 8080;
 /// Uid of the worker; also the group that owns the volumes.
 pub const WORKER_UID: i64 = 65532;
 /// Uid of the gateway.
@@ -65,4 +76,22 @@ pub struct PodConfig {
     pub link_url: String,
     /// The spec, whole but for `pod`; for the gateway also without `instructions`.
     pub spec: AgentSpec,
+}
+
+/// Configuration of one sensor pod.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct SensorPodConfig {
+    /// Namespace of the Sensor.
+    pub namespace: String,
+    /// Base address of the link.
+    pub link_url: String,
+    /// The Sensor as it was when the pod was made: with it the pod listens before it has heard of the controller.
+    pub terms: SensorTerms,
+    /// Ranges of addresses that it may connect to though they are closed.
+    #[serde(default)]
+    pub allowed_ranges: Vec<String>,
+    /// Ranges of addresses that it may not connect to.
+    #[serde(default)]
+    pub denied_ranges: Vec<String>,
 }

@@ -16,15 +16,17 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use axum_server::Handle;
 use axum_server::tls_rustls::RustlsConfig;
-use futures::{Stream, StreamExt};
+use futures::future::ready;
+use futures::{Stream, StreamExt, stream};
 use hyper_util::rt::TokioTimer;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Semaphore, watch};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
-use tokio_stream::wrappers::WatchStream;
+use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_util::sync::CancellationToken;
 
+use super::deliveries::{Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport};
 use super::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRequest, Telling};
 use super::messages::{
     Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, PROTOCOL, Refusal, RefusalCode, Report,
@@ -47,6 +49,17 @@ pub struct PodIdentity {
     pub name: String,
     /// Uid of the pod.
     pub uid: String,
+    /// What kind of pod it is.
+    pub kind: PodKind,
+}
+
+/// What a pod may speak about, as the service account of its token says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodKind {
+    /// An Agent.
+    Agent,
+    /// A Sensor.
+    Sensor,
 }
 
 /// What answers pods.
@@ -70,6 +83,16 @@ pub trait Link: Send + Sync + 'static {
     -> impl Future<Output = Result<EventsAnswer, Refusal>> + Send;
     /// Somebody with this token wants to read an Agent's events.
     fn read(&self, token: &str, request: &ReadRequest) -> impl Future<Output = Result<Telling, ReadRefusal>> + Send;
+    /// Events of sensor pods for the Agent of this pod, from now on.
+    fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, Refusal>;
+    /// The Agent of this pod has events on disk.
+    fn delivered(&self, pod: &PodIdentity, delivered: DeliveredTo) -> Result<(), Refusal>;
+    /// What a sensor pod is to do, now and later.
+    fn sensor(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, Refusal>;
+    /// A sensor pod reports.
+    fn sensor_report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), Refusal>;
+    /// A sensor pod has events for a receiver; answered once that has them on disk.
+    fn deliver(&self, pod: &PodIdentity, deliver: Deliver) -> impl Future<Output = Result<Delivered, Refusal>> + Send;
     /// A request was refused.
     fn refused(&self, refusal: &Refusal);
 }
@@ -124,6 +147,10 @@ pub fn router<L: Link>(link: Arc<L>, limits: Limits, stop: CancellationToken) ->
             "/v1/namespaces/{namespace}/agents/{name}/events",
             get(reading::events::<L>),
         )
+        .route("/v1/delivered", post(delivered::<L>))
+        .route("/v1/sensor", get(sensor::<L>))
+        .route("/v1/sensor/report", post(sensor_report::<L>))
+        .route("/v1/deliver", post(deliver::<L>))
         .with_state(server)
 }
 
@@ -165,7 +192,7 @@ pub async fn serve<L: Link>(
 
 async fn attach<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers).await?;
+        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
         let attach: Attach = read(request, server.limits.read_timeout).await?;
         if attach.protocol != PROTOCOL {
             return Err(malformed(format!(
@@ -183,7 +210,7 @@ async fn attach<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, re
 
 async fn report<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers).await?;
+        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
         server
             .link
             .report(&pod, read(request, server.limits.read_timeout).await?)
@@ -196,7 +223,7 @@ async fn report<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, re
 
 async fn lease<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers).await?;
+        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
         let request: LeaseRequest = read(request, server.limits.read_timeout).await?;
         let digits = request.record.bytes().all(|byte| byte.is_ascii_hexdigit());
         if request.record.len() != RECORD_DIGITS || !digits {
@@ -217,17 +244,17 @@ struct DirectivesQuery {
 
 async fn directives<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, uri: Uri) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers).await?;
+        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
         let query = Query::<DirectivesQuery>::try_from_uri(&uri)
             .map_err(|_| malformed("the query must be epoch=N, the epoch of the pod".into()))?;
-        server.link.directives(&pod, query.epoch)
+        let levels = server.link.directives(&pod, query.epoch)?;
+        Ok((levels, server.link.deliveries(&pod, query.epoch)?))
     };
     match answer.await {
-        Ok(levels) => {
-            let heartbeat = Event::default().event("heartbeat").data("");
-            Sse::new(self::levels(levels, server.stop.clone()))
-                .keep_alive(KeepAlive::new().interval(server.limits.heartbeat).event(heartbeat))
-                .into_response()
+        Ok((levels, deliveries)) => {
+            let deliveries =
+                ReceiverStream::new(deliveries).map(|delivery| Event::default().event("delivery").json_data(delivery));
+            told(&server, stream::select(level(levels), ended(deliveries)))
         }
         Err(refusal) => refuse(&*server.link, &refusal),
     }
@@ -235,7 +262,7 @@ async fn directives<L: Link>(State(server): State<Server<L>>, headers: HeaderMap
 
 async fn events<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers).await?;
+        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
         server
             .link
             .events(&pod, read(request, server.limits.read_timeout).await?)
@@ -247,17 +274,81 @@ async fn events<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, re
     }
 }
 
-/// The level now and each new one, until the sender is gone or the server stops.
-fn levels(
-    levels: watch::Receiver<Directives>,
-    stop: CancellationToken,
-) -> impl Stream<Item = Result<Event, axum::Error>> {
-    WatchStream::new(levels)
-        .map(|level| Event::default().event("directives").json_data(level))
-        .take_until(stop.cancelled_owned())
+async fn sensor<L: Link>(State(server): State<Server<L>>, headers: HeaderMap) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &headers, PodKind::Sensor).await?;
+        server.link.sensor(&pod)
+    };
+    match answer.await {
+        Ok(levels) => told(&server, level(levels)),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
 }
 
-async fn authenticate<L: Link>(server: &Server<L>, headers: &HeaderMap) -> Result<PodIdentity, Refusal> {
+type Told = Option<Result<Event, axum::Error>>;
+
+/// An answer that goes on until its first `None`, or until the server stops.
+fn told<L: Link>(server: &Server<L>, events: impl Stream<Item = Told> + Send + 'static) -> Response {
+    let events = events
+        .take_while(|event| ready(event.is_some()))
+        .filter_map(ready)
+        .take_until(server.stop.clone().cancelled_owned());
+    let heartbeat = Event::default().event("heartbeat").data("");
+    Sse::new(events)
+        .keep_alive(KeepAlive::new().interval(server.limits.heartbeat).event(heartbeat))
+        .into_response()
+}
+
+/// The level now and each new one; its end when the sender is gone.
+fn level<T: Serialize + Clone + Send + Sync + 'static>(levels: watch::Receiver<T>) -> impl Stream<Item = Told> {
+    ended(WatchStream::new(levels).map(|level| Event::default().event("directives").json_data(level)))
+}
+
+/// A stream whose end shows among the items of others.
+fn ended(events: impl Stream<Item = Result<Event, axum::Error>>) -> impl Stream<Item = Told> {
+    events.map(Some).chain(stream::iter([None]))
+}
+
+async fn delivered<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
+        server
+            .link
+            .delivered(&pod, read(request, server.limits.read_timeout).await?)
+    };
+    match answer.await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}
+
+async fn sensor_report<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &headers, PodKind::Sensor).await?;
+        server
+            .link
+            .sensor_report(&pod, read(request, server.limits.read_timeout).await?)
+    };
+    match answer.await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}
+
+async fn deliver<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+    let answer = async {
+        let pod = authenticate(&server, &headers, PodKind::Sensor).await?;
+        let deliver = read(request, server.limits.read_timeout).await?;
+        server.link.deliver(&pod, deliver).await
+    };
+    match answer.await {
+        Ok(delivered) => Json(delivered).into_response(),
+        Err(refusal) => refuse(&*server.link, &refusal),
+    }
+}
+
+/// Who speaks; refused when it is another kind of pod than the route is for.
+async fn authenticate<L: Link>(server: &Server<L>, headers: &HeaderMap, kind: PodKind) -> Result<PodIdentity, Refusal> {
     let token = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
@@ -270,7 +361,14 @@ async fn authenticate<L: Link>(server: &Server<L>, headers: &HeaderMap) -> Resul
             message: "no token; send the header «Authorization: Bearer <token>»".into(),
         });
     };
-    server.link.authenticate(token).await
+    let pod = server.link.authenticate(token).await?;
+    if pod.kind != kind {
+        return Err(Refusal {
+            code: RefusalCode::Unknown,
+            message: "this route is not for pods of this service account".into(),
+        });
+    }
+    Ok(pod)
 }
 
 /// Reads a JSON body within the limits. Messages never repeat what was sent.
@@ -313,7 +411,7 @@ pub fn status(code: RefusalCode) -> StatusCode {
         RefusalCode::Unauthenticated => StatusCode::UNAUTHORIZED,
         RefusalCode::Unknown => StatusCode::FORBIDDEN,
         RefusalCode::Fenced => StatusCode::CONFLICT,
-        RefusalCode::NotLeading => StatusCode::SERVICE_UNAVAILABLE,
+        RefusalCode::NotLeading | RefusalCode::Away => StatusCode::SERVICE_UNAVAILABLE,
         RefusalCode::Malformed => StatusCode::BAD_REQUEST,
     }
 }

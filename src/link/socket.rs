@@ -11,6 +11,8 @@
 //! | `PUT /v1/report` | a [`LoopReport`](super::messages::LoopReport), relayed upwards |
 //! | `POST /v1/readings` | an [`EventsPage`](super::events::EventsPage) for one who reads, passed on; 502: not now |
 //! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |
+//! | `GET /v1/deliveries` | waits for events of a Sensor's pod: 200 with a [`Delivery`](super::deliveries::Delivery), or 204 |
+//! | `POST /v1/deliveries/ack` | a [`Delivered`](super::deliveries::Delivered): they are on disk; 502 when nobody could be told |
 //! | `GET /v1/healthz` | 200 while the gateway serves |
 //!
 //! A call is idempotent by its id: a repeat joins the call in flight, or gets the kept answer byte for byte,

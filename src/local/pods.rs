@@ -27,7 +27,7 @@ use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE,
     LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SKILLS_DIR, SOCKET_PATH, TOOL_HEADERS_DIR,
 };
-use crate::link::server::PodIdentity;
+use crate::link::server::{PodIdentity, PodKind};
 use crate::worker::startup;
 
 /// Seconds that a call in flight may go on once a pod is to end.
@@ -175,6 +175,7 @@ impl Pods {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: uid.into(),
+            kind: PodKind::Agent,
         };
         self.tokens.put(token, identity);
         roles(&pod, uid, &volumes)

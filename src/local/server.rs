@@ -331,6 +331,7 @@ mod tests {
             namespace: "n".into(),
             name: "a".into(),
             uid: "u".into(),
+            kind: crate::link::server::PodKind::Agent,
         };
         server.tokens.put("secret".into(), pod);
         let review = |token: &str| server.review(json!({ "spec": { "token": token } }));

@@ -17,6 +17,7 @@ use crate::api::failure::{Failure, FailureKind};
 use crate::engine::budget::Budget;
 use crate::engine::message::Answer;
 use crate::engine::{CallId, Purpose};
+use crate::link::deliveries::{Delivered, Delivery, POLL_SECONDS};
 use crate::link::events::{EventsAnswer, EventsPage};
 use crate::link::messages::LoopReport;
 use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER, Session, SocketEvent};
@@ -114,6 +115,38 @@ impl GatewayClient {
     async fn session_once(&self) -> Result<Session, String> {
         let response = short(self.http.get(url("/v1/session")).timeout(SHORT)).await?;
         response.json().await.map_err(described)
+    }
+
+    /// The next events of a Sensor's pod, as soon as there are some.
+    pub async fn next_delivery(&self) -> Delivery {
+        let mut retry = Retry::default();
+        loop {
+            match self.delivery_once().await {
+                Ok(Some(delivery)) => return delivery,
+                Ok(None) => retry = Retry::default(),
+                Err(detail) => {
+                    retry
+                        .after("the gateway gives no deliveries; asking again", &detail)
+                        .await;
+                }
+            }
+        }
+    }
+
+    async fn delivery_once(&self) -> Result<Option<Delivery>, String> {
+        let longest = SHORT + Duration::from_secs(POLL_SECONDS);
+        let response = short(self.http.get(url("/v1/deliveries")).timeout(longest)).await?;
+        match response.status() {
+            StatusCode::OK => response.json().await.map(Some).map_err(described),
+            StatusCode::NO_CONTENT => Ok(None),
+            status => Err(format!("status {}", status.as_u16())),
+        }
+    }
+
+    /// Says that events of a Sensor's pod are on disk. Once: when it is lost, they come again.
+    pub async fn delivered(&self, delivered: &Delivered) -> Result<(), String> {
+        let request = self.http.post(url("/v1/deliveries/ack")).json(delivered);
+        short(request.timeout(SHORT * 3)).await.map(drop)
     }
 
     /// One model call. Repeats the same id until the gateway has said how it ended.

@@ -6,6 +6,8 @@
 // Counters hold whole numbers.
 #![allow(clippy::float_cmp)]
 
+mod deliveries;
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,6 +19,7 @@ use agentloop::controller::ca::Authority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::identity::Identities;
 use agentloop::controller::loops::{AgentKey, LivePod, Loops};
+use agentloop::controller::relay::Relay;
 use agentloop::controller::serve::ControllerLink;
 use agentloop::link::messages::{Attach, Attached, Directives, Known, PROTOCOL, Refusal, RefusalCode, Report};
 use agentloop::link::server::{Limits, MAX_BODY_BYTES, serve};
@@ -84,6 +87,9 @@ struct Rig {
     address: SocketAddr,
     client: reqwest::Client,
     loops: Arc<Loops>,
+    relay: Arc<Relay>,
+    /// Certificate of the authority.
+    ca: String,
     metrics: Arc<Metrics>,
     reviews: Arc<AtomicUsize>,
     stop: CancellationToken,
@@ -142,11 +148,13 @@ impl Rig {
                     .is_ok()
             );
         }
+        let relay = Arc::new(Relay::new(Duration::from_secs(1)).0);
         let (metrics, reviews) = (Arc::new(Metrics::new().unwrap()), Arc::new(AtomicUsize::new(0)));
         let link = ControllerLink {
             identities: Identities::new(api_server(reviews.clone())),
             access: Access::new(api_server(reviews.clone())),
             loops: loops.clone(),
+            relay: relay.clone(),
             agents,
             budgets: idle_ledger(api_server(reviews.clone()), &loops),
             metrics: metrics.clone(),
@@ -160,6 +168,8 @@ impl Rig {
             address,
             client,
             loops,
+            relay,
+            ca: authority.certificate.clone(),
             metrics,
             reviews,
             stop,

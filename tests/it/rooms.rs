@@ -15,6 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("link", &["api", "ledger", "sensing"]),
     ("telemetry", &["api"]),
     ("worker", &["api", "engine", "link", "sensing", "telemetry"]),
+    ("sensor", &["api", "link", "sensing", "telemetry"]),
     ("gateway", &["api", "engine", "ledger", "link", "scripted", "telemetry"]),
     (
         "controller",
@@ -36,6 +37,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "link",
             "telemetry",
             "worker",
+            "sensor",
             "gateway",
             "controller",
             "local",

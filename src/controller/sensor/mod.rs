@@ -7,6 +7,7 @@
 mod conditions;
 mod index;
 mod notices;
+pub mod pod;
 mod publish;
 mod run;
 mod sensors;

@@ -111,8 +111,13 @@ pub(super) fn says(status: &SensorStatus, type_: ConditionType, value: &str) -> 
     condition::find(&status.conditions, type_).is_some_and(|held| held.status == value)
 }
 
-fn type_of(Source { schedule: _ }: &Source) -> SourceType {
-    SourceType::Schedule
+fn type_of(source: &Source) -> SourceType {
+    match (&source.poll, &source.stream, &source.webhook) {
+        (Some(_), _, _) => SourceType::Poll,
+        (_, Some(_), _) => SourceType::Stream,
+        (_, _, Some(_)) => SourceType::Webhook,
+        (None, None, None) => SourceType::Schedule,
+    }
 }
 
 struct Counted {

@@ -8,6 +8,7 @@ use agentloop::controller::ca::Authority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::identity::Identities;
 use agentloop::controller::loops::LivePod;
+use agentloop::controller::relay::Relay;
 use agentloop::controller::serve::ControllerLink;
 use agentloop::link::client::{LinkClient, LinkError};
 use agentloop::link::messages::{Directives, Known, RefusalCode};
@@ -55,6 +56,7 @@ impl Link {
             identities: Identities::new(api_server(Arc::default())),
             access: Access::new(api_server(Arc::default())),
             loops: leader.loops.clone(),
+            relay: Arc::new(Relay::new(Duration::from_secs(1)).0),
             agents: Arc::new(OnceLock::from(view(&objects))),
             budgets: leader.budgets.clone(),
             metrics: Arc::new(Metrics::new().unwrap()),

@@ -12,6 +12,7 @@ use agentloop::controller::ca::Authority;
 use agentloop::controller::certificates::server_config;
 use agentloop::controller::identity::Identities;
 use agentloop::controller::loops::{AgentKey, LivePod, Loops};
+use agentloop::controller::relay::Relay;
 use agentloop::controller::serve::ControllerLink;
 use agentloop::link::client::LinkClient;
 use agentloop::link::messages::{BudgetTerms, Directives, Known};
@@ -153,6 +154,7 @@ impl Rig {
             identities: Identities::new(api.clone()),
             access: Access::new(api.clone()),
             loops: loops.clone(),
+            relay: Arc::new(Relay::new(Duration::from_secs(1)).0),
             agents: Arc::new(OnceLock::from(agents)),
             budgets: idle_ledger(api, &loops),
             metrics: Arc::new(Metrics::new().unwrap()),

@@ -1,0 +1,76 @@
+//! `agentloop sensor`.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args as ClapArgs;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::link::pod::{
+    CONFIG_ENV, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE, SensorPodConfig,
+    WEBHOOK_PORT,
+};
+use crate::sensor::{self, Options};
+
+/// Flags of `agentloop sensor`.
+#[derive(ClapArgs, Debug)]
+pub(super) struct Args {
+    /// Configuration of the pod, as JSON.
+    #[arg(long, env = CONFIG_ENV, hide_env_values = true)]
+    config: String,
+    /// Directory of the outbox.
+    #[arg(long, env = "AGENTLOOP_OUTBOX_DIR", default_value = OUTBOX_DIR)]
+    outbox_dir: PathBuf,
+    /// The mounted headers of the source; read for each request.
+    #[arg(long, env = "AGENTLOOP_SENSOR_HEADERS_DIR", default_value = SENSOR_HEADERS_DIR)]
+    headers_dir: PathBuf,
+    /// The mounted key of the webhook; read for each request.
+    #[arg(long, env = "AGENTLOOP_SENSOR_KEY_FILE", default_value = SENSOR_KEY_FILE)]
+    key_file: PathBuf,
+    /// Where the webhook listens.
+    #[arg(long, env = "AGENTLOOP_WEBHOOK_ADDRESS", default_value_t = SocketAddr::from((Ipv6Addr::UNSPECIFIED, WEBHOOK_PORT)))]
+    webhook_address: SocketAddr,
+    /// The projected token for the controller; read for each request.
+    #[arg(long, env = "AGENTLOOP_LINK_TOKEN_FILE", default_value = LINK_TOKEN_FILE)]
+    link_token_file: PathBuf,
+    /// The CA bundle of the controller; read again when it changes.
+    #[arg(long, env = "AGENTLOOP_LINK_CA_FILE", default_value = LINK_CA_FILE)]
+    link_ca_file: PathBuf,
+}
+
+impl Args {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        crate::telemetry::log::init();
+        let config: SensorPodConfig = serde_json::from_str(&self.config).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            anyhow::anyhow!("{CONFIG_ENV} is not the configuration of a sensor pod (line {line}, column {column})")
+        })?;
+        let options = Options {
+            config,
+            outbox_dir: self.outbox_dir,
+            headers_dir: self.headers_dir,
+            key_file: self.key_file,
+            webhook_address: self.webhook_address,
+            link_token_file: self.link_token_file,
+            link_ca_file: self.link_ca_file,
+        };
+        // One thread is enough for one Sensor, and small.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("the async runtime cannot start")?;
+        runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate()).context("signals cannot be handled")?;
+            let mut interrupt = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
+            let end = async {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            };
+            sensor::run(options, end).await?;
+            Ok(())
+        })
+    }
+}

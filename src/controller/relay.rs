@@ -1,0 +1,410 @@
+//! Passes events from sensor pods to the gateways of their receivers, and the word that they arrived back.
+//!
+//! Keeps nothing: an event is in a sensor pod's outbox until its receiver has it on disk. In memory are the gateways that
+//! listen, and the requests that wait for a word, each with a bound. Who may deliver to whom is what the reconciler says.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+
+use super::loops::AgentKey;
+use crate::link::deliveries::{Deliver, Delivered, Delivery, SensorDirectives, SensorPodReport};
+use crate::link::messages::{Refusal, RefusalCode};
+use crate::link::server::PodIdentity;
+
+/// Deliveries that wait for one gateway to read them; more are refused.
+const QUEUE: usize = 4;
+
+/// A Sensor, by namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SensorKey {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+}
+
+struct Entry {
+    sensor: SensorKey,
+    directives: watch::Sender<SensorDirectives>,
+    heard: Option<SensorPodReport>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// Sensor pods, by uid.
+    pods: HashMap<String, Entry>,
+    /// Gateways that listen.
+    lines: HashMap<AgentKey, mpsc::Sender<Delivery>>,
+    /// Who waits for a receiver's word about a Sensor.
+    waiting: HashMap<(AgentKey, String), oneshot::Sender<i64>>,
+}
+
+/// The relay.
+pub struct Relay {
+    table: Mutex<Table>,
+    changed: mpsc::UnboundedSender<SensorKey>,
+    wait: Duration,
+}
+
+impl Relay {
+    /// A relay that waits so long for a receiver's word, and the stream of Sensors whose pods said something new.
+    #[must_use]
+    pub fn new(wait: Duration) -> (Self, mpsc::UnboundedReceiver<SensorKey>) {
+        let (changed, stream) = mpsc::unbounded_channel();
+        let relay = Self {
+            table: Mutex::default(),
+            changed,
+            wait,
+        };
+        (relay, stream)
+    }
+
+    /// Says which pod is the Sensor's, and what it is to do. Idempotent; the Sensor's other pods are refused from then on.
+    pub fn expect(&self, sensor: &SensorKey, pod_uid: &str, directives: SensorDirectives) {
+        let mut table = self.lock();
+        table
+            .pods
+            .retain(|uid, entry| uid == pod_uid || entry.sensor != *sensor);
+        if let Some(entry) = table.pods.get_mut(pod_uid) {
+            entry.directives.send_if_modified(|old| {
+                let new = *old != directives;
+                *old = directives;
+                new
+            });
+            return;
+        }
+        let entry = Entry {
+            sensor: sensor.clone(),
+            directives: watch::Sender::new(directives),
+            heard: None,
+        };
+        table.pods.insert(pod_uid.into(), entry);
+    }
+
+    /// The Sensor has no pod.
+    pub fn forget(&self, sensor: &SensorKey) {
+        self.lock().pods.retain(|_, entry| entry.sensor != *sensor);
+    }
+
+    /// What the Sensor's pod last said.
+    #[must_use]
+    pub fn heard(&self, sensor: &SensorKey) -> Option<SensorPodReport> {
+        let table = self.lock();
+        let entry = table.pods.values().find(|entry| entry.sensor == *sensor)?;
+        entry.heard.clone()
+    }
+
+    /// What a sensor pod is to do, now and later.
+    pub fn attach(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, Refusal> {
+        let mut table = self.lock();
+        Ok(speaker(&mut table, pod)?.directives.subscribe())
+    }
+
+    /// A sensor pod reports. The reconciler is woken when what it says is new.
+    pub fn report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), Refusal> {
+        let mut table = self.lock();
+        let entry = speaker(&mut table, pod)?;
+        if entry.heard.as_ref() != Some(&report) {
+            entry.heard = Some(report);
+            // The receiver is gone only while the process ends.
+            let _ = self.changed.send(entry.sensor.clone());
+        }
+        Ok(())
+    }
+
+    /// A gateway listens; one of the same Agent that listened before hears nothing any more.
+    pub fn listen(&self, agent: &AgentKey) -> mpsc::Receiver<Delivery> {
+        let (line, deliveries) = mpsc::channel(QUEUE);
+        self.lock().lines.insert(agent.clone(), line);
+        deliveries
+    }
+
+    /// A receiver has events on disk.
+    pub fn delivered(&self, agent: &AgentKey, delivered: Delivered) {
+        let waiting = self.lock().waiting.remove(&(agent.clone(), delivered.sensor));
+        if let Some(waiting) = waiting {
+            let _ = waiting.send(delivered.through);
+        }
+    }
+
+    /// Passes events on, and waits for the word that the receiver has them.
+    pub async fn deliver(&self, pod: &PodIdentity, deliver: Deliver) -> Result<Delivered, Refusal> {
+        let sensor = deliver.delivery.sensor.clone();
+        let heard = self.pass(pod, deliver)?;
+        match timeout(self.wait, heard).await {
+            Ok(Ok(through)) => Ok(Delivered { sensor, through }),
+            Ok(Err(_)) => Err(away("a newer request took this one's place")),
+            Err(_) => Err(away("the receiver did not say in time that it has these events")),
+        }
+    }
+
+    fn pass(&self, pod: &PodIdentity, deliver: Deliver) -> Result<oneshot::Receiver<i64>, Refusal> {
+        let mut table = self.lock();
+        let entry = speaker(&mut table, pod)?;
+        let directives = entry.directives.borrow();
+        let terms = directives.terms.as_ref();
+        if terms.is_none_or(|terms| terms.uid != deliver.delivery.sensor) {
+            return Err(unknown("these are not events of this pod's Sensor"));
+        }
+        let receivers = directives.receivers.as_deref().unwrap_or_default();
+        let receiver = receivers.iter().find(|receiver| receiver.uid == deliver.receiver);
+        let Some(receiver) = receiver else {
+            return Err(unknown("this Agent does not receive events of this pod's Sensor"));
+        };
+        let agent = AgentKey {
+            namespace: pod.namespace.clone(),
+            name: receiver.name.clone(),
+        };
+        drop(directives);
+        // First: the word may come before this function ends.
+        let (word, heard) = oneshot::channel();
+        let key = (agent.clone(), deliver.delivery.sensor.clone());
+        let sent = table.lines.get(&agent).map(|line| line.try_send(deliver.delivery));
+        match sent {
+            Some(Ok(())) => {}
+            Some(Err(mpsc::error::TrySendError::Full(_))) => return Err(away("the receiver is slow; try again")),
+            Some(Err(mpsc::error::TrySendError::Closed(_))) | None => {
+                table.lines.remove(&agent);
+                return Err(away("the receiver has no pod that listens; try again"));
+            }
+        }
+        table.waiting.retain(|_, word| !word.is_closed());
+        table.waiting.insert(key, word);
+        Ok(heard)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn speaker<'a>(table: &'a mut Table, pod: &PodIdentity) -> Result<&'a mut Entry, Refusal> {
+    let entry = table.pods.get_mut(&pod.uid);
+    entry
+        .filter(|entry| entry.sensor.namespace == pod.namespace)
+        .ok_or_else(|| Refusal {
+            code: RefusalCode::NotLeading,
+            message: "the controller has not looked at this Sensor's pod yet, or another pod has its place".into(),
+        })
+}
+
+fn away(message: &str) -> Refusal {
+    Refusal {
+        code: RefusalCode::Away,
+        message: message.into(),
+    }
+}
+
+fn unknown(message: &str) -> Refusal {
+    Refusal {
+        code: RefusalCode::Unknown,
+        message: message.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use pretty_assertions::assert_eq;
+    use serde_json::json;
+
+    use super::*;
+    use crate::link::deliveries::{Event, ReceiverTerms};
+    use crate::link::sensors::{SensorReport, SensorTerms};
+    use crate::link::server::PodKind;
+
+    fn pod(uid: &str, namespace: &str) -> PodIdentity {
+        PodIdentity {
+            namespace: namespace.into(),
+            name: "any".into(),
+            uid: uid.into(),
+            kind: PodKind::Sensor,
+        }
+    }
+
+    fn sensor() -> SensorKey {
+        SensorKey {
+            namespace: "a".into(),
+            name: "s".into(),
+        }
+    }
+
+    fn agent() -> AgentKey {
+        AgentKey {
+            namespace: "a".into(),
+            name: "x".into(),
+        }
+    }
+
+    fn directives() -> SensorDirectives {
+        let spec = json!({"agentNames": ["x"], "source": {}});
+        SensorDirectives {
+            terms: Some(SensorTerms {
+                uid: "sensor-uid".into(),
+                name: "s".into(),
+                generation: 1,
+                spec: serde_json::from_value(spec).unwrap(),
+            }),
+            receivers: Some(vec![ReceiverTerms {
+                uid: "x-uid".into(),
+                name: "x".into(),
+                revision: 0,
+            }]),
+        }
+    }
+
+    fn deliver(sensor: &str, receiver: &str) -> Deliver {
+        let event = Event {
+            seq: 7,
+            id: "id".into(),
+            at: Timestamp::UNIX_EPOCH,
+            updates: vec![],
+            notifications: vec![],
+            wakes: vec![],
+        };
+        Deliver {
+            receiver: receiver.into(),
+            delivery: Delivery {
+                sensor: sensor.into(),
+                name: "s".into(),
+                events: vec![event],
+            },
+        }
+    }
+
+    fn relay() -> Relay {
+        let (relay, _) = Relay::new(Duration::from_secs(5));
+        relay.expect(&sensor(), "p1", directives());
+        relay
+    }
+
+    fn word(through: i64) -> Delivered {
+        Delivered {
+            sensor: "sensor-uid".into(),
+            through,
+        }
+    }
+
+    async fn code(relay: &Relay, pod: PodIdentity, deliver: Deliver) -> RefusalCode {
+        relay.deliver(&pod, deliver).await.unwrap_err().code
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_are_answered_with_the_word_of_the_receiver_and_not_before() {
+        let relay = relay();
+        let mut gateway = relay.listen(&agent());
+        let pod = pod("p1", "a");
+        let (answer, ()) = tokio::join!(relay.deliver(&pod, deliver("sensor-uid", "x-uid")), async {
+            let delivery = gateway.recv().await.unwrap();
+            assert_eq!(delivery, deliver("sensor-uid", "x-uid").delivery);
+            // Of another Sensor, and of another receiver: nobody's.
+            relay.delivered(
+                &agent(),
+                Delivered {
+                    sensor: "other".into(),
+                    through: 9,
+                },
+            );
+            relay.delivered(
+                &AgentKey {
+                    name: "y".into(),
+                    ..agent()
+                },
+                word(8),
+            );
+            relay.delivered(&agent(), word(7));
+        });
+        assert_eq!(answer, Ok(word(7)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_is_frozen_or_away_is_said_to_be_away_in_bounded_time_and_room() {
+        let relay = relay();
+        let of = || deliver("sensor-uid", "x-uid");
+        assert_eq!(code(&relay, pod("p1", "a"), of()).await, RefusalCode::Away);
+        let gateway = relay.listen(&agent());
+        for _ in 0..QUEUE + 2 {
+            let begun = tokio::time::Instant::now();
+            assert_eq!(code(&relay, pod("p1", "a"), of()).await, RefusalCode::Away);
+            assert!(begun.elapsed() <= Duration::from_secs(5));
+        }
+        assert_eq!(gateway.len(), QUEUE);
+        drop(gateway);
+        assert_eq!(code(&relay, pod("p1", "a"), of()).await, RefusalCode::Away);
+        assert!(relay.lock().lines.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_the_pod_of_a_sensor_delivers_and_only_to_its_receivers() {
+        let relay = relay();
+        let _gateway = relay.listen(&agent());
+        let right = || deliver("sensor-uid", "x-uid");
+        assert_eq!(code(&relay, pod("p2", "a"), right()).await, RefusalCode::NotLeading);
+        assert_eq!(code(&relay, pod("p1", "b"), right()).await, RefusalCode::NotLeading);
+        let foreign = deliver("another", "x-uid");
+        assert_eq!(code(&relay, pod("p1", "a"), foreign).await, RefusalCode::Unknown);
+        let nobody = deliver("sensor-uid", "y-uid");
+        assert_eq!(code(&relay, pod("p1", "a"), nobody).await, RefusalCode::Unknown);
+        // Another pod takes its place.
+        relay.expect(&sensor(), "p2", directives());
+        assert_eq!(code(&relay, pod("p1", "a"), right()).await, RefusalCode::NotLeading);
+        assert_eq!(code(&relay, pod("p2", "a"), right()).await, RefusalCode::Away);
+        relay.forget(&sensor());
+        assert_eq!(code(&relay, pod("p2", "a"), right()).await, RefusalCode::NotLeading);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_repeat_takes_the_place_of_the_request_before_it() {
+        let relay = relay();
+        let mut gateway = relay.listen(&agent());
+        let pod = pod("p1", "a");
+        let first = relay.deliver(&pod, deliver("sensor-uid", "x-uid"));
+        let second = relay.deliver(&pod, deliver("sensor-uid", "x-uid"));
+        let (first, second, ()) = tokio::join!(first, second, async {
+            gateway.recv().await.unwrap();
+            gateway.recv().await.unwrap();
+            relay.delivered(&agent(), word(7));
+        });
+        assert_eq!(first.unwrap_err().code, RefusalCode::Away);
+        assert_eq!(second, Ok(word(7)));
+        assert!(relay.lock().waiting.is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_a_pod_is_to_do_is_a_level_and_its_reports_wake_once_for_each_news() {
+        let (relay, mut changed) = Relay::new(Duration::ZERO);
+        relay.expect(&sensor(), "p1", directives());
+        let mut level = relay.attach(&pod("p1", "a")).unwrap();
+        level.mark_unchanged();
+        relay.expect(&sensor(), "p1", directives());
+        assert!(!level.has_changed().unwrap());
+        relay.expect(&sensor(), "p1", SensorDirectives::default());
+        assert!(level.has_changed().unwrap());
+        level.mark_unchanged();
+        let report = |pending| SensorPodReport {
+            report: SensorReport {
+                uid: "sensor-uid".into(),
+                generation: 1,
+                totals: crate::api::sensor::Totals::default(),
+                last: None,
+                consecutive_failures: 0,
+                failure: None,
+                next_attempt_at: None,
+            },
+            pending_deliveries: pending,
+        };
+        for pending in [1, 1, 2] {
+            relay.report(&pod("p1", "a"), report(pending)).unwrap();
+        }
+        assert_eq!(relay.heard(&sensor()), Some(report(2)));
+        assert_eq!(changed.recv().await, Some(sensor()));
+        assert_eq!(changed.recv().await, Some(sensor()));
+        assert!(changed.try_recv().is_err());
+        relay.forget(&sensor());
+        assert!(level.changed().await.is_err());
+    }
+}

@@ -1,0 +1,530 @@
+//! The objects of a Sensor that listens in a pod of its own. Pure: the same Sensor and settings give the same objects.
+//!
+//! A `StatefulSet` of one: the cluster never runs two pods of one identity, and the claim of the outbox stays with it. Secrets
+//! reach only this pod; it has no Kubernetes token, and the only port is the webhook's.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetPersistentVolumeClaimRetentionPolicy, StatefulSetSpec};
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction,
+    KeyToPath, PersistentVolumeClaim, PersistentVolumeClaimSpec, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
+    ProjectedVolumeSource, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Service,
+    ServiceAccount, ServiceAccountTokenProjection, ServicePort, ServiceSpec, Volume, VolumeMount, VolumeProjection,
+    VolumeResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::{Resource, ResourceExt};
+
+use crate::api::sensor::Source;
+use crate::api::source::KeyRef;
+use crate::api::tools::SecretRef;
+use crate::api::{LINK_AUDIENCE, Sensor};
+use crate::link::pod::{
+    CONFIG_ENV, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE,
+    SENSOR_SERVICE_ACCOUNT, SensorPodConfig, WEBHOOK_PORT, WORKER_UID,
+};
+use crate::link::sensors::SensorTerms;
+
+/// The label of everything made for one Sensor; its value is the Sensor's name.
+const SENSOR_LABEL: &str = "agentloop.dev/sensor";
+const MANAGER: &str = "agentloop-controller";
+/// The binary in the image, and its role.
+const COMMAND: [&str; 2] = ["/agentloop", "sensor"];
+/// Seconds a link token lives; the kubelet renews it.
+const TOKEN_SECONDS: i64 = 3600;
+/// Readable by the pod's group alone.
+const GROUP_READABLE: i32 = 0o440;
+/// Seconds a pod has to finish what it is asked.
+const GRACE_SECONDS: i64 = 10;
+
+/// What the operator decides for all sensor pods.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SensorPodSettings {
+    /// The controller's own image.
+    pub image: String,
+    /// `imagePullPolicy`; absent: the cluster's default.
+    pub image_pull_policy: Option<String>,
+    /// Base address of the link.
+    pub link_url: String,
+    /// Resources of the container.
+    pub resources: ResourceRequirements,
+    /// Ranges of addresses that Sensors may connect to though they are closed.
+    pub allowed_ranges: Vec<String>,
+    /// Ranges of addresses that Sensors may not connect to.
+    pub denied_ranges: Vec<String>,
+}
+
+/// Whether a source listens in a pod of the Sensor's own.
+#[must_use]
+pub fn has_pod(source: &Source) -> bool {
+    source.poll.is_some() || source.stream.is_some() || source.webhook.is_some()
+}
+
+/// Name of the Sensor's `StatefulSet`.
+#[must_use]
+pub fn set_name(sensor: &str) -> String {
+    format!("{sensor}-sensor")
+}
+
+/// Name of the Sensor's one pod.
+#[must_use]
+pub fn pod_name(sensor: &str) -> String {
+    format!("{}-0", set_name(sensor))
+}
+
+/// What a sensor pod is told of its Sensor: all but its receivers, so that it does not start anew for those.
+#[must_use]
+pub fn terms(sensor: &Sensor) -> SensorTerms {
+    let mut spec = sensor.spec.clone();
+    spec.agent_names.clear();
+    spec.agent_selector = None;
+    SensorTerms {
+        uid: sensor.uid().unwrap_or_default(),
+        name: sensor.name_any(),
+        generation: sensor.metadata.generation.unwrap_or_default(),
+        spec,
+    }
+}
+
+/// The `StatefulSet`.
+#[must_use]
+pub fn stateful_set(sensor: &Sensor, settings: &SensorPodSettings) -> StatefulSet {
+    let labels = labels(sensor);
+    let storage = &sensor.spec.storage;
+    let claim = (!storage.ephemeral).then(|| vec![claim(&storage.size)]);
+    StatefulSet {
+        metadata: meta(sensor, set_name(&sensor.name_any())),
+        spec: Some(StatefulSetSpec {
+            replicas: Some(1),
+            service_name: Some(service_name(&sensor.name_any())),
+            selector: LabelSelector {
+                match_labels: Some(BTreeMap::from([(SENSOR_LABEL.into(), sensor.name_any())])),
+                ..LabelSelector::default()
+            },
+            persistent_volume_claim_retention_policy: Some(StatefulSetPersistentVolumeClaimRetentionPolicy {
+                when_deleted: Some("Delete".into()),
+                when_scaled: Some("Retain".into()),
+            }),
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta {
+                    labels: Some(labels),
+                    ..ObjectMeta::default()
+                }),
+                spec: Some(pod_spec(sensor, settings)),
+            },
+            volume_claim_templates: claim,
+            ..StatefulSetSpec::default()
+        }),
+        ..StatefulSet::default()
+    }
+}
+
+/// The Service of a webhook.
+#[must_use]
+pub fn service(sensor: &Sensor) -> Service {
+    Service {
+        metadata: meta(sensor, service_name(&sensor.name_any())),
+        spec: Some(ServiceSpec {
+            selector: Some(BTreeMap::from([(SENSOR_LABEL.into(), sensor.name_any())])),
+            ports: Some(vec![ServicePort {
+                name: Some("webhook".into()),
+                port: 80,
+                target_port: Some(IntOrString::String("webhook".into())),
+                ..ServicePort::default()
+            }]),
+            ..ServiceSpec::default()
+        }),
+        ..Service::default()
+    }
+}
+
+/// Name of a webhook's Service.
+#[must_use]
+pub fn service_name(sensor: &str) -> String {
+    format!("{sensor}-webhook")
+}
+
+/// The service account of sensor pods: no rights, no token.
+#[must_use]
+pub fn service_account(namespace: &str) -> ServiceAccount {
+    ServiceAccount {
+        metadata: ObjectMeta {
+            name: Some(SENSOR_SERVICE_ACCOUNT.into()),
+            namespace: Some(namespace.into()),
+            labels: Some(shared_labels()),
+            ..ObjectMeta::default()
+        },
+        automount_service_account_token: Some(false),
+        ..ServiceAccount::default()
+    }
+}
+
+fn shared_labels() -> BTreeMap<String, String> {
+    BTreeMap::from([
+        ("app.kubernetes.io/part-of".into(), "agentloop".into()),
+        ("app.kubernetes.io/managed-by".into(), MANAGER.into()),
+    ])
+}
+
+fn labels(sensor: &Sensor) -> BTreeMap<String, String> {
+    let mut labels = shared_labels();
+    labels.insert("app.kubernetes.io/name".into(), "sensor".into());
+    labels.insert("app.kubernetes.io/instance".into(), sensor.name_any());
+    labels.insert("app.kubernetes.io/component".into(), "sensor".into());
+    labels.insert(SENSOR_LABEL.into(), sensor.name_any());
+    labels
+}
+
+fn meta(sensor: &Sensor, name: String) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name),
+        namespace: sensor.namespace(),
+        labels: Some(labels(sensor)),
+        owner_references: Some(sensor.controller_owner_ref(&()).into_iter().collect()),
+        ..ObjectMeta::default()
+    }
+}
+
+fn claim(size: &str) -> PersistentVolumeClaim {
+    PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            name: Some("outbox".into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeClaimSpec {
+            access_modes: Some(vec!["ReadWriteOnce".into()]),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some(BTreeMap::from([("storage".into(), Quantity(size.into()))])),
+                ..VolumeResourceRequirements::default()
+            }),
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        ..PersistentVolumeClaim::default()
+    }
+}
+
+fn pod_spec(sensor: &Sensor, settings: &SensorPodSettings) -> PodSpec {
+    PodSpec {
+        service_account_name: Some(SENSOR_SERVICE_ACCOUNT.into()),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        termination_grace_period_seconds: Some(GRACE_SECONDS),
+        security_context: Some(PodSecurityContext {
+            run_as_non_root: Some(true),
+            fs_group: Some(WORKER_UID),
+            fs_group_change_policy: Some("OnRootMismatch".into()),
+            seccomp_profile: Some(SeccompProfile {
+                type_: "RuntimeDefault".into(),
+                ..SeccompProfile::default()
+            }),
+            ..PodSecurityContext::default()
+        }),
+        containers: vec![container(sensor, settings)],
+        volumes: Some(volumes(sensor)),
+        ..PodSpec::default()
+    }
+}
+
+fn container(sensor: &Sensor, settings: &SensorPodSettings) -> Container {
+    let source = &sensor.spec.source;
+    let mut mounts = vec![
+        mount("outbox", OUTBOX_DIR, false),
+        mount("link-token", directory(LINK_TOKEN_FILE), true),
+        mount("link-ca", directory(LINK_CA_FILE), true),
+    ];
+    if headers(source).is_some() {
+        mounts.push(mount("headers", SENSOR_HEADERS_DIR, true));
+    }
+    if key(source).is_some() {
+        mounts.push(mount("key", directory(SENSOR_KEY_FILE), true));
+    }
+    let webhook = source.webhook.is_some();
+    Container {
+        name: "sensor".into(),
+        image: Some(settings.image.clone()),
+        image_pull_policy: settings.image_pull_policy.clone(),
+        command: Some(vec![COMMAND[0].into()]),
+        args: Some(vec![COMMAND[1].into()]),
+        env: Some(vec![EnvVar {
+            name: CONFIG_ENV.into(),
+            value: Some(config(sensor, settings)),
+            ..EnvVar::default()
+        }]),
+        ports: webhook.then(|| {
+            vec![ContainerPort {
+                name: Some("webhook".into()),
+                container_port: WEBHOOK_PORT.into(),
+                ..ContainerPort::default()
+            }]
+        }),
+        readiness_probe: webhook.then(|| Probe {
+            http_get: Some(HTTPGetAction {
+                path: Some("/healthz".into()),
+                port: IntOrString::String("webhook".into()),
+                ..HTTPGetAction::default()
+            }),
+            period_seconds: Some(5),
+            ..Probe::default()
+        }),
+        resources: Some(settings.resources.clone()),
+        volume_mounts: Some(mounts),
+        security_context: Some(SecurityContext {
+            run_as_non_root: Some(true),
+            run_as_user: Some(WORKER_UID),
+            run_as_group: Some(WORKER_UID),
+            allow_privilege_escalation: Some(false),
+            read_only_root_filesystem: Some(true),
+            capabilities: Some(Capabilities {
+                drop: Some(vec!["ALL".into()]),
+                ..Capabilities::default()
+            }),
+            ..SecurityContext::default()
+        }),
+        ..Container::default()
+    }
+}
+
+/// Configuration of the pod. Its generation is not part of it: an edit of the receivers alone replaces no pod.
+fn config(sensor: &Sensor, settings: &SensorPodSettings) -> String {
+    let mut terms = terms(sensor);
+    terms.generation = 0;
+    let config = SensorPodConfig {
+        namespace: sensor.namespace().unwrap_or_default(),
+        link_url: settings.link_url.clone(),
+        terms,
+        allowed_ranges: settings.allowed_ranges.clone(),
+        denied_ranges: settings.denied_ranges.clone(),
+    };
+    // The kubelet expands `$(NAME)` and halves `$$` in values; as a JSON escape no `$` is left to expand.
+    serde_json::to_string(&config)
+        .unwrap_or_default()
+        .replace('$', "\\u0024")
+}
+
+fn headers(source: &Source) -> Option<&SecretRef> {
+    let http = source.poll.as_ref().and_then(|poll| poll.http.as_ref());
+    let sse = source.stream.as_ref().map(|stream| &stream.sse);
+    http.and_then(|http| http.headers_secret_ref.as_ref())
+        .or_else(|| sse.and_then(|sse| sse.headers_secret_ref.as_ref()))
+}
+
+fn key(source: &Source) -> Option<&KeyRef> {
+    source.webhook.as_ref().map(|webhook| &webhook.secret_key_ref)
+}
+
+fn volumes(sensor: &Sensor) -> Vec<Volume> {
+    let storage = &sensor.spec.storage;
+    let mut volumes = vec![
+        projected(
+            "link-token",
+            VolumeProjection {
+                service_account_token: Some(ServiceAccountTokenProjection {
+                    audience: Some(LINK_AUDIENCE.into()),
+                    expiration_seconds: Some(TOKEN_SECONDS),
+                    path: file(LINK_TOKEN_FILE).into(),
+                }),
+                ..VolumeProjection::default()
+            },
+        ),
+        projected(
+            "link-ca",
+            VolumeProjection {
+                config_map: Some(ConfigMapProjection {
+                    name: LINK_CA_CONFIGMAP.into(),
+                    ..ConfigMapProjection::default()
+                }),
+                ..VolumeProjection::default()
+            },
+        ),
+    ];
+    if storage.ephemeral {
+        volumes.push(Volume {
+            name: "outbox".into(),
+            empty_dir: Some(EmptyDirVolumeSource {
+                size_limit: Some(Quantity(storage.size.clone())),
+                ..EmptyDirVolumeSource::default()
+            }),
+            ..Volume::default()
+        });
+    }
+    if let Some(secret) = headers(&sensor.spec.source) {
+        volumes.push(secret_volume("headers", &secret.name, None));
+    }
+    if let Some(key) = key(&sensor.spec.source) {
+        let item = KeyToPath {
+            key: key.key.clone(),
+            path: file(SENSOR_KEY_FILE).into(),
+            ..KeyToPath::default()
+        };
+        volumes.push(secret_volume("key", &key.name, Some(vec![item])));
+    }
+    volumes
+}
+
+fn secret_volume(name: &str, secret: &str, items: Option<Vec<KeyToPath>>) -> Volume {
+    Volume {
+        name: name.into(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(secret.into()),
+            items,
+            default_mode: Some(GROUP_READABLE),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    }
+}
+
+fn projected(name: &str, source: VolumeProjection) -> Volume {
+    Volume {
+        name: name.into(),
+        projected: Some(ProjectedVolumeSource {
+            default_mode: Some(GROUP_READABLE),
+            sources: Some(vec![source]),
+        }),
+        ..Volume::default()
+    }
+}
+
+fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: volume.into(),
+        mount_path: path.into(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+fn directory(path: &str) -> &str {
+    path.rsplit_once('/').map_or("/", |(directory, _)| directory)
+}
+
+fn file(path: &str) -> &str {
+    path.rsplit_once('/').map_or(path, |(_, file)| file)
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn sensor(spec: &Value) -> Sensor {
+        let object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "spec": spec,
+            "metadata": {"name": "s", "namespace": "n", "uid": "u", "generation": 3},
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn webhook() -> Sensor {
+        let source = json!({"webhook": {"scheme": "GitHub", "secretKeyRef": {"name": "hooks", "key": "main"}}});
+        sensor(&json!({"agentNames": ["x"], "source": source}))
+    }
+
+    fn poll() -> Sensor {
+        let http = json!({"url": "https://example.com", "headersSecretRef": {"name": "keys"}});
+        sensor(&json!({"agentNames": ["x"], "source": {"poll": {"http": http}}, "storage": {"ephemeral": true}}))
+    }
+
+    fn set(sensor: &Sensor) -> Value {
+        serde_json::to_value(stateful_set(sensor, &SensorPodSettings::default())).unwrap()
+    }
+
+    fn template(sensor: &Sensor) -> Value {
+        set(sensor)["spec"]["template"]["spec"].clone()
+    }
+
+    fn names(list: &Value) -> Vec<&str> {
+        let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
+        list.iter().filter_map(|item| item["name"].as_str()).collect()
+    }
+
+    #[test]
+    fn the_pod_is_restricted_and_has_no_kubernetes_token() {
+        let pod = template(&webhook());
+        assert_eq!(pod["automountServiceAccountToken"], false);
+        assert_eq!(pod["serviceAccountName"], "agentloop-sensor");
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        let security = &pod["containers"][0]["securityContext"];
+        assert_eq!(security["allowPrivilegeEscalation"], false);
+        assert_eq!(security["readOnlyRootFilesystem"], true);
+        assert_eq!(security["capabilities"]["drop"], json!(["ALL"]));
+        let token = &pod["volumes"][0]["projected"]["sources"][0]["serviceAccountToken"];
+        assert_eq!(token["audience"], "agentloop.dev/link");
+    }
+
+    #[test]
+    fn each_source_gets_its_own_secret_and_no_other() {
+        let pod = template(&webhook());
+        assert_eq!(names(&pod["volumes"]), ["link-token", "link-ca", "key"]);
+        assert_eq!(
+            pod["volumes"][2]["secret"]["items"],
+            json!([{"key": "main", "path": "value"}])
+        );
+        assert_eq!(
+            names(&pod["containers"][0]["volumeMounts"]),
+            ["outbox", "link-token", "link-ca", "key"]
+        );
+        assert_eq!(names(&pod["containers"][0]["ports"]), ["webhook"]);
+        let pod = template(&poll());
+        assert_eq!(names(&pod["volumes"]), ["link-token", "link-ca", "outbox", "headers"]);
+        assert_eq!(pod["volumes"][3]["secret"]["secretName"], "keys");
+        assert_eq!(pod["containers"][0]["ports"], Value::Null);
+    }
+
+    #[test]
+    fn the_outbox_has_a_claim_that_goes_with_the_sensor_unless_it_is_ephemeral() {
+        let durable = set(&webhook());
+        let claim = &durable["spec"]["volumeClaimTemplates"][0];
+        assert_eq!(claim["metadata"]["name"], "outbox");
+        assert_eq!(claim["spec"]["resources"]["requests"]["storage"], "100Mi");
+        assert_eq!(
+            durable["spec"]["persistentVolumeClaimRetentionPolicy"]["whenDeleted"],
+            "Delete"
+        );
+        let ephemeral = set(&poll());
+        assert_eq!(ephemeral["spec"]["volumeClaimTemplates"], Value::Null);
+        let volume = &template(&poll())["volumes"][2];
+        assert_eq!(volume["emptyDir"]["sizeLimit"], "100Mi");
+    }
+
+    #[test]
+    fn another_receiver_or_generation_replaces_no_pod_and_another_rule_does() {
+        let before = template(&webhook());
+        let mut sensor = webhook();
+        sensor.spec.agent_names.push("y".into());
+        sensor.metadata.generation = Some(4);
+        assert_eq!(template(&sensor), before);
+        sensor.spec.limits.per_minute = 7;
+        assert_ne!(template(&sensor), before);
+    }
+
+    #[test]
+    fn nothing_in_the_configuration_is_left_to_expand() {
+        let mut sensor = webhook();
+        sensor.spec.notification = Some(crate::api::sensor::Notification {
+            text: "'$(HOME) $$'".into(),
+        });
+        let config = config(&sensor, &SensorPodSettings::default());
+        assert!(!config.contains('$'));
+        let read: SensorPodConfig = serde_json::from_str(&config).unwrap();
+        assert_eq!(read.terms.spec.notification, sensor.spec.notification);
+    }
+
+    #[test]
+    fn the_service_leads_to_the_pod() {
+        let service = serde_json::to_value(service(&webhook())).unwrap();
+        assert_eq!(service["metadata"]["name"], "s-webhook");
+        assert_eq!(service["spec"]["ports"][0]["port"], 80);
+        let labels = set(&webhook())["spec"]["template"]["metadata"]["labels"].clone();
+        assert_eq!(service["spec"]["selector"], json!({"agentloop.dev/sensor": "s"}));
+        assert_eq!(labels["agentloop.dev/sensor"], "s");
+        assert_eq!(pod_name("s"), "s-sensor-0");
+        assert!(has_pod(&webhook().spec.source));
+    }
+}

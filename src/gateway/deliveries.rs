@@ -1,0 +1,118 @@
+//! Events of sensor pods on their way to the worker.
+//!
+//! Keeps few, and only in memory: what is lost or refused here is sent again by the sensor pod, which waits for the word
+//! that the worker has it on disk.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use crate::link::client::{LinkClient, LinkError};
+use crate::link::deliveries::{Delivered, DeliveredTo, Delivery};
+
+/// Deliveries that wait for the worker; more are passed over.
+const MOST: usize = 4;
+
+/// Deliveries that wait for the worker.
+pub struct Deliveries {
+    waiting: Mutex<VecDeque<Delivery>>,
+    news: Notify,
+    client: Arc<LinkClient>,
+    epoch: i64,
+}
+
+impl Deliveries {
+    /// None so far; words go back through `client`.
+    pub fn new(client: Arc<LinkClient>, epoch: i64) -> Self {
+        Self {
+            waiting: Mutex::default(),
+            news: Notify::new(),
+            client,
+            epoch,
+        }
+    }
+
+    /// Something came for the worker.
+    pub fn put(&self, delivery: Delivery) {
+        let mut waiting = self.lock();
+        // A repeat says the same and more: the newest of a Sensor is enough.
+        waiting.retain(|old| old.sensor != delivery.sensor);
+        if waiting.len() < MOST {
+            waiting.push_back(delivery);
+            self.news.notify_one();
+        }
+    }
+
+    /// The next one for the worker, which waits so long for it.
+    pub async fn next(&self, limit: Duration) -> Option<Delivery> {
+        timeout(limit, async {
+            loop {
+                let news = self.news.notified();
+                if let Some(delivery) = self.lock().pop_front() {
+                    return delivery;
+                }
+                news.await;
+            }
+        })
+        .await
+        .ok()
+    }
+
+    /// The worker has events on disk: says so once. When that is lost, they come again, and so does the worker's word.
+    pub async fn delivered(&self, delivered: Delivered) -> Result<(), LinkError> {
+        let epoch = self.epoch;
+        self.client.delivered(&DeliveredTo { epoch, delivered }).await
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Delivery>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deliveries() -> Deliveries {
+        Deliveries::new(Arc::new(LinkClient::new("https://x", "ca".into(), "token".into())), 1)
+    }
+
+    fn of(sensor: &str, name: &str) -> Delivery {
+        Delivery {
+            sensor: sensor.into(),
+            name: name.into(),
+            events: vec![],
+        }
+    }
+
+    const SOON: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_waits_gets_what_comes_and_nothing_after_its_limit() {
+        let deliveries = deliveries();
+        let (got, ()) = tokio::join!(deliveries.next(SOON), async { deliveries.put(of("s", "1")) });
+        assert_eq!(got, Some(of("s", "1")));
+        assert_eq!(deliveries.next(SOON).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn four_sensors_wait_at_once_and_not_five_and_of_each_the_newest() {
+        let deliveries = deliveries();
+        for sensor in ["a", "b", "c", "d", "e"] {
+            deliveries.put(of(sensor, "1"));
+        }
+        deliveries.put(of("b", "2"));
+        let mut got = Vec::new();
+        while let Some(delivery) = deliveries.next(SOON).await {
+            got.push((delivery.sensor, delivery.name));
+        }
+        let expected = [("a", "1"), ("c", "1"), ("d", "1"), ("b", "2")];
+        assert_eq!(got, expected.map(|(sensor, name)| (sensor.to_owned(), name.to_owned())));
+        // There is room again.
+        deliveries.put(of("e", "2"));
+        assert_eq!(deliveries.next(SOON).await, Some(of("e", "2")));
+    }
+}

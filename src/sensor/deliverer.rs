@@ -1,0 +1,214 @@
+//! Sends what is in the outbox to each receiver, in order, until it has it.
+//!
+//! One task a receiver, so that one that is away holds nobody up. Sends again whatever was not answered: a receiver passes
+//! over what it has. Who is away is tried less and less often, and at once when the controller says that it may be back.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::outbox::{Outbox, OutboxError, Receiver};
+use crate::link::client::LinkClient;
+use crate::link::deliveries::{Deliver, MOST_DELIVERY_BYTES, ReceiverTerms};
+use crate::sensing::delivery::Delivery;
+use crate::sensing::source::backoff::jitter;
+
+/// First and longest pause between two tries.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+
+/// The way to receivers.
+pub trait Road: Send + Sync + 'static {
+    /// Sends events; says through which number the receiver has them on disk, or why it is not known.
+    fn send(&self, deliver: &Deliver) -> impl Future<Output = Result<i64, String>> + Send;
+}
+
+impl Road for LinkClient {
+    async fn send(&self, deliver: &Deliver) -> Result<i64, String> {
+        let delivered = self.deliver(deliver).await.map_err(|error| error.to_string())?;
+        Ok(delivered.through)
+    }
+}
+
+/// The outbox, and the number of its last event, which wakes who waits for more.
+pub struct Shelf {
+    inner: Mutex<Outbox>,
+    last: watch::Sender<i64>,
+}
+
+/// The outbox as all parts of the pod share it.
+pub type Shared = Arc<Shelf>;
+
+impl Shelf {
+    /// Shares an outbox whose last event has this number.
+    #[must_use]
+    pub fn share(outbox: Outbox, last: i64) -> Shared {
+        Arc::new(Self {
+            inner: Mutex::new(outbox),
+            last: watch::Sender::new(last),
+        })
+    }
+
+    /// The outbox, for a moment.
+    pub fn lock(&self) -> MutexGuard<'_, Outbox> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// There is a new event.
+    pub fn grew(&self, last: i64) {
+        self.last.send_replace(last);
+    }
+}
+
+/// Sends to all receivers.
+pub struct Deliverer<R> {
+    /// The outbox.
+    pub outbox: Shared,
+    /// The way.
+    pub road: Arc<R>,
+    /// Uid of the Sensor.
+    pub sensor: String,
+    /// Name of the Sensor.
+    pub name: String,
+}
+
+impl<R> Clone for Deliverer<R> {
+    fn clone(&self) -> Self {
+        Self {
+            outbox: Arc::clone(&self.outbox),
+            road: Arc::clone(&self.road),
+            sensor: self.sensor.clone(),
+            name: self.name.clone(),
+        }
+    }
+}
+
+impl<R: Road> Deliverer<R> {
+    /// Sends to these receivers until the outbox cannot be used.
+    pub async fn run(self, mut terms: watch::Receiver<Option<Vec<ReceiverTerms>>>) -> OutboxError {
+        let mut tasks = JoinSet::new();
+        let mut running = HashMap::new();
+        loop {
+            let level = terms.borrow_and_update().clone();
+            if let Some(level) = level
+                && let Err(error) = self.follow(receivers(&level), &mut tasks, &mut running, &terms)
+            {
+                return error;
+            }
+            tokio::select! {
+                changed = terms.changed() => if changed.is_err() {
+                    // Nobody decides any more: the pod ends.
+                    std::future::pending::<()>().await;
+                },
+                Some(Ok(error)) = tasks.join_next() => return error,
+            }
+        }
+    }
+
+    fn follow(
+        &self,
+        receivers: Vec<Receiver>,
+        tasks: &mut JoinSet<OutboxError>,
+        running: &mut HashMap<String, tokio::task::AbortHandle>,
+        terms: &watch::Receiver<Option<Vec<ReceiverTerms>>>,
+    ) -> Result<(), OutboxError> {
+        self.outbox.lock().receive(&receivers)?;
+        running.retain(|uid, task| {
+            let stays = receivers.iter().any(|receiver| receiver.uid == *uid);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for receiver in receivers {
+            running
+                .entry(receiver.uid.clone())
+                .or_insert_with(|| tasks.spawn(self.clone().serve(receiver.uid, terms.clone())));
+        }
+        Ok(())
+    }
+
+    async fn serve(self, uid: String, mut terms: watch::Receiver<Option<Vec<ReceiverTerms>>>) -> OutboxError {
+        let mut last = self.outbox.last.subscribe();
+        let mut backoff = Backoff::default();
+        loop {
+            last.mark_unchanged();
+            let events = match self.outbox.lock().next(&uid, MOST_DELIVERY_BYTES) {
+                Ok(events) => events,
+                Err(error) => return error,
+            };
+            let Some(first) = events.first().map(|event| event.seq) else {
+                // The sender is in `outbox`: it cannot be gone.
+                let _ = last.changed().await;
+                continue;
+            };
+            let deliver = Deliver {
+                receiver: uid.clone(),
+                delivery: Delivery {
+                    sensor: self.sensor.clone(),
+                    name: self.name.clone(),
+                    events,
+                },
+            };
+            match self.road.send(&deliver).await {
+                Ok(through) => {
+                    if let Err(error) = self.outbox.lock().acknowledge(&uid, through) {
+                        return error;
+                    }
+                    if through >= first {
+                        backoff = Backoff::default();
+                        continue;
+                    }
+                }
+                Err(error) => tracing::debug!(receiver = uid, error, "events were not taken; they go again"),
+            }
+            let revision = revision(&terms, &uid);
+            tokio::select! {
+                () = sleep(backoff.next(jitter())) => {}
+                Ok(_) = terms.wait_for(|now| revision_of(now.as_deref(), &uid) != revision) => backoff = Backoff::default(),
+            }
+        }
+    }
+}
+
+/// Those that get events, in the order of their uids.
+#[must_use]
+pub fn receivers(terms: &[ReceiverTerms]) -> Vec<Receiver> {
+    let mut receivers: Vec<_> = terms
+        .iter()
+        .map(|terms| Receiver {
+            uid: terms.uid.clone(),
+            name: terms.name.clone(),
+        })
+        .collect();
+    receivers.sort();
+    receivers
+}
+
+fn revision(terms: &watch::Receiver<Option<Vec<ReceiverTerms>>>, uid: &str) -> Option<u64> {
+    revision_of(terms.borrow().as_deref(), uid)
+}
+
+fn revision_of(terms: Option<&[ReceiverTerms]>, uid: &str) -> Option<u64> {
+    terms?.iter().find(|terms| terms.uid == uid).map(|terms| terms.revision)
+}
+
+/// Pauses that double, with jitter: a controller that comes back meets the sensor pods one after the other.
+#[derive(Default)]
+struct Backoff {
+    tries: u32,
+}
+
+impl Backoff {
+    fn next(&mut self, jitter: f64) -> Duration {
+        let full = BACKOFF.0.saturating_mul(1 << self.tries.min(16)).min(BACKOFF.1);
+        self.tries += 1;
+        full.mul_f64(0.5 + jitter / 2.0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

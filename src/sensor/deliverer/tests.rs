@@ -1,0 +1,303 @@
+//! Numbered events to three receivers over a road that loses, doubles, delays and reorders, while sensor pod, leader and
+//! receivers are killed and frozen: each receiver has each number once, in order.
+
+use std::path::Path;
+
+use jiff::Timestamp;
+use pretty_assertions::assert_eq;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use super::*;
+use crate::api::SensorSpec;
+use crate::sensing::rules::Rules;
+use crate::sensing::source::{Cursor, Heard, Taken};
+use crate::sensor::keeper::Keeper;
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// What a receiver has on disk: both in one transaction.
+#[derive(Clone, Debug, Default)]
+struct Journal {
+    through: i64,
+    heard: Vec<String>,
+}
+
+impl Journal {
+    fn apply(&mut self, delivery: &Delivery) -> i64 {
+        for event in delivery
+            .events
+            .iter()
+            .filter(|event| event.seq > self.through)
+            .cloned()
+            .collect::<Vec<_>>()
+        {
+            self.through = event.seq;
+            self.heard
+                .extend(event.notifications.into_iter().map(|notice| notice.text));
+        }
+        self.through
+    }
+}
+
+/// Receivers, and the road to them. Random, from a seed.
+struct World {
+    random: Mutex<u64>,
+    journals: Mutex<HashMap<String, Journal>>,
+    late: Mutex<Vec<Deliver>>,
+    /// What went wrong how often.
+    fates: Mutex<HashMap<&'static str, u64>>,
+}
+
+impl World {
+    fn new(seed: u64) -> Arc<Self> {
+        Arc::new(Self {
+            random: Mutex::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
+            journals: Mutex::default(),
+            late: Mutex::default(),
+            fates: Mutex::default(),
+        })
+    }
+
+    fn below(&self, limit: u64) -> u64 {
+        let mut state = self.random.lock().unwrap();
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        (*state >> 11) % limit
+    }
+
+    fn apply(&self, deliver: &Deliver) -> i64 {
+        let mut journals = self.journals.lock().unwrap();
+        journals
+            .entry(deliver.receiver.clone())
+            .or_default()
+            .apply(&deliver.delivery)
+    }
+
+    fn fate(&self) -> &'static str {
+        let fate = match self.below(20) {
+            0 => "lost",
+            1 => "answer lost",
+            2 => "late",
+            3 => "frozen",
+            4 => "twice",
+            5 => "behind an old one",
+            6 => "killed before its commit",
+            _ => "fine",
+        };
+        *self.fates.lock().unwrap().entry(fate).or_default() += 1;
+        fate
+    }
+}
+
+impl Road for World {
+    async fn send(&self, deliver: &Deliver) -> Result<i64, String> {
+        // Every message is away for a moment, in which others happen.
+        sleep(Duration::from_micros(self.below(500))).await;
+        match self.fate() {
+            "lost" | "killed before its commit" => return Err("lost".into()),
+            "answer lost" => {
+                self.apply(deliver);
+                return Err("no leader".into());
+            }
+            "late" => {
+                self.late.lock().unwrap().push(deliver.clone());
+                return Err("timeout".into());
+            }
+            "frozen" => sleep(Duration::from_secs(self.below(20))).await,
+            "twice" => drop(self.apply(deliver)),
+            "behind an old one" => {
+                let late = std::mem::take(&mut *self.late.lock().unwrap());
+                for old in &late {
+                    self.apply(old);
+                }
+            }
+            _ => {}
+        }
+        Ok(self.apply(deliver))
+    }
+}
+
+fn dir() -> TempDir {
+    // In memory where the system has a place for that: syncing costs nothing there.
+    tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap()
+}
+
+/// A sensor pod: what dies together.
+struct Pod {
+    keeper: Keeper,
+    outbox: Shared,
+    task: tokio::task::JoinHandle<OutboxError>,
+    _level: watch::Sender<Option<Vec<ReceiverTerms>>>,
+}
+
+impl Pod {
+    fn start(dir: &Path, world: &Arc<World>) -> Self {
+        let (mut outbox, restored) = Outbox::open(dir, "uid", Timestamp::from_second(1_000).unwrap()).unwrap();
+        let receivers = NAMES.map(|name| ReceiverTerms {
+            uid: name.into(),
+            name: name.into(),
+            revision: 0,
+        });
+        outbox.receive(&super::receivers(&receivers)).unwrap();
+        let outbox = Shelf::share(outbox, restored.last);
+        let level = watch::Sender::new(Some(receivers.to_vec()));
+        let deliverer = Deliverer {
+            outbox: Arc::clone(&outbox),
+            road: Arc::clone(world),
+            sensor: "uid".into(),
+            name: "s".into(),
+        };
+        let spec = json!({"agentNames": NAMES, "source": {}, "limits": {"perMinute": 60_000}});
+        let spec: SensorSpec = serde_json::from_value(spec).unwrap();
+        Self {
+            keeper: Keeper::new(Arc::clone(&outbox), restored, Rules::compile("s", &spec).unwrap()),
+            outbox,
+            task: tokio::spawn(deliverer.run(level.subscribe())),
+            _level: level,
+        }
+    }
+
+    /// Dies; another one starts with what it left on its volume.
+    async fn kill(self, dir: TempDir, world: &Arc<World>) -> (Self, TempDir) {
+        let copy = self::dir();
+        for name in ["outbox.sqlite", "outbox.sqlite-wal"] {
+            if let Ok(bytes) = std::fs::read(dir.path().join(name)) {
+                std::fs::write(copy.path().join(name), bytes).unwrap();
+            }
+        }
+        self.task.abort();
+        let _ = self.task.await;
+        (Self::start(copy.path(), world), copy)
+    }
+}
+
+fn heard(n: i64) -> Heard {
+    Heard {
+        id: Some(n.to_string()),
+        payload: n.to_string().into_bytes(),
+        cursor: Cursor::default(),
+    }
+}
+
+async fn run(seed: u64, events: i64) -> Arc<World> {
+    let world = World::new(seed);
+    let mut dir = dir();
+    let mut pod = Pod::start(dir.path(), &world);
+    let mut kills = 0;
+    for n in 1..=events {
+        let at = Timestamp::from_millisecond(1_000_000 + n * 10).unwrap();
+        assert_eq!(pod.keeper.hear(&heard(n), at).unwrap(), Taken::OnDisk);
+        if world.below(50) == 0 {
+            sleep(Duration::from_millis(world.below(2_000))).await;
+        }
+        if world.below(100) == 0 {
+            (pod, dir) = pod.kill(dir, &world).await;
+            kills += 1;
+            // The sender did not hear the answer, and sends again.
+            assert_eq!(pod.keeper.hear(&heard(n), at).unwrap(), Taken::Known);
+        }
+    }
+    let all = async {
+        while pod
+            .outbox
+            .lock()
+            .pending()
+            .unwrap()
+            .values()
+            .any(|pending| *pending > 0)
+        {
+            sleep(Duration::from_secs(1)).await;
+        }
+    };
+    timeout(Duration::from_hours(24), all).await.unwrap();
+    assert!(events < 1_000 || kills > 10, "{kills} kills");
+    world
+}
+
+fn assert_each_once(world: &World, events: i64, seed: u64) {
+    let expected: Vec<_> = (1..=events).map(|n| n.to_string()).collect();
+    let journals = world.journals.lock().unwrap();
+    for name in NAMES {
+        assert_eq!(journals[name].heard, expected, "receiver {name}, seed {seed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_events_reach_three_receivers_each_once_and_in_order() {
+    let world = run(1, 10_000).await;
+    assert_each_once(&world, 10_000, 1);
+    let fates = world.fates.lock().unwrap();
+    assert_eq!(fates.len(), 8, "{fates:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_do_two_hundred_of_each_of_twenty_seeds() {
+    for seed in 2..22 {
+        let world = run(seed, 200).await;
+        assert_each_once(&world, 200, seed);
+    }
+}
+
+/// Answers with an error until it is told otherwise, and counts.
+#[derive(Default)]
+struct Away {
+    tries: Mutex<u32>,
+    back: Mutex<bool>,
+}
+
+impl Road for Away {
+    async fn send(&self, deliver: &Deliver) -> Result<i64, String> {
+        *self.tries.lock().unwrap() += 1;
+        let last = deliver.delivery.events.last().map(|event| event.seq);
+        if *self.back.lock().unwrap() {
+            Ok(last.unwrap_or_default())
+        } else {
+            Err("away".into())
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_away_is_tried_ever_less_and_at_once_when_it_may_be_back() {
+    let dir = dir();
+    let (mut outbox, restored) = Outbox::open(dir.path(), "uid", Timestamp::from_second(1_000).unwrap()).unwrap();
+    let terms = |revision| {
+        Some(vec![ReceiverTerms {
+            uid: "a".into(),
+            name: "a".into(),
+            revision,
+        }])
+    };
+    outbox.receive(&receivers(&terms(0).unwrap())).unwrap();
+    let outbox = Shelf::share(outbox, restored.last);
+    let spec: SensorSpec = serde_json::from_value(json!({"agentNames": ["a"], "source": {}})).unwrap();
+    let mut keeper = Keeper::new(Arc::clone(&outbox), restored, Rules::compile("s", &spec).unwrap());
+    let road = Arc::new(Away::default());
+    let level = watch::Sender::new(terms(0));
+    let deliverer = Deliverer {
+        outbox: Arc::clone(&outbox),
+        road: Arc::clone(&road),
+        sensor: "uid".into(),
+        name: "s".into(),
+    };
+    let task = tokio::spawn(deliverer.run(level.subscribe()));
+    keeper.hear(&heard(1), Timestamp::from_second(1_000).unwrap()).unwrap();
+    sleep(Duration::from_hours(1)).await;
+    let tries = *road.tries.lock().unwrap();
+    // A pause is 15 to 30 s in the end, and shorter in the first minute.
+    assert!((120..=260).contains(&tries), "{tries} tries in an hour");
+    *road.back.lock().unwrap() = true;
+    level.send_replace(terms(1));
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(outbox.lock().pending().unwrap()["a"], 0);
+    // With nothing to send it is quiet.
+    let tries = *road.tries.lock().unwrap();
+    sleep(Duration::from_hours(1)).await;
+    assert_eq!(*road.tries.lock().unwrap(), tries);
+    task.abort();
+}

@@ -1,0 +1,187 @@
+//! The pod's main loop: arrivals, clocks, and what the controller says; one after the other.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+
+use super::deliverer::{self, Shared};
+use super::keeper::Keeper;
+use super::outbox::OutboxError;
+use super::source::{Running, Sources};
+use crate::link::deliveries::{ReceiverTerms, SensorDirectives, SensorPodReport};
+use crate::link::sensors::{LastEvent, SensorReport, SensorTerms};
+use crate::sensing::rules::Rules;
+use crate::sensing::source::{Arrival, Condition, Cursor, Feed, Taken};
+
+/// Longest time that the loop waits for nothing: what is pending may have changed.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// The loop and all that it speaks with.
+pub struct Hearing {
+    pub keeper: Keeper,
+    pub outbox: Shared,
+    pub sources: Sources,
+    pub terms: SensorTerms,
+    pub directives: watch::Receiver<SensorDirectives>,
+    pub receivers: watch::Sender<Option<Vec<ReceiverTerms>>>,
+    pub report: watch::Sender<Option<SensorPodReport>>,
+}
+
+/// A source and what comes of it.
+struct Ear {
+    _running: Option<Running>,
+    arrivals: mpsc::Receiver<Arrival>,
+    condition: watch::Receiver<Condition>,
+    /// Keeps the channel open while there is no source.
+    _feed: Feed,
+    counted: i64,
+}
+
+impl Hearing {
+    /// Runs until the outbox cannot be used.
+    pub async fn run(mut self) -> OutboxError {
+        let cursor = self.keeper.cursor().clone();
+        let mut ear = self.listen(cursor);
+        loop {
+            if let Err(error) = self.tell(&mut ear) {
+                return error;
+            }
+            let due = until(self.keeper.waits_until());
+            let result = tokio::select! {
+                Some(arrival) = ear.arrivals.recv() => self.hear(arrival),
+                () = sleep(due) => self.keeper.take_up(Timestamp::now()),
+                Ok(()) = self.directives.changed() => self.follow(&mut ear),
+                Ok(()) = ear.condition.changed() => Ok(()),
+            };
+            match result {
+                Ok(()) => {}
+                Err(error @ OutboxError::Full { .. }) => {
+                    tracing::warn!(%error, "nothing can be kept");
+                    sleep(Duration::from_secs(1)).await;
+                }
+                Err(error) => return error,
+            }
+        }
+    }
+
+    fn hear(&mut self, arrival: Arrival) -> Result<(), OutboxError> {
+        // Before it is known who gets it, it would get lost.
+        if self.receivers.borrow().is_none() {
+            let _ = arrival.answer.send(Taken::NotNow);
+            return Ok(());
+        }
+        let result = self.keeper.hear(&arrival.heard, arrival.at);
+        let taken = result.as_ref().copied().unwrap_or(Taken::NotNow);
+        // Who asked may be gone.
+        let _ = arrival.answer.send(taken);
+        result.map(drop)
+    }
+
+    /// Does what the controller says now.
+    fn follow(&mut self, ear: &mut Ear) -> Result<(), OutboxError> {
+        let directives = self.directives.borrow_and_update().clone();
+        if let Some(receivers) = directives.receivers {
+            // On disk before anything more is taken.
+            self.outbox.lock().receive(&deliverer::receivers(&receivers))?;
+            self.receivers.send_if_modified(|old| {
+                let new = old.as_ref() != Some(&receivers);
+                *old = Some(receivers);
+                new
+            });
+        }
+        self.obey(directives.terms, ear);
+        Ok(())
+    }
+
+    fn obey(&mut self, terms: Option<SensorTerms>, ear: &mut Ear) {
+        let Some(terms) = terms.filter(|terms| *terms != self.terms) else {
+            return;
+        };
+        let rules = match Rules::compile(&terms.name, &terms.spec) {
+            Ok(rules) => rules,
+            Err(invalid) => {
+                // The controller compiles them too, and sends none that it refuses.
+                tracing::warn!(%invalid, "the new spec cannot be used; the old one stays");
+                return;
+            }
+        };
+        let (old, new) = (&self.terms.spec, &terms.spec);
+        let same_source = old.source == new.source;
+        let same_ear = same_source && old.suspend == new.suspend && old.limits == new.limits;
+        self.keeper.change(rules);
+        self.terms = terms;
+        if !same_ear {
+            // Of another source nothing is known.
+            let cursor = if same_source {
+                self.keeper.cursor().clone()
+            } else {
+                Cursor::default()
+            };
+            self.count(ear);
+            *ear = self.listen(cursor);
+        }
+    }
+
+    fn listen(&self, cursor: Cursor) -> Ear {
+        let (feed, arrivals) = Feed::new();
+        let running = if self.terms.spec.suspend {
+            None
+        } else {
+            let started = self.sources.start(&self.terms.spec, cursor, feed.clone());
+            started.map_err(|failure| feed.failed(&failure.0, Duration::ZERO)).ok()
+        };
+        Ear {
+            _running: running,
+            arrivals,
+            condition: feed.condition(),
+            _feed: feed,
+            counted: 0,
+        }
+    }
+
+    fn count(&mut self, ear: &mut Ear) {
+        let failures = ear.condition.borrow_and_update().failures;
+        self.keeper.count_failures(failures - ear.counted);
+        ear.counted = failures;
+    }
+
+    /// Says how the Sensor is, when that is new.
+    fn tell(&mut self, ear: &mut Ear) -> Result<(), OutboxError> {
+        self.count(ear);
+        let pending = self.outbox.lock().pending()?;
+        let condition = ear.condition.borrow().clone();
+        let state = self.keeper.state();
+        let (consecutive, failure) = match condition.failure {
+            Some(failure) => (condition.consecutive_failures, Some(failure)),
+            None => (state.consecutive_failures, state.failure.clone()),
+        };
+        let report = SensorPodReport {
+            report: SensorReport {
+                uid: self.terms.uid.clone(),
+                generation: self.terms.generation,
+                totals: state.totals,
+                last: state.last.as_ref().map(|last| LastEvent {
+                    at: last.at,
+                    id: last.id.clone(),
+                }),
+                consecutive_failures: consecutive,
+                failure,
+                next_attempt_at: condition.next_attempt_at,
+            },
+            pending_deliveries: pending.values().sum(),
+        };
+        self.report.send_if_modified(|old| {
+            let new = old.as_ref() != Some(&report);
+            *old = Some(report);
+            new
+        });
+        Ok(())
+    }
+}
+
+fn until(due: Option<Timestamp>) -> Duration {
+    let wait = due.map(|due| Duration::try_from(due.duration_since(Timestamp::now())).unwrap_or_default());
+    wait.unwrap_or(LOOK).min(LOOK)
+}

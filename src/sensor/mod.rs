@@ -1,0 +1,123 @@
+//! The sensor pod: one Sensor that listens to the world for all its receivers.
+//!
+//! Owns the outbox: what was heard is on disk, with all that it does, before anybody is told that it was taken; and it
+//! leaves the outbox once each receiver has it. Knows its receivers only through the link, and holds no Kubernetes token.
+
+pub mod deliverer;
+mod hearing;
+pub mod keeper;
+pub mod outbox;
+mod source;
+mod uplink;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use self::deliverer::{Deliverer, Shelf};
+use self::hearing::Hearing;
+use self::keeper::Keeper;
+use self::outbox::{Outbox, OutboxError, Receiver};
+use self::source::Sources;
+use self::uplink::Uplink;
+use crate::link::client::LinkClient;
+use crate::link::deliveries::ReceiverTerms;
+use crate::link::pod::SensorPodConfig;
+use crate::sensing::Invalid;
+use crate::sensing::address::{AddressPolicy, Cidr, NoCidr};
+use crate::sensing::rules::Rules;
+
+/// What a sensor pod runs with.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Configuration of the pod.
+    pub config: SensorPodConfig,
+    /// Directory of the outbox.
+    pub outbox_dir: PathBuf,
+    /// Directory with a file for each header of a Secret.
+    pub headers_dir: PathBuf,
+    /// File of the webhook's key.
+    pub key_file: PathBuf,
+    /// Where the webhook listens.
+    pub webhook_address: SocketAddr,
+    /// File of the link's token.
+    pub link_token_file: PathBuf,
+    /// File of the link's CA bundle.
+    pub link_ca_file: PathBuf,
+}
+
+/// Why a sensor pod cannot run.
+#[derive(thiserror::Error, Debug)]
+pub enum SensorError {
+    /// Its outbox.
+    #[error(transparent)]
+    Outbox(#[from] OutboxError),
+    /// Its rules; the controller makes no pod of such a Sensor.
+    #[error(transparent)]
+    Rules(#[from] Invalid),
+    /// The ranges of addresses that its operator configured.
+    #[error(transparent)]
+    Ranges(#[from] NoCidr),
+}
+
+/// Listens, keeps and delivers until `end`.
+pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), SensorError> {
+    let terms = options.config.terms.clone();
+    let rules = Rules::compile(&terms.name, &terms.spec)?;
+    let policy = AddressPolicy::new(
+        ranges(&options.config.allowed_ranges)?,
+        ranges(&options.config.denied_ranges)?,
+    );
+    let (outbox, restored) = Outbox::open(&options.outbox_dir, &terms.uid, Timestamp::now())?;
+    let outbox = Shelf::share(outbox, restored.last);
+    let client = Arc::new(LinkClient::new(
+        &options.config.link_url,
+        options.link_ca_file,
+        options.link_token_file,
+    ));
+    let uplink = Uplink::new(Arc::clone(&client));
+    // Those that are known go on until the controller says otherwise; a new outbox knows of none.
+    let known = outbox.lock().receivers()?;
+    let known: Vec<_> = known.into_iter().map(|(receiver, _)| terms_of(receiver)).collect();
+    let receivers = watch::Sender::new((!known.is_empty()).then_some(known));
+    let deliverer = Deliverer {
+        outbox: Arc::clone(&outbox),
+        road: client,
+        sensor: terms.uid.clone(),
+        name: terms.name.clone(),
+    };
+    let hearing = Hearing {
+        keeper: Keeper::new(Arc::clone(&outbox), restored, rules),
+        outbox,
+        sources: Sources {
+            headers_dir: options.headers_dir,
+            key_file: options.key_file,
+            webhook_address: options.webhook_address,
+            policy: Arc::new(policy),
+        },
+        terms,
+        directives: uplink.directives(),
+        receivers: receivers.clone(),
+        report: uplink.report(),
+    };
+    tracing::info!(sensor = hearing.terms.name, "listening");
+    tokio::select! {
+        error = deliverer.run(receivers.subscribe()) => return Err(error.into()),
+        error = hearing.run() => return Err(error.into()),
+        () = uplink.run() => {}
+        () = end => {}
+    }
+    tracing::info!("ended");
+    Ok(())
+}
+
+fn terms_of(Receiver { uid, name }: Receiver) -> ReceiverTerms {
+    ReceiverTerms { uid, name, revision: 0 }
+}
+
+fn ranges(texts: &[String]) -> Result<Vec<Cidr>, NoCidr> {
+    texts.iter().map(|text| text.parse()).collect()
+}

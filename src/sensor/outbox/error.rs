@@ -1,0 +1,97 @@
+//! Why an outbox cannot be used, in words that say what a person can do.
+
+use std::path::{Path, PathBuf};
+
+use rusqlite::ErrorCode;
+
+/// Why an outbox cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OutboxError {
+    /// No room on the volume.
+    #[error(
+        "the volume under {} is full, so nothing more is taken: make it larger (spec.storage.size; the storage class \
+         must allow expansion); the Sensor then goes on by itself",
+        .dir.display()
+    )]
+    Full {
+        /// Directory of the outbox.
+        dir: PathBuf,
+    },
+    /// The file is not what we wrote.
+    #[error(
+        "the outbox {} is damaged ({detail}) and was left as it is: move it away to start with an empty one",
+        .file.display()
+    )]
+    Corrupted {
+        /// The file.
+        file: PathBuf,
+        /// What was found; never text of a payload.
+        detail: String,
+    },
+    /// A newer version wrote it.
+    #[error("the outbox {} has version {found} and this agentloop knows versions up to {known}: run the newer one", .file.display())]
+    Newer {
+        /// The file.
+        file: PathBuf,
+        /// Its version.
+        found: i64,
+        /// Ours.
+        known: i64,
+    },
+    /// Another Sensor's.
+    #[error("the outbox {} is that of the Sensor with uid {owner}: move it away to start with an empty one", .file.display())]
+    Foreign {
+        /// The file.
+        file: PathBuf,
+        /// Uid of its Sensor.
+        owner: String,
+    },
+    /// Another process writes it.
+    #[error("another sensor pod has the outbox under {} open: this one does nothing", .dir.display())]
+    Locked {
+        /// Directory of the outbox.
+        dir: PathBuf,
+    },
+    /// The volume does not work.
+    #[error("the outbox under {} cannot be used ({detail}): check the volume and its permissions", .dir.display())]
+    Failed {
+        /// Directory of the outbox.
+        dir: PathBuf,
+        /// What the system said.
+        detail: String,
+    },
+}
+
+impl OutboxError {
+    pub(super) fn from_io(dir: &Path, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        if matches!(error.kind(), StorageFull | QuotaExceeded) {
+            return Self::Full { dir: dir.into() };
+        }
+        Self::Failed {
+            dir: dir.into(),
+            detail: error.to_string(),
+        }
+    }
+
+    pub(super) fn from_sqlite(file: &Path, error: &rusqlite::Error) -> Self {
+        let dir = file.parent().unwrap_or(file).to_path_buf();
+        if let rusqlite::Error::FromSqlConversionFailure(..) = error {
+            return Self::Corrupted {
+                file: file.into(),
+                detail: "an event cannot be read".into(),
+            };
+        }
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => Self::Full { dir },
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Corrupted {
+                file: file.into(),
+                detail: error.to_string(),
+            },
+            _ => Self::Failed {
+                dir,
+                detail: error.to_string(),
+            },
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The outbox on real files: what it keeps, its bounds, and kills at each moment of a write.
+
+use std::collections::BTreeSet;
+
+use pretty_assertions::assert_eq;
+use proptest::prelude::*;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+use crate::api::sensor::Priority;
+
+const START: i64 = 1_700_000_000_000;
+const SENSOR: &str = "sensor-uid";
+const ALL: usize = usize::MAX;
+
+fn dir() -> TempDir {
+    // In memory where the system has a place for that: syncing costs nothing there.
+    tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap()
+}
+
+fn open(dir: &Path) -> (Outbox, Restored<i64>) {
+    Outbox::open(dir, SENSOR, Timestamp::from_millisecond(START).unwrap()).unwrap()
+}
+
+fn receiver(name: &str) -> Receiver {
+    Receiver {
+        uid: format!("uid-{name}"),
+        name: name.into(),
+    }
+}
+
+/// The event with this number: writes `field`, and notifies with its number.
+fn event(n: i64, field: &str) -> Event {
+    Event {
+        seq: START + n,
+        id: format!("id-{n}"),
+        at: Timestamp::from_second(n).unwrap(),
+        updates: vec![FieldValue {
+            field: field.into(),
+            value: json!(n),
+        }],
+        notifications: vec![Notice {
+            source: "sensor/s".into(),
+            text: n.to_string(),
+            priority: Priority::Normal,
+        }],
+        wakes: vec!["sensor/s".into()],
+    }
+}
+
+fn cursor(n: i64) -> Cursor {
+    Cursor {
+        last_event_id: Some(n.to_string()),
+        ..Cursor::default()
+    }
+}
+
+fn take(outbox: &mut Outbox, event: &Event) -> i64 {
+    let n = event.seq - START;
+    let taking = Taking {
+        state: &n,
+        cursor: Some(&cursor(n)),
+        event: Some(event),
+    };
+    outbox.take(&taking).unwrap()
+}
+
+fn texts(events: &[Event]) -> Vec<&str> {
+    let notices = events.iter().flat_map(|event| &event.notifications);
+    notices.map(|notice| notice.text.as_str()).collect()
+}
+
+#[test]
+fn what_was_taken_is_there_after_the_process_is_gone() {
+    let dir = dir();
+    let (mut outbox, restored) = open(dir.path());
+    assert_eq!(
+        restored,
+        Restored {
+            state: None,
+            cursor: Cursor::default(),
+            last: START
+        }
+    );
+    outbox.receive(&[receiver("a")]).unwrap();
+    let first = event(1, "x");
+    take(&mut outbox, &first);
+    drop(outbox);
+    let (outbox, restored) = open(dir.path());
+    assert_eq!(
+        restored,
+        Restored {
+            state: Some(1),
+            cursor: cursor(1),
+            last: START + 1
+        }
+    );
+    assert_eq!(outbox.next("uid-a", ALL).unwrap(), [first]);
+}
+
+#[test]
+fn an_event_leaves_once_every_receiver_has_it() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    outbox.receive(&[receiver("a"), receiver("b")]).unwrap();
+    take(&mut outbox, &event(1, "x"));
+    take(&mut outbox, &event(2, "y"));
+    outbox.acknowledge("uid-a", START + 2).unwrap();
+    assert_eq!(outbox.next("uid-a", ALL).unwrap(), []);
+    assert_eq!(texts(&outbox.next("uid-b", ALL).unwrap()), ["1", "2"]);
+    outbox.acknowledge("uid-b", START + 1).unwrap();
+    assert_eq!(texts(&outbox.next("uid-b", ALL).unwrap()), ["2"]);
+    outbox.acknowledge("uid-b", START + 2).unwrap();
+    for table in ["events", "updates", "notices"] {
+        let rows: i64 = outbox
+            .connection
+            .query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0))
+            .unwrap();
+        assert_eq!((table, rows), (table, 0));
+    }
+}
+
+#[test]
+fn an_acknowledgement_that_comes_late_twice_or_from_nowhere_changes_nothing() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    outbox.receive(&[receiver("a")]).unwrap();
+    for n in 1..=3 {
+        take(&mut outbox, &event(n, "x"));
+    }
+    outbox.acknowledge("uid-a", START + 2).unwrap();
+    for through in [START + 1, START + 2, START + 4, i64::MAX, -1] {
+        outbox.acknowledge("uid-a", through).unwrap();
+        outbox.acknowledge("uid-unknown", through).unwrap();
+        assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["3"]);
+    }
+}
+
+#[test]
+fn a_new_receiver_gets_what_comes_from_then_on_and_one_that_goes_holds_nothing_back() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    take(&mut outbox, &event(1, "x"));
+    outbox.receive(&[receiver("a")]).unwrap();
+    take(&mut outbox, &event(2, "x"));
+    outbox.receive(&[receiver("a"), receiver("b")]).unwrap();
+    take(&mut outbox, &event(3, "y"));
+    assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["2", "3"]);
+    assert_eq!(texts(&outbox.next("uid-b", ALL).unwrap()), ["3"]);
+    outbox.acknowledge("uid-b", START + 3).unwrap();
+    let pending = outbox.pending().unwrap();
+    assert_eq!(pending, BTreeMap::from([("uid-a".into(), 2), ("uid-b".into(), 0)]));
+    outbox.receive(&[receiver("b")]).unwrap();
+    assert_eq!(outbox.next("uid-a", ALL).unwrap(), []);
+    // Back under the same uid: what it left for is gone, what comes is its own again.
+    outbox.receive(&[receiver("a"), receiver("b")]).unwrap();
+    take(&mut outbox, &event(4, "x"));
+    assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["4"]);
+}
+
+#[test]
+fn of_a_field_the_newest_value_is_kept_for_whoever_is_behind() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    outbox.receive(&[receiver("a")]).unwrap();
+    for (n, field) in [(1, "x"), (2, "y"), (3, "x")] {
+        take(&mut outbox, &event(n, field));
+    }
+    let events = outbox.next("uid-a", ALL).unwrap();
+    let values = |event: &Event| {
+        event
+            .updates
+            .iter()
+            .map(|update| update.value.clone())
+            .collect::<Vec<_>>()
+    };
+    let values: Vec<_> = events.iter().map(values).collect();
+    assert_eq!(values, [vec![], vec![json!(2)], vec![json!(3)]]);
+    assert_eq!(texts(&events), ["1", "2", "3"]);
+}
+
+#[test]
+fn notifications_go_beyond_their_bound_and_not_before_oldest_first_and_counted() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    (outbox.most_notifications, outbox.most_events) = (3, 3);
+    outbox.receive(&[receiver("a")]).unwrap();
+    for n in 1..=3 {
+        assert_eq!(take(&mut outbox, &event(n, "x")), 0);
+    }
+    assert_eq!(take(&mut outbox, &event(4, "y")), 1);
+    assert_eq!(take(&mut outbox, &event(5, "y")), 1);
+    let events = outbox.next("uid-a", ALL).unwrap();
+    assert_eq!(texts(&events), ["3", "4", "5"]);
+    // The third event has the newest value of `x`.
+    assert_eq!(events.first().unwrap().updates.len(), 1);
+    outbox.acknowledge("uid-a", START + 5).unwrap();
+    assert_eq!(take(&mut outbox, &event(6, "x")), 0);
+}
+
+#[test]
+fn a_value_outlives_the_notifications_of_its_event() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    (outbox.most_notifications, outbox.most_events) = (2, 2);
+    outbox.receive(&[receiver("a")]).unwrap();
+    take(&mut outbox, &event(1, "old"));
+    for n in 2..=9 {
+        take(&mut outbox, &event(n, "x"));
+    }
+    let events = outbox.next("uid-a", ALL).unwrap();
+    assert_eq!(texts(&events), ["8", "9"]);
+    assert_eq!(events.len(), 3);
+    assert_eq!(events.first().unwrap().updates, event(1, "old").updates);
+}
+
+#[test]
+fn as_many_events_go_at_once_as_have_room_and_one_at_least() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    outbox.receive(&[receiver("a")]).unwrap();
+    let events: Vec<_> = (1..=3).map(|n| event(n, &format!("f{n}"))).collect();
+    for event in &events {
+        take(&mut outbox, event);
+    }
+    let two: usize = events[..2]
+        .iter()
+        .map(|event| serde_json::to_string(event).unwrap().len())
+        .sum();
+    assert_eq!(outbox.next("uid-a", two).unwrap().len(), 2);
+    assert_eq!(outbox.next("uid-a", two - 1).unwrap().len(), 1);
+    assert_eq!(outbox.next("uid-a", 1).unwrap().len(), 1);
+}
+
+#[test]
+fn what_gives_no_event_still_remembers_where_to_go_on() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    let filtered = Taking {
+        state: &7,
+        cursor: Some(&cursor(7)),
+        event: None,
+    };
+    outbox.take(&filtered).unwrap();
+    let dropped = Taking {
+        state: &8,
+        cursor: None,
+        event: None,
+    };
+    outbox.take(&dropped).unwrap();
+    drop(outbox);
+    let (_, restored) = open(dir.path());
+    assert_eq!((restored.state, restored.cursor), (Some(8), cursor(7)));
+}
+
+#[test]
+fn an_outbox_of_another_sensor_a_newer_version_or_another_process_is_left_as_it_is() {
+    let dir = dir();
+    let (outbox, _) = open(dir.path());
+    let again = |sensor| Outbox::open::<i64>(dir.path(), sensor, Timestamp::UNIX_EPOCH).map(|_| ());
+    assert!(matches!(again(SENSOR), Err(OutboxError::Locked { .. })));
+    drop(outbox);
+    assert!(matches!(again("another"), Err(OutboxError::Foreign { .. })));
+    let (outbox, _) = open(dir.path());
+    outbox.connection.pragma_update(None, "user_version", 2).unwrap();
+    drop(outbox);
+    assert!(matches!(again(SENSOR), Err(OutboxError::Newer { found: 2, .. })));
+    std::fs::write(dir.path().join(FILE), "no database at all").unwrap();
+    std::fs::remove_file(dir.path().join("outbox.sqlite-wal")).ok();
+    assert!(matches!(again(SENSOR), Err(OutboxError::Corrupted { .. })));
+}
+
+/// The files of an outbox, as a killed process leaves them.
+fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let names = [FILE, "outbox.sqlite-wal"].map(str::to_owned);
+    names
+        .map(|name| (name.clone(), std::fs::read(dir.join(&name)).unwrap_or_default()))
+        .into()
+}
+
+fn volume(files: &[(String, Vec<u8>)]) -> TempDir {
+    let dir = dir();
+    for (name, bytes) in files {
+        if !bytes.is_empty() {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
+    }
+    dir
+}
+
+#[test]
+fn killed_in_the_middle_of_a_write_it_has_all_of_it_or_nothing() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    outbox.receive(&[receiver("a"), receiver("b")]).unwrap();
+    let mut seen = BTreeSet::new();
+    for n in 1..=12 {
+        let before = files(dir.path());
+        match n % 3 {
+            0 => outbox.acknowledge("uid-a", START + n - 1).unwrap(),
+            _ => drop(take(&mut outbox, &event(n, "x"))),
+        }
+        let after = files(dir.path());
+        let (old, new) = (before[1].1.clone(), after[1].1.clone());
+        for percent in (0..=100).step_by(5) {
+            // SQLite appends to its log: a process that dies leaves the beginning of what it wrote.
+            let cut = old.len() + (new.len() - old.len()) * percent / 100;
+            let torn = [after[0].clone(), (after[1].0.clone(), new[..cut].to_vec())];
+            let torn = volume(&torn);
+            let (outbox, restored) = open(torn.path());
+            let (expected, _) = open_copy(if cut == new.len() { &after } else { &before });
+            assert_eq!(restored.state, expected.state, "write {n}, {percent} %");
+            assert_eq!(restored.last, expected.last);
+            assert_eq!(restored.cursor, expected.cursor);
+            seen.insert((n, outbox.next("uid-b", ALL).unwrap().len()));
+        }
+    }
+    // Both sides of writes were seen.
+    assert!(seen.len() > 16, "{seen:?}");
+}
+
+fn open_copy(files: &[(String, Vec<u8>)]) -> (Restored<i64>, Vec<Event>) {
+    let copy = volume(files);
+    let (outbox, restored) = open(copy.path());
+    let events = outbox.next("uid-b", ALL).unwrap();
+    (restored, events)
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Take(u8),
+    Acknowledge(u8, u8),
+    Crash,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0_u8..3).prop_map(Step::Take),
+        3 => (0_u8..2, 0_u8..40).prop_map(|(who, through)| Step::Acknowledge(who, through)),
+        1 => Just(Step::Crash),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn each_receiver_is_offered_exactly_what_it_does_not_have(steps in proptest::collection::vec(step(), 1..60)) {
+        let dir = dir();
+        let (mut outbox, _) = open(dir.path());
+        let names = ["uid-a", "uid-b"];
+        outbox.receive(&[receiver("a"), receiver("b")]).unwrap();
+        let (mut last, mut has) = (0, [0, 0]);
+        for step in steps {
+            match step {
+                Step::Take(field) => {
+                    last += 1;
+                    take(&mut outbox, &event(last, &field.to_string()));
+                }
+                Step::Acknowledge(who, through) => {
+                    let (who, through) = (usize::from(who), i64::from(through));
+                    outbox.acknowledge(names[who], START + through).unwrap();
+                    if through <= last {
+                        has[who] = through.max(has[who]);
+                    }
+                }
+                Step::Crash => {
+                    let left = volume(&files(dir.path()));
+                    drop(outbox);
+                    for (name, bytes) in files(left.path()) {
+                        std::fs::write(dir.path().join(name), bytes).unwrap();
+                    }
+                    outbox = open(dir.path()).0;
+                }
+            }
+            for (who, has) in names.iter().zip(has) {
+                let offered = outbox.next(who, ALL).unwrap();
+                let expected: Vec<_> = (has + 1..=last).map(|n| n.to_string()).collect();
+                prop_assert_eq!(texts(&offered), expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Starts what a spec says to listen to.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::Url;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::SensorSpec;
+use crate::api::source::{Poll, Stream, Webhook};
+use crate::sensing::address::AddressPolicy;
+use crate::sensing::source::http::{Failure, Place};
+use crate::sensing::source::poll::{Poller, Question};
+use crate::sensing::source::sse::Listener;
+use crate::sensing::source::webhook::Receiver;
+use crate::sensing::source::webhook::signature::Rule;
+use crate::sensing::source::{Cursor, Feed};
+
+/// Most connections of a webhook at once.
+const CONNECTIONS: usize = 256;
+/// Time until a webhook whose port is taken tries again.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
+
+/// What sources need of the pod.
+pub struct Sources {
+    /// Directory with a file for each header of a Secret.
+    pub headers_dir: PathBuf,
+    /// File of the webhook's key.
+    pub key_file: PathBuf,
+    /// Where the webhook listens.
+    pub webhook_address: SocketAddr,
+    /// Where requests may go.
+    pub policy: Arc<AddressPolicy>,
+}
+
+/// A source that listens until it is dropped.
+pub struct Running(JoinHandle<()>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Sources {
+    /// Starts the source of a spec.
+    pub fn start(&self, spec: &SensorSpec, cursor: Cursor, feed: Feed) -> Result<Running, Failure> {
+        let most_bytes = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
+        let source = &spec.source;
+        let task = match (&source.poll, &source.stream, &source.webhook) {
+            (Some(poll), _, _) => tokio::spawn(self.poller(poll, most_bytes)?.run(cursor, feed)),
+            (_, Some(stream), _) => tokio::spawn(self.listener(stream, most_bytes)?.run(cursor, feed)),
+            (_, _, Some(webhook)) => {
+                tokio::spawn(receive(self.receiver(webhook, most_bytes), self.webhook_address, feed))
+            }
+            (None, None, None) => return Err(Failure("this Sensor has no source of a sensor pod".into())),
+        };
+        Ok(Running(task))
+    }
+
+    fn poller(&self, poll: &Poll, most_bytes: usize) -> Result<Poller, Failure> {
+        let (place, question) = match (&poll.http, &poll.prometheus) {
+            (Some(http), _) => {
+                let question = Question::Page {
+                    method: http.method,
+                    body: http.body.clone(),
+                };
+                (
+                    self.place(&http.url, http.headers_secret_ref.is_some(), most_bytes)?,
+                    question,
+                )
+            }
+            (_, Some(prometheus)) => {
+                let url = format!("{}/api/v1/query", prometheus.url.trim_end_matches('/'));
+                let query = prometheus.query.clone();
+                (self.place(&url, false, most_bytes)?, Question::Prometheus { query })
+            }
+            (None, None) => return Err(Failure("spec.source.poll says nothing to ask".into())),
+        };
+        Ok(Poller {
+            place,
+            question,
+            interval: Duration::from_secs(poll.interval_seconds.into()),
+            timeout: Duration::from_secs(poll.timeout_seconds.into()),
+        })
+    }
+
+    fn listener(&self, stream: &Stream, most_bytes: usize) -> Result<Listener, Failure> {
+        Ok(Listener {
+            place: self.place(&stream.sse.url, stream.sse.headers_secret_ref.is_some(), most_bytes)?,
+            idle: Duration::from_secs(stream.idle_timeout_seconds.into()),
+        })
+    }
+
+    fn receiver(&self, webhook: &Webhook, most_bytes: usize) -> Receiver {
+        Receiver {
+            rule: Rule {
+                scheme: webhook.scheme,
+                id_header: webhook.delivery_id_header.clone(),
+            },
+            key_file: self.key_file.clone(),
+            most_bytes,
+            connections: CONNECTIONS,
+        }
+    }
+
+    fn place(&self, url: &str, has_headers: bool, most_bytes: usize) -> Result<Place, Failure> {
+        Ok(Place {
+            url: Url::parse(url).map_err(|error| Failure(format!("the url is no address: {error}")))?,
+            headers_dir: has_headers.then(|| self.headers_dir.clone()),
+            policy: Arc::clone(&self.policy),
+            most_bytes,
+        })
+    }
+}
+
+async fn receive(receiver: Receiver, address: SocketAddr, feed: Feed) {
+    loop {
+        let error = match TcpListener::bind(address).await {
+            // Ends with this task, and with it all its connections' part in the feed.
+            Ok(listener) => receiver
+                .clone()
+                .run(listener, feed.clone(), CancellationToken::new())
+                .await
+                .err(),
+            Err(error) => Some(error),
+        };
+        let why = error.map_or_else(|| "it ended".to_owned(), |error| error.to_string());
+        feed.failed(&format!("the webhook's port cannot be served: {why}"), LISTEN_AGAIN);
+        sleep(LISTEN_AGAIN).await;
+    }
+}
