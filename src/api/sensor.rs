@@ -106,13 +106,15 @@ pub struct SensorSpec {
     #[serde(default)]
     pub limits: Limits,
     /// Where a pod of the Sensor's own keeps what its receivers do not have yet.
-    #[serde(default)]
+    // Not offered: the definition has it once the controller makes the pod.
+    #[serde(default, skip_serializing_if = "Storage::is_default")]
+    #[schemars(skip)]
     pub storage: Storage,
 }
 
 /// What a Sensor listens to.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("[has(self.schedule), has(self.poll), has(self.stream), has(self.webhook)].filter(x, x).size() == 1").message(
+#[x_kube(validation = Rule::new("has(self.schedule)").message(
     "spec.source must have exactly one source, such as schedule: {cron: \"0 8 * * 1-5\"}"
 ))]
 #[serde(rename_all = "camelCase")]
@@ -120,14 +122,18 @@ pub struct Source {
     /// A clock. It ticks in each receiver's own pod and costs no traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
+    // The sources below are not offered: the definition has them once the controller makes the pod that listens.
     /// A page or a query that is asked again and again, by a pod of the Sensor's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
     pub poll: Option<Poll>,
     /// A connection that stays open, of a pod of the Sensor's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
     pub stream: Option<Stream>,
     /// A place that others send to, in a pod of the Sensor's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
     pub webhook: Option<Webhook>,
 }
 
@@ -359,9 +365,12 @@ pub enum SourceType {
     /// A clock.
     Schedule,
     /// A page or a query.
+    #[schemars(skip)]
     Poll,
     /// A connection that stays open.
+    #[schemars(skip)]
     Stream,
     /// A place that others send to.
+    #[schemars(skip)]
     Webhook,
 }
