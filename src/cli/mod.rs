@@ -45,6 +45,8 @@ enum Command {
     /// Hold the provider key and meter every model call (in the Agent's pod).
     Gateway(gateway::Args),
     /// Listen for one Sensor, and deliver its events (in the Sensor's own pod).
+    // Not shown: the controller does not make that pod yet.
+    #[command(hide = true)]
     Sensor(sensor::Args),
     /// Run the Agents of manifests in this process, without a cluster.
     Run(run::Args),

@@ -20,10 +20,12 @@ use crate::engine::message::Answer;
 use crate::engine::tally::Tally;
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 use crate::engine::{CallId, Effect, Input, Known, StopCause};
+use crate::link::deliveries::{Delivered, Delivery};
 use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::Session;
 
 use super::contact::{Clocks, Contact};
+use super::deliveries::Deliveries;
 use super::events;
 use super::gateway_client::{Errand, GatewayClient, Heard};
 use super::instructions::Instructions;
@@ -81,6 +83,7 @@ pub struct Driver<'a> {
     outbox: &'a Outbox,
     readings: Readings,
     sensors: Sensors,
+    deliveries: Deliveries,
     timer: Option<Timestamp>,
     calls: JoinSet<(CallId, Result<Answer, Failure>)>,
     in_flight: Option<CallId>,
@@ -139,6 +142,7 @@ enum Happening {
     Offered,
     Heard,
     Asked(Ask),
+    Delivered(Delivery),
     Terminated,
     Moment,
 }
@@ -161,6 +165,7 @@ impl<'a> Driver<'a> {
             outbox: parts.outbox,
             readings: Readings::new(parts.gateway),
             sensors: parts.sensors,
+            deliveries: Deliveries::new(parts.gateway),
             timer: None,
             calls: JoinSet::new(),
             in_flight: None,
@@ -230,6 +235,7 @@ impl<'a> Driver<'a> {
                     self.terminated = true;
                     self.stop(StopCause::Drain)?;
                 }
+                Happening::Delivered(delivery) => self.take_delivery(&delivery)?,
                 Happening::Asked(ask) => self.readings.answer(ask, &self.steps)?,
                 Happening::Moment => {}
             }
@@ -246,6 +252,7 @@ impl<'a> Driver<'a> {
 
     async fn next(&mut self, world: &mut World) -> Happening {
         let moment = sleep(self.until_moment(Clocks::now()));
+        let listens = self.listens();
         tokio::select! {
             biased;
             () = world.terminate.cancelled(), if !self.terminated => Happening::Terminated,
@@ -257,6 +264,7 @@ impl<'a> Driver<'a> {
                 (Err(_), Some(call)) => Happening::Called(call, Err(broken())),
                 (Err(_), None) => Happening::Moment,
             },
+            delivery = self.deliveries.next(), if listens => Happening::Delivered(delivery),
             // Last: who reads never holds up the loop.
             ask = self.readings.asked() => Happening::Asked(ask),
             () = moment => Happening::Moment,
@@ -313,6 +321,23 @@ impl<'a> Driver<'a> {
                 break;
             };
             self.sense(happened)?;
+        }
+        Ok(())
+    }
+
+    /// Takes events of a Sensor's pod, and says through which one they are on disk. What is left over comes again.
+    fn take_delivery(&mut self, delivery: &Delivery) -> Result<(), JournalError> {
+        for _ in 0..SENSORS_AT_ONCE {
+            let Some(happened) = self.listens().then(|| self.sensors.take(delivery)).flatten() else {
+                break;
+            };
+            self.sense(happened)?;
+        }
+        if self.listens() {
+            self.deliveries.delivered(Delivered {
+                sensor: delivery.sensor.clone(),
+                through: self.sensors.through(&delivery.sensor),
+            });
         }
         Ok(())
     }

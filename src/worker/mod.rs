@@ -4,6 +4,7 @@
 
 pub mod budget;
 pub mod contact;
+pub mod deliveries;
 pub mod driver;
 pub mod events;
 pub mod gateway_client;

@@ -4,6 +4,7 @@
 
 mod budget;
 mod calls;
+mod deliveries;
 mod disk;
 mod gateway;
 mod precheck;

@@ -15,7 +15,7 @@ use crate::engine::Input;
 use crate::engine::notifications;
 use crate::engine::sensors::{Notice, Sensed};
 use crate::link::sensors::{LastEvent, SensorReport, SensorTerms};
-use crate::sensing::delivery::Event;
+use crate::sensing::delivery::{Delivery, Event};
 use crate::sensing::rules::{Outcome, Rules, State};
 use crate::sensing::schedule::{self, Calendar, Due};
 
@@ -172,6 +172,26 @@ impl Sensors {
         None
     }
 
+    /// The first event of a delivery that did not take effect yet. Its Sensor need not run here.
+    #[must_use]
+    pub fn take(&self, delivery: &Delivery) -> Option<Happened> {
+        let known = self.through(&delivery.sensor);
+        let event = delivery.events.iter().find(|event| event.seq > known)?.clone();
+        let mut memory = self.memories.get(&delivery.sensor).cloned().unwrap_or_default();
+        memory.take(&event);
+        Some(Happened {
+            sensor: delivery.sensor.clone(),
+            memory,
+            input: Some(Input::Sensed(sensed(&delivery.sensor, &delivery.name, event))),
+        })
+    }
+
+    /// Number of the last event of a Sensor that took effect; 0: none.
+    #[must_use]
+    pub fn through(&self, sensor: &str) -> i64 {
+        self.memories.get(sensor).map_or(0, |memory| memory.through)
+    }
+
     /// It is on disk.
     pub fn accept(&mut self, happened: Happened) {
         self.memories.insert(happened.sensor, happened.memory);
@@ -253,7 +273,7 @@ impl Running {
         let input = match outcome {
             Outcome::Accepted(event) => {
                 memory.take(&event);
-                Some(Input::Sensed(sensed(&self.terms, event)))
+                Some(Input::Sensed(sensed(&self.terms.uid, &self.terms.name, event)))
             }
             // Once for each streak.
             Outcome::Failed if memory.rules.consecutive_failures == 1 => Some(Input::SensorFailed {
@@ -305,10 +325,10 @@ impl Memory {
 }
 
 /// An event as the loop hears it.
-fn sensed(terms: &SensorTerms, event: Event) -> Sensed {
+fn sensed(uid: &str, name: &str, event: Event) -> Sensed {
     Sensed {
-        id: format!("{}/{}", terms.uid, event.seq),
-        sensor: terms.name.clone(),
+        id: format!("{uid}/{}", event.seq),
+        sensor: name.into(),
         at: event.at,
         updates: event
             .updates

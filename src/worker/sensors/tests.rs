@@ -277,3 +277,46 @@ fn a_tick_within_the_interval_comes_at_its_end() {
     assert_eq!(worker.sensors.next(), Some(at("2026-01-05T08:01:30Z")));
     assert_eq!(worker.ticks("2026-01-05T08:01:30Z"), [tick(2, "2026-01-05T08:01:00Z")]);
 }
+
+#[test]
+fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_restarts() {
+    let event = |seq: i64| Event {
+        seq,
+        id: format!("id-{seq}"),
+        at: at("2026-01-05T08:00:00Z"),
+        updates: vec![crate::sensing::delivery::FieldValue {
+            field: "price".into(),
+            value: json!(seq),
+        }],
+        notifications: Vec::new(),
+        wakes: vec!["sensor/prices".into()],
+    };
+    let of = |numbers: &[i64]| Delivery {
+        sensor: "uid".into(),
+        name: "prices".into(),
+        events: numbers.iter().copied().map(event).collect(),
+    };
+    let take = |worker: &mut Worker, numbers: &[i64]| {
+        let mut ids = Vec::new();
+        while let Some(happened) = worker.sensors.take(&of(numbers)) {
+            let Some(Input::Sensed(sensed)) = happened.input().cloned() else {
+                panic!("no event");
+            };
+            ids.push(sensed.id);
+            worker.keep(happened);
+        }
+        ids
+    };
+    let mut worker = Worker::new();
+    assert_eq!(worker.sensors.through("uid"), 0);
+    assert_eq!(take(&mut worker, &[3, 5]), ["uid/3", "uid/5"]);
+    assert_eq!(take(&mut worker, &[3, 5]), Vec::<String>::new());
+    worker.restart();
+    assert_eq!(worker.sensors.through("uid"), 5);
+    assert_eq!(take(&mut worker, &[4, 5, 6]), ["uid/6"]);
+    assert_eq!(
+        worker.sensors.values(),
+        [("price", &json!(6), at("2026-01-05T08:00:00Z"))]
+    );
+    assert_eq!(worker.sensors.reports(), [], "the Sensor does not run here");
+}

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use agentloop::api::failure::Failure;
 use agentloop::engine::Purpose;
+use agentloop::link::deliveries::{Delivered, Delivery};
 use agentloop::link::messages::{Known, LoopReport};
 use agentloop::link::socket::{CALL_HEADER, FAILURE_HEADER, PURPOSE_HEADER, Session, SocketEvent};
 use axum::body::{Body, Bytes};
@@ -71,6 +72,8 @@ pub struct Log {
     pub acks: Vec<String>,
     pub cancels: Vec<String>,
     pub reports: Vec<LoopReport>,
+    /// Through which event of which Sensor it has all of them.
+    pub delivered: Vec<Delivered>,
     /// Event streams opened.
     pub listeners: u32,
 }
@@ -97,6 +100,7 @@ struct Shared {
     kept: Mutex<HashMap<String, Reply>>,
     log: watch::Sender<Log>,
     events: watch::Sender<SocketEvent>,
+    deliveries: watch::Sender<VecDeque<Delivery>>,
     epoch: AtomicI64,
 }
 
@@ -115,6 +119,7 @@ impl Gateway {
             kept: Mutex::default(),
             log: watch::Sender::default(),
             events: watch::Sender::default(),
+            deliveries: watch::Sender::default(),
             epoch: AtomicI64::new(1),
         });
         let mut gateway = Self {
@@ -141,6 +146,8 @@ impl Gateway {
             .route("/v1/calls/{id}/cancel", post(cancel))
             .route("/v1/report", put(report))
             .route("/v1/events", get(events))
+            .route("/v1/deliveries", get(delivery))
+            .route("/v1/deliveries/ack", post(delivered))
             .with_state(self.shared.clone());
         // A runtime of its own: when it ends, all its connections end.
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -178,6 +185,13 @@ impl Gateway {
     /// Changes what the gateway tells the worker.
     pub fn tell(&self, change: impl FnOnce(&mut SocketEvent)) {
         self.shared.events.send_modify(change);
+    }
+
+    /// Events of a Sensor's pod come for the worker.
+    pub fn deliver(&self, delivery: Delivery) {
+        self.shared
+            .deliveries
+            .send_modify(|waiting| waiting.push_back(delivery));
     }
 
     /// Waits until what was told satisfies `enough`.
@@ -279,4 +293,16 @@ async fn events(State(shared): State<Arc<Shared>>) -> Response {
         Ok::<_, Infallible>(Bytes::from(format!("data: {data}\n\n")))
     });
     stream(Body::from_stream(events))
+}
+
+async fn delivery(State(shared): State<Arc<Shared>>) -> Json<Delivery> {
+    let mut waiting = shared.deliveries.subscribe();
+    waiting.wait_for(|waiting| !waiting.is_empty()).await.unwrap();
+    let mut next = None;
+    shared.deliveries.send_modify(|waiting| next = waiting.pop_front());
+    Json(next.unwrap())
+}
+
+async fn delivered(State(shared): State<Arc<Shared>>, Json(word): Json<Delivered>) {
+    shared.log.send_modify(|log| log.delivered.push(word));
 }
