@@ -166,7 +166,8 @@ impl SensorPod {
         self.child = run(self.dir.path(), self.address, &self.url);
     }
 
-    /// Sends one request, as soon as it listens.
+    /// Sends one request, as soon as it listens; again while it says 503, as senders do: it does not know yet who its
+    /// receivers are.
     async fn send(&self, id: &str, text: &str) -> StatusCode {
         let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, KEY.as_bytes()), text.as_bytes());
         let tag = tag
@@ -189,8 +190,8 @@ impl SensorPod {
         let answered = async {
             loop {
                 match request().await {
-                    Ok(answer) => return answer.status(),
-                    Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+                    Ok(answer) if answer.status() != StatusCode::SERVICE_UNAVAILABLE => return answer.status(),
+                    Ok(_) | Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
                 }
             }
         };
@@ -287,8 +288,6 @@ async fn what_a_webhook_took_reaches_the_receiver_once_though_pods_die_and_words
     let rig = Rig::start().await;
     rig.relay.expect(&sensor(), "p1", directives(&webhook()));
     let mut pod = SensorPod::start(&rig);
-    // The pod knows its receivers once it has heard of them.
-    until_reported(&rig, "a pod that listens", |report| report.report.generation == 3).await;
     assert_eq!(pod.send("1", "\"one\"").await, StatusCode::ACCEPTED);
     // Killed with an event that nobody has: it is on disk, and so is its id.
     pod.kill().await;
