@@ -10,20 +10,21 @@ use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::price::Price;
 use agentloop::controller::ca::Authority;
 use agentloop::controller::certificates::server_config;
+use agentloop::link::deliveries::{Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport};
 use agentloop::link::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRequest, Telling};
 use agentloop::link::messages::{
     AccountAnswer, AccountTerms, Attach, Attached, BudgetTerms, Directives, Known, LeaseAnswer, LeaseGrant,
-    LeaseRequest, Left, LimitName, Refusal, Report,
+    LeaseRequest, Left, LimitName, Refusal, RefusalCode, Report,
 };
 use agentloop::link::pod::CONFIG_ENV;
-use agentloop::link::server::{Limits, Link, PodIdentity, serve};
+use agentloop::link::server::{Limits, Link, PodIdentity, PodKind, serve};
 use agentloop::link::socket::CALL_HEADER;
 use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
@@ -36,7 +37,7 @@ use reqwest::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 const CALLS: usize = 2_000;
@@ -295,7 +296,10 @@ fn leader(terms: BudgetTerms) -> (SocketAddr, String) {
     });
     aside(|| async {
         let listener = TcpListener::from_std(listener).expect("it can be awaited");
-        let link = Arc::new(Generous { directives });
+        let link = Arc::new(Generous {
+            directives,
+            silent: Mutex::default(),
+        });
         serve(listener, tls, link, Limits::default(), CancellationToken::new())
             .await
             .expect("the link serves");
@@ -305,6 +309,14 @@ fn leader(terms: BudgetTerms) -> (SocketAddr, String) {
 
 struct Generous {
     directives: watch::Sender<Directives>,
+    silent: Mutex<Vec<mpsc::Sender<Delivery>>>,
+}
+
+fn no_sensors() -> Refusal {
+    Refusal {
+        code: RefusalCode::Unknown,
+        message: "there are no Sensors here".into(),
+    }
 }
 
 impl Link for Generous {
@@ -313,6 +325,7 @@ impl Link for Generous {
             namespace: "ns".into(),
             name: "a".into(),
             uid: "pod".into(),
+            kind: PodKind::Agent,
         })
     }
 
@@ -355,6 +368,29 @@ impl Link for Generous {
 
     async fn read(&self, _token: &str, _request: &ReadRequest) -> Result<Telling, ReadRefusal> {
         Ok(Box::pin(futures::stream::empty()))
+    }
+
+    fn deliveries(&self, _pod: &PodIdentity, _epoch: i64) -> Result<mpsc::Receiver<Delivery>, Refusal> {
+        let (sender, receiver) = mpsc::channel(1);
+        // Nothing comes, and the stream does not end either.
+        self.silent.lock().expect("it is not poisoned").push(sender);
+        Ok(receiver)
+    }
+
+    fn delivered(&self, _pod: &PodIdentity, _delivered: DeliveredTo) -> Result<(), Refusal> {
+        Err(no_sensors())
+    }
+
+    fn sensor(&self, _pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, Refusal> {
+        Err(no_sensors())
+    }
+
+    fn sensor_report(&self, _pod: &PodIdentity, _report: SensorPodReport) -> Result<(), Refusal> {
+        Err(no_sensors())
+    }
+
+    async fn deliver(&self, _pod: &PodIdentity, _deliver: Deliver) -> Result<Delivered, Refusal> {
+        Err(no_sensors())
     }
 
     fn refused(&self, _refusal: &Refusal) {}

@@ -21,6 +21,7 @@ use agentloop::controller::certificates::server_config;
 use agentloop::controller::identity::Identities;
 use agentloop::controller::loops::{AgentKey, LivePod, Loops};
 use agentloop::controller::policy::Policy;
+use agentloop::controller::relay::Relay;
 use agentloop::controller::serve::ControllerLink;
 use agentloop::ledger::account::{Ask, Statement};
 use agentloop::link::client::LinkClient;
@@ -172,6 +173,7 @@ impl Gateway {
             loops,
             agents: Arc::new(OnceLock::from(AgentsView::new(vec![store]))),
             budgets,
+            relay: Arc::new(Relay::new(Duration::from_secs(1)).0),
             metrics,
             clock: Arc::new(Timestamp::now),
         };
