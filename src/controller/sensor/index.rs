@@ -11,14 +11,8 @@ use kube::core::{Selector, SelectorExt};
 
 use crate::api::{Agent, Sensor};
 use crate::controller::loops::AgentKey;
+pub(super) use crate::controller::relay::SensorKey;
 use crate::link::sensors::{SensorReport, SensorTerms};
-
-/// A Sensor, by namespace and name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct SensorKey {
-    pub(super) namespace: String,
-    pub(super) name: String,
-}
 
 impl SensorKey {
     pub(super) fn of(object: &impl ResourceExt) -> Self {
