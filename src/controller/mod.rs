@@ -17,5 +17,6 @@ pub mod process;
 pub mod readings;
 pub mod relay;
 pub mod report;
+mod restricted;
 pub mod sensor;
 pub mod serve;

@@ -6,10 +6,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Capabilities, ConfigMapProjection, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, EnvVarSource,
-    ExecAction, KeyToPath, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec,
-    Probe, ProjectedVolumeSource, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext,
-    ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
+    ConfigMapProjection, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, EnvVarSource, ExecAction,
+    KeyToPath, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod, PodSpec, Probe, ProjectedVolumeSource,
+    ResourceRequirements, SecretVolumeSource, ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,6 +18,7 @@ use super::context::Settings;
 use super::{names, objects};
 use crate::api::agent::{KeyRef, PodSettings, Skill, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
+use crate::controller::restricted;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE,
     LIGHT_SCRIPT_FILE, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE,
@@ -100,16 +100,7 @@ fn pod_spec(agent: &Agent, epoch: i64, settings: &Settings) -> PodSpec {
         enable_service_links: Some(false),
         restart_policy: Some("Always".into()),
         termination_grace_period_seconds: Some(GRACE_SECONDS),
-        security_context: Some(PodSecurityContext {
-            run_as_non_root: Some(true),
-            fs_group: Some(WORKER_UID),
-            fs_group_change_policy: Some("OnRootMismatch".into()),
-            seccomp_profile: Some(SeccompProfile {
-                type_: "RuntimeDefault".into(),
-                ..SeccompProfile::default()
-            }),
-            ..PodSecurityContext::default()
-        }),
+        security_context: Some(restricted::pod()),
         init_containers: Some(vec![gateway(agent, epoch, settings)]),
         containers: vec![worker(agent, epoch, settings)],
         volumes: Some(volumes(agent)),
@@ -216,18 +207,7 @@ fn container(agent: &Agent, epoch: i64, settings: &Settings, name: &str, uid: i6
                 ..EnvVar::default()
             },
         ]),
-        security_context: Some(SecurityContext {
-            run_as_non_root: Some(true),
-            run_as_user: Some(uid),
-            run_as_group: Some(WORKER_UID),
-            allow_privilege_escalation: Some(false),
-            read_only_root_filesystem: Some(true),
-            capabilities: Some(Capabilities {
-                drop: Some(vec!["ALL".into()]),
-                ..Capabilities::default()
-            }),
-            ..SecurityContext::default()
-        }),
+        security_context: Some(restricted::container(uid)),
         ..Container::default()
     }
 }

@@ -7,11 +7,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetPersistentVolumeClaimRetentionPolicy, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
-    Capabilities, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction,
-    KeyToPath, PersistentVolumeClaim, PersistentVolumeClaimSpec, PodSecurityContext, PodSpec, PodTemplateSpec, Probe,
-    ProjectedVolumeSource, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Service,
-    ServiceAccount, ServiceAccountTokenProjection, ServicePort, ServiceSpec, Volume, VolumeMount, VolumeProjection,
-    VolumeResourceRequirements,
+    ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction, KeyToPath,
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, PodSpec, PodTemplateSpec, Probe, ProjectedVolumeSource,
+    ResourceRequirements, SecretVolumeSource, Service, ServiceAccount, ServiceAccountTokenProjection, ServicePort,
+    ServiceSpec, Volume, VolumeMount, VolumeProjection, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -22,6 +21,7 @@ use crate::api::sensor::Source;
 use crate::api::source::KeyRef;
 use crate::api::tools::SecretRef;
 use crate::api::{LINK_AUDIENCE, Sensor};
+use crate::controller::restricted;
 use crate::link::pod::{
     CONFIG_ENV, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE,
     SENSOR_SERVICE_ACCOUNT, SensorPodConfig, WEBHOOK_PORT, WORKER_UID,
@@ -212,16 +212,7 @@ fn pod_spec(sensor: &Sensor, settings: &SensorPodSettings) -> PodSpec {
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         termination_grace_period_seconds: Some(GRACE_SECONDS),
-        security_context: Some(PodSecurityContext {
-            run_as_non_root: Some(true),
-            fs_group: Some(WORKER_UID),
-            fs_group_change_policy: Some("OnRootMismatch".into()),
-            seccomp_profile: Some(SeccompProfile {
-                type_: "RuntimeDefault".into(),
-                ..SeccompProfile::default()
-            }),
-            ..PodSecurityContext::default()
-        }),
+        security_context: Some(restricted::pod()),
         containers: vec![container(sensor, settings)],
         volumes: Some(volumes(sensor)),
         ..PodSpec::default()
@@ -271,18 +262,7 @@ fn container(sensor: &Sensor, settings: &SensorPodSettings) -> Container {
         }),
         resources: Some(settings.resources.clone()),
         volume_mounts: Some(mounts),
-        security_context: Some(SecurityContext {
-            run_as_non_root: Some(true),
-            run_as_user: Some(WORKER_UID),
-            run_as_group: Some(WORKER_UID),
-            allow_privilege_escalation: Some(false),
-            read_only_root_filesystem: Some(true),
-            capabilities: Some(Capabilities {
-                drop: Some(vec!["ALL".into()]),
-                ..Capabilities::default()
-            }),
-            ..SecurityContext::default()
-        }),
+        security_context: Some(restricted::container(WORKER_UID)),
         ..Container::default()
     }
 }
