@@ -165,6 +165,18 @@ impl Loops {
         self.lock().entries.remove(agent);
     }
 
+    /// The Agent's pod is `pod_uid` now, or there is none: another one that spoke is refused from now on. Which one that
+    /// was, and its last word, which is given once.
+    pub fn part(&self, agent: &AgentKey, pod_uid: Option<&str>) -> Option<(LivePod, Heard)> {
+        let mut table = self.lock();
+        let entry = table.entries.get(agent)?;
+        if Some(entry.pod.uid.as_str()) == pod_uid {
+            return None;
+        }
+        let Entry { pod, heard, .. } = table.entries.remove(agent)?;
+        heard.map(|heard| (pod, heard))
+    }
+
     /// What the pod with this uid last said; `None` when another pod spoke, or nobody yet.
     #[must_use]
     pub fn heard(&self, agent: &AgentKey, pod_uid: &str) -> Option<Heard> {

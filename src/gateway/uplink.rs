@@ -24,6 +24,9 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::fro
 /// Shortest time between two reports.
 const COALESCE: Duration = Duration::from_millis(250);
 
+/// Between two attempts of the last report.
+const LAST_PAUSE: Duration = Duration::from_millis(100);
+
 /// One gateway's uplink.
 pub struct Uplink {
     /// The pod's epoch.
@@ -63,10 +66,18 @@ impl Uplink {
         if self.contact.subscribe().borrow().fenced {
             return;
         }
-        match tokio::time::timeout(limit, self.client.report(&self.compose())).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the last report was not taken"),
-            Err(_) => tracing::warn!("the last report took too long"),
+        let spoken = async {
+            // What is not said now is known only once the Agent has a pod again: worth more than one attempt.
+            while let Err(error) = self.client.report(&self.compose()).await {
+                tracing::warn!(%error, "the last report was not taken");
+                if is_fence(&error) {
+                    return;
+                }
+                sleep(LAST_PAUSE).await;
+            }
+        };
+        if tokio::time::timeout(limit, spoken).await.is_err() {
+            tracing::warn!("the last report took too long");
         }
     }
 

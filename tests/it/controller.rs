@@ -905,6 +905,35 @@ async fn what_a_pod_said_last_outlives_it_though_nobody_had_written_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_last_word_of_a_pod_counts_though_the_pod_is_gone_before_anybody_looked() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", &json!({})).await;
+    rig.apply("coast", &json!({ "suspend": true }));
+    rig.pass(6).await;
+    // The reconciler writes for a while what it saw before.
+    rig.server.set_slow(std::time::Duration::from_secs(2));
+    rig.report("coast", in_state(LoopState::Stopped), usage(6));
+    rig.pass(1).await;
+    rig.report("coast", in_state(LoopState::Stopped), usage(7));
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(20).await;
+    assert_eq!(rig.pod("coast"), None);
+    assert_eq!(rig.status("coast").usage.unwrap().calls, 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_word_of_a_pod_is_not_that_of_a_later_agent_of_its_name() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", &json!({})).await;
+    rig.report("coast", in_state(LoopState::Running), usage(7));
+    rig.server.delete(AGENTS, NAMESPACE, "coast");
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.bring_up("coast", &json!({})).await;
+    rig.pass(20).await;
+    assert_eq!(rig.status("coast").usage, None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn transitions_are_told_once_and_never_quote_a_prompt() {
     let rig = Rig::start().await;
     rig.apply(

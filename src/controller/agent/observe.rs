@@ -101,7 +101,11 @@ pub(super) async fn observe(
             node
         }
     });
-    let known = totals::known(status, memory.known.as_ref(), heard.as_ref());
+    let parted = parting_word(ctx, subject, memory, pod.as_ref());
+    let known = totals::known(status, memory.known.as_ref(), heard.as_ref().or(parted.as_ref()));
+    if parted.is_some() {
+        subject.remember(ctx, |memory| memory.known = Some(known.clone()));
+    }
     let finding = outside::look(
         subject.agent,
         status,
@@ -117,6 +121,14 @@ pub(super) async fn observe(
         known,
         finding,
     })
+}
+
+/// What this Agent's pod said last, when it is gone since: both may have come while something else was done.
+fn parting_word(ctx: &Context, subject: &Subject<'_>, memory: &Remembered, pod: Option<&PodState>) -> Option<Heard> {
+    let (parted, heard) = ctx.shared.loops.part(&subject.key, pod.map(|pod| pod.uid.as_str()))?;
+    // An Agent of the same name before this one had a pod that this one never listened to.
+    let listened = memory.listening.as_ref().is_some_and(|(uid, _)| *uid == parted.uid);
+    listened.then_some(heard)
 }
 
 /// The pod as the watch has it, or the one just made that the watch does not have yet.

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -54,6 +55,8 @@ struct Store {
     changes: Vec<Change>,
     calls: Vec<Call>,
     away: bool,
+    /// Time between a request that is done and its answer.
+    slow: Duration,
     /// Watches that began before this number are cut.
     cut: u64,
 }
@@ -109,6 +112,11 @@ impl ApiServer {
         store.cut += 1;
         drop(store);
         self.tell();
+    }
+
+    /// Does what it is asked, and answers so much later; watches are told at once.
+    pub fn set_slow(&self, slow: Duration) {
+        self.lock().slow = slow;
     }
 
     /// Ends all watches; they may be opened again at once.
@@ -286,6 +294,10 @@ impl ApiServer {
             (method, name) => panic!("the server does not know {method} on {name:?}"),
         };
         self.tell();
+        let slow = self.lock().slow;
+        if !slow.is_zero() {
+            tokio::time::sleep(slow).await;
+        }
         response
     }
 
