@@ -64,6 +64,11 @@ const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
     ),
     validation = Rule::new("self.metadata.name.size() <= 63").message(
         "metadata.name of a Sensor must be at most 63 characters: it names the Sensor in events and metrics"
+    ),
+    validation = Rule::new(
+        "has(self.spec.source.schedule) || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$')"
+    ).message(
+        "metadata.name of a Sensor with poll, stream or webhook must be at most 45 lower-case letters, digits and '-', a letter first: it names its pod and Service"
     )
 )]
 #[x_kube(
@@ -106,34 +111,30 @@ pub struct SensorSpec {
     #[serde(default)]
     pub limits: Limits,
     /// Where a pod of the Sensor's own keeps what its receivers do not have yet.
-    // Not offered: the definition has it once the controller makes the pod.
-    #[serde(default, skip_serializing_if = "Storage::is_default")]
-    #[schemars(skip)]
+    #[serde(default)]
     pub storage: Storage,
 }
 
 /// What a Sensor listens to.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("has(self.schedule)").message(
-    "spec.source must have exactly one source, such as schedule: {cron: \"0 8 * * 1-5\"}"
+#[x_kube(validation = Rule::new(
+    "[has(self.schedule), has(self.poll), has(self.stream), has(self.webhook)].filter(one, one).size() == 1"
+).message(
+    "spec.source must have exactly one of schedule, poll, stream and webhook, such as schedule: {cron: \"0 8 * * 1-5\"}"
 ))]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
     /// A clock. It ticks in each receiver's own pod and costs no traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
-    // The sources below are not offered: the definition has them once the controller makes the pod that listens.
     /// A page or a query that is asked again and again, by a pod of the Sensor's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub poll: Option<Poll>,
     /// A connection that stays open, of a pod of the Sensor's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub stream: Option<Stream>,
     /// A place that others send to, in a pod of the Sensor's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub webhook: Option<Webhook>,
 }
 
@@ -294,7 +295,7 @@ pub struct SensorStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// What it listens to: `Schedule`.
+    /// What it listens to: `Schedule`, `Poll`, `Stream` or `Webhook`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#type: Option<SourceType>,
     /// When the last accepted event came.
@@ -365,12 +366,9 @@ pub enum SourceType {
     /// A clock.
     Schedule,
     /// A page or a query.
-    #[schemars(skip)]
     Poll,
     /// A connection that stays open.
-    #[schemars(skip)]
     Stream,
     /// A place that others send to.
-    #[schemars(skip)]
     Webhook,
 }

@@ -188,13 +188,6 @@ fn size() -> String {
     "100Mi".into()
 }
 
-impl Storage {
-    /// Whether it is what a spec without it means.
-    pub(super) fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 impl Default for Storage {
     fn default() -> Self {
         Self {

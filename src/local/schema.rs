@@ -221,34 +221,6 @@ mod tests {
         }
     }
 
-    /// What listens in a pod of its own is not offered until the controller makes that pod.
-    #[test]
-    fn a_sensor_takes_a_schedule_and_no_source_that_needs_a_pod() {
-        let problems = |field: &str, value: Value| {
-            let mut spec = json!({"agentNames": ["a"], "source": {"schedule": {"cron": "0 * * * *"}}});
-            if !field.is_empty() {
-                *spec.pointer_mut(field).unwrap() = value;
-            }
-            let object = json!({
-                "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": {"name": "s"}, "spec": spec,
-            });
-            Schema::of("sensors.agentloop.dev").unwrap().problems(&object, None)
-        };
-        assert_eq!(problems("", Value::Null), Vec::<String>::new());
-        for (source, value) in [
-            ("poll", json!({"http": {"url": "https://example.com/"}})),
-            ("stream", json!({"sse": {"url": "https://example.com/"}})),
-            (
-                "webhook",
-                json!({"scheme": "GitHub", "secretKeyRef": {"name": "n", "key": "k"}}),
-            ),
-        ] {
-            let says = problems("/source", json!({source: value}));
-            let unknown = format!("spec.source.{source}: there is no such field");
-            assert!(says.iter().any(|problem| problem.contains(&unknown)), "{says:?}");
-        }
-    }
-
     #[test]
     fn no_message_repeats_a_value() {
         let problems = problems(&json!({"instructions": format!("canary{}", "x".repeat(40_000)), "mode": "canary"}));

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::budgets::selecting;
-use super::samples::{Row, row, with};
+use super::samples::{Row, change, row, with};
 
 /// The smallest Sensor: a clock for one Agent.
 pub fn sensor() -> Value {
@@ -23,8 +23,116 @@ pub fn spec(change: &Value) -> Value {
     with(sensor(), &json!({"spec": change}))
 }
 
+/// A Sensor with this source alone.
+pub fn source(source: &Value) -> Value {
+    let mut whole = sensor();
+    whole["spec"]["source"] = source.clone();
+    whole
+}
+
+/// One that is sent to, by this name.
+fn webhook(change: &Value) -> Value {
+    let webhook = json!({"scheme": "GitHub", "secretKeyRef": {"name": "hooks", "key": "main"}});
+    source(&json!({"webhook": with(webhook, change)}))
+}
+
 /// The rules of Sensors.
 pub fn rows() -> Vec<Row> {
+    let mut rows = general();
+    rows.extend(pods());
+    rows
+}
+
+/// The rules of sources that need a pod.
+fn pods() -> Vec<Row> {
+    let named = |name: &str| with(webhook(&json!({})), &json!({"metadata": {"name": name}}));
+    let poll = |poll: &Value| source(&json!({"poll": poll}));
+    let page = |http: &Value| poll(&json!({"http": with(json!({"url": "https://example.com/"}), http)}));
+    let query = |url: &str| poll(&json!({"prometheus": {"url": url, "query": "up"}}));
+    let stream = |url: &str| source(&json!({"stream": {"sse": {"url": url}}}));
+    let storage = |storage: &Value| with(webhook(&json!({})), &json!({"spec": {"storage": storage}}));
+    let addresses = |of: &dyn Fn(&str) -> Value| {
+        let passes = ["http://prices:8080/now", "https://example.com/?a=b"];
+        let fails = [
+            "ftp://example.com",
+            "example.com",
+            "HTTPS://example.com",
+            " https://example.com",
+        ];
+        (passes.map(of).to_vec(), fails.map(of).to_vec())
+    };
+    let (pages, no_pages) = addresses(&|url| page(&json!({"url": url})));
+    let (queries, no_queries) = addresses(&query);
+    let (streams, no_streams) = addresses(&stream);
+    vec![
+        row(
+            "metadata.name of a Sensor with poll, stream or webhook must be at most 45",
+            vec![
+                named(&"a".repeat(45)),
+                named("a"),
+                with(sensor(), &json!({"metadata": {"name": "0.prices"}})),
+                with(sensor(), &json!({"metadata": {"name": "a".repeat(46)}})),
+            ],
+            vec![named(&"a".repeat(46)), named("0-prices"), named("prices.eu")],
+        ),
+        row(
+            "spec.source.poll must have exactly one of http and prometheus",
+            vec![page(&json!({})), query("http://prometheus:9090")],
+            vec![
+                poll(&json!({"intervalSeconds": 5})),
+                poll(&json!({
+                    "http": {"url": "https://example.com/"}, "prometheus": {"url": "http://prometheus:9090", "query": "up"},
+                })),
+            ],
+        ),
+        row("spec.source.poll.http.url must start with http", pages, no_pages),
+        row(
+            "spec.source.poll.http.body needs method: POST",
+            vec![
+                page(&json!({"method": "POST", "body": "{}"})),
+                page(&json!({"method": "POST"})),
+            ],
+            vec![
+                page(&json!({"body": "{}"})),
+                page(&json!({"method": "GET", "body": "{}"})),
+            ],
+        ),
+        row(
+            "spec.source.poll.prometheus.url must start with http",
+            queries,
+            no_queries,
+        ),
+        row("spec.source.stream.sse.url must start with http", streams, no_streams),
+        row(
+            "spec.source.webhook.deliveryIDHeader goes with scheme GitHub only",
+            vec![
+                webhook(&json!({"deliveryIDHeader": "X-Gitea-Delivery"})),
+                webhook(&json!({"scheme": "StandardWebhooks"})),
+            ],
+            vec![webhook(
+                &json!({"scheme": "StandardWebhooks", "deliveryIDHeader": "X-Gitea-Delivery"}),
+            )],
+        ),
+        row(
+            "spec.storage.size must be a quantity of at least 32Mi",
+            vec![storage(&json!({"size": "32Mi"})), storage(&json!({"size": "1Gi"}))],
+            vec![storage(&json!({"size": "31Mi"})), storage(&json!({"size": "a lot"}))],
+        ),
+        change(
+            "spec.storage cannot be changed",
+            storage(&json!({"size": "64Mi"})),
+            vec![storage(&json!({"size": "64Mi", "ephemeral": false}))],
+            vec![
+                storage(&json!({"size": "65Mi"})),
+                storage(&json!({"size": "64Mi", "ephemeral": true})),
+                webhook(&json!({})),
+            ],
+        ),
+    ]
+}
+
+/// The rules of all Sensors.
+fn general() -> Vec<Row> {
     let named = |name: &str| with(sensor(), &json!({"metadata": {"name": name}}));
     let receivers = |names: &Value, selector: &Value| spec(&json!({"agentNames": names, "agentSelector": selector}));
     let zone = |zone: &str| spec(&json!({"source": {"schedule": {"timeZone": zone}}}));
@@ -47,9 +155,23 @@ pub fn rows() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.source must have exactly one source",
-            vec![sensor()],
-            vec![spec(&json!({"source": {"schedule": null}}))],
+            "spec.source must have exactly one of schedule",
+            vec![
+                sensor(),
+                webhook(&json!({})),
+                source(&json!({"stream": {"sse": {"url": "https://example.com/"}}})),
+            ],
+            vec![
+                spec(&json!({"source": {"schedule": null}})),
+                with(
+                    webhook(&json!({})),
+                    &json!({"spec": {"source": {"schedule": {"cron": "0 8 * * 1-5"}}}}),
+                ),
+                with(
+                    webhook(&json!({})),
+                    &json!({"spec": {"source": {"poll": {"http": {"url": "https://example.com/"}}}}}),
+                ),
+            ],
         ),
         row(
             "spec.source.schedule.timeZone must be a name of the IANA time zone database",

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::budgets::spec as budget;
 use super::reader::documents;
 use super::samples::{self, openai, scripted, with};
-use super::sensors::spec as sensor;
+use super::sensors::{source, spec as sensor};
 use crate::support::clusters;
 
 /// A namespace of its own on the server, gone again at the end.
@@ -359,6 +359,26 @@ fn refusals() -> Vec<(Value, &'static str)> {
         (
             sensor(&json!({"source": {"schedule": {"cron": "0 8 * * 1-5", "missed": "All"}}})),
             "spec.source.schedule.missed: Unsupported value: \"All\"",
+        ),
+        (
+            source(&json!({"poll": {"http": {"url": "https://example.com/"}, "intervalSeconds": 0}})),
+            "spec.source.poll.intervalSeconds: Invalid value: 0",
+        ),
+        (
+            source(&json!({"poll": {"http": {"url": "https://example.com/"}, "timeoutSeconds": 301}})),
+            "spec.source.poll.timeoutSeconds: Invalid value: 301",
+        ),
+        (
+            source(&json!({"stream": {"sse": {"url": "https://example.com/"}, "idleTimeoutSeconds": 0}})),
+            "spec.source.stream.idleTimeoutSeconds: Invalid value: 0",
+        ),
+        (
+            source(&json!({"webhook": {"scheme": "None", "secretKeyRef": {"name": "n", "key": "k"}}})),
+            "spec.source.webhook.scheme: Unsupported value: \"None\"",
+        ),
+        (
+            source(&json!({"webhook": {"scheme": "GitHub"}})),
+            "spec.source.webhook.secretKeyRef: Required value",
         ),
         (
             sensor(&json!({"agentNames": ["Not A Name"]})),
