@@ -10,35 +10,22 @@ use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use agentloop::api::amount::{Amount, LimitAmounts};
+use agentloop::api::amount::LimitAmounts;
 use agentloop::api::price::Price;
-use agentloop::controller::ca::Authority;
-use agentloop::controller::certificates::server_config;
-use agentloop::link::deliveries::{Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport};
-use agentloop::link::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRequest, Telling};
-use agentloop::link::messages::{
-    AccountAnswer, AccountTerms, Attach, Attached, BudgetTerms, Directives, Known, LeaseAnswer, LeaseGrant,
-    LeaseRequest, Left, LimitName, Refusal, RefusalCode, Report,
-};
+use agentloop::link::messages::{AccountTerms, BudgetTerms, Left, LimitName};
 use agentloop::link::pod::CONFIG_ENV;
-use agentloop::link::server::{Limits, Link, PodIdentity, PodKind, serve};
 use agentloop::link::socket::CALL_HEADER;
 use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::post;
 use axum::serve::ListenerExt;
 use axum::{Json, Router};
-use axum_server::tls_rustls::RustlsConfig;
-use jiff::Timestamp;
 use reqwest::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
-use tokio_util::sync::CancellationToken;
 
 const CALLS: usize = 2_000;
 /// Calls before the first that is measured: the record's log gets its size.
@@ -47,7 +34,11 @@ const WARM: usize = 500;
 const MESSAGES: usize = 40;
 const MESSAGE_BYTES: usize = 500;
 const PAGE: usize = 4096;
-const PLENTY: i64 = 1_000_000_000_000;
+
+#[path = "leader.rs"]
+mod leader;
+
+use leader::{PLENTY, aside, listen};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -120,21 +111,6 @@ fn request(call: usize) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Runs a future in a thread of its own, until the process ends.
-fn aside<F: Future>(future: impl FnOnce() -> F + Send + 'static) {
-    std::thread::spawn(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("a runtime starts").block_on(future());
-    });
-}
-
-fn listen() -> (std::net::TcpListener, SocketAddr) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback can be listened on");
-    listener.set_nonblocking(true).expect("a socket need not block");
-    let address = listener.local_addr().expect("it has an address");
-    (listener, address)
-}
-
 /// A model that needs no time. Its bill stays below the bound of each request.
 fn model() -> SocketAddr {
     let (listener, address) = listen();
@@ -189,11 +165,11 @@ impl Gateway {
     /// A gateway with these limits, attached.
     async fn start(model: SocketAddr, directory: TempDir, terms: BudgetTerms) -> Self {
         let path = |name: &str| directory.path().join(name);
-        let (link, ca) = leader(terms);
-        std::fs::write(path("ca.crt"), ca).expect("the CA is written");
+        let (link, _) = leader::start(terms, None);
+        std::fs::write(path("ca.crt"), link.ca).expect("the CA is written");
         std::fs::write(path("token"), "token").expect("the token is written");
         let config = json!({
-            "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 1, "linkUrl": format!("https://{link}"),
+            "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 1, "linkUrl": format!("https://{}", link.address),
             "spec": {"model": {
                 "api": "OpenAIChat", "name": "m", "baseURL": format!("http://{model}/v1/"), "maxOutputTokens": 1_000,
             }},
@@ -280,120 +256,6 @@ fn limits() -> BudgetTerms {
         min_output_tokens: 100,
         ..BudgetTerms::default()
     }
-}
-
-/// A leader behind the real server of the link, who grants one lease of each account, once and for all; and its CA.
-fn leader(terms: BudgetTerms) -> (SocketAddr, String) {
-    let (listener, address) = listen();
-    let authority = Authority::make(Timestamp::now()).expect("a CA is made");
-    let leaf = authority
-        .sign(&["127.0.0.1".into()], Timestamp::now())
-        .expect("the CA signs");
-    let tls = RustlsConfig::from_config(server_config(&leaf).expect("its certificate serves"));
-    let directives = watch::Sender::new(Directives {
-        budget: Some(terms),
-        ..Directives::default()
-    });
-    aside(|| async {
-        let listener = TcpListener::from_std(listener).expect("it can be awaited");
-        let link = Arc::new(Generous {
-            directives,
-            silent: Mutex::default(),
-        });
-        serve(listener, tls, link, Limits::default(), CancellationToken::new())
-            .await
-            .expect("the link serves");
-    });
-    (address, authority.certificate)
-}
-
-struct Generous {
-    directives: watch::Sender<Directives>,
-    silent: Mutex<Vec<mpsc::Sender<Delivery>>>,
-}
-
-fn no_sensors() -> Refusal {
-    Refusal {
-        code: RefusalCode::Unknown,
-        message: "there are no Sensors here".into(),
-    }
-}
-
-impl Link for Generous {
-    async fn authenticate(&self, _token: &str) -> Result<PodIdentity, Refusal> {
-        Ok(PodIdentity {
-            namespace: "ns".into(),
-            name: "a".into(),
-            uid: "pod".into(),
-            kind: PodKind::Agent,
-        })
-    }
-
-    fn attach(&self, _pod: &PodIdentity, attach: &Attach) -> Result<Attached, Refusal> {
-        Ok(Attached {
-            epoch: attach.epoch,
-            known: Known::default(),
-            directives: self.directives.borrow().clone(),
-        })
-    }
-
-    fn report(&self, _pod: &PodIdentity, _report: Report) -> Result<(), Refusal> {
-        Ok(())
-    }
-
-    async fn lease(&self, _pod: &PodIdentity, request: LeaseRequest) -> Result<LeaseAnswer, Refusal> {
-        let granted = LeaseGrant {
-            lease: 1,
-            granted: Amount::each(|_| PLENTY),
-            valid_milliseconds: None,
-        };
-        let accounts = request.accounts.into_iter().map(|said| AccountAnswer {
-            account: said.account,
-            epoch: 1,
-            leases: vec![granted.clone()],
-            ..AccountAnswer::default()
-        });
-        Ok(LeaseAnswer {
-            accounts: accounts.collect(),
-        })
-    }
-
-    fn directives(&self, _pod: &PodIdentity, _epoch: i64) -> Result<watch::Receiver<Directives>, Refusal> {
-        Ok(self.directives.subscribe())
-    }
-
-    async fn events(&self, _pod: &PodIdentity, _page: EventsPage) -> Result<EventsAnswer, Refusal> {
-        Ok(EventsAnswer::default())
-    }
-
-    async fn read(&self, _token: &str, _request: &ReadRequest) -> Result<Telling, ReadRefusal> {
-        Ok(Box::pin(futures::stream::empty()))
-    }
-
-    fn deliveries(&self, _pod: &PodIdentity, _epoch: i64) -> Result<mpsc::Receiver<Delivery>, Refusal> {
-        let (sender, receiver) = mpsc::channel(1);
-        // Nothing comes, and the stream does not end either.
-        self.silent.lock().expect("it is not poisoned").push(sender);
-        Ok(receiver)
-    }
-
-    fn delivered(&self, _pod: &PodIdentity, _delivered: DeliveredTo) -> Result<(), Refusal> {
-        Err(no_sensors())
-    }
-
-    fn sensor(&self, _pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, Refusal> {
-        Err(no_sensors())
-    }
-
-    fn sensor_report(&self, _pod: &PodIdentity, _report: SensorPodReport) -> Result<(), Refusal> {
-        Err(no_sensors())
-    }
-
-    async fn deliver(&self, _pod: &PodIdentity, _deliver: Deliver) -> Result<Delivered, Refusal> {
-        Err(no_sensors())
-    }
-
-    fn refused(&self, _refusal: &Refusal) {}
 }
 
 /// The disk that the records lie on.

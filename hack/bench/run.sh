@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh [BENCH_ARGUMENT...]: measures engine, ledger, gateway, worker and leases (*.rs), then our controller (bench.py), and prints
+# run.sh [BENCH_ARGUMENT...]: measures engine, ledger, gateway, worker, sensor pod and leases (*.rs), then our controller (bench.py), and prints
 # its figures beside those of other operators.
 # SIZES=200,1000 are the bursts. Results are kept in hack/bench/results.
 set -euo pipefail
@@ -12,8 +12,8 @@ command -v python3 >/dev/null || die "python3 is missing"
 say "Building the release binary"
 build_release build
 export BIN AGENTLOOP_BINARY=$CARGO_TARGET_DIR/$TARGET/release/agentloop
-say "Engine and ledger without I/O, gateway and worker with their disk"
-build_release bench --bench engine --bench ledger --bench gateway --bench worker
+say "Engine and ledger without I/O; gateway, worker and sensor pod with their disk"
+build_release bench --bench engine --bench ledger --bench gateway --bench worker --bench sensor
 say "Leases over the link, with an API server"
 plane() { RUN=/var/tmp/agentloop-bench-leases API_PORT=8443 ETCD_PORT=8379 KCM_PORT=18257 SCHED_PORT=18259 "$ROOT/hack/devcluster/$1.sh" "${@:2}"; }
 trap 'plane down' EXIT
