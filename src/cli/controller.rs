@@ -16,6 +16,8 @@ use crate::controller::agent::Settings;
 use crate::controller::leader::LeaseTimes;
 use crate::controller::policy::{AgentPrices, MIN_OUTPUT_TOKENS, Policy, PriceTable};
 use crate::controller::process::{self, Election, Options};
+use crate::controller::sensor::pod::SensorPodSettings;
+use crate::sensing::address::Cidr;
 
 /// Threads of the async runtime.
 const THREADS: usize = 2;
@@ -23,6 +25,9 @@ const THREADS: usize = 2;
 const GATEWAY_RESOURCES: &str = r#"{"requests":{"cpu":"10m","memory":"32Mi"},"limits":{"memory":"128Mi"}}"#;
 /// Resources of a worker unless told otherwise.
 const WORKER_RESOURCES: &str = r#"{"requests":{"cpu":"10m","memory":"64Mi"},"limits":{"memory":"256Mi"}}"#;
+
+/// Resources of a sensor pod unless told otherwise.
+const SENSOR_RESOURCES: &str = r#"{"requests":{"cpu":"10m","memory":"32Mi"},"limits":{"memory":"128Mi"}}"#;
 
 /// Flags of `agentloop controller`.
 #[derive(ClapArgs, Debug)]
@@ -51,6 +56,15 @@ pub(super) struct Args {
     /// Resources of the worker container of Agents that set none, as JSON.
     #[arg(long, env = "AGENTLOOP_WORKER_RESOURCES", default_value = WORKER_RESOURCES, value_parser = resources)]
     worker_resources: ResourceRequirements,
+    /// Resources of the pods of Sensors, as JSON.
+    #[arg(long, env = "AGENTLOOP_SENSOR_RESOURCES", default_value = SENSOR_RESOURCES, value_parser = resources)]
+    sensor_resources: ResourceRequirements,
+    /// Ranges of addresses, separated by commas, to which Sensors may connect though they are closed, such as 10.1.0.0/16.
+    #[arg(long, env = "AGENTLOOP_EGRESS_ALLOWED_CIDRS", value_delimiter = ',', value_parser = range)]
+    egress_allowed_cidrs: Vec<String>,
+    /// Further ranges of addresses to which Sensors may not connect.
+    #[arg(long, env = "AGENTLOOP_EGRESS_DENIED_CIDRS", value_delimiter = ',', value_parser = range)]
+    egress_denied_cidrs: Vec<String>,
     /// Address under which pods reach the link; absent: the Service `agentloop-link` of this namespace, port 8443.
     #[arg(long, env = "AGENTLOOP_LINK_URL")]
     link_url: Option<String>,
@@ -149,6 +163,15 @@ impl Args {
             agent_prices: self.agent_prices,
             min_output_tokens: self.min_output_tokens,
         };
+        let given = |ranges: Vec<String>| ranges.into_iter().filter(|range| !range.is_empty()).collect();
+        let sensor_pods = SensorPodSettings {
+            image: self.image.clone(),
+            image_pull_policy: self.image_pull_policy.clone(),
+            link_url: link_url.clone(),
+            resources: self.sensor_resources,
+            allowed_ranges: given(self.egress_allowed_cidrs),
+            denied_ranges: given(self.egress_denied_cidrs),
+        };
         let mut watch_namespaces = self.watch_namespaces;
         watch_namespaces.retain(|namespace| !namespace.trim().is_empty());
         Ok(Options {
@@ -163,6 +186,7 @@ impl Args {
                 workers: self.workers,
                 policy,
             },
+            sensor_pods,
             metrics_address: self.metrics_address,
             link_address: self.link_address,
             link_hosts,
@@ -195,6 +219,15 @@ pub(super) fn prices(file: &Path) -> anyhow::Result<PriceTable> {
             file.display()
         )
     })
+}
+
+/// A range of addresses; an empty one, as a variable without any gives it, is none.
+fn range(text: &str) -> Result<String, String> {
+    let range = text.trim();
+    if !range.is_empty() {
+        range.parse::<Cidr>().map_err(|error| error.to_string())?;
+    }
+    Ok(range.to_owned())
 }
 
 fn resources(json: &str) -> Result<ResourceRequirements, String> {

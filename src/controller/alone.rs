@@ -14,6 +14,7 @@ use super::agent::Settings;
 use super::leading::{Ground, Leader};
 use super::loops::{AgentKey, Loops};
 use super::process::{Error, Options};
+use super::sensor::pod::SensorPodSettings;
 use super::serve::show_codes;
 use crate::telemetry::http::Readiness;
 use crate::telemetry::metrics::Metrics;
@@ -45,6 +46,7 @@ pub async fn run(alone: Alone, stop: CancellationToken) -> Result<(), Error> {
         readiness: Readiness::waiting("the caches to fill"),
         options: Options {
             settings: alone.settings,
+            sensor_pods: SensorPodSettings::default(),
             metrics_address: nowhere,
             link_address: address,
             link_hosts: vec![address.ip().to_string()],

@@ -103,8 +103,10 @@ impl Leader {
         let bundle = certificates.bundle();
         let (events, queue) = Sink::new();
         let budgets = self.budgets(&loops, events.clone(), clock);
-        let sensors = self.sensors(&loops, events, clock);
-        let link = self.link(&loops, &agents, &budgets, clock);
+        let (relay, said) = Relay::new(Duration::from_secs(DELIVERY_SECONDS));
+        let relay = Arc::new(relay);
+        let sensors = self.sensors((&loops, &relay), bundle.clone(), events, clock);
+        let link = self.link((&loops, relay), &agents, &budgets, clock);
         let (tls, ends) = (certificates.tls(), stop.clone());
 
         let mut parts = JoinSet::new();
@@ -126,7 +128,7 @@ impl Leader {
         });
         let ends = stop.clone();
         parts.spawn(async move {
-            Box::pin(sensors.run(ends)).await;
+            Box::pin(sensors.run(said, ends)).await;
             Error::PartEnded("the reconciler of Sensors")
         });
         let ends = stop.clone();
@@ -158,13 +160,22 @@ impl Leader {
         }))
     }
 
-    fn sensors(&self, loops: &Arc<Loops>, events: Sink, clock: &Clock) -> Arc<Sensors> {
+    fn sensors(
+        &self,
+        (loops, relay): (&Arc<Loops>, &Arc<Relay>),
+        ca_bundle: watch::Receiver<String>,
+        events: Sink,
+        clock: &Clock,
+    ) -> Arc<Sensors> {
         let settings = &self.options.settings;
         Arc::new(Sensors::new(sensor::Setup {
             client: self.client.clone(),
             watch_namespaces: settings.watch_namespaces.clone(),
             workers: settings.workers,
             loops: loops.clone(),
+            relay: relay.clone(),
+            pods: self.options.sensor_pods.clone(),
+            ca_bundle,
             events,
             reconciles: Reconciles::new(self.metrics.clone(), "sensor", settings.workers),
             clock: clock.clone(),
@@ -178,7 +189,7 @@ impl Leader {
 
     fn link(
         &self,
-        loops: &Arc<Loops>,
+        (loops, relay): (&Arc<Loops>, Arc<Relay>),
         agents: &Arc<OnceLock<agent::AgentsView>>,
         budgets: &Arc<Budgets>,
         clock: &Clock,
@@ -187,7 +198,7 @@ impl Leader {
             identities: Identities::new(self.client.clone()),
             access: Access::new(self.client.clone()),
             loops: loops.clone(),
-            relay: Arc::new(Relay::new(Duration::from_secs(DELIVERY_SECONDS)).0),
+            relay,
             agents: agents.clone(),
             budgets: budgets.clone(),
             metrics: self.metrics.clone(),

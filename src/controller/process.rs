@@ -18,6 +18,7 @@ use super::agent::Settings;
 use super::budget::persist::Conflict;
 use super::leader::{Candidate, LEASE_NAME, Leadership, LeaseTimes, Renewals, label};
 use super::leading::Leader;
+use super::sensor::pod::SensorPodSettings;
 use super::serve::show_codes;
 use crate::telemetry::http::{self, Readiness};
 use crate::telemetry::metrics::Metrics;
@@ -39,6 +40,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub struct Options {
     /// Settings of the reconciler.
     pub settings: Settings,
+    /// What is decided for the pods of Sensors.
+    pub sensor_pods: SensorPodSettings,
     /// Where probes and metrics are served.
     pub metrics_address: SocketAddr,
     /// Where the link is served.

@@ -33,12 +33,19 @@ struct Entry {
     heard: Option<SensorPodReport>,
 }
 
+struct Line {
+    deliveries: mpsc::Sender<Delivery>,
+    revision: u64,
+}
+
 #[derive(Default)]
 struct Table {
     /// Sensor pods, by uid.
     pods: HashMap<String, Entry>,
-    /// Gateways that listen.
-    lines: HashMap<AgentKey, mpsc::Sender<Delivery>>,
+    /// Gateways that listen, and their numbers.
+    lines: HashMap<AgentKey, Line>,
+    /// Number of the gateway that came last.
+    came: u64,
     /// Who waits for a receiver's word about a Sensor.
     waiting: HashMap<(AgentKey, String), oneshot::Sender<i64>>,
 }
@@ -64,8 +71,9 @@ impl Relay {
     }
 
     /// Says which pod is the Sensor's, and what it is to do. Idempotent; the Sensor's other pods are refused from then on.
-    pub fn expect(&self, sensor: &SensorKey, pod_uid: &str, directives: SensorDirectives) {
+    pub fn expect(&self, sensor: &SensorKey, pod_uid: &str, mut directives: SensorDirectives) {
         let mut table = self.lock();
+        table.revise(sensor, &mut directives);
         table
             .pods
             .retain(|uid, entry| uid == pod_uid || entry.sensor != *sensor);
@@ -116,10 +124,27 @@ impl Relay {
         Ok(())
     }
 
-    /// A gateway listens; one of the same Agent that listened before hears nothing any more.
+    /// A gateway listens; one of the same Agent that listened before hears nothing any more. Sensor pods with something for
+    /// it are told at once that it is there.
     pub fn listen(&self, agent: &AgentKey) -> mpsc::Receiver<Delivery> {
         let (line, deliveries) = mpsc::channel(QUEUE);
-        self.lock().lines.insert(agent.clone(), line);
+        let mut table = self.lock();
+        table.came += 1;
+        let revision = table.came;
+        let line = Line {
+            deliveries: line,
+            revision,
+        };
+        table.lines.insert(agent.clone(), line);
+        for entry in table.pods.values() {
+            if entry.sensor.namespace == agent.namespace {
+                entry.directives.send_if_modified(|directives| {
+                    let receivers = directives.receivers.iter_mut().flatten();
+                    let mut its = receivers.filter(|receiver| receiver.name == agent.name);
+                    its.next().map(|receiver| receiver.revision = revision).is_some()
+                });
+            }
+        }
         deliveries
     }
 
@@ -163,7 +188,10 @@ impl Relay {
         // First: the word may come before this function ends.
         let (word, heard) = oneshot::channel();
         let key = (agent.clone(), deliver.delivery.sensor.clone());
-        let sent = table.lines.get(&agent).map(|line| line.try_send(deliver.delivery));
+        let sent = table
+            .lines
+            .get(&agent)
+            .map(|line| line.deliveries.try_send(deliver.delivery));
         match sent {
             Some(Ok(())) => {}
             Some(Err(mpsc::error::TrySendError::Full(_))) => return Err(away("the receiver is slow; try again")),
@@ -179,6 +207,19 @@ impl Relay {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    /// Fills in which gateway of each receiver it is that listens.
+    fn revise(&self, sensor: &SensorKey, directives: &mut SensorDirectives) {
+        for receiver in directives.receivers.iter_mut().flatten() {
+            let agent = AgentKey {
+                namespace: sensor.namespace.clone(),
+                name: receiver.name.clone(),
+            };
+            receiver.revision = self.lines.get(&agent).map_or(0, |line| line.revision);
+        }
     }
 }
 
@@ -372,6 +413,30 @@ mod tests {
         assert_eq!(first.unwrap_err().code, RefusalCode::Away);
         assert_eq!(second, Ok(word(7)));
         assert!(relay.lock().waiting.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_receiver_that_comes_is_told_to_its_sensor_pods_at_once_and_to_no_other() {
+        let relay = relay();
+        let mut level = relay.attach(&pod("p1", "a")).unwrap();
+        let revision = |level: &mut watch::Receiver<SensorDirectives>| {
+            let directives = level.borrow_and_update().clone();
+            directives.receivers.unwrap()[0].revision
+        };
+        assert_eq!(revision(&mut level), 0);
+        let other = |namespace: &str, name: &str| AgentKey {
+            namespace: namespace.into(),
+            name: name.into(),
+        };
+        drop((relay.listen(&other("a", "y")), relay.listen(&other("b", "x"))));
+        assert!(!level.has_changed().unwrap());
+        drop(relay.listen(&agent()));
+        assert!(level.has_changed().unwrap());
+        let first = revision(&mut level);
+        relay.expect(&sensor(), "p1", directives());
+        assert!(!level.has_changed().unwrap(), "the reconciler knows no better");
+        let _line = relay.listen(&agent());
+        assert_ne!(revision(&mut level), first);
     }
 
     #[tokio::test]

@@ -254,6 +254,7 @@ async fn options(election: bool) -> Options {
             worker_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
             workers: 1,
         },
+        sensor_pods: agentloop::controller::sensor::pod::SensorPodSettings::default(),
         metrics_address: free_address().await,
         link_address: free_address().await,
         link_hosts: vec!["127.0.0.1".into()],

@@ -10,7 +10,9 @@ use agentloop::api::status::{LoopState, Usage};
 use agentloop::api::{Agent, Sensor, crd};
 use agentloop::controller::agent::Sink;
 use agentloop::controller::loops::{AgentKey, LivePod, Loops};
+use agentloop::controller::relay::Relay;
 use agentloop::controller::report::Reconciles;
+use agentloop::controller::sensor::pod::SensorPodSettings;
 use agentloop::controller::sensor::{Sensors, Setup};
 use agentloop::link::messages::{Directives, Known, LoopReport};
 use agentloop::link::sensors::{LastEvent, SensorReport, SensorTerms};
@@ -299,11 +301,15 @@ async fn a_real_api_server_keeps_what_a_sensor_did() {
 async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
     let (loops, _changed) = Loops::new();
     let loops = Arc::new(loops);
+    let (relay, said) = Relay::new(Duration::from_secs(5));
     let sensors = Arc::new(Sensors::new(Setup {
         client: client.clone(),
         watch_namespaces: vec![namespace.into()],
         workers: 4,
         loops: loops.clone(),
+        relay: Arc::new(relay),
+        pods: SensorPodSettings::default(),
+        ca_bundle: tokio::sync::watch::channel("CA".to_owned()).1,
         events: Sink::new().0,
         reconciles: Reconciles::new(Arc::new(Metrics::new().unwrap()), "sensor", 4),
         clock: Arc::new(Timestamp::now),
@@ -326,7 +332,7 @@ async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
     sensors.agents_listed(Some(namespace), &[key.clone()].into());
     loops.expect(&key, pod.clone(), Known::default(), Directives::default());
     let (_, directives) = loops.attach(&key, &pod, Timestamp::now()).unwrap();
-    tokio::spawn(sensors.clone().run(stop.clone()));
+    tokio::spawn(sensors.clone().run(said, stop.clone()));
 
     let api: Api<Sensor> = Api::namespaced(client.clone(), namespace);
     let mut object = clock("clock", &json!({}));

@@ -68,6 +68,13 @@ subjects:
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get]
+# Of Sensors with a pod of their own.
+- apiGroups: [apps]
+  resources: [statefulsets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

@@ -19,7 +19,7 @@ pub(in crate::controller) const ERRORS: Backoff = Backoff {
     most: Duration::from_mins(5),
 };
 /// While a referenced object is missing: it is not watched, so it is looked for.
-pub(super) const REFERENCES: Backoff = Backoff {
+pub(in crate::controller) const REFERENCES: Backoff = Backoff {
     first: Duration::from_secs(1),
     most: Duration::from_secs(30),
 };

@@ -42,7 +42,7 @@ impl Error {
     }
 
     /// What the API server answered, when it answered.
-    pub(super) fn answer(&self) -> Option<&Status> {
+    pub(in crate::controller) fn answer(&self) -> Option<&Status> {
         if let Self::Api { source, .. } = self
             && let kube::Error::Api(status) = source.as_ref()
         {
@@ -52,13 +52,13 @@ impl Error {
     }
 
     /// Whether the answer was of this sort.
-    pub(super) fn is(&self, sort: fn(&Status) -> bool) -> bool {
+    pub(in crate::controller) fn is(&self, sort: fn(&Status) -> bool) -> bool {
         self.answer().is_some_and(sort)
     }
 }
 
 /// Runs one request under the time limit and names it in its error.
-pub(super) async fn call<T>(
+pub(in crate::controller) async fn call<T>(
     action: &'static str,
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Error> {

@@ -1,38 +1,51 @@
-//! What every namespace with Agents has once: the service account of their pods and the CA bundle of the link.
+//! What every namespace with pods of ours has once: the service account of a kind of pod and the CA bundle of the link.
 //!
 //! Made before the first pod of a namespace and remembered; published again when the bundle changes. They stay when the
-//! last Agent goes: they hold no secret and no right, and whoever deletes the namespace deletes them.
+//! last pod goes: they hold no secret and no right, and whoever deletes the namespace deletes them.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
-use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, ResourceExt};
 use tokio::sync::watch;
 
 use super::error::{Error, call, find};
 use super::{names, objects};
-use crate::link::pod::{LINK_CA_CONFIGMAP, SERVICE_ACCOUNT};
+use crate::link::pod::LINK_CA_CONFIGMAP;
+
+/// Time between two looks at these objects.
+const LOOK: Duration = Duration::from_mins(10);
+/// Wait after they could not be written.
+const RETRY: Duration = Duration::from_secs(30);
 
 /// The namespaces that are known to have both objects, with the present bundle.
-pub(super) struct Namespaces {
+pub(in crate::controller) struct Namespaces {
     client: Client,
+    account: fn(&str) -> ServiceAccount,
     bundle: watch::Receiver<String>,
     ready: Mutex<HashSet<String>>,
 }
 
 impl Namespaces {
-    pub(super) fn new(client: Client, bundle: watch::Receiver<String>) -> Self {
+    /// `account` is the service account of a namespace.
+    pub(in crate::controller) fn new(
+        client: Client,
+        bundle: watch::Receiver<String>,
+        account: fn(&str) -> ServiceAccount,
+    ) -> Self {
         Self {
             client,
+            account,
             bundle,
             ready: Mutex::default(),
         }
     }
 
     /// Makes sure that a namespace has both; no request when that is known.
-    pub(super) async fn ensure(&self, namespace: &str) -> Result<(), Error> {
+    pub(in crate::controller) async fn ensure(&self, namespace: &str) -> Result<(), Error> {
         if self.lock().contains(namespace) {
             return Ok(());
         }
@@ -46,13 +59,31 @@ impl Namespaces {
     }
 
     /// Nothing is known of this namespace any more.
-    pub(super) fn forget(&self, namespace: &str) {
+    pub(in crate::controller) fn forget(&self, namespace: &str) {
         self.lock().remove(namespace);
+    }
+
+    /// Publishes the CA bundle in these namespaces: at once, when it changes, and now and then, should it be deleted.
+    pub(in crate::controller) async fn maintain(&self, namespaces: impl Fn() -> HashSet<String>) {
+        let mut bundle = self.bundle.clone();
+        loop {
+            let pause = match self.publish(namespaces()).await {
+                Ok(()) => LOOK,
+                Err(error) => {
+                    tracing::warn!(%error, "the CA bundle of the link could not be published everywhere");
+                    RETRY
+                }
+            };
+            tokio::select! {
+                changed = bundle.changed() => if changed.is_err() { tokio::time::sleep(pause).await },
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
     }
 
     /// Publishes the present bundle in all these namespaces. One that fails (it may be ending) keeps none of the others
     /// from theirs; the last failure is returned.
-    pub(super) async fn publish(&self, namespaces: HashSet<String>) -> Result<(), Error> {
+    async fn publish(&self, namespaces: HashSet<String>) -> Result<(), Error> {
         self.lock().clear();
         let mut result = Ok(());
         for namespace in namespaces {
@@ -65,13 +96,14 @@ impl Namespaces {
 
     async fn service_account(&self, namespace: &str) -> Result<(), Error> {
         let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
-        let known = find("get the service account", api.get(SERVICE_ACCOUNT)).await?;
-        let wanted = objects::service_account(namespace);
+        let wanted = (self.account)(namespace);
+        let name = wanted.name_any();
+        let known = find("get the service account", api.get(&name)).await?;
         if known.is_some_and(|known| known.automount_service_account_token == wanted.automount_service_account_token) {
             return Ok(());
         }
         let (params, patch) = (applied(), Patch::Apply(&wanted));
-        call("apply the service account", api.patch(SERVICE_ACCOUNT, &params, &patch))
+        call("apply the service account", api.patch(&name, &params, &patch))
             .await
             .map(|_| ())
     }

@@ -6,11 +6,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::manifest::Marks;
 use super::names;
+use crate::api::AGENT_LABEL;
 use crate::api::status::PodStatus;
+use crate::controller::sensor::pod::SENSOR_LABEL;
 
 /// Reasons of the condition `PodReady`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::IntoStaticStr, strum::EnumIter)]
-pub(super) enum PodReason {
+pub(in crate::controller) enum PodReason {
     /// It is coming up.
     Starting,
     /// Its containers run.
@@ -41,13 +43,13 @@ const IMAGE_TROUBLE: [&str; 6] = [
 
 /// A pod, reduced.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct PodState {
+pub(in crate::controller) struct PodState {
     /// Its name.
     pub(super) name: String,
     /// Its uid.
-    pub(super) uid: String,
+    pub(in crate::controller) uid: String,
     /// Uid of the object that controls it.
-    pub(super) owner: Option<String>,
+    pub(in crate::controller) owner: Option<String>,
     /// Its fencing epoch.
     pub(super) epoch: i64,
     /// The image of its worker.
@@ -57,9 +59,9 @@ pub(super) struct PodState {
     /// It ended for good and will never run again.
     pub(super) ended: bool,
     /// Why it is ready or not.
-    pub(super) reason: PodReason,
+    pub(in crate::controller) reason: PodReason,
     /// In words; stable while the cause is.
-    pub(super) message: String,
+    pub(in crate::controller) message: String,
     /// Its node.
     pub(super) node: Option<String>,
     started_at: Option<Time>,
@@ -68,7 +70,7 @@ pub(super) struct PodState {
 
 impl PodState {
     /// Reads a pod.
-    pub(super) fn of(pod: &Pod) -> Self {
+    pub(in crate::controller) fn of(pod: &Pod) -> Self {
         let meta = &pod.metadata;
         let empty = KubePodStatus::default();
         let status = pod.status.as_ref().unwrap_or(&empty);
@@ -115,13 +117,13 @@ impl PodState {
 }
 
 /// Leaves in a pod what [`PodState::of`] reads, so that the cache of thousands of pods stays small.
-pub(super) fn trim(pod: &mut Pod) {
+pub(in crate::controller) fn trim(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     if let Some(annotations) = &mut pod.metadata.annotations {
         annotations.retain(|key, _| [names::SPEC_HASH, names::EPOCH, names::GENERATION].contains(&key.as_str()));
     }
     if let Some(labels) = &mut pod.metadata.labels {
-        labels.retain(|key, _| key == crate::api::AGENT_LABEL);
+        labels.retain(|key, _| [AGENT_LABEL, SENSOR_LABEL].contains(&key.as_str()));
     }
     if let Some(spec) = &mut pod.spec {
         let node_name = spec.node_name.take();

@@ -25,6 +25,7 @@ use super::context::{AgentsView, Clock, Observer, Settings};
 use super::events;
 use super::memory::Memory;
 use super::namespaces::Namespaces;
+use super::objects::service_account;
 use super::pod_state::trim;
 use super::reconcile::{Context, Shared, on_error, reconcile};
 use super::silence;
@@ -35,10 +36,6 @@ use crate::controller::sensor::Sensors;
 
 /// Time for reconciles under way when the run ends.
 const GRACE: Duration = Duration::from_secs(10);
-/// Time between two looks at the objects that each namespace has once.
-const NAMESPACES: Duration = Duration::from_mins(10);
-/// Wait after they could not be written.
-const NAMESPACES_RETRY: Duration = Duration::from_secs(30);
 
 type Guarded = DeserializeGuard<Agent>;
 
@@ -83,7 +80,7 @@ pub async fn run(parts: Parts) {
     let (events, queue) = events::Sink::new();
     let recorder = recorder(parts.client.clone(), parts.instance);
     let shared = Arc::new(Shared {
-        namespaces: Namespaces::new(parts.client.clone(), parts.ca_bundle.clone()),
+        namespaces: Namespaces::new(parts.client.clone(), parts.ca_bundle, service_account),
         client: parts.client,
         loops: parts.loops,
         budgets: parts.budgets,
@@ -111,7 +108,7 @@ pub async fn run(parts: Parts) {
     );
     tokio::select! {
         _ = served => {}
-        () = shared_work(&shared, view, parts.ca_bundle, parts.changed, &doors) => {}
+        () = shared_work(&shared, view, parts.changed, &doors) => {}
         () = events::publish(recorder, queue) => {}
         // A list that never succeeded would hold the shutdown for ever.
         () = async { parts.shutdown.cancelled().await; tokio::time::sleep(GRACE).await } => {}
@@ -119,17 +116,11 @@ pub async fn run(parts: Parts) {
 }
 
 /// What serves all scopes at once; ends only with the run.
-async fn shared_work(
-    shared: &Shared,
-    view: AgentsView,
-    bundle: watch::Receiver<String>,
-    changed: mpsc::UnboundedReceiver<AgentKey>,
-    doors: &[Door],
-) {
+async fn shared_work(shared: &Shared, view: AgentsView, changed: mpsc::UnboundedReceiver<AgentKey>, doors: &[Door]) {
     tokio::join!(
         route(changed, doors),
         sweep(shared, doors),
-        publish_bundle(shared, &view, bundle),
+        publish_bundle(shared, &view),
     );
 }
 
@@ -174,24 +165,15 @@ async fn sweep(shared: &Shared, doors: &[Door]) {
     }
 }
 
-/// Publishes the CA bundle where Agents are: at the start, when it changes, and now and then, should it be deleted.
-async fn publish_bundle(shared: &Shared, view: &AgentsView, mut bundle: watch::Receiver<String>) {
+/// Publishes the CA bundle where Agents are.
+async fn publish_bundle(shared: &Shared, view: &AgentsView) {
     view.ready().await;
-    loop {
+    let namespaces = || {
         let mut namespaces = HashSet::new();
         view.for_each(|agent| namespaces.extend(agent.namespace()));
-        let pause = match shared.namespaces.publish(namespaces).await {
-            Ok(()) => NAMESPACES,
-            Err(error) => {
-                tracing::warn!(%error, "the CA bundle of the link could not be published everywhere");
-                NAMESPACES_RETRY
-            }
-        };
-        tokio::select! {
-            changed = bundle.changed() => if changed.is_err() { tokio::time::sleep(pause).await },
-            () = tokio::time::sleep(pause) => {}
-        }
-    }
+        namespaces
+    };
+    shared.namespaces.maintain(namespaces).await;
 }
 
 /// All Agents, or those of one namespace.

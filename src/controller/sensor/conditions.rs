@@ -5,19 +5,28 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::status::Facts;
+use super::status::{Facts, Own};
 use crate::api::condition::{self, ConditionType};
+use crate::controller::agent::pod_state::PodReason;
 
 /// Reason of a condition that does not hold.
 const INACTIVE: &str = "Inactive";
 /// Reason of `Accepted=False`, and of `Ready` then.
 pub(super) const INVALID_SPEC: &str = "InvalidSpec";
+/// Reason of `Accepted=False` while a Secret or its key is missing.
+pub(super) const SECRET_NOT_FOUND: &str = "SecretNotFound";
+/// Reason of `Connected=False` while somebody else's object has the name of one of its own.
+pub(super) const NAME_TAKEN: &str = "NameTaken";
+/// Reason of `Connected=False` while the API server refuses one of its objects.
+pub(super) const REFUSED: &str = "Refused";
 /// Reason of `Connected=False` while it fails, and of `Ready` then.
 pub(super) const SENSOR_FAILING: &str = "SensorFailing";
 /// Reason while `spec.suspend` is true.
 const SUSPENDED: &str = "SuspendedBySpec";
 /// Reason of `Connected=True`.
 const LISTENING: &str = "Listening";
+/// Reason of `Connected=Unknown` until it was heard of.
+const STARTING: &str = "Starting";
 /// Names in one message.
 const MOST_NAMES: usize = 3;
 
@@ -50,9 +59,9 @@ impl List<'_> {
 
     fn accepted(&mut self) {
         let type_ = ConditionType::Accepted;
-        if let Some(problem) = self.facts.problem {
+        if let Some((reason, problem)) = self.facts.mistake() {
             let message = format!("{problem}. It does not listen until that is corrected");
-            self.set(type_, "False", INVALID_SPEC, message);
+            self.set(type_, "False", reason, message);
         } else {
             let message = format!("the spec is usable{}", self.absent());
             self.set(type_, "True", "Accepted", message);
@@ -82,16 +91,15 @@ impl List<'_> {
 
     fn connected(&mut self) {
         let (type_, facts) = (ConditionType::Connected, self.facts);
-        if facts.problem.is_some() {
-            return self.set(
-                type_,
-                "False",
-                INVALID_SPEC,
-                "it does not listen: its spec cannot be used",
-            );
+        if let Some((reason, _)) = facts.mistake() {
+            let message = "it does not listen: its spec, or what that refers to, cannot be used";
+            return self.set(type_, "False", reason, message);
         }
         if facts.sensor.spec.suspend {
             return self.set(type_, "False", SUSPENDED, "it does not listen: spec.suspend is true");
+        }
+        if let Some(own) = facts.own {
+            return self.own(&own);
         }
         if facts.receivers.is_empty() {
             let message = "no Agent receives from it: none that it names or selects is there";
@@ -103,11 +111,11 @@ impl List<'_> {
         }
         let failing: Vec<_> = facts
             .spoken()
-            .filter_map(|(receiver, report)| Some((&receiver.name, report.failure.as_ref()?)))
+            .filter_map(|speaker| Some((speaker.name, speaker.report.failure.as_ref()?)))
             .collect();
         match failing.as_slice() {
             [] if facts.spoken().next().is_some() => self.set(type_, "True", LISTENING, "it listens"),
-            [] => self.waiting(),
+            [] => self.waiting("it runs in its receivers' pods, and none has said yet that it does"),
             [(agent, failure), rest @ ..] => {
                 let more = match rest.len() {
                     0 => String::new(),
@@ -119,18 +127,43 @@ impl List<'_> {
         }
     }
 
-    /// No pod has spoken of this spec: what was said before stands, since pods come and go.
-    fn waiting(&mut self) {
+    /// One with a pod of its own.
+    fn own(&mut self, own: &Own<'_>) {
         let type_ = ConditionType::Connected;
-        let spoken = [LISTENING, SENSOR_FAILING];
+        if let Some(obstacle) = own.obstacle {
+            return self.set(type_, "False", obstacle.reason, obstacle.message.clone());
+        }
+        let trouble = own.pod.filter(|pod| is_trouble(pod.reason.as_ref()));
+        if let Some(pod) = trouble {
+            let message = format!("its pod: {}", pod.message);
+            return self.set(type_, "False", pod.reason.as_ref(), message);
+        }
+        let (facts, spoken) = (self.facts, self.facts.spoken().next());
+        match (spoken, own.pod) {
+            (Some(speaker), _) => match &speaker.report.failure {
+                Some(failure) => self.set(type_, "False", SENSOR_FAILING, failure.clone()),
+                None if facts.receivers.is_empty() => {
+                    let message = "it listens, but no Agent receives from it: none that it names or selects is there";
+                    self.set(type_, "True", LISTENING, message);
+                }
+                None => self.set(type_, "True", LISTENING, "it listens"),
+            },
+            (None, Some(pod)) if pod.reason == PodReason::Unschedulable => {
+                self.waiting(&format!("its pod: {}", pod.message));
+            }
+            (None, _) => self.waiting("its pod has not said yet that it listens"),
+        }
+    }
+
+    /// No pod has spoken of this spec: what was said before stands, since pods come and go.
+    fn waiting(&mut self, message: &str) {
+        let type_ = ConditionType::Connected;
+        let spoken = [LISTENING, SENSOR_FAILING, PodReason::CrashLooping.as_ref()];
         match self.conditions.iter_mut().find(|held| held.type_ == type_.as_ref()) {
             Some(held) if spoken.contains(&held.reason.as_str()) => {
                 held.observed_generation = self.facts.sensor.metadata.generation;
             }
-            Some(_) | None => {
-                let message = "it runs in its receivers' pods, and none has said yet that it does";
-                self.set(type_, "Unknown", "Starting", message);
-            }
+            Some(_) | None => self.set(type_, "Unknown", STARTING, message),
         }
     }
 
@@ -141,7 +174,10 @@ impl List<'_> {
             .filter(|receiver| receiver.facts.ephemeral)
             .map(|receiver| receiver.name.clone())
             .collect();
-        if forgetful.is_empty() {
+        if self.facts.own.is_some() && self.facts.sensor.spec.storage.ephemeral {
+            let message = "what its receivers do not have yet is lost when its pod goes (spec.storage.ephemeral)";
+            self.set(type_, "False", "EphemeralOutbox", message);
+        } else if forgetful.is_empty() {
             let message = "what it has given, and what it has missed, is known after a restart";
             self.set(type_, "True", "Durable", message);
         } else {
@@ -160,9 +196,12 @@ impl List<'_> {
             held.map_or_else(Default::default, |held| (held.reason.clone(), held.message.clone()))
         };
         let (accepted, connected) = (held(ConditionType::Accepted), held(ConditionType::Connected));
-        let (ready, also, (reason, message)) = if self.facts.problem.is_some() {
+        let starts = self.facts.own.is_some() && connected.0 == STARTING;
+        let (ready, also, (reason, message)) = if self.facts.mistake().is_some() {
             ("False", Some(ConditionType::Stalled), accepted)
-        } else if connected.0 == SENSOR_FAILING {
+        } else if connected.0 == NAME_TAKEN {
+            ("False", Some(ConditionType::Stalled), connected)
+        } else if starts || is_failing(&connected.0) {
             ("False", Some(ConditionType::Reconciling), connected)
         } else {
             ("True", None, connected)
@@ -177,6 +216,22 @@ impl List<'_> {
             self.set(also, "True", &reason, message);
         }
     }
+}
+
+/// Whether it does not listen for a reason that is tried again after, or needs a person: a streak of these is one Event.
+pub(super) fn is_failing(reason: &str) -> bool {
+    [SENSOR_FAILING, NAME_TAKEN, REFUSED].contains(&reason) || is_trouble(reason)
+}
+
+/// Whether a pod with this reason is not coming up by itself.
+fn is_trouble(reason: &str) -> bool {
+    let trouble = [
+        PodReason::ImagePullFailed,
+        PodReason::CrashLooping,
+        PodReason::Evicted,
+        PodReason::NodeLost,
+    ];
+    trouble.iter().any(|trouble| trouble.as_ref() == reason)
 }
 
 fn names(all: &[String]) -> String {

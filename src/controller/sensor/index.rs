@@ -9,6 +9,7 @@ use std::sync::Arc;
 use kube::ResourceExt;
 use kube::core::{Selector, SelectorExt};
 
+use super::pod;
 use crate::api::{Agent, Sensor};
 use crate::controller::loops::AgentKey;
 pub(super) use crate::controller::relay::SensorKey;
@@ -70,16 +71,10 @@ impl Known {
     }
 
     fn terms(&self) -> SensorTerms {
-        let mut spec = self.object.spec.clone();
-        (spec.agent_names, spec.agent_selector) = (Vec::new(), None);
+        let mut terms = pod::terms(&self.object);
         // What cannot be used does not listen, and what it did so far is kept until it is corrected.
-        spec.suspend |= self.problem.is_some();
-        SensorTerms {
-            uid: self.object.uid().unwrap_or_default(),
-            name: self.object.name_any(),
-            generation: self.object.metadata.generation.unwrap_or_default(),
-            spec,
-        }
+        terms.spec.suspend |= self.problem.is_some();
+        terms
     }
 }
 
@@ -127,7 +122,7 @@ impl Index {
         listed(&self.agents_listed, namespace) && listed(&self.sensors_listed, namespace)
     }
 
-    /// The Sensors that an Agent's pod is to run; `None` while not all are known.
+    /// The Sensors that an Agent's pod is to run: not those with a pod of their own. `None` while not all are known.
     pub(super) fn terms(&self, agent: &AgentKey) -> Option<Vec<SensorTerms>> {
         if !listed(&self.sensors_listed, &agent.namespace) {
             return None;
@@ -136,7 +131,8 @@ impl Index {
         let received = self
             .of_namespace(&agent.namespace)
             .filter(|(_, known)| known.object.metadata.deletion_timestamp.is_none() && known.receives(agent, facts));
-        Some(received.map(|(_, known)| known.terms()).collect())
+        let here = received.filter(|(_, known)| !pod::has_pod(&known.object.spec.source));
+        Some(here.map(|(_, known)| known.terms()).collect())
     }
 
     /// Names of an Agent's Sensors, by uid.

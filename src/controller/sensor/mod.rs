@@ -1,9 +1,11 @@
 //! The Sensor reconciler: who receives what, told to pods; and what they say of it, shown in status.
 //!
-//! [`index`] and [`status`] are pure: receivers and terms, and what a status says. [`Sensors`] holds the index under one lock and
-//! is what link and Agent reconciler speak to; [`run`] watches and reconciles in steps: observe (the index) → validate →
-//! desired (terms, at once) → publish.
+//! [`index`], [`children`], [`pod`] and [`status`] are pure: receivers and terms, what there is, what there should be, and what a
+//! status says. [`Sensors`] holds index and children under one lock and is what link and Agent reconciler speak to; [`run`]
+//! watches and reconciles in steps: observe (the index) → validate → desired (terms, at once) → apply → publish.
 
+mod apply;
+mod children;
 mod conditions;
 mod index;
 mod notices;

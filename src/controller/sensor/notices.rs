@@ -1,6 +1,6 @@
 //! Kubernetes Events of Sensors: one for each transition that a person may want to know of. Pure.
 
-use super::conditions::SENSOR_FAILING;
+use super::conditions::is_failing;
 use super::status::says;
 use crate::api::condition::{self, ConditionType};
 use crate::api::sensor::SensorStatus;
@@ -17,11 +17,12 @@ pub(super) fn of_status(old: &SensorStatus, new: &SensorStatus) -> Vec<Notice> {
     }
     let fails = |status: &SensorStatus| {
         let connected = condition::find(&status.conditions, ConditionType::Connected);
-        connected.is_some_and(|connected| connected.reason == SENSOR_FAILING)
+        connected.is_some_and(|connected| is_failing(&connected.reason))
     };
     if fails(new) && !fails(old) {
-        let message = now(ConditionType::Connected).map_or_else(String::new, |held| held.message.clone());
-        notices.push(Notice::warning(SENSOR_FAILING, "Listen", message));
+        let held = now(ConditionType::Connected);
+        let (reason, message) = held.map_or(("", ""), |held| (held.reason.as_str(), held.message.as_str()));
+        notices.push(Notice::warning(reason, "Listen", message));
     }
     if fails(old) && says(new, ConditionType::Connected, "True") {
         notices.push(Notice::normal(

@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
+use serde::Serialize;
 
 use crate::api::sensor::Source;
 use crate::api::source::KeyRef;
@@ -29,8 +30,13 @@ use crate::link::pod::{
 use crate::link::sensors::SensorTerms;
 
 /// The label of everything made for one Sensor; its value is the Sensor's name.
-const SENSOR_LABEL: &str = "agentloop.dev/sensor";
-const MANAGER: &str = "agentloop-controller";
+pub(in crate::controller) const SENSOR_LABEL: &str = "agentloop.dev/sensor";
+/// The field manager of what is applied.
+pub(super) const MANAGER: &str = "agentloop-controller";
+/// Annotation: hash of the object as it was applied.
+pub(super) const HASH: &str = "agentloop.dev/spec-hash";
+/// Longest configuration of a container: Linux allows 128 KiB for one variable, its name included.
+pub(super) const LONGEST_CONFIG: usize = 120 * 1024;
 /// The binary in the image, and its role.
 const COMMAND: [&str; 2] = ["/agentloop", "sensor"];
 /// Seconds a link token lives; the kubelet renews it.
@@ -89,6 +95,21 @@ pub fn terms(sensor: &Sensor) -> SensorTerms {
     }
 }
 
+/// The name of the Sensor whose object this is, by the object's label.
+pub(super) fn sensor_of(object: &impl ResourceExt) -> Option<String> {
+    object.labels().get(SENSOR_LABEL).cloned()
+}
+
+/// The object with the hash of all that is in it.
+pub(super) fn hashed<K: ResourceExt + Serialize>(mut object: K) -> (K, String) {
+    let text = serde_json::to_vec(&object).unwrap_or_default();
+    let digest = ring::digest::digest(&ring::digest::SHA256, &text);
+    let prefix = digest.as_ref().iter().take(8);
+    let hash = format!("{:016x}", prefix.fold(0_u64, |hash, byte| hash << 8 | u64::from(*byte)));
+    object.annotations_mut().insert(HASH.into(), hash.clone());
+    (object, hash)
+}
+
 /// The `StatefulSet`.
 #[must_use]
 pub fn stateful_set(sensor: &Sensor, settings: &SensorPodSettings) -> StatefulSet {
@@ -99,6 +120,8 @@ pub fn stateful_set(sensor: &Sensor, settings: &SensorPodSettings) -> StatefulSe
         metadata: meta(sensor, set_name(&sensor.name_any())),
         spec: Some(StatefulSetSpec {
             replicas: Some(1),
+            // In order, a pod that never gets ready would hold back the one that is to replace it.
+            pod_management_policy: Some("Parallel".into()),
             service_name: Some(service_name(&sensor.name_any())),
             selector: LabelSelector {
                 match_labels: Some(BTreeMap::from([(SENSOR_LABEL.into(), sensor.name_any())])),
@@ -268,7 +291,7 @@ fn container(sensor: &Sensor, settings: &SensorPodSettings) -> Container {
 }
 
 /// Configuration of the pod. Its generation is not part of it: an edit of the receivers alone replaces no pod.
-fn config(sensor: &Sensor, settings: &SensorPodSettings) -> String {
+pub(super) fn config(sensor: &Sensor, settings: &SensorPodSettings) -> String {
     let mut terms = terms(sensor);
     terms.generation = 0;
     let config = SensorPodConfig {
@@ -284,14 +307,18 @@ fn config(sensor: &Sensor, settings: &SensorPodSettings) -> String {
         .replace('$', "\\u0024")
 }
 
-fn headers(source: &Source) -> Option<&SecretRef> {
+/// The Secret with the source's headers, and the field that names it.
+pub(super) fn headers(source: &Source) -> Option<(&'static str, &SecretRef)> {
     let http = source.poll.as_ref().and_then(|poll| poll.http.as_ref());
     let sse = source.stream.as_ref().map(|stream| &stream.sse);
-    http.and_then(|http| http.headers_secret_ref.as_ref())
-        .or_else(|| sse.and_then(|sse| sse.headers_secret_ref.as_ref()))
+    let http = http.and_then(|http| http.headers_secret_ref.as_ref());
+    let sse = sse.and_then(|sse| sse.headers_secret_ref.as_ref());
+    http.map(|secret| ("spec.source.poll.http.headersSecretRef", secret))
+        .or_else(|| sse.map(|secret| ("spec.source.stream.sse.headersSecretRef", secret)))
 }
 
-fn key(source: &Source) -> Option<&KeyRef> {
+/// The key of the source's webhook.
+pub(super) fn key(source: &Source) -> Option<&KeyRef> {
     source.webhook.as_ref().map(|webhook| &webhook.secret_key_ref)
 }
 
@@ -330,7 +357,7 @@ fn volumes(sensor: &Sensor) -> Vec<Volume> {
             ..Volume::default()
         });
     }
-    if let Some(secret) = headers(&sensor.spec.source) {
+    if let Some((_, secret)) = headers(&sensor.spec.source) {
         volumes.push(secret_volume("headers", &secret.name, None));
     }
     if let Some(key) = key(&sensor.spec.source) {

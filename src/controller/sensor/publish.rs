@@ -1,4 +1,5 @@
-//! The last step: writes the status when it is due, as the difference to what is there, and tells its transitions.
+//! One reconcile, and its last step: writes the status when it is due, as the difference to what is there, and tells its
+//! transitions.
 
 use std::time::Duration;
 
@@ -9,29 +10,71 @@ use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 
+use super::apply::{Obstacle, apply};
+use super::children::Children;
 use super::conditions::INVALID_SPEC;
 use super::index::SensorKey;
 use super::notices;
+use super::pod;
 use super::sensors::{Observed, Sensors};
-use super::status::{Computed, Facts, compute, urgent};
+use super::status::{Computed, Facts, Own, compute, urgent};
 use crate::api::Sensor;
 use crate::api::condition::{ConditionType, condition};
 use crate::api::sensor::SensorStatus;
+use crate::controller::agent::backoff::REFERENCES;
 use crate::controller::agent::error::{Error, find};
 use crate::controller::agent::publish::difference;
 
-/// Computes and, when it is due, writes the status of a Sensor.
-pub(super) async fn publish(sensors: &Sensors, key: &SensorKey) -> Result<Action, Error> {
-    let now = (sensors.setup.clock)();
+/// Makes what a Sensor needs, and says how it is.
+pub(super) async fn reconcile(sensors: &Sensors, key: &SensorKey) -> Result<Action, Error> {
     let Some(observed) = sensors.observe(key) else {
         return Ok(Action::await_change());
     };
     let sensor = &observed.known.object;
-    let old = last_status(&observed);
+    if sensor.metadata.deletion_timestamp.is_some() {
+        // Its objects go by their owner references.
+        sensors.setup.relay.forget(key);
+        return Ok(Action::await_change());
+    }
+    let has_pod = pod::has_pod(&sensor.spec.source);
+    let obstacle = match &observed.children {
+        Some(children) => apply(sensors, key, &observed, children).await?,
+        // It is asked for again when they are known.
+        None if has_pod => return Ok(Action::await_change()),
+        None => None,
+    };
+    let uid = &observed.memory.uid;
+    let obstructed = obstacle.as_ref().map(|_| observed.memory.obstructed.saturating_add(1));
+    sensors.remember(key, uid, |memory| memory.obstructed = obstructed.unwrap_or_default());
+    let next = publish(sensors, key, &observed, obstacle.as_ref()).await?;
+    sensors.remember(key, uid, |memory| memory.errors = 0);
+    // What stands in the way is not watched, so it is looked at.
+    let again = obstructed.map(|times| REFERENCES.delay(times, uid));
+    let delays = [next, again].into_iter().flatten().min();
+    Ok(delays.map_or_else(Action::await_change, Action::requeue))
+}
+
+/// Computes and, when it is due, writes the status of a Sensor; else says when it is.
+async fn publish(
+    sensors: &Sensors,
+    key: &SensorKey,
+    observed: &Observed,
+    obstacle: Option<&Obstacle>,
+) -> Result<Option<Duration>, Error> {
+    let now = (sensors.setup.clock)();
+    let sensor = &observed.known.object;
+    let (said, none) = (sensors.setup.relay.heard(key), Children::default());
+    let own = pod::has_pod(&sensor.spec.source).then(|| Own {
+        pod: observed.children.as_ref().unwrap_or(&none).pod.as_ref(),
+        said: said.as_ref(),
+        obstacle,
+    });
+    let old = last_status(observed);
     let computed = compute(&Facts {
         sensor,
         old: &old,
         problem: observed.known.problem.as_deref(),
+        own,
         receivers: &observed.receivers,
         absent: &observed.absent,
         agents: &observed.agents,
@@ -39,20 +82,18 @@ pub(super) async fn publish(sensors: &Sensors, key: &SensorKey) -> Result<Action
         now,
     });
     let new = &computed.status;
+    if old == *new {
+        return Ok(None);
+    }
     let due = observed.memory.pace.next(urgent(&old) != urgent(new));
-    let action = if old == *new {
-        Action::await_change()
-    } else if due > now {
-        return Ok(Action::requeue(until(due, now)));
-    } else {
-        let about = sensor.object_ref(&());
-        let notices = notices::of_status(&old, new);
-        write(sensors, key, &observed, &old, computed, now).await?;
-        sensors.setup.events.send(notices, &about);
-        Action::await_change()
-    };
-    sensors.remember(key, &observed.memory.uid, |memory| memory.errors = 0);
-    Ok(action)
+    if due > now {
+        return Ok(Some(until(due, now)));
+    }
+    let about = sensor.object_ref(&());
+    let notices = notices::of_status(&old, new);
+    write(sensors, key, observed, &old, computed, now).await?;
+    sensors.setup.events.send(notices, &about);
+    Ok(None)
 }
 
 /// The status as it is: the watch may lag behind our own last write.

@@ -1,26 +1,32 @@
-//! Streams in, reconciles out: watches Sensors, and works off the queue.
+//! Streams in, reconciles out: watches Sensors and their own objects, and works off the queue.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use futures::{StreamExt, future};
-use kube::core::DeserializeGuard;
+use futures::{Stream, StreamExt, future};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::controller::{self, Action, ReconcileRequest, applier};
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Resource};
+use kube::{Api, Resource, ResourceExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 
+use super::children::{self, Kind, Seen};
 use super::index::SensorKey;
-use super::publish::{publish, unreadable};
+use super::pod::SENSOR_LABEL;
+use super::publish;
 use super::sensors::Sensors;
 use crate::api::Sensor;
 use crate::controller::agent::error::Error;
+use crate::controller::agent::pod_state::trim;
 use crate::controller::agent::{ErrorKind, Finished, backoff};
 
 /// Longest time a whole reconcile may take.
@@ -32,8 +38,8 @@ pub(super) type Guarded = DeserializeGuard<Sensor>;
 type Queue = mpsc::UnboundedSender<ObjectRef<Guarded>>;
 
 impl Sensors {
-    /// Watches and reconciles until `stop`. Only the leader may run this, once.
-    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+    /// Watches and reconciles until `stop`; `said`: Sensors whose pods said something new. Only the leader may run this, once.
+    pub async fn run(self: Arc<Self>, said: mpsc::UnboundedReceiver<SensorKey>, stop: CancellationToken) {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(asked) = asked else { return };
         let scopes: Vec<Option<String>> = match self.setup.watch_namespaces.as_slice() {
@@ -51,6 +57,8 @@ impl Sensors {
         tokio::select! {
             _ = future::join_all(served) => {}
             () = route(asked, &doors) => {}
+            () = self.follow(said) => {}
+            () = self.namespaces.maintain(|| self.pod_namespaces()) => {}
             // A list that never succeeded would hold the shutdown for ever.
             () = async { stop.cancelled().await; tokio::time::sleep(GRACE).await } => {}
         }
@@ -79,17 +87,79 @@ impl Sensors {
         .for_each(|_| future::ready(()));
         tokio::select! {
             () = self.watch(scope.as_deref(), writer, &sensors) => {}
+            () = self.watch_children(scope.as_deref()) => {}
             () = reconciles => {}
         }
     }
 
-    async fn watch(&self, scope: Option<&str>, writer: Writer<Guarded>, store: &Store<Guarded>) {
+    /// What sensor pods said wakes the reconciler of their Sensor.
+    async fn follow(&self, mut said: mpsc::UnboundedReceiver<SensorKey>) {
+        while let Some(sensor) = said.recv().await {
+            self.ask(sensor);
+        }
+        future::pending::<()>().await;
+    }
+
+    /// Watches what was made for Sensors. Of pods little is kept, of the rest nothing but metadata is asked for.
+    async fn watch_children(&self, scope: Option<&str>) {
+        let config = || watcher::Config::default().labels(SENSOR_LABEL);
+        let sets = watcher(self.api::<PartialObjectMeta<StatefulSet>>(scope), config()).default_backoff();
+        let services = watcher(self.api::<PartialObjectMeta<Service>>(scope), config()).default_backoff();
+        let pods = watcher(self.api::<Pod>(scope), config()).default_backoff().modify(trim);
+        tokio::join!(
+            self.follow_children((Kind::Set, scope), sets, Seen::set),
+            self.follow_children((Kind::Service, scope), services, Seen::service),
+            self.follow_children((Kind::Pod, scope), pods, Seen::pod),
+        );
+    }
+
+    async fn follow_children<K: ResourceExt>(
+        &self,
+        (kind, scope): (Kind, Option<&str>),
+        stream: impl Stream<Item = watcher::Result<Event<K>>>,
+        read: impl Fn(&K) -> Seen,
+    ) {
+        let mut present = BTreeMap::new();
+        let mut stream = std::pin::pin!(stream);
+        while let Some(event) = stream.next().await {
+            match event {
+                Ok(Event::Apply(object)) => {
+                    if let Some(key) = children::key(&object, kind) {
+                        self.child_seen(&key, read(&object));
+                    }
+                }
+                Ok(Event::Delete(object)) => {
+                    if let Some(key) = children::key(&object, kind) {
+                        self.child_gone(&key, kind);
+                    }
+                }
+                Ok(Event::Init) => present.clear(),
+                Ok(Event::InitApply(object)) => {
+                    if let Some(key) = children::key(&object, kind) {
+                        present.insert(key, read(&object));
+                    }
+                }
+                Ok(Event::InitDone) => self.children_listed(kind, scope, std::mem::take(&mut present)),
+                Err(error) => {
+                    tracing::warn!(%error, "a watch of the objects of Sensors was interrupted; it is resumed");
+                }
+            }
+        }
+    }
+
+    fn api<K>(&self, scope: Option<&str>) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
         let client = self.setup.client.clone();
-        let api: Api<Guarded> = match scope {
+        match scope {
             Some(namespace) => Api::namespaced(client, namespace),
             None => Api::all(client),
-        };
-        let stream = watcher(api, watcher::Config::default())
+        }
+    }
+
+    async fn watch(&self, scope: Option<&str>, writer: Writer<Guarded>, store: &Store<Guarded>) {
+        let stream = watcher(self.api::<Guarded>(scope), watcher::Config::default())
             .default_backoff()
             .modify(|sensor| sensor.meta_mut().managed_fields = None)
             .reflect(writer);
@@ -148,8 +218,8 @@ async fn reconcile(guard: Arc<Guarded>, sensors: Arc<Sensors>) -> Result<Action,
     let start = tokio::time::Instant::now();
     let whole = async {
         match &guard.0 {
-            Ok(_) => publish(&sensors, &key(&guard)).await,
-            Err(invalid) => unreadable(&sensors, invalid).await,
+            Ok(_) => Box::pin(publish::reconcile(&sensors, &key(&guard))).await,
+            Err(invalid) => publish::unreadable(&sensors, invalid).await,
         }
     };
     let result = tokio::time::timeout(WHOLE, whole).await.unwrap_or(Err(Error::Timeout {

@@ -3,19 +3,23 @@
 //! Told by the Agent reconciler's watches, by the link, and by its own watch; a change is told to the pods at once, and queues
 //! the Sensors of which something else is to be shown. No lock is held over an await.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::{Client, ResourceExt};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
+use super::children::{Children, Kind, Seen, Table};
 use super::index::{AgentFacts, Change, Index, Known, Receiving, SensorKey};
+use super::pod::{self, SensorPodSettings};
 use super::validate::validate;
 use crate::api::sensor::{SensorStatus, Totals};
 use crate::api::{Agent, Sensor};
+use crate::controller::agent::namespaces::Namespaces;
 use crate::controller::agent::pace::Pace;
 use crate::controller::agent::{Clock, Sink};
 use crate::controller::loops::{AgentKey, Loops};
+use crate::controller::relay::Relay;
 use crate::controller::report::Reconciles;
 use crate::link::sensors::SensorReport;
 
@@ -29,6 +33,12 @@ pub struct Setup {
     pub workers: u16,
     /// The live loops, which are told what runs in their pods.
     pub loops: Arc<Loops>,
+    /// Passes events of sensor pods on, and is told whose they are.
+    pub relay: Arc<Relay>,
+    /// What the chart decides for sensor pods.
+    pub pods: SensorPodSettings,
+    /// The CA bundle (PEM) that sensor pods must trust.
+    pub ca_bundle: watch::Receiver<String>,
     /// Where Events go.
     pub events: Sink,
     /// Counts reconciles.
@@ -40,6 +50,7 @@ pub struct Setup {
 /// The Sensors of this leader.
 pub struct Sensors {
     pub(super) setup: Setup,
+    pub(super) namespaces: Namespaces,
     state: Mutex<State>,
     queue: mpsc::UnboundedSender<SensorKey>,
     pub(super) asked: Mutex<Option<mpsc::UnboundedReceiver<SensorKey>>>,
@@ -48,6 +59,7 @@ pub struct Sensors {
 #[derive(Default)]
 struct State {
     index: Index,
+    children: Table,
     memory: HashMap<SensorKey, Remembered>,
 }
 
@@ -64,6 +76,8 @@ pub(super) struct Remembered {
     pub(super) pace: Pace,
     /// Failed reconciles in a row.
     pub(super) errors: u32,
+    /// Reconciles in a row that found something in the way of its pod.
+    pub(super) obstructed: u32,
 }
 
 /// What is known of a Sensor.
@@ -73,6 +87,8 @@ pub(super) struct Observed {
     pub(super) absent: Vec<String>,
     pub(super) agents: BTreeSet<String>,
     pub(super) memory: Remembered,
+    /// Its own objects; `None` while not all are known.
+    pub(super) children: Option<Children>,
 }
 
 impl Sensors {
@@ -81,6 +97,7 @@ impl Sensors {
     pub fn new(setup: Setup) -> Self {
         let (queue, asked) = mpsc::unbounded_channel();
         Self {
+            namespaces: Namespaces::new(setup.client.clone(), setup.ca_bundle.clone(), pod::service_account),
             setup,
             state: Mutex::default(),
             queue,
@@ -136,14 +153,53 @@ impl Sensors {
 
     pub(super) fn gone(&self, key: &SensorKey) {
         self.lock().memory.remove(key);
+        self.setup.relay.forget(key);
         self.change(|index| index.sensor_gone(key));
     }
 
     pub(super) fn listed(&self, scope: Option<&str>, present: &BTreeSet<SensorKey>) {
         self.change(|index| index.sensors_listed(scope, present));
-        self.lock()
-            .memory
-            .retain(|key, _| scope.is_some_and(|scope| scope != key.namespace) || present.contains(key));
+        let gone = |key: &SensorKey| scope.is_none_or(|scope| scope == key.namespace) && !present.contains(key);
+        let mut state = self.lock();
+        for key in state.memory.keys().filter(|key| gone(key)) {
+            self.setup.relay.forget(key);
+        }
+        state.memory.retain(|key, _| !gone(key));
+    }
+
+    /// An object of a Sensor is there.
+    pub(super) fn child_seen(&self, key: &SensorKey, seen: Seen) {
+        if self.lock().children.seen(key, seen) {
+            self.ask(key.clone());
+        }
+    }
+
+    /// An object of a Sensor is gone.
+    pub(super) fn child_gone(&self, key: &SensorKey, kind: Kind) {
+        self.lock().children.gone(key, kind);
+        self.ask(key.clone());
+    }
+
+    /// These are all objects of a kind in a scope.
+    pub(super) fn children_listed(&self, kind: Kind, scope: Option<&str>, present: BTreeMap<SensorKey, Seen>) {
+        let changed = {
+            let mut state = self.lock();
+            let mut changed = state.children.listed((kind, scope), present);
+            // Those that waited for this.
+            let with_pod = state.index.all().filter(|sensor| pod::has_pod(&sensor.spec.source));
+            changed.extend(with_pod.map(|sensor| SensorKey::of(sensor.as_ref())));
+            changed
+        };
+        for key in changed {
+            self.ask(key);
+        }
+    }
+
+    /// Namespaces with sensor pods.
+    pub(super) fn pod_namespaces(&self) -> HashSet<String> {
+        let state = self.lock();
+        let with_pod = state.index.all().filter(|sensor| pod::has_pod(&sensor.spec.source));
+        with_pod.filter_map(|sensor| sensor.namespace()).collect()
     }
 
     /// Asks for a reconcile of a Sensor.
@@ -167,6 +223,7 @@ impl Sensors {
             beyond: BTreeMap::new(),
             pace: Pace::new((self.setup.clock)()),
             errors: 0,
+            obstructed: 0,
         };
         let memory = memory.or_insert_with(fresh);
         if memory.uid != uid {
@@ -177,6 +234,7 @@ impl Sensors {
             receivers: state.index.receivers(&known),
             absent: state.index.absent(&known),
             agents: state.index.agent_uids(&key.namespace),
+            children: state.children.of(key),
             known,
             memory,
         })

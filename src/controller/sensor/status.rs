@@ -7,11 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
+use super::apply::Obstacle;
 use super::conditions;
 use super::index::Receiving;
 use crate::api::Sensor;
 use crate::api::condition::{self, ConditionType};
 use crate::api::sensor::{Receiver, SensorStatus, Source, SourceType, Totals};
+use crate::controller::agent::pod_state::PodState;
+use crate::link::deliveries::SensorPodReport;
 use crate::link::sensors::SensorReport;
 
 /// Receivers whose totals are kept in status, so that a restart of the controller counts nothing twice.
@@ -27,6 +30,8 @@ pub(super) struct Facts<'a> {
     pub(super) old: &'a SensorStatus,
     /// What is wrong with its spec.
     pub(super) problem: Option<&'a str>,
+    /// Its own pod; `None`: it runs in its receivers' pods.
+    pub(super) own: Option<Own<'a>>,
     /// Who receives, and what their pods said.
     pub(super) receivers: &'a [Receiving],
     /// Agents that it names and that are not there.
@@ -39,10 +44,40 @@ pub(super) struct Facts<'a> {
     pub(super) now: Timestamp,
 }
 
+/// What is known of a Sensor's own pod.
+#[derive(Clone, Copy)]
+pub(super) struct Own<'a> {
+    /// The pod.
+    pub(super) pod: Option<&'a PodState>,
+    /// What it last said.
+    pub(super) said: Option<&'a SensorPodReport>,
+    /// Why there is none as the spec wants it.
+    pub(super) obstacle: Option<&'a Obstacle>,
+}
+
+/// A pod in which it runs.
+pub(super) struct Speaker<'a> {
+    /// Uid by which its part of the totals is kept.
+    uid: &'a str,
+    /// Name of its Agent, or of the Sensor.
+    pub(super) name: &'a str,
+    /// Whether it should run now.
+    awake: bool,
+    /// What it said.
+    pub(super) report: &'a SensorReport,
+}
+
 impl Facts<'_> {
+    /// What is wrong with its spec or what that refers to, and the reason.
+    pub(super) fn mistake(&self) -> Option<(&'static str, &str)> {
+        let problem = self.problem.map(|problem| (conditions::INVALID_SPEC, problem));
+        let obstacle = self.own.and_then(|own| own.obstacle).filter(|found| found.of_spec);
+        problem.or_else(|| obstacle.map(|found| (found.reason, found.message.as_str())))
+    }
+
     /// Whether it is meant to listen.
     pub(super) fn listens(&self) -> bool {
-        self.problem.is_none() && !self.sensor.spec.suspend
+        self.mistake().is_none() && !self.sensor.spec.suspend
     }
 
     /// Receivers that should run it.
@@ -50,12 +85,35 @@ impl Facts<'_> {
         self.receivers.iter().filter(|receiver| !receiver.facts.suspended)
     }
 
-    /// What was said of the spec as it is now, and by whom.
-    pub(super) fn spoken(&self) -> impl Iterator<Item = (&Receiving, &SensorReport)> {
+    /// What was said, and by whom.
+    fn speakers(&self) -> impl Iterator<Item = Speaker<'_>> {
+        let own = self.own.and_then(|own| own.said).map(|said| Speaker {
+            uid: self.uid(),
+            name: self.sensor.metadata.name.as_deref().unwrap_or_default(),
+            awake: true,
+            report: &said.report,
+        });
+        let receivers = self.receivers.iter().filter(|_| self.own.is_none());
+        let receivers = receivers.filter_map(|receiver| {
+            Some(Speaker {
+                uid: &receiver.facts.uid,
+                name: &receiver.name,
+                awake: !receiver.facts.suspended,
+                report: receiver.report.as_ref()?,
+            })
+        });
+        own.into_iter().chain(receivers)
+    }
+
+    /// What was said of the spec as it is now by pods that should run it.
+    pub(super) fn spoken(&self) -> impl Iterator<Item = Speaker<'_>> {
         let generation = self.sensor.metadata.generation.unwrap_or_default();
-        self.awake()
-            .filter_map(|receiver| Some((receiver, receiver.report.as_ref()?)))
-            .filter(move |(_, report)| report.generation == generation)
+        self.speakers()
+            .filter(move |speaker| speaker.awake && speaker.report.generation == generation)
+    }
+
+    fn uid(&self) -> &str {
+        self.sensor.metadata.uid.as_deref().unwrap_or_default()
     }
 }
 
@@ -77,21 +135,25 @@ pub(super) fn compute(facts: &Facts<'_>) -> Computed {
         receivers: counted.receivers,
         ..old.clone()
     };
-    let reports = || facts.receivers.iter().filter_map(|receiver| receiver.report.as_ref());
-    let last = reports()
-        .filter_map(|report| report.last.as_ref())
+    let last = facts
+        .speakers()
+        .filter_map(|speaker| speaker.report.last.as_ref())
         .filter(|last| old.last_event_time.is_none_or(|known| last.at > known))
         .max_by(|a, b| (a.at, &a.id).cmp(&(b.at, &b.id)));
     if let Some(last) = last {
-        status.last_event_time = Some(last.at);
+        // Whole seconds, as everywhere in the cluster.
+        status.last_event_time = Timestamp::from_second(last.at.as_second()).ok();
         status.last_delivery_id = Some(cut(&last.id));
     }
     if !facts.listens() {
         (status.consecutive_failures, status.next_attempt_at) = (0, None);
     } else if facts.spoken().next().is_some() {
-        let failures = facts.spoken().map(|(_, report)| report.consecutive_failures);
+        let failures = facts.spoken().map(|speaker| speaker.report.consecutive_failures);
         status.consecutive_failures = failures.max().unwrap_or_default().max(0);
-        status.next_attempt_at = facts.spoken().filter_map(|(_, report)| report.next_attempt_at).min();
+        status.next_attempt_at = facts
+            .spoken()
+            .filter_map(|speaker| speaker.report.next_attempt_at)
+            .min();
     }
     Computed {
         status,
@@ -132,17 +194,16 @@ fn count(facts: &Facts<'_>) -> Counted {
         .old
         .receivers
         .iter()
-        .filter(|known| facts.agents.contains(&known.uid));
+        .filter(|known| facts.agents.contains(&known.uid) || known.uid == facts.uid());
     let mut counted = Counted {
         totals: facts.old.totals,
         receivers: kept.cloned().collect(),
         beyond: facts.beyond.clone(),
     };
     counted.beyond.retain(|uid, _| facts.agents.contains(uid));
-    for receiver in facts.receivers {
-        let Some(report) = &receiver.report else { continue };
-        let (uid, said) = (&receiver.facts.uid, sane(report.totals));
-        if let Some(known) = counted.receivers.iter_mut().find(|known| known.uid == *uid) {
+    for Speaker { uid, name, report, .. } in facts.speakers() {
+        let said = sane(report.totals);
+        if let Some(known) = counted.receivers.iter_mut().find(|known| known.uid == uid) {
             counted.totals = add(counted.totals, since(known.totals, said));
             known.totals = said;
             continue;
@@ -151,15 +212,15 @@ fn count(facts: &Facts<'_>) -> Counted {
         if counted.receivers.len() < MOST_RECEIVERS {
             counted.totals = add(counted.totals, since(beyond.unwrap_or_default(), said));
             counted.receivers.push(Receiver {
-                uid: uid.clone(),
-                name: receiver.name.clone(),
+                uid: uid.to_owned(),
+                name: name.to_owned(),
                 totals: said,
             });
         } else {
             // Whether what it did before was counted is not known: it counts from here on.
             let before = beyond.unwrap_or(said);
             counted.totals = add(counted.totals, since(before, said));
-            counted.beyond.insert(uid.clone(), said);
+            counted.beyond.insert(uid.to_owned(), said);
         }
     }
     counted

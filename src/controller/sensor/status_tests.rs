@@ -6,12 +6,15 @@ use jiff::Timestamp;
 use pretty_assertions::assert_eq;
 use proptest::prelude::*;
 
+use super::apply::Obstacle;
 use super::index::{AgentFacts, Receiving};
 use super::notices;
-use super::status::{Computed, Facts, MOST_RECEIVERS, compute, urgent};
+use super::status::{Computed, Facts, MOST_RECEIVERS, Own, compute, urgent};
 use crate::api::Sensor;
 use crate::api::condition::{ConditionType, find};
 use crate::api::sensor::{SensorStatus, SourceType, Totals};
+use crate::controller::agent::pod_state::PodState;
+use crate::link::deliveries::SensorPodReport;
 use crate::link::sensors::{LastEvent, SensorReport};
 
 fn now() -> Timestamp {
@@ -59,6 +62,16 @@ struct Case {
     others: Vec<&'static str>,
     beyond: BTreeMap<String, Totals>,
     old: SensorStatus,
+    /// It has a pod of its own.
+    own: Option<Owned>,
+}
+
+/// What is known of its own pod.
+#[derive(Default)]
+struct Owned {
+    pod: Option<PodState>,
+    said: Option<SensorPodReport>,
+    obstacle: Option<Obstacle>,
 }
 
 impl Default for Case {
@@ -71,6 +84,7 @@ impl Default for Case {
             others: Vec::new(),
             beyond: BTreeMap::new(),
             old: SensorStatus::default(),
+            own: None,
         }
     }
 }
@@ -90,6 +104,11 @@ impl Case {
             sensor: &sensor,
             old: &self.old,
             problem: self.problem,
+            own: self.own.as_ref().map(|own| Own {
+                pod: own.pod.as_ref(),
+                said: own.said.as_ref(),
+                obstacle: own.obstacle.as_ref(),
+            }),
             receivers: &self.receivers,
             absent: &self.absent,
             agents: &agents,

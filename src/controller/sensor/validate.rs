@@ -2,9 +2,7 @@
 
 use kube::core::Selector;
 
-use super::pod::has_pod;
 use crate::api::SensorSpec;
-use crate::api::sensor::Source;
 use crate::sensing;
 
 /// Whom a spec selects by labels, and what is wrong with the spec, with field and fix. `name`: the Sensor's.
@@ -16,11 +14,6 @@ pub(super) fn validate(name: &str, spec: &SensorSpec) -> (Option<Selector>, Opti
             return (None, Some(problem));
         }
     };
-    let problem = sensing::check(name, spec).err().map(|invalid| invalid.to_string());
-    (selector, problem.or_else(|| no_pod(&spec.source)))
-}
-
-/// What listens in a pod of its own cannot be used until the reconciler makes that pod.
-fn no_pod(source: &Source) -> Option<String> {
-    has_pod(source).then(|| "spec.source: this controller makes no sensor pods yet; use schedule".to_owned())
+    let problem = sensing::check(name, spec).err();
+    (selector, problem.map(|invalid| invalid.to_string()))
 }

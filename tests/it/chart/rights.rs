@@ -39,6 +39,19 @@ const WHERE_AGENTS_ARE: &[(&str, &str)] = &[
     ("agentloop.dev sensors", "watch"),
     ("agentloop.dev sensors/status", "get"),
     ("agentloop.dev sensors/status", "patch"),
+    // What a Sensor with a pod of its own is made of; `get` sees whether another has the name.
+    ("apps statefulsets", "get"),
+    ("apps statefulsets", "list"),
+    ("apps statefulsets", "watch"),
+    ("apps statefulsets", "create"),
+    ("apps statefulsets", "patch"),
+    ("apps statefulsets", "delete"),
+    ("services", "get"),
+    ("services", "list"),
+    ("services", "watch"),
+    ("services", "create"),
+    ("services", "patch"),
+    ("services", "delete"),
 ];
 /// What it does outside namespaces: the link asks who holds a token and what they may read, the ledger what labels namespaces have.
 const OUTSIDE: &[(&str, &str)] = &[

@@ -54,6 +54,17 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         &["agents.worker.resources.limits.memory=772Mi"],
         "772Mi",
     ),
+    ("sensor.resources", &["sensor.resources.limits.memory=773Mi"], "773Mi"),
+    (
+        "egress.allowedCIDRs",
+        &["egress.allowedCIDRs={10.96.0.0/12,fd00::/8}"],
+        "value: 10.96.0.0/12,fd00::/8",
+    ),
+    (
+        "egress.deniedCIDRs",
+        &["egress.deniedCIDRs={203.0.113.0/24}"],
+        "value: 203.0.113.0/24",
+    ),
     (
         "prices",
         &[
@@ -171,6 +182,7 @@ const WHOLE: &[&str] = &[
     "resources",
     "agents.gateway.resources",
     "agents.worker.resources",
+    "sensor.resources",
     "dashboards.labels",
 ];
 
@@ -299,6 +311,8 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ("policy.requireBudgets=true", "requireBudgets"),
         ("policy.agentPrices=Maybe", "/policy/agentPrices"),
         ("policy.minOutputTokens=0", "/policy/minOutputTokens"),
+        ("sensor.resource.limits.memory=1Gi", "resource"),
+        ("egress.allowedCIDRs={10.0.0.1}", "/egress/allowedCIDRs/0"),
         ("prices.m.input=1", "input"),
         ("prices.m.inputPerMillion=cheap", "/prices/m/inputPerMillion"),
         ("dashboards.namespace=Team_A", "/dashboards/namespace"),

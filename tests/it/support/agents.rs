@@ -7,8 +7,10 @@ use agentloop::controller::agent::{AgentsView, Clock, Sink};
 use agentloop::controller::budget::face::Shown;
 use agentloop::controller::budget::{Budgets, Setup};
 use agentloop::controller::loops::Loops;
+use agentloop::controller::relay::Relay;
 use agentloop::controller::report::Reconciles;
 use agentloop::controller::sensor::Sensors;
+use agentloop::controller::sensor::pod::SensorPodSettings;
 use agentloop::telemetry::metrics::Metrics;
 use jiff::Timestamp;
 use kube::Client;
@@ -31,12 +33,18 @@ pub fn idle_ledger(client: Client, loops: &Arc<Loops>) -> Arc<Budgets> {
 }
 
 /// Sensors that nobody watches until they are run.
-pub fn idle_sensors(client: Client, loops: &Arc<Loops>, clock: Clock) -> Arc<Sensors> {
+pub fn idle_sensors(client: Client, loops: &Arc<Loops>, relay: &Arc<Relay>, clock: Clock) -> Arc<Sensors> {
     Arc::new(Sensors::new(agentloop::controller::sensor::Setup {
         client,
         watch_namespaces: Vec::new(),
         workers: 1,
         loops: loops.clone(),
+        relay: relay.clone(),
+        pods: SensorPodSettings {
+            image: "agentloop:test".into(),
+            ..SensorPodSettings::default()
+        },
+        ca_bundle: tokio::sync::watch::channel("CA one".to_owned()).1,
         events: Sink::new().0,
         reconciles: Reconciles::new(Arc::new(Metrics::new().unwrap()), "sensor", 1),
         clock,

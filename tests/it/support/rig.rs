@@ -8,12 +8,13 @@ use agentloop::api::Agent;
 use agentloop::api::status::{LoopState, Usage};
 use agentloop::controller::agent::{AgentsView, Clock, Finished, Observer, Parts, Settings, run};
 use agentloop::controller::loops::{AgentKey, LivePod, Loops};
+use agentloop::controller::relay::{Relay, SensorKey};
 use agentloop::controller::sensor::Sensors;
 use agentloop::link::messages::{LoopReport, Report};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -52,6 +53,8 @@ pub struct Rig {
 pub struct Controller {
     pub loops: Arc<Loops>,
     pub sensors: Arc<Sensors>,
+    pub relay: Arc<Relay>,
+    said: Mutex<Option<mpsc::UnboundedReceiver<SensorKey>>>,
     pub observer: Arc<Counting>,
     pub bundle: watch::Sender<String>,
     shutdown: CancellationToken,
@@ -103,7 +106,9 @@ impl Rig {
         let observer = Arc::new(Counting::default());
         let (bundle, ca_bundle) = watch::channel("CA one".to_owned());
         let shutdown = CancellationToken::new();
-        let sensors = idle_sensors(self.server.client(), &loops, self.clock.clone());
+        let (relay, said) = Relay::new(Duration::from_secs(5));
+        let relay = Arc::new(relay);
+        let sensors = idle_sensors(self.server.client(), &loops, &relay, self.clock.clone());
         let task = tokio::spawn(run(Parts {
             client: self.server.client(),
             settings: self.settings.clone(),
@@ -120,6 +125,8 @@ impl Rig {
         self.controller = Some(Controller {
             loops,
             sensors,
+            relay,
+            said: Mutex::new(Some(said)),
             observer,
             bundle,
             shutdown,
@@ -139,7 +146,8 @@ impl Rig {
     pub async fn boot_with_sensors(&mut self) {
         self.boot().await;
         let controller = self.running();
-        let run = controller.sensors.clone().run(controller.shutdown.clone());
+        let said = controller.said.lock().unwrap().take().unwrap();
+        let run = controller.sensors.clone().run(said, controller.shutdown.clone());
         tokio::spawn(run);
         self.settle().await;
     }

@@ -1,0 +1,311 @@
+//! Makes the objects of a Sensor with a pod of its own, says to the relay which pod may speak for it, and takes them away
+//! from one without.
+//!
+//! Writes nothing that is there already: each object has the hash of what it was applied as. What another made is not
+//! touched. Secrets are looked at before something is made, and never read further than for their keys.
+
+use std::fmt::Debug;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Secret, Service};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::core::Status;
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::children::{Child, Children, Seen};
+use super::conditions::{INVALID_SPEC, NAME_TAKEN, REFUSED, SECRET_NOT_FOUND};
+use super::index::SensorKey;
+use super::pod::{self, LONGEST_CONFIG, MANAGER};
+use super::sensors::{Observed, Sensors};
+use crate::api::Sensor;
+use crate::controller::agent::error::{Error, call, find};
+use crate::link::deliveries::{ReceiverTerms, SensorDirectives};
+use crate::link::sensors::SensorTerms;
+
+/// Why there is no pod as the spec wants it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Obstacle {
+    /// Reason of the condition.
+    pub(super) reason: &'static str,
+    /// What it is and what to do.
+    pub(super) message: String,
+    /// Whether a person has to correct the spec or what it refers to: `Accepted` is false then.
+    pub(super) of_spec: bool,
+}
+
+impl Obstacle {
+    fn spec(reason: &'static str, message: String) -> Self {
+        Self {
+            reason,
+            message,
+            of_spec: true,
+        }
+    }
+
+    fn cluster(reason: &'static str, message: String) -> Self {
+        Self {
+            reason,
+            message,
+            of_spec: false,
+        }
+    }
+}
+
+/// Brings the objects of a Sensor to what its spec wants. `children`: what there is.
+pub(super) async fn apply(
+    sensors: &Sensors,
+    key: &SensorKey,
+    observed: &Observed,
+    children: &Children,
+) -> Result<Option<Obstacle>, Error> {
+    let work = Work {
+        sensors,
+        key,
+        sensor: &observed.known.object,
+        children,
+    };
+    if !pod::has_pod(&work.sensor.spec.source) {
+        sensors.setup.relay.forget(key);
+        work.clear().await?;
+        return Ok(None);
+    }
+    // What a spec that cannot be used was before goes on to deliver what it has.
+    let obstacle = match observed.known.problem {
+        Some(_) => None,
+        None => work.make().await?,
+    };
+    if let Some(uid) = work.speaker() {
+        sensors.setup.relay.expect(key, uid, directives(observed));
+    }
+    Ok(obstacle)
+}
+
+/// What the pod is to do.
+fn directives(observed: &Observed) -> SensorDirectives {
+    let receivers = observed.receivers.iter().map(|receiver| ReceiverTerms {
+        uid: receiver.facts.uid.clone(),
+        name: receiver.name.clone(),
+        // The relay's to say.
+        revision: 0,
+    });
+    SensorDirectives {
+        terms: Some(terms(observed)),
+        receivers: Some(receivers.collect()),
+    }
+}
+
+/// One that cannot be used hears nothing: without its rules, so that the pod can follow that.
+fn terms(observed: &Observed) -> SensorTerms {
+    let mut terms = pod::terms(&observed.known.object);
+    if observed.known.problem.is_some() {
+        terms.spec.suspend = true;
+        terms.spec.updates.clear();
+        terms.spec.signals.clear();
+        terms.spec.notification = None;
+    }
+    terms
+}
+
+struct Work<'a> {
+    sensors: &'a Sensors,
+    key: &'a SensorKey,
+    sensor: &'a Sensor,
+    children: &'a Children,
+}
+
+impl Work<'_> {
+    fn is_ours(&self, child: &Child) -> bool {
+        child.owner.is_some() && child.owner == self.sensor.uid()
+    }
+
+    /// Uid of the pod that may speak for the Sensor: that of the set that is the Sensor's.
+    fn speaker(&self) -> Option<&str> {
+        let (set, pod) = (self.children.set.as_ref()?, self.children.pod.as_ref()?);
+        (self.is_ours(set) && pod.owner.as_ref() == Some(&set.uid)).then_some(pod.uid.as_str())
+    }
+
+    /// Takes away what a source of another kind needed.
+    async fn clear(&self) -> Result<(), Error> {
+        if let Some(set) = self.children.set.as_ref().filter(|set| self.is_ours(set)) {
+            let name = pod::set_name(&self.key.name);
+            self.delete::<StatefulSet>("delete a StatefulSet", &name, set).await?;
+        }
+        self.clear_service().await
+    }
+
+    async fn clear_service(&self) -> Result<(), Error> {
+        let Some(service) = self.children.service.as_ref().filter(|service| self.is_ours(service)) else {
+            return Ok(());
+        };
+        let name = pod::service_name(&self.key.name);
+        self.delete::<Service>("delete a Service", &name, service).await
+    }
+
+    async fn make(&self) -> Result<Option<Obstacle>, Error> {
+        let settings = &self.sensors.setup.pods;
+        let set = pod::hashed(pod::stateful_set(self.sensor, settings));
+        let webhook = self.sensor.spec.source.webhook.is_some();
+        let service = webhook.then(|| pod::hashed(pod::service(self.sensor)));
+        if !webhook {
+            self.clear_service().await?;
+        }
+        let stale = |child: Option<&Child>, hash: &String| {
+            child.is_none_or(|child| child.hash.as_ref() != Some(hash) || !self.is_ours(child))
+        };
+        let service = service.filter(|(_, hash)| stale(self.children.service.as_ref(), hash));
+        let set = Some(set).filter(|(_, hash)| stale(self.children.set.as_ref(), hash));
+        if service.is_none() && set.is_none() {
+            return Ok(None);
+        }
+        if let Some(obstacle) = self.unusable().await? {
+            return Ok(Some(obstacle));
+        }
+        self.sensors.namespaces.ensure(&self.key.namespace).await?;
+        if let Some((service, _)) = service {
+            let known = self.children.service.as_ref();
+            match self.put("apply a Service", &service, known).await? {
+                Ok(applied) => self.sensors.child_seen(self.key, Seen::service(&applied)),
+                Err(obstacle) => return Ok(Some(obstacle)),
+            }
+        }
+        if let Some((set, _)) = set {
+            let known = self.children.set.as_ref();
+            match self.put("apply a StatefulSet", &set, known).await? {
+                Ok(applied) => self.sensors.child_seen(self.key, Seen::set(&applied)),
+                Err(obstacle) => return Ok(Some(obstacle)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Applies an object, unless one of that name is somebody else's.
+    async fn put<K>(
+        &self,
+        action: &'static str,
+        object: &K,
+        known: Option<&Child>,
+    ) -> Result<Result<K, Obstacle>, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
+    {
+        let api: Api<K> = self.api();
+        let name = object.name_any();
+        let ours = if let Some(child) = known {
+            self.is_ours(child)
+        } else {
+            let found = find("get metadata", api.get_metadata(&name)).await?;
+            found.is_none_or(|found| self.is_ours(&Child::of(&found)))
+        };
+        let kind = K::kind(&());
+        if !ours {
+            let message = format!(
+                "{kind} {name} exists and belongs to something else: delete it, or make the Sensor under another name"
+            );
+            return Ok(Err(Obstacle::cluster(NAME_TAKEN, message)));
+        }
+        let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(object));
+        match call(action, api.patch(&name, &params, &patch)).await {
+            Ok(applied) => Ok(Ok(applied)),
+            Err(error) => {
+                let refusal = error
+                    .answer()
+                    .filter(|status| status.is_forbidden() || status.is_invalid() || status.code == 400);
+                let Some(status) = refusal else { return Err(error) };
+                let message = format!("the API server refuses {kind} {name}: {}", status.message);
+                // The service account of the namespace may have been deleted: make sure of it next time.
+                self.sensors.namespaces.forget(&self.key.namespace);
+                Ok(Err(Obstacle::cluster(REFUSED, message)))
+            }
+        }
+    }
+
+    async fn delete<K>(&self, action: &'static str, name: &str, child: &Child) -> Result<(), Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(child.uid.clone()),
+                resource_version: None,
+            }),
+            ..DeleteParams::background()
+        };
+        match find(action, self.api::<K>().delete(name, &params)).await {
+            Ok(_) => Ok(()),
+            // Another object has that name by now: the one that was meant is gone.
+            Err(error) if error.is(Status::is_conflict) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.sensors.setup.client.clone(), &self.key.namespace)
+    }
+
+    /// What admission could not see.
+    async fn unusable(&self) -> Result<Option<Obstacle>, Error> {
+        let settings = &self.sensors.setup.pods;
+        if let Some(message) = size(pod::config(self.sensor, settings).len()) {
+            return Ok(Some(Obstacle::spec(INVALID_SPEC, message)));
+        }
+        let source = &self.sensor.spec.source;
+        let mut missing = None;
+        if let Some((field, reference)) = pod::headers(source) {
+            let name = &reference.name;
+            missing = match self.keys(name).await? {
+                None => Some(format!(
+                    "{field}: Secret {name} does not exist in this namespace: create it with a key for each header, such as \
+                     Authorization, or correct the name"
+                )),
+                Some(keys) if keys.is_empty() => Some(format!(
+                    "{field}: Secret {name} has no key: add one for each header, such as Authorization"
+                )),
+                Some(_) => None,
+            };
+        } else if let Some(reference) = pod::key(source) {
+            let (field, name, key) = ("spec.source.webhook.secretKeyRef", &reference.name, &reference.key);
+            missing = match self.keys(name).await? {
+                None => Some(format!(
+                    "{field}: Secret {name} does not exist in this namespace: create it with the key {key}, or correct the name"
+                )),
+                Some(keys) if !keys.contains(key) => Some(format!(
+                    "{field}: Secret {name} has no key {key}: add it, or correct the key"
+                )),
+                Some(_) => None,
+            };
+        }
+        Ok(missing.map(|message| Obstacle::spec(SECRET_NOT_FOUND, message)))
+    }
+
+    /// The keys of a Secret; what they hold is dropped at once.
+    async fn keys(&self, name: &str) -> Result<Option<Vec<String>>, Error> {
+        let secret = find("get a Secret", self.api::<Secret>().get(name)).await?;
+        Ok(secret.map(|secret| secret.data.unwrap_or_default().into_keys().collect()))
+    }
+}
+
+fn size(bytes: usize) -> Option<String> {
+    (bytes > LONGEST_CONFIG).then(|| {
+        format!(
+            "spec has {bytes} bytes as JSON; a container takes at most {LONGEST_CONFIG}: shorten spec.updates, spec.signals \
+             or the body of the request"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_that_no_container_takes_is_refused_and_one_byte_less_is_not() {
+        assert_eq!(size(LONGEST_CONFIG), None);
+        assert!(size(LONGEST_CONFIG + 1).unwrap().contains("122880"));
+    }
+}

@@ -1,0 +1,233 @@
+//! What there is of Sensors' own objects, as the watches have it. Pure.
+//!
+//! An object counts by its label and its name; whether it belongs to the Sensor is for who reads it here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+
+use super::index::SensorKey;
+use super::pod::{self, HASH};
+use crate::controller::agent::pod_state::PodState;
+
+/// A kind of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::EnumIter)]
+pub(super) enum Kind {
+    Set,
+    Service,
+    Pod,
+}
+
+/// An object that the controller applies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Child {
+    pub(super) uid: String,
+    /// Uid of the object that controls it.
+    pub(super) owner: Option<String>,
+    /// What it was applied as.
+    pub(super) hash: Option<String>,
+}
+
+impl Child {
+    pub(super) fn of(object: &impl ResourceExt) -> Self {
+        let owners = object.owner_references();
+        let owner = owners.iter().find(|owner| owner.controller == Some(true));
+        Self {
+            uid: object.uid().unwrap_or_default(),
+            owner: owner.map(|owner| owner.uid.clone()),
+            hash: object.annotations().get(HASH).cloned(),
+        }
+    }
+}
+
+/// An object that was seen.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Seen {
+    Set(Child),
+    Service(Child),
+    Pod(PodState),
+}
+
+impl Seen {
+    pub(super) fn set(object: &impl ResourceExt) -> Self {
+        Self::Set(Child::of(object))
+    }
+
+    pub(super) fn service(object: &impl ResourceExt) -> Self {
+        Self::Service(Child::of(object))
+    }
+
+    pub(super) fn pod(object: &Pod) -> Self {
+        Self::Pod(PodState::of(object))
+    }
+}
+
+/// The Sensor that an object of this kind is made for.
+pub(super) fn key(object: &impl ResourceExt, kind: Kind) -> Option<SensorKey> {
+    let sensor = pod::sensor_of(object)?;
+    let name = match kind {
+        Kind::Set => pod::set_name(&sensor),
+        Kind::Service => pod::service_name(&sensor),
+        Kind::Pod => pod::pod_name(&sensor),
+    };
+    (object.name_any() == name).then(|| SensorKey {
+        namespace: object.namespace().unwrap_or_default(),
+        name: sensor,
+    })
+}
+
+/// The objects of one Sensor.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Children {
+    pub(super) set: Option<Child>,
+    pub(super) service: Option<Child>,
+    pub(super) pod: Option<PodState>,
+}
+
+impl Children {
+    /// Whether that is new.
+    fn put(&mut self, seen: Seen) -> bool {
+        let before = self.clone();
+        match seen {
+            Seen::Set(set) => self.set = Some(set),
+            Seen::Service(service) => self.service = Some(service),
+            Seen::Pod(pod) => self.pod = Some(pod),
+        }
+        *self != before
+    }
+
+    fn remove(&mut self, kind: Kind) {
+        match kind {
+            Kind::Set => self.set = None,
+            Kind::Service => self.service = None,
+            Kind::Pod => self.pod = None,
+        }
+    }
+
+    fn has(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::Set => self.set.is_some(),
+            Kind::Service => self.service.is_some(),
+            Kind::Pod => self.pod.is_some(),
+        }
+    }
+}
+
+/// The objects of all Sensors.
+#[derive(Default)]
+pub(super) struct Table {
+    all: BTreeMap<SensorKey, Children>,
+    /// Kinds and scopes (`None`: all namespaces) that have been listed once.
+    listed: BTreeSet<(Kind, Option<String>)>,
+}
+
+impl Table {
+    /// The objects of a Sensor; `None` while not all are known.
+    pub(super) fn of(&self, key: &SensorKey) -> Option<Children> {
+        let scopes = [None, Some(key.namespace.clone())];
+        let known = |kind| scopes.iter().any(|scope| self.listed.contains(&(kind, scope.clone())));
+        let whole = <Kind as strum::IntoEnumIterator>::iter().all(known);
+        whole.then(|| self.all.get(key).cloned().unwrap_or_default())
+    }
+
+    /// An object is there; true: that is new.
+    pub(super) fn seen(&mut self, key: &SensorKey, seen: Seen) -> bool {
+        self.all.entry(key.clone()).or_default().put(seen)
+    }
+
+    /// An object is gone.
+    pub(super) fn gone(&mut self, key: &SensorKey, kind: Kind) {
+        if let Some(children) = self.all.get_mut(key) {
+            children.remove(kind);
+            if *children == Children::default() {
+                self.all.remove(key);
+            }
+        }
+    }
+
+    /// These are all objects of a kind in a scope: the Sensors that something is new of.
+    pub(super) fn listed(
+        &mut self,
+        (kind, scope): (Kind, Option<&str>),
+        present: BTreeMap<SensorKey, Seen>,
+    ) -> BTreeSet<SensorKey> {
+        let within = |key: &SensorKey| scope.is_none_or(|scope| scope == key.namespace);
+        let here = self
+            .all
+            .iter()
+            .filter(|(key, children)| within(key) && children.has(kind));
+        let gone: BTreeSet<SensorKey> = here
+            .map(|(key, _)| key.clone())
+            .filter(|key| !present.contains_key(key))
+            .collect();
+        for key in &gone {
+            self.gone(key, kind);
+        }
+        let mut changed = gone;
+        for (key, seen) in present {
+            if self.seen(&key, seen) {
+                changed.insert(key);
+            }
+        }
+        self.listed.insert((kind, scope.map(str::to_owned)));
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::apps::v1::StatefulSet;
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(namespace: &str) -> SensorKey {
+        SensorKey {
+            namespace: namespace.into(),
+            name: "s".into(),
+        }
+    }
+
+    fn set(name: &str, owner: &str) -> StatefulSet {
+        let owner = json!({"apiVersion": "v", "kind": "Sensor", "name": "s", "uid": owner, "controller": true});
+        serde_json::from_value(json!({"metadata": {
+            "name": name, "namespace": "n", "uid": "u", "labels": {"agentloop.dev/sensor": "s"},
+            "annotations": {"agentloop.dev/spec-hash": "h"}, "ownerReferences": [owner],
+        }}))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_object_counts_by_label_and_name_and_says_who_owns_it() {
+        assert_eq!(key(&set("s-sensor", "o"), Kind::Set), Some(of("n")));
+        assert_eq!(key(&set("s-sensor", "o"), Kind::Service), None);
+        assert_eq!(key(&set("other", "o"), Kind::Set), None);
+        let child = Child::of(&set("s-sensor", "o"));
+        assert_eq!((child.owner.as_deref(), child.hash.as_deref()), (Some("o"), Some("h")));
+    }
+
+    #[test]
+    fn nothing_is_known_before_each_kind_was_listed_and_a_list_says_what_went_meanwhile() {
+        let mut table = Table::default();
+        let here = || BTreeMap::from([(of("n"), Seen::set(&set("s-sensor", "o")))]);
+        assert_eq!(table.listed((Kind::Set, None), here()), [of("n")].into());
+        assert_eq!(table.of(&of("n")), None);
+        table.listed((Kind::Service, None), BTreeMap::new());
+        table.listed((Kind::Pod, Some("n")), BTreeMap::new());
+        assert!(table.of(&of("n")).unwrap().set.is_some());
+        assert_eq!(table.of(&of("m")), None, "pods of that namespace were not listed");
+        assert_eq!(
+            table.listed((Kind::Set, None), here()),
+            BTreeSet::new(),
+            "the same again"
+        );
+        assert_eq!(
+            table.listed((Kind::Set, Some("m")), BTreeMap::new()),
+            BTreeSet::new(),
+            "of another namespace"
+        );
+        assert_eq!(table.listed((Kind::Set, None), BTreeMap::new()), [of("n")].into());
+        assert_eq!(table.of(&of("n")), Some(Children::default()));
+    }
+}

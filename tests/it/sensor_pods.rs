@@ -1,0 +1,440 @@
+//! Sensors with a pod of their own: what the controller makes for them, and what their pods say, in paused time against
+//! the in-process API server.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use agentloop::api::Sensor;
+use agentloop::api::sensor::{SensorStatus, Totals};
+use agentloop::controller::relay::SensorKey;
+use agentloop::link::deliveries::{SensorDirectives, SensorPodReport};
+use agentloop::link::messages::RefusalCode;
+use agentloop::link::sensors::{LastEvent, SensorReport};
+use agentloop::link::server::{PodIdentity, PodKind};
+use jiff::Timestamp;
+use kube::ResourceExt;
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+
+use crate::support::rig::{NAMESPACE, Rig, agent_key};
+
+const SENSORS: &str = "agentloop.dev/sensors";
+const SETS: &str = "apps/statefulsets";
+const SERVICES: &str = "/services";
+
+fn source_of(kind: &str) -> Value {
+    match kind {
+        "webhook" => json!({"webhook": {"scheme": "GitHub", "secretKeyRef": {"name": "hooks", "key": "main"}}}),
+        "poll" => json!({"poll": {"http": {"url": "https://example.com/prices"}}}),
+        "closed" => json!({"poll": {"http": {"url": "https://example.com", "headersSecretRef": {"name": "keys"}}}}),
+        _ => json!({"schedule": {"cron": "* * * * *"}}),
+    }
+}
+
+fn put(rig: &Rig, name: &str, source: &str, spec: &Value) -> Sensor {
+    let mut whole = json!({"agentNames": ["coast"], "source": source_of(source)});
+    for (field, value) in spec.as_object().unwrap() {
+        whole[field] = value.clone();
+    }
+    // What is there goes first: a merge would leave the old source beside the new one.
+    let kinds = ["schedule", "poll", "stream", "webhook"];
+    for kind in kinds {
+        let kept = whole["source"].get(kind).is_some();
+        if !kept && rig.server.get(SENSORS, NAMESPACE, name).is_some() {
+            whole["source"][kind] = Value::Null;
+        }
+    }
+    let object = json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor",
+        "metadata": {"name": name, "namespace": NAMESPACE}, "spec": whole,
+    });
+    serde_json::from_value(rig.server.put(SENSORS, object)).unwrap()
+}
+
+fn put_secret(rig: &Rig, name: &str, key: &str) {
+    rig.server.put(
+        "/secrets",
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: "czNjcjN0"}}),
+    );
+}
+
+fn status(rig: &Rig, name: &str) -> SensorStatus {
+    let sensor: Sensor = serde_json::from_value(rig.server.get(SENSORS, NAMESPACE, name).unwrap()).unwrap();
+    sensor.status.unwrap_or_default()
+}
+
+fn says(rig: &Rig, name: &str, type_: &str) -> (String, String) {
+    let status = status(rig, name);
+    let held = status.conditions.iter().find(|held| held.type_ == type_);
+    held.map_or_else(Default::default, |held| (held.status.clone(), held.reason.clone()))
+}
+
+fn is(status: &str, reason: &str) -> (String, String) {
+    (status.into(), reason.into())
+}
+
+fn set(rig: &Rig, name: &str) -> Option<Value> {
+    rig.server.get(SETS, NAMESPACE, &format!("{name}-sensor"))
+}
+
+fn service(rig: &Rig, name: &str) -> Option<Value> {
+    rig.server.get(SERVICES, NAMESPACE, &format!("{name}-webhook"))
+}
+
+/// What the cluster does for a set: its pod is there and runs. The pod's uid.
+fn run_pod(rig: &Rig, name: &str, owner: &str) -> PodIdentity {
+    let container = json!({
+        "name": "sensor", "image": "agentloop:test", "imageID": "", "ready": true, "restartCount": 0,
+        "state": {"running": {"startedAt": "2026-11-22T14:00:00Z"}},
+    });
+    let pod = rig.server.put(
+        "/pods",
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": format!("{name}-sensor-0"), "namespace": NAMESPACE, "labels": {"agentloop.dev/sensor": name},
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s", "uid": owner, "controller": true}],
+            },
+            "spec": {"containers": []},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [container]},
+        }),
+    );
+    PodIdentity {
+        namespace: NAMESPACE.into(),
+        name: format!("{name}-sensor-0"),
+        uid: pod["metadata"]["uid"].as_str().unwrap().into(),
+        kind: PodKind::Sensor,
+    }
+}
+
+fn uid(object: &Value) -> String {
+    object["metadata"]["uid"].as_str().unwrap().into()
+}
+
+/// From nothing to a pod that may speak.
+async fn bring_up(rig: &Rig, name: &str, source: &str) -> (Sensor, PodIdentity) {
+    let sensor = put(rig, name, source, &json!({}));
+    rig.settle().await;
+    let pod = run_pod(rig, name, &uid(&set(rig, name).expect("no set")));
+    rig.settle().await;
+    (sensor, pod)
+}
+
+fn told(rig: &Rig, pod: &PodIdentity) -> SensorDirectives {
+    rig.running().relay.attach(pod).unwrap().borrow().clone()
+}
+
+fn report(sensor: &Sensor, events: i64) -> SensorPodReport {
+    SensorPodReport {
+        report: SensorReport {
+            uid: sensor.uid().unwrap(),
+            generation: sensor.metadata.generation.unwrap(),
+            totals: Totals {
+                events,
+                ..Totals::default()
+            },
+            last: (events > 0).then(|| LastEvent {
+                at: Timestamp::from_millisecond(1_800_000_000_123 + events * 1000).unwrap(),
+                id: format!("event-{events}"),
+            }),
+            consecutive_failures: 0,
+            failure: None,
+            next_attempt_at: None,
+        },
+        pending_deliveries: 0,
+    }
+}
+
+fn say(rig: &Rig, pod: &PodIdentity, report: SensorPodReport) {
+    rig.running().relay.report(pod, report).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_webhook_gets_its_objects_once_and_they_go_when_it_becomes_a_clock() {
+    let rig = Rig::start_with_sensors().await;
+    rig.bring_up("coast", &json!({})).await;
+    put_secret(&rig, "hooks", "main");
+    rig.server.take_writes();
+    let sensor = put(&rig, "hook", "webhook", &json!({}));
+    rig.settle().await;
+    let made = rig.server.take_writes();
+    for object in ["serviceaccounts", "services", "apps/statefulsets"] {
+        let wrote = made.iter().filter(|write| write.ends_with(object)).count();
+        assert_eq!(wrote, 1, "{object}: {made:?}");
+    }
+    for object in [set(&rig, "hook").unwrap(), service(&rig, "hook").unwrap()] {
+        let owner = &object["metadata"]["ownerReferences"][0];
+        assert_eq!(owner["uid"], json!(sensor.uid().unwrap()));
+        assert_eq!(owner["controller"], true);
+    }
+    rig.pass(60).await;
+    assert_eq!(rig.server.take_writes(), [""; 0], "at rest");
+
+    // Receivers alone change nothing in the cluster; a rule does.
+    put(&rig, "hook", "webhook", &json!({"agentNames": ["coast", "other"]}));
+    rig.settle().await;
+    let writes = rig.server.take_writes();
+    assert!(
+        writes.iter().all(|write| write.ends_with("sensors/status")),
+        "{writes:?}"
+    );
+    put(&rig, "hook", "webhook", &json!({"limits": {"perMinute": 7}}));
+    rig.settle().await;
+    assert!(rig.server.take_writes().contains(&"patch apps/statefulsets".into()));
+
+    put(&rig, "hook", "schedule", &json!({}));
+    rig.pass(6).await;
+    assert_eq!((set(&rig, "hook"), service(&rig, "hook")), (None, None));
+    assert_eq!(status(&rig, "hook").r#type.unwrap().as_ref(), "Schedule");
+    put(&rig, "hook", "poll", &json!({}));
+    rig.settle().await;
+    assert!(set(&rig, "hook").is_some() && service(&rig, "hook").is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_deletes_is_made_again_and_all_goes_with_the_sensor() {
+    let rig = Rig::start_with_sensors().await;
+    put_secret(&rig, "hooks", "main");
+    let (_, pod) = bring_up(&rig, "hook", "webhook").await;
+    rig.server.delete(SERVICES, NAMESPACE, "hook-webhook");
+    rig.settle().await;
+    assert!(service(&rig, "hook").is_some());
+    let before = uid(&set(&rig, "hook").unwrap());
+    rig.server.delete(SETS, NAMESPACE, "hook-sensor");
+    rig.settle().await;
+    assert_ne!(uid(&set(&rig, "hook").unwrap()), before);
+    rig.server.delete(SENSORS, NAMESPACE, "hook");
+    rig.settle().await;
+    assert_eq!((set(&rig, "hook"), service(&rig, "hook")), (None, None));
+    let refusal = rig.running().relay.attach(&pod).unwrap_err();
+    assert_eq!(refusal.code, RefusalCode::NotLeading);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_secret_that_is_not_there_is_a_condition_and_no_pod_until_it_comes() {
+    let rig = Rig::start_with_sensors().await;
+    put(&rig, "hook", "webhook", &json!({}));
+    put(&rig, "page", "closed", &json!({}));
+    rig.settle().await;
+    for (name, field) in [
+        ("hook", "spec.source.webhook.secretKeyRef: Secret hooks does not exist"),
+        (
+            "page",
+            "spec.source.poll.http.headersSecretRef: Secret keys does not exist",
+        ),
+    ] {
+        assert_eq!(says(&rig, name, "Accepted"), is("False", "SecretNotFound"));
+        assert_eq!(says(&rig, name, "Stalled"), is("True", "SecretNotFound"));
+        let status = status(&rig, name);
+        let accepted = status.conditions.iter().find(|held| held.type_ == "Accepted").unwrap();
+        assert!(accepted.message.starts_with(field), "{}", accepted.message);
+        assert_eq!((set(&rig, name), service(&rig, name)), (None, None));
+    }
+    put_secret(&rig, "hooks", "another");
+    rig.pass(31).await;
+    let message = &status(&rig, "hook").conditions[0].message;
+    assert!(message.contains("has no key main"), "{message}");
+    assert_eq!(set(&rig, "hook"), None);
+    put_secret(&rig, "hooks", "main");
+    put_secret(&rig, "keys", "Authorization");
+    rig.pass(31).await;
+    for name in ["hook", "page"] {
+        assert!(set(&rig, name).is_some(), "{name}");
+        assert_eq!(says(&rig, name, "Accepted"), is("True", "Accepted"));
+        assert_eq!(says(&rig, name, "Ready"), is("False", "Starting"));
+        assert_eq!(says(&rig, name, "Stalled"), is("", ""));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pod_of_the_set_speaks_and_nobody_else_and_is_told_who_receives() {
+    let rig = Rig::start_with_sensors().await;
+    rig.bring_up("coast", &json!({})).await;
+    let (sensor, pod) = bring_up(&rig, "page", "poll").await;
+    let directives = told(&rig, &pod);
+    let terms = directives.terms.unwrap();
+    assert_eq!((terms.uid, terms.generation), (sensor.uid().unwrap(), 1));
+    let receivers = directives.receivers.unwrap();
+    assert_eq!((receivers.len(), receivers[0].name.as_str()), (1, "coast"));
+    assert_eq!(receivers[0].uid, rig.agent("coast").uid().unwrap());
+    // The worker does not run it as well.
+    let (_, level) = rig
+        .running()
+        .loops
+        .attach(&agent_key("coast"), &rig.live_pod("coast"), (rig.clock)())
+        .unwrap();
+    assert_eq!(level.borrow().sensors, Some(Vec::new()));
+
+    // Another Agent comes; one goes.
+    rig.bring_up("other", &json!({})).await;
+    put(&rig, "page", "poll", &json!({"agentNames": ["coast", "other"]}));
+    rig.settle().await;
+    assert_eq!(told(&rig, &pod).receivers.unwrap().len(), 2);
+    rig.server.delete("agentloop.dev/agents", NAMESPACE, "coast");
+    rig.settle().await;
+    assert_eq!(told(&rig, &pod).receivers.unwrap()[0].name, "other");
+
+    // A pod with the label and the name that is not of the set, as a user could make it.
+    rig.server.delete("/pods", NAMESPACE, "page-sensor-0");
+    let forged = run_pod(&rig, "page", "uid-of-nobody");
+    rig.settle().await;
+    assert!(rig.running().relay.attach(&forged).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn suspended_its_pod_stays_to_deliver_and_hears_nothing_new() {
+    let rig = Rig::start_with_sensors().await;
+    let (_, pod) = bring_up(&rig, "page", "poll").await;
+    put(&rig, "page", "poll", &json!({"suspend": true}));
+    rig.settle().await;
+    assert!(told(&rig, &pod).terms.unwrap().spec.suspend);
+    assert!(set(&rig, "page").is_some());
+    assert_eq!(says(&rig, "page", "Connected"), is("False", "SuspendedBySpec"));
+    put(&rig, "page", "poll", &json!({"suspend": false}));
+    rig.settle().await;
+    assert!(!told(&rig, &pod).terms.unwrap().spec.suspend);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rule_that_cannot_be_used_stops_the_ear_and_not_the_deliveries() {
+    let rig = Rig::start_with_sensors().await;
+    let (_, pod) = bring_up(&rig, "page", "poll").await;
+    let before = set(&rig, "page").unwrap();
+    put(
+        &rig,
+        "page",
+        "poll",
+        &json!({"updates": [{"field": "a", "value": "payload.(("}]}),
+    );
+    rig.settle().await;
+    assert_eq!(says(&rig, "page", "Accepted"), is("False", "InvalidSpec"));
+    let terms = told(&rig, &pod).terms.unwrap();
+    assert!(terms.spec.suspend && terms.spec.updates.is_empty());
+    assert_eq!(
+        set(&rig, "page").unwrap(),
+        before,
+        "the pod is not replaced by one that could not start"
+    );
+    put(
+        &rig,
+        "page",
+        "poll",
+        &json!({"updates": [{"field": "a", "value": "payload"}]}),
+    );
+    rig.settle().await;
+    let terms = told(&rig, &pod).terms.unwrap();
+    assert!(!terms.spec.suspend && terms.spec.updates.len() == 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_of_another_owner_is_said_and_not_touched() {
+    let rig = Rig::start_with_sensors().await;
+    let theirs = json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "page-sensor", "namespace": NAMESPACE},
+        "spec": {"replicas": 3},
+    });
+    let theirs = rig.server.put(SETS, theirs);
+    put(&rig, "page", "poll", &json!({}));
+    rig.settle().await;
+    assert_eq!(says(&rig, "page", "Connected"), is("False", "NameTaken"));
+    assert_eq!(says(&rig, "page", "Stalled"), is("True", "NameTaken"));
+    assert_eq!(set(&rig, "page").unwrap(), theirs);
+    rig.server.delete(SETS, NAMESPACE, "page-sensor");
+    rig.pass(31).await;
+    assert!(set(&rig, "page").is_some_and(|ours| ours["spec"]["replicas"] == 1));
+    assert_eq!(says(&rig, "page", "Connected"), is("Unknown", "Starting"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn five_hundred_pods_at_rest_write_nothing_also_over_a_restart_and_a_busy_one_once_in_fifteen_seconds() {
+    let mut rig = Rig::start_with_sensors().await;
+    rig.bring_up("coast", &json!({})).await;
+    let names: Vec<String> = (0..500).map(|number| format!("s-{number}")).collect();
+    let sensors: Vec<Sensor> = names.iter().map(|name| put(&rig, name, "poll", &json!({}))).collect();
+    rig.pass(30).await;
+    let run = |name: &String| run_pod(&rig, name, &uid(&set(&rig, name).unwrap()));
+    let pods: Vec<PodIdentity> = names.iter().map(run).collect();
+    rig.pass(2).await;
+    let all_say = |rig: &Rig| {
+        for (sensor, pod) in sensors.iter().zip(&pods) {
+            say(rig, pod, report(sensor, 0));
+        }
+    };
+    all_say(&rig);
+    rig.pass(60).await;
+    assert_eq!(says(&rig, "s-499", "Ready"), is("True", "Listening"));
+    rig.server.take_calls();
+    for _ in 0..20 {
+        all_say(&rig);
+        rig.pass(15).await;
+    }
+    assert_eq!(rig.server.take_writes(), [""; 0]);
+
+    for events in 1..=60 {
+        say(&rig, &pods[7], report(&sensors[7], events));
+        rig.pass(1).await;
+    }
+    rig.pass(15).await;
+    let writes = rig.server.take_writes();
+    assert!((4..=6).contains(&writes.len()), "{writes:?}");
+    assert_eq!(status(&rig, "s-7").totals.events, 60);
+
+    rig.shut_down().await;
+    rig.server.take_calls();
+    rig.boot_with_sensors().await;
+    rig.pass(60).await;
+    all_say_again(&rig, &sensors, &pods);
+    rig.pass(60).await;
+    let writes = rig.server.take_writes();
+    assert!(
+        !writes
+            .iter()
+            .any(|write| write.contains("sensors") || write.contains("sets")),
+        "{writes:?}"
+    );
+    assert_eq!(status(&rig, "s-7").totals.events, 60, "counted once");
+}
+
+fn all_say_again(rig: &Rig, sensors: &[Sensor], pods: &[PodIdentity]) {
+    for (number, (sensor, pod)) in sensors.iter().zip(pods).enumerate() {
+        say(rig, pod, report(sensor, if number == 7 { 60 } else { 0 }));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_its_pod_says_reaches_the_status_and_what_keeps_the_pod_down_too() {
+    let rig = Rig::start_with_sensors().await;
+    rig.bring_up("coast", &json!({})).await;
+    let (sensor, pod) = bring_up(&rig, "page", "poll").await;
+    say(&rig, &pod, report(&sensor, 3));
+    rig.pass(16).await;
+    let written = status(&rig, "page");
+    assert_eq!(says(&rig, "page", "Ready"), is("True", "Listening"));
+    assert_eq!((written.totals.events, written.r#type.unwrap().as_ref()), (3, "Poll"));
+    assert_eq!(written.last_event_time.unwrap().as_millisecond(), 1_800_000_003_000);
+    let mut failing = report(&sensor, 3);
+    failing.report.failure = Some("the page answers 503".into());
+    failing.report.consecutive_failures = 2;
+    say(&rig, &pod, failing);
+    rig.pass(6).await;
+    assert_eq!(says(&rig, "page", "Connected"), is("False", "SensorFailing"));
+    assert_eq!(says(&rig, "page", "Reconciling"), is("True", "SensorFailing"));
+    assert_eq!(status(&rig, "page").consecutive_failures, 2);
+    let crash = json!({
+        "metadata": {"name": "page-sensor-0", "namespace": NAMESPACE},
+        "status": {"conditions": [], "containerStatuses": [{
+            "name": "sensor", "image": "i", "imageID": "", "ready": false, "restartCount": 4,
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        }]},
+    });
+    rig.server.put("/pods", crash);
+    rig.pass(6).await;
+    assert_eq!(says(&rig, "page", "Connected"), is("False", "CrashLooping"));
+    let events = rig.server.list("events.k8s.io/events");
+    let streaks = events.iter().filter(|event| event["regarding"]["kind"] == "Sensor");
+    assert!(streaks.count() <= 1, "one streak");
+    let name = SensorKey {
+        namespace: NAMESPACE.into(),
+        name: "page".into(),
+    };
+    assert!(rig.running().relay.heard(&name).is_some());
+}
