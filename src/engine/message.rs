@@ -81,6 +81,9 @@ pub struct Answer {
     /// What it used by the server's own word: uncached input, cache writes and output. `None`: it did not say.
     #[serde(default)]
     pub tokens: Option<u64>,
+    /// What it cost in micro-dollars. `None`: its price or its use is unknown.
+    #[serde(default)]
+    pub cost: Option<i64>,
 }
 
 /// Why an answer ended.

@@ -292,6 +292,8 @@ pub struct Used {
     pub purpose: Purpose,
     /// Tokens by the server's own word, see [`Answer::tokens`].
     pub tokens: Option<u64>,
+    /// What it cost in micro-dollars, see [`Answer::cost`].
+    pub cost: Option<i64>,
 }
 
 /// What a journal line says of a tool call; safe to log.

@@ -47,9 +47,13 @@ pub fn answer_line(
     note: impl Into<String>,
     messages: Vec<Arc<Message>>,
 ) -> Record {
-    let tokens = answer.tokens;
+    let used = Used {
+        purpose,
+        tokens: answer.tokens,
+        cost: answer.cost,
+    };
     Record {
-        used: Some(Used { purpose, tokens }),
+        used: Some(used),
         ..call_line(RecordKind::CallAnswered, call, note, messages)
     }
 }

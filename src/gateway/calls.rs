@@ -139,17 +139,18 @@ impl Calls {
             result = self.run(call, request, flight) => result.map_err(|failure| (failure, false)),
         };
         let was_cut = matches!(&result, Err((_, true)));
+        let metered = flight.metered();
+        let charge = self.budget.charge(&hold, &metered);
         let end = match &result {
             Ok(complete) => End::Answered {
                 content_type: complete.content_type.into(),
                 body: [&flight.body()[..], &complete.rest[..]].concat(),
+                cost: charge.cost,
             },
             Err((failure, _)) => End::Failed(failure.clone()),
         };
-        let metered = flight.metered();
         log(call, &end, &metered);
-        let charge = self.budget.charge(&hold, &metered);
-        let violation = charge.violation.clone();
+        let (cost, violation) = (charge.cost, charge.violation.clone());
         let settlement = Settlement {
             call,
             end,
@@ -172,6 +173,7 @@ impl Calls {
             (Err(error), _) => Some(not_recorded(&error)),
             (Ok(()), Err((failure, _))) => Some(failure),
             (Ok(()), Ok(complete)) => {
+                flight.note_cost(cost);
                 flight.push(complete.content_type, complete.rest);
                 None
             }

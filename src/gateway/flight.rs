@@ -25,6 +25,7 @@ struct Progress {
     sent: Sent,
     usage: Option<(Dialect, Value)>,
     content_type: Option<String>,
+    cost: Option<i64>,
     chunks: Vec<Bytes>,
     end: Option<Result<(), Failure>>,
 }
@@ -95,6 +96,16 @@ impl Flight {
         if let Some(usage) = usage {
             self.lock().usage = Some((dialect, usage.clone()));
         }
+    }
+
+    /// Notes what the answer cost in micro-dollars; before its last bytes.
+    pub fn note_cost(&self, cost: Option<i64>) {
+        self.lock().cost = cost;
+    }
+
+    /// What the answer cost, once its last bytes are there and where that is known.
+    pub fn cost(&self) -> Option<i64> {
+        self.lock().cost
     }
 
     /// The answer begins, or goes on.

@@ -26,13 +26,14 @@ use super::failures::failure;
 use super::flight::{Flight, Next};
 use super::mcp::Mcp;
 use super::store::{Call, End};
+use super::upstream::EVENT_STREAM;
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::{CallId, Purpose};
 use crate::link::client::LinkClient;
 use crate::link::deliveries::{Delivered, POLL_SECONDS};
 use crate::link::events::EventsPage;
 use crate::link::messages::LoopReport;
-use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER};
+use crate::link::socket::{CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER};
 
 /// Longest request of a worker.
 const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
@@ -114,7 +115,11 @@ async fn call(State(gateway): State<Gateway>, headers: HeaderMap, body: Bytes) -
     };
     match gateway.calls.submit(Call { id, purpose }, &body) {
         Reply::Live(flight) => live(flight).await,
-        Reply::Ended(End::Answered { content_type, body }) => ([(CONTENT_TYPE, content_type)], body).into_response(),
+        Reply::Ended(End::Answered {
+            content_type,
+            body,
+            cost,
+        }) => kept(content_type, body, cost),
         Reply::Ended(End::Failed(failure)) => failed(StatusCode::BAD_GATEWAY, &failure),
         Reply::Acknowledged => {
             let message = "this call, or one after it, was acknowledged: its answer is not kept any more";
@@ -126,18 +131,45 @@ async fn call(State(gateway): State<Gateway>, headers: HeaderMap, body: Bytes) -
 
 async fn live(flight: Arc<Flight>) -> Response {
     match flight.head().await {
-        Ok(content_type) => ([(CONTENT_TYPE, content_type)], Body::from_stream(listen(flight))).into_response(),
+        Ok(content_type) if content_type == EVENT_STREAM => {
+            ([(CONTENT_TYPE, content_type)], Body::from_stream(listen(flight, true))).into_response()
+        }
+        // Of a whole answer nothing is there before all is.
+        Ok(content_type) => {
+            let cost = flight.cost().map(|cost| [(COST_HEADER, cost.to_string())]);
+            let body = Body::from_stream(listen(flight, false));
+            (cost, [(CONTENT_TYPE, content_type)], body).into_response()
+        }
         Err(failure) => failed(StatusCode::BAD_GATEWAY, &failure),
     }
 }
 
-/// The bytes of a call from its beginning, as they come.
-fn listen(flight: Arc<Flight>) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    stream::unfold((flight, Some(0)), |(flight, read)| async move {
+/// What is kept of an answer, as it was given.
+fn kept(content_type: String, mut body: Vec<u8>, cost: Option<i64>) -> Response {
+    let is_stream = content_type == EVENT_STREAM;
+    let said = cost.filter(|_| is_stream).map(cost_event);
+    body.extend(said.unwrap_or_default());
+    let header = cost
+        .filter(|_| !is_stream)
+        .map(|cost| [(COST_HEADER, cost.to_string())]);
+    (header, [(CONTENT_TYPE, content_type)], body).into_response()
+}
+
+/// A line break first: what was passed on are whole lines, but maybe not a whole event.
+fn cost_event(cost: i64) -> Bytes {
+    format!("\nevent: {COST_EVENT}\ndata: {cost}\n\n").into()
+}
+
+/// The bytes of a call from its beginning, as they come; of a stream, what it cost in the end.
+fn listen(flight: Arc<Flight>, is_stream: bool) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    stream::unfold((flight, Some(0)), move |(flight, read)| async move {
         let read = read?;
         match flight.next(read).await {
             Next::Chunk(bytes) => Some((Ok(bytes), (flight, Some(read + 1)))),
-            Next::End => None,
+            Next::End => {
+                let cost = flight.cost().filter(|_| is_stream)?;
+                Some((Ok(cost_event(cost)), (flight, None)))
+            }
             // A line break first: what was passed on are whole lines, but maybe not a whole event.
             Next::Failed(failure) => {
                 let json = serde_json::to_string(&failure).unwrap_or_default();

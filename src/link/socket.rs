@@ -19,6 +19,9 @@
 //! and never reaches the provider a second time. A failed call answers with a status of 500 or above, the header
 //! [`FAILURE_HEADER`] and a [`Failure`](crate::api::failure::Failure) as JSON; a stream that fails after its start
 //! ends with an event named [`FAILURE_EVENT`] carrying the same JSON.
+//!
+//! What an answer cost, where its price is known, is said beside it in whole micro-dollars: of a whole answer in the header
+//! [`COST_HEADER`], of a stream in an event named [`COST_EVENT`] after all others. The server's own bytes stay as they are.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +42,10 @@ pub const NOT_SENT: &str = "NotSent";
 pub const NO_ANSWER: &str = "NoAnswer";
 /// Name of the last event of a stream that failed after its start.
 pub const FAILURE_EVENT: &str = "agentloop.failure";
+/// Response header of a whole answer: what it cost in micro-dollars. Absent: nobody knows.
+pub const COST_HEADER: &str = "x-agentloop-cost-micro-usd";
+/// Name of the last event of a stream that says the same.
+pub const COST_EVENT: &str = "agentloop.cost-micro-usd";
 
 /// What a worker must know before it starts its loop.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]

@@ -20,7 +20,9 @@ use crate::engine::{CallId, Purpose};
 use crate::link::deliveries::{Delivered, Delivery, POLL_SECONDS};
 use crate::link::events::{EventsAnswer, EventsPage};
 use crate::link::messages::LoopReport;
-use crate::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER, Session, SocketEvent};
+use crate::link::socket::{
+    CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER, Session, SocketEvent,
+};
 
 use super::budget;
 use super::contact::{Clocks, Contact};
@@ -193,6 +195,10 @@ impl GatewayClient {
             StatusCode::SERVICE_UNAVAILABLE => return Err(Unsaid::Socket("status 503".into())),
             status => return Err(Unsaid::Call(unexpected(status))),
         }
+        let cost = response
+            .headers()
+            .get(COST_HEADER)
+            .and_then(|cost| cost.to_str().ok()?.parse().ok());
         let is_stream = response
             .headers()
             .get(reqwest::header::CONTENT_TYPE)
@@ -201,7 +207,8 @@ impl GatewayClient {
             streamed(response, format).await
         } else {
             let body = response.bytes().await.map_err(Unsaid::socket)?;
-            format.answer(&body).map_err(Unsaid::Call)
+            let answer = format.answer(&body).map_err(Unsaid::Call)?;
+            Ok(Answer { cost, ..answer })
         }
     }
 
@@ -317,7 +324,11 @@ async fn follow(response: Response, heard: &watch::Sender<Option<Heard>>) -> Str
 async fn streamed(response: Response, format: Format) -> Result<Answer, Unsaid> {
     let mut events = SseStream::from_bytes_stream(response.bytes_stream());
     let mut aggregate = format.aggregate();
-    while let Some(event) = events.next().await {
+    let (mut is_done, mut cost) = (false, None);
+    loop {
+        let next = tokio::time::timeout(if is_done { SHORT } else { Duration::MAX }, events.next());
+        // After the end mark only what it cost is to come; without it the answer is as good.
+        let Ok(Some(event)) = next.await else { break };
         let event = event.map_err(|error| {
             if let sse_stream::Error::Body(error) = error {
                 Unsaid::Socket(error.to_string())
@@ -326,14 +337,15 @@ async fn streamed(response: Response, format: Format) -> Result<Answer, Unsaid> 
             }
         })?;
         let data = event.data.unwrap_or_default();
-        if event.event.as_deref() == Some(FAILURE_EVENT) {
-            return Err(Unsaid::Call(failure_of(data.as_bytes())));
-        }
-        if !data.is_empty() && aggregate.push(&data).map_err(Unsaid::Call)? {
-            return aggregate.finish(true).map_err(Unsaid::Call);
+        match event.event.as_deref() {
+            Some(FAILURE_EVENT) => return Err(Unsaid::Call(failure_of(data.as_bytes()))),
+            Some(COST_EVENT) => cost = data.trim().parse().ok(),
+            _ if is_done || data.is_empty() => {}
+            _ => is_done = aggregate.push(&data).map_err(Unsaid::Call)?,
         }
     }
-    aggregate.finish(false).map_err(Unsaid::Call)
+    let answer = aggregate.finish(is_done).map_err(Unsaid::Call)?;
+    Ok(Answer { cost, ..answer })
 }
 
 /// A short request: its response when it was taken (2xx), or was refused for good (4xx, logged); else why it was not.

@@ -5,6 +5,7 @@
 mod anthropic;
 mod budgets;
 pub mod controller;
+mod costs;
 mod crashes;
 mod faults;
 mod ledger;

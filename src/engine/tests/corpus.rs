@@ -143,6 +143,7 @@ impl<'a> Player<'a> {
             },
             tool_calls,
             tokens: Some(1),
+            ..Answer::default()
         }
     }
 

@@ -98,7 +98,7 @@ fn calls(name: &str, arguments: &str) -> Answer {
             arguments: arguments.into(),
         }],
         finish: Finish::ToolCalls,
-        tokens: None,
+        ..Answer::default()
     }
 }
 

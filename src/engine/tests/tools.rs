@@ -95,7 +95,7 @@ fn the_last_valid_yield_counts_and_every_call_gets_its_result_in_order() {
             call("d", "yield", r#"{"sleep": -1}"#),
         ],
         finish: Finish::ToolCalls,
-        tokens: None,
+        ..Answer::default()
     });
     assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(20)));
     let ids: Vec<&str> = driver

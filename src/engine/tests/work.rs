@@ -63,7 +63,7 @@ pub(super) fn wants(names: &[&str]) -> Answer {
         text: Some("I had better look.".into()),
         tool_calls: names.iter().enumerate().map(call).collect(),
         finish: Finish::ToolCalls,
-        tokens: None,
+        ..Answer::default()
     }
 }
 

@@ -81,6 +81,8 @@ struct Wait {
 pub struct Charge {
     /// What it counts in the limits.
     pub amount: Amount,
+    /// What it cost in micro-dollars by the server's bill; `None`: there is no bill, or no price.
+    pub cost: Option<i64>,
     /// Set when it is above the bound.
     pub violation: Option<Violation>,
     /// What the next bound rests on.
@@ -269,6 +271,7 @@ impl Budget {
         let is_light = hold.purpose.uses_light_model();
         let mut charge = Charge {
             amount: reserved,
+            cost: None,
             violation: None,
             previous: None,
         };
@@ -283,6 +286,7 @@ impl Budget {
             Metered::Unknown => {}
             Metered::Billed(bill, _) => {
                 charge.amount = bill.amount(hold.rates.as_ref()).unwrap_or(reserved);
+                charge.cost = hold.rates.as_ref().and_then(|rates| rates.cost(bill));
                 let limited = !hold.reservation.leases.is_empty();
                 if limited && !reserved.covers(&charge.amount) {
                     charge.violation = Some(Violation {

@@ -102,6 +102,8 @@ pub enum End {
         content_type: String,
         /// Its bytes, as the server sent them.
         body: Vec<u8>,
+        /// What it cost in micro-dollars; `None`: its price or its use is unknown.
+        cost: Option<i64>,
     },
     /// Without.
     Failed(Failure),
@@ -250,7 +252,8 @@ impl Store {
         if inner.counts.acked.is_some_and(|acked| id <= acked) {
             return Ok(Some(Recorded::Acknowledged));
         }
-        let sql = "SELECT state, failure, content_type, answer FROM calls WHERE turn = ? AND call = ? AND attempt = ?";
+        let sql =
+            "SELECT state, failure, content_type, answer, cost FROM calls WHERE turn = ? AND call = ? AND attempt = ?";
         Ok(inner.db.prepare_cached(sql)?.query_row(key(id), recorded).optional()?)
     }
 
@@ -514,12 +517,16 @@ impl Counts {
             Metered::Billed(_, raw) => Some(raw),
             Metered::NotSent | Metered::Free | Metered::Unknown => None,
         };
-        let (state, failure, content_type, body) = match &settlement.end {
-            End::Answered { content_type, body } => ("Settled", None, Some(content_type), Some(body)),
-            End::Failed(failure) => ("Failed", Some(to_json(failure)?), None, None),
+        let (state, failure, content_type, body, cost) = match &settlement.end {
+            End::Answered {
+                content_type,
+                body,
+                cost,
+            } => ("Settled", None, Some(content_type), Some(body), *cost),
+            End::Failed(failure) => ("Failed", Some(to_json(failure)?), None, None, None),
         };
         let mut update = change.prepare_cached(
-            "UPDATE calls SET state = ?4, ended_at = ?5, usage = ?6, failure = ?7, content_type = ?8, answer = ?9
+            "UPDATE calls SET state = ?4, ended_at = ?5, usage = ?6, failure = ?7, content_type = ?8, answer = ?9, cost = ?10
              WHERE turn = ?1 AND call = ?2 AND attempt = ?3 RETURNING model",
         )?;
         let model: String = update.query_row(
@@ -532,7 +539,8 @@ impl Counts {
                 usage,
                 failure,
                 content_type,
-                body
+                body,
+                cost
             ],
             |row| row.get(0),
         )?;
@@ -568,6 +576,7 @@ fn recorded(row: &Row<'_>) -> rusqlite::Result<Recorded> {
         "Settled" => Recorded::Ended(End::Answered {
             content_type: row.get("content_type")?,
             body: row.get("answer")?,
+            cost: row.get("cost")?,
         }),
         "Lost" => Recorded::Ended(End::Failed(failure(
             FailureKind::Interrupted,

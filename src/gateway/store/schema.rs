@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreError;
 
 /// Version of the tables, kept in `user_version`.
-const VERSION: i64 = 3;
+const VERSION: i64 = 4;
 
 /// Version 1.
 pub(super) const TABLES_1: &str = "
@@ -69,6 +69,11 @@ const TABLES_3: &str = "
 ALTER TABLE calls ADD COLUMN purpose TEXT NOT NULL DEFAULT 'Turn';
 ";
 
+/// What version 4 has beyond version 3: what each answer cost in micro-dollars, where that is known.
+const TABLES_4: &str = "
+ALTER TABLE calls ADD COLUMN cost INTEGER;
+";
+
 /// Opens the file, makes its tables when it is new, and takes it for this process alone.
 pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
     let mut db = prepared(path).map_err(|source| cannot_open(path, source))?;
@@ -119,7 +124,7 @@ fn prepared(path: &Path) -> rusqlite::Result<Connection> {
 fn prepare_tables(db: &mut Connection) -> rusqlite::Result<i64> {
     let change = db.transaction()?;
     let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    let tables = [TABLES_1, TABLES_2, TABLES_3];
+    let tables = [TABLES_1, TABLES_2, TABLES_3, TABLES_4];
     let Some(missing) = usize::try_from(found)
         .ok()
         .and_then(|done| tables.get(done..))

@@ -32,6 +32,7 @@ fn answered(call: &str, body: &str) -> Settlement {
         end: End::Answered {
             content_type: "application/json".into(),
             body: body.into(),
+            cost: Some(34),
         },
         metered: Metered::Billed(bill, "{}".into()),
         ..unlimited()
@@ -77,6 +78,7 @@ fn an_answer_is_kept_over_a_restart_until_it_is_acknowledged() {
     let kept = End::Answered {
         content_type: "application/json".into(),
         body: b"hello".to_vec(),
+        cost: Some(34),
     };
     assert_eq!(store.find(id("t1c1a1")).unwrap(), Some(Recorded::Ended(kept)));
     store.acknowledge(id("t1c1a1")).unwrap();
@@ -256,13 +258,13 @@ fn a_record_of_a_newer_version_is_refused() {
     open(&directory)
         .lock()
         .db
-        .pragma_update(None, "user_version", 4)
+        .pragma_update(None, "user_version", 5)
         .unwrap();
     let error = Store::open(directory.path(), "m".into(), NOW)
         .err()
         .unwrap()
         .to_string();
-    assert!(error.contains("is of version 4"), "{error}");
+    assert!(error.contains("is of version 5"), "{error}");
 }
 
 #[test]

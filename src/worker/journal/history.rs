@@ -45,6 +45,8 @@ pub struct Totals {
     pub steps: i64,
     /// Tokens, as far as the server said.
     pub tokens: i64,
+    /// Micro-dollars, as far as they are known.
+    pub cost: i64,
 }
 
 /// Which execution.
@@ -175,8 +177,9 @@ impl History<'_> {
             .transaction
             .prepare_cached(
                 "INSERT OR IGNORE INTO agent_execution_steps
-                 (id, execution_id, step_number, timestamp, call, purpose, reasoning, action, result, success, tokens_used)
-                 SELECT ?1, ?2, total_steps + 1, ?3, ?4, ?5, ?6, ?7, '[]', ?8, ?9 FROM agent_execution_history
+                 (id, execution_id, step_number, timestamp, call, purpose, reasoning, action, result, success, tokens_used,
+                  cost_micro_usd)
+                 SELECT ?1, ?2, total_steps + 1, ?3, ?4, ?5, ?6, ?7, '[]', ?8, ?9, ?10 FROM agent_execution_history
                  WHERE id = ?2",
             )?
             .execute(params![
@@ -189,6 +192,7 @@ impl History<'_> {
                 serde_json::to_string(&step.action)?,
                 step.success,
                 tokens,
+                step.used.cost,
             ])?;
         if inserted == 0 {
             return Ok(());
@@ -196,10 +200,12 @@ impl History<'_> {
         self.transaction
             .prepare_cached(
                 "UPDATE agent_execution_history SET total_steps = total_steps + 1,
-                 total_tokens = CASE WHEN ?2 IS NULL THEN total_tokens ELSE coalesce(total_tokens, 0) + ?2 END
+                 total_tokens = CASE WHEN ?2 IS NULL THEN total_tokens ELSE coalesce(total_tokens, 0) + ?2 END,
+                 total_cost_micro_usd = CASE WHEN ?3 IS NULL THEN total_cost_micro_usd
+                     ELSE coalesce(total_cost_micro_usd, 0) + ?3 END
                  WHERE id = ?1",
             )?
-            .execute(params![step.execution, tokens])?;
+            .execute(params![step.execution, tokens, step.used.cost])?;
         Ok(())
     }
 
@@ -307,7 +313,7 @@ impl History<'_> {
         let first = first_id(turn.saturating_add(1));
         let gone = self.transaction.query_row(
             "SELECT count(*), coalesce(sum(final_status = 'success'), 0), coalesce(sum(final_status = 'failed'), 0),
-             coalesce(sum(total_steps), 0), coalesce(sum(total_tokens), 0)
+             coalesce(sum(total_steps), 0), coalesce(sum(total_tokens), 0), coalesce(sum(total_cost_micro_usd), 0)
              FROM agent_execution_history WHERE id < ?1",
             [&first],
             totals,
@@ -340,11 +346,12 @@ impl Totals {
             failed: self.failed.saturating_add(other.failed),
             steps: self.steps.saturating_add(other.steps),
             tokens: self.tokens.saturating_add(other.tokens),
+            cost: self.cost.saturating_add(other.cost),
         }
     }
 }
 
-/// Totals of a row: executions, succeeded, failed, steps, tokens.
+/// Totals of a row: executions, succeeded, failed, steps, tokens, cost.
 pub(super) fn totals(row: &rusqlite::Row<'_>) -> rusqlite::Result<Totals> {
     Ok(Totals {
         executions: row.get(0)?,
@@ -352,6 +359,7 @@ pub(super) fn totals(row: &rusqlite::Row<'_>) -> rusqlite::Result<Totals> {
         failed: row.get(2)?,
         steps: row.get(3)?,
         tokens: row.get(4)?,
+        cost: row.get(5)?,
     })
 }
 

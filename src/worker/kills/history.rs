@@ -16,6 +16,7 @@ struct Execution {
     steps: i64,
     status: Option<String>,
     tokens: Option<i64>,
+    cost: Option<i64>,
     state: Option<String>,
 }
 
@@ -31,6 +32,7 @@ struct Step {
     result: String,
     success: Option<bool>,
     tokens: Option<i64>,
+    cost: Option<i64>,
 }
 
 /// Both tables.
@@ -66,16 +68,21 @@ impl History {
     }
 
     fn agrees_with_itself(&self) {
-        let mut sums: BTreeMap<&str, (i64, Option<i64>)> = BTreeMap::new();
+        let mut sums: BTreeMap<&str, (i64, Option<i64>, Option<i64>)> = BTreeMap::new();
         for step in &self.steps {
-            let (steps, tokens) = sums.entry(&step.execution).or_default();
+            let (steps, tokens, cost) = sums.entry(&step.execution).or_default();
             *steps += 1;
             assert_eq!(step.number, *steps, "{step:?}");
             *tokens = step.tokens.map_or(*tokens, |more| Some(tokens.unwrap_or(0) + more));
+            *cost = step.cost.map_or(*cost, |more| Some(cost.unwrap_or(0) + more));
         }
         for execution in &self.executions {
             let found = sums.remove(execution.id.as_str()).unwrap_or_default();
-            assert_eq!((execution.steps, execution.tokens), found, "{execution:?}");
+            assert_eq!(
+                (execution.steps, execution.tokens, execution.cost),
+                found,
+                "{execution:?}"
+            );
         }
         assert!(sums.is_empty(), "{sums:?} belong to nothing");
     }
@@ -111,7 +118,7 @@ impl History {
 
 fn executions(connection: &Connection) -> rusqlite::Result<Vec<Execution>> {
     let mut select = connection.prepare(
-        "SELECT id, task_id, turn, total_steps, final_status, total_tokens, state_snapshot
+        "SELECT id, task_id, turn, total_steps, final_status, total_tokens, total_cost_micro_usd, state_snapshot
          FROM agent_execution_history ORDER BY rowid",
     )?;
     let rows = select.query_map([], |row| {
@@ -122,7 +129,8 @@ fn executions(connection: &Connection) -> rusqlite::Result<Vec<Execution>> {
             steps: row.get(3)?,
             status: row.get(4)?,
             tokens: row.get(5)?,
-            state: row.get(6)?,
+            cost: row.get(6)?,
+            state: row.get(7)?,
         })
     })?;
     rows.collect()
@@ -130,7 +138,7 @@ fn executions(connection: &Connection) -> rusqlite::Result<Vec<Execution>> {
 
 fn steps(connection: &Connection) -> rusqlite::Result<Vec<Step>> {
     let mut select = connection.prepare(
-        "SELECT id, execution_id, step_number, call, reasoning, action, result, success, tokens_used
+        "SELECT id, execution_id, step_number, call, reasoning, action, result, success, tokens_used, cost_micro_usd
          FROM agent_execution_steps ORDER BY rowid",
     )?;
     let rows = select.query_map([], |row| {
@@ -145,6 +153,7 @@ fn steps(connection: &Connection) -> rusqlite::Result<Vec<Step>> {
             result: without_moments(&row.get::<_, String>(6)?),
             success: row.get(7)?,
             tokens: row.get(8)?,
+            cost: row.get(9)?,
         })
     })?;
     rows.collect()

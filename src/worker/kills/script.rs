@@ -239,5 +239,6 @@ fn answer(id: &str, all: &[(&str, Value)]) -> Answer {
         tool_calls: all.iter().enumerate().map(call).collect(),
         finish: Finish::ToolCalls,
         tokens: Some(1000),
+        cost: Some(7),
     }
 }

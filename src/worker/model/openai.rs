@@ -124,7 +124,7 @@ pub(super) fn assemble(text: String, calls: Vec<ToolCall>, finish: Option<&str>,
         text: Some(text).filter(|text| !text.is_empty()),
         tool_calls: with_unique_ids(calls),
         finish,
-        tokens: None,
+        ..Answer::default()
     }
 }
 

@@ -173,6 +173,7 @@ pub fn read(answer: Answer) -> Answer {
         },
         tool_calls: calls,
         tokens: answer.tokens,
+        cost: answer.cost,
     }
 }
 

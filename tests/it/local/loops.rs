@@ -190,7 +190,9 @@ async fn instructions_and_skills_come_from_the_config_maps_that_the_spec_names()
 async fn what_a_running_agent_did_can_be_read_from_a_copy_of_its_journal() {
     let mut bench = Bench::new();
     let turns = various(&json!({ "delayMilliseconds": 20, "usage": { "inputTokens": 90, "outputTokens": 10 } }));
-    bench.write("all.yaml", &scripted("a", &turns));
+    let [script, mut agent] = scripted("a", &turns);
+    agent["spec"]["model"]["price"] = json!({ "inputPerMillion": "1.00", "outputPerMillion": "3.00" });
+    bench.write("all.yaml", &[script, agent]);
     let mut run = bench.run(&[]);
     run.until("a", "in turn 4", |line| line["turnsCompleted"].as_i64() >= Some(3))
         .await;
@@ -209,13 +211,22 @@ async fn what_a_running_agent_did_can_be_read_from_a_copy_of_its_journal() {
     });
     assert!(copied);
     let connection = rusqlite::Connection::open(&path).unwrap();
-    let sql = "SELECT count(*), sum(tokens_used), min(success), count(DISTINCT execution_id)
+    let sql = "SELECT count(*), sum(tokens_used), min(success), count(DISTINCT execution_id), sum(cost_micro_usd),
+               min(cost_usd), max(total_cost_usd)
                FROM agent_execution_steps JOIN agent_execution_history AS history ON history.id = execution_id
                WHERE final_status = 'success' AND agent_id <> '' AND reasoning LIKE '___'";
-    let (steps, tokens, success, turns): (i64, i64, i64, i64) = connection
-        .query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
+    let (steps, tokens, success, turns, cost): (i64, i64, i64, i64, i64) = connection
+        .query_row(sql, [], |row| {
+            assert_eq!(
+                [row.get::<_, String>(5)?, row.get(6)?],
+                ["0.000120", "0.000120"],
+                "of a step, of a turn"
+            );
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+        })
         .unwrap();
     assert!(turns >= 3 && steps == turns, "{steps} steps in {turns} turns");
+    assert_eq!(cost, steps * (90 + 30));
     assert_eq!((tokens, success), (steps * 100, 1));
     // The run has not noticed.
     let now = turns_of(&run.agent("a"));

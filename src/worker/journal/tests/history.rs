@@ -21,7 +21,11 @@ fn answered(call: CallId, purpose: Purpose, tokens: Option<u64>, messages: Vec<M
     Record {
         call: Some(call),
         note: "Stop".into(),
-        used: Some(Used { purpose, tokens }),
+        used: Some(Used {
+            purpose,
+            tokens,
+            cost: None,
+        }),
         ..record(RecordKind::CallAnswered, call.turn, messages)
     }
 }
@@ -225,26 +229,42 @@ fn long_texts_are_cut_and_short_ones_are_not() {
 }
 
 #[test]
-fn money_is_whole_micro_dollars_shown_as_a_decimal() {
+fn what_steps_cost_is_summed_up_and_shown_as_a_decimal_and_is_null_where_nobody_knows() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    let answer = answered(call(1, 1), Purpose::Turn, None, vec![]);
-    write(&mut journal, &[plain(RecordKind::TurnStarted, 1, ""), answer]);
-    let cost = "SELECT total_cost_usd, cost_usd FROM agent_execution_history, agent_execution_steps";
-    assert_eq!(row(&journal, cost), json!([null, null]));
-    journal
-        .connection
-        .execute_batch(
-            "UPDATE agent_execution_history SET total_cost_micro_usd = 12000345;
-             UPDATE agent_execution_steps SET cost_micro_usd = 7",
-        )
-        .unwrap();
-    // As text: `row` reads what looks like a number.
-    let text: (String, String) = journal
-        .connection
-        .query_row(cost, [], |row| Ok((row.get(0)?, row.get(1)?)))
-        .unwrap();
-    assert_eq!(text, ("12.000345".to_owned(), "0.000007".to_owned()));
+    let costs = [
+        (1, [None, None]),
+        (2, [Some(7), None]),
+        (3, [Some(0), Some(12_000_345)]),
+    ];
+    for (turn, costs) in costs {
+        write(&mut journal, &[plain(RecordKind::TurnStarted, turn, "")]);
+        for (number, cost) in (1..).zip(costs) {
+            let mut answer = answered(call(turn, number), Purpose::Turn, None, vec![]);
+            answer.used.as_mut().unwrap().cost = cost;
+            write(&mut journal, &[answer]);
+        }
+    }
+    // As text: `rows` reads what looks like a number.
+    let texts = |column: &str| -> Vec<Option<String>> {
+        let mut select = journal.connection.prepare(column).unwrap();
+        let texts = select.query_map([], |row| row.get(0)).unwrap();
+        texts.collect::<rusqlite::Result<_>>().unwrap()
+    };
+    let texts = |column| -> Vec<String> {
+        texts(column)
+            .into_iter()
+            .map(|text| text.unwrap_or("NULL".into()))
+            .collect()
+    };
+    assert_eq!(
+        texts("SELECT cost_usd FROM agent_execution_steps ORDER BY id"),
+        ["NULL", "NULL", "0.000007", "NULL", "0.000000", "12.000345"]
+    );
+    assert_eq!(
+        texts("SELECT total_cost_usd FROM agent_execution_history ORDER BY id"),
+        ["NULL", "0.000007", "12.000345"]
+    );
 }
 
 #[test]
@@ -256,7 +276,8 @@ fn executions_beyond_the_last_2000_turns_are_dropped_and_stay_in_the_totals() {
         (101, RecordKind::TurnFailed),
         (200, RecordKind::TurnCompleted),
     ] {
-        let answer = answered(call(turn, 1), Purpose::Turn, Some(10), vec![says("a", &[])]);
+        let mut answer = answered(call(turn, 1), Purpose::Turn, Some(10), vec![says("a", &[])]);
+        answer.used.as_mut().unwrap().cost = Some(4);
         let records = [plain(RecordKind::TurnStarted, turn, ""), answer, plain(end, turn, "x")];
         write(&mut journal, &records);
     }
@@ -280,6 +301,7 @@ fn executions_beyond_the_last_2000_turns_are_dropped_and_stay_in_the_totals() {
         failed: 1,
         steps: 3,
         tokens: 30,
+        cost: 12,
     };
     assert_eq!(totals, expected);
 }
