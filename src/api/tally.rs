@@ -46,7 +46,7 @@ pub struct GuardrailTrips {
     pub count: i64,
 }
 
-/// How runs of one tool ended, each attempt for itself.
+/// How runs of one tool ended and how long they took, each attempt for itself.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("required" = ["tool"]))]
@@ -69,6 +69,12 @@ pub struct ToolUsage {
     /// It was sent and gave no answer in time: it may have run.
     #[schemars(range(min = 0))]
     pub unknown: i64,
+    /// Runs whose time is known: they were sent, and ended before the worker did.
+    #[schemars(range(min = 0))]
+    pub timed: i64,
+    /// How long those took together, in milliseconds, from being sent to their end.
+    #[schemars(range(min = 0))]
+    pub milliseconds: i64,
 }
 
 impl ToolUsage {
@@ -79,6 +85,8 @@ impl ToolUsage {
         self.denied = self.denied.max(other.denied);
         self.unavailable = self.unavailable.max(other.unavailable);
         self.unknown = self.unknown.max(other.unknown);
+        self.timed = self.timed.max(other.timed);
+        self.milliseconds = self.milliseconds.max(other.milliseconds);
     }
 }
 
@@ -156,6 +164,7 @@ mod tests {
     fn merged_counts_never_step_back_and_a_repeat_adds_nothing() {
         let (mut tools, mut trips) = (Vec::new(), Vec::new());
         of_tool(&mut tools, "a").ok = 5;
+        (tools[0].timed, tools[0].milliseconds) = (5, 900);
         of_trip(&mut trips, "LoopDetected", "warn").count = 3;
         let (old_tools, old_trips) = (tools.clone(), trips.clone());
         let mut new = Vec::new();
@@ -163,6 +172,7 @@ mod tests {
         merge_tools(&mut tools, &new);
         merge_tools(&mut tools, &old_tools);
         assert_eq!((tools[0].ok, tools[0].error), (5, 2));
+        assert_eq!((tools[0].timed, tools[0].milliseconds), (5, 900));
         of_trip(&mut trips, "LoopDetected", "warn").count = 1;
         merge_trips(&mut trips, &old_trips);
         assert_eq!(trips[0].count, 3);

@@ -1,7 +1,7 @@
 //! The engine: one loop's state, and the one function that changes it. Here: who hears which input, the lifecycle, and
 //! what the loop does next. The rules of turns, pauses and sleeps are in files of their own.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -39,8 +39,8 @@ pub struct Engine {
     pub(super) toolbox: Toolbox,
     /// What is known of the present moment.
     pub(super) hot: HotState,
-    /// Runs of tools that this process has handed to the driver and waits for.
-    pub(super) running: BTreeSet<ToolRunId>,
+    /// Runs of tools that this process has handed to the driver and waits for, and when it did.
+    pub(super) running: BTreeMap<ToolRunId, Timestamp>,
     /// No contact for so long that no tool with side effects starts.
     pub(super) link_silent: bool,
     /// The moment of the driver's timer.
@@ -75,7 +75,7 @@ impl Engine {
             in_flight: false,
             agent: String::new(),
             toolbox: Toolbox::default(),
-            running: BTreeSet::new(),
+            running: BTreeMap::new(),
             link_silent: false,
             timer: None,
             clock_changes: None,

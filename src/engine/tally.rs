@@ -1,10 +1,13 @@
 //! Counts what limits did and how runs of tools ended, from the journal's own lines: what is counted is what was written.
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use strum::IntoEnumIterator;
 
 use super::machine::Engine;
 use super::outbox::Outbox;
+use super::tool::{ToolOutcome, ToolRunId};
+use super::work::Slot;
 use super::{OutcomeKind, Record, RecordKind};
 use crate::api::status::{Outcome, PauseReason};
 use crate::api::tally::{self, GuardrailTrips, OTHER_TOOLS, ToolUsage};
@@ -33,6 +36,32 @@ impl Engine {
                 tally::of_trip(&mut self.state.tally.trips, guardrail, action).count += 1;
             }
             self.count_tool(record);
+        }
+    }
+
+    /// Counts how long a run took that was sent at this moment and ended now.
+    pub(super) fn time(&mut self, id: ToolRunId, sent: Timestamp, outcome: &ToolOutcome, out: &Outbox) {
+        if matches!(outcome, ToolOutcome::Unavailable { .. }) {
+            return;
+        }
+        let Some(tool) = self.tool_of(id).map(str::to_owned) else {
+            return;
+        };
+        let counted = tally::of_tool(&mut self.state.tally.tools, &tool);
+        // A clock that was set back meanwhile says nothing.
+        let length = i64::try_from(out.now.duration_since(sent).as_millis()).unwrap_or(i64::MAX);
+        counted.timed = counted.timed.saturating_add(1);
+        counted.milliseconds = counted.milliseconds.saturating_add(length.max(0));
+    }
+
+    /// Name of the tool of an open run.
+    fn tool_of(&self, id: ToolRunId) -> Option<&str> {
+        if id.is_refresh() {
+            return self.refresh_tool(id);
+        }
+        match self.work()?.slots.get(self.place_of(id)?)? {
+            Slot::Open(plan) => Some(&plan.tool),
+            Slot::Waiting(_) | Slot::Result(_) => None,
         }
     }
 

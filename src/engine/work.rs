@@ -260,7 +260,7 @@ impl Engine {
         }
         let note = if is_new { "" } else { "repeated" };
         out.record(plan_line(RecordKind::ToolIntent, id, note, &plan, None));
-        self.running.insert(id);
+        self.running.insert(id, out.now);
         let run = ToolRun {
             id,
             name: plan.tool,
@@ -284,9 +284,10 @@ impl Engine {
 
     /// A run came to an end. One that was cut, or that another process sent, means nothing any more.
     pub(super) fn tool_finished(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut Outbox) {
-        if !self.running.remove(&id) {
+        let Some(sent) = self.running.remove(&id) else {
             return;
-        }
+        };
+        self.time(id, sent, &outcome, out);
         if id.is_refresh() {
             self.refresh_finished(id, outcome, out);
             return;
@@ -355,7 +356,7 @@ impl Engine {
         };
         let ids: Vec<ToolRunId> = self
             .running
-            .iter()
+            .keys()
             .filter(|id| all || looks(self, id))
             .copied()
             .collect();
@@ -447,13 +448,13 @@ impl Engine {
         Some(run_id(turn.call_id(), turn.work.as_ref()?.joined + place))
     }
 
-    fn place_of(&self, id: ToolRunId) -> Option<usize> {
+    pub(super) fn place_of(&self, id: ToolRunId) -> Option<usize> {
         let places = self.work()?.slots.len();
         (0..places).find(|place| self.run_id(*place) == Some(id))
     }
 
     fn is_under_way(&self, place: usize) -> bool {
-        self.run_id(place).is_some_and(|id| self.running.contains(&id))
+        self.run_id(place).is_some_and(|id| self.running.contains_key(&id))
     }
 }
 

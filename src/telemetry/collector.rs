@@ -197,6 +197,9 @@ fn tool_series(families: &mut Families, usage: &Usage, [namespace, name]: [&str;
             let labels = [namespace, name, &used.tool, outcome];
             families.put(&registry::AGENT_TOOL_OUTCOMES, &labels, number(count));
         }
+        let count = u64::try_from(used.timed).unwrap_or_default();
+        let time = (number(used.milliseconds) / 1e3, count);
+        families.put_summary(&registry::AGENT_TOOL_SECONDS, &[namespace, name, &used.tool], time);
     }
 }
 

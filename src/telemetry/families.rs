@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric as Sample, MetricFamily, MetricType};
+use prometheus::proto::{Counter, Gauge, LabelPair, Metric as Sample, MetricFamily, MetricType, Summary};
 
 use super::registry::{Kind, Metric};
 
@@ -13,24 +13,7 @@ pub(super) struct Families(HashMap<&'static str, MetricFamily>);
 impl Families {
     /// Adds one sample of a metric.
     pub(super) fn put(&mut self, metric: &Metric, labels: &[&str], value: f64) {
-        let family = self.0.entry(metric.name).or_insert_with(|| {
-            let mut family = MetricFamily::default();
-            family.set_name(metric.name.into());
-            family.set_help(metric.help.into());
-            family.set_field_type(match metric.kind {
-                Kind::Counter => MetricType::COUNTER,
-                Kind::Gauge => MetricType::GAUGE,
-                Kind::Histogram => MetricType::HISTOGRAM,
-            });
-            family
-        });
-        let pairs = metric.labels.iter().zip(labels).map(|(name, value)| {
-            let mut pair = LabelPair::default();
-            pair.set_name((*name).into());
-            pair.set_value((*value).into());
-            pair
-        });
-        let mut sample = Sample::from_label(pairs.collect());
+        let mut sample = labelled(metric, labels);
         if metric.kind == Kind::Counter {
             let mut counter = Counter::default();
             counter.set_value(value);
@@ -40,13 +23,48 @@ impl Families {
             gauge.set_value(value);
             sample.set_gauge(gauge);
         }
-        family.mut_metric().push(sample);
+        self.family(metric).mut_metric().push(sample);
+    }
+
+    /// Adds one sum and count of a metric.
+    pub(super) fn put_summary(&mut self, metric: &Metric, labels: &[&str], (sum, count): (f64, u64)) {
+        let mut summary = Summary::default();
+        summary.set_sample_sum(sum);
+        summary.set_sample_count(count);
+        let mut sample = labelled(metric, labels);
+        sample.set_summary(summary);
+        self.family(metric).mut_metric().push(sample);
+    }
+
+    fn family(&mut self, metric: &Metric) -> &mut MetricFamily {
+        self.0.entry(metric.name).or_insert_with(|| {
+            let mut family = MetricFamily::default();
+            family.set_name(metric.name.into());
+            family.set_help(metric.help.into());
+            family.set_field_type(match metric.kind {
+                Kind::Counter => MetricType::COUNTER,
+                Kind::Gauge => MetricType::GAUGE,
+                Kind::Histogram => MetricType::HISTOGRAM,
+                Kind::Summary => MetricType::SUMMARY,
+            });
+            family
+        })
     }
 
     /// All of them.
     pub(super) fn into_all(self) -> Vec<MetricFamily> {
         self.0.into_values().collect()
     }
+}
+
+fn labelled(metric: &Metric, labels: &[&str]) -> Sample {
+    let pairs = metric.labels.iter().zip(labels).map(|(name, value)| {
+        let mut pair = LabelPair::default();
+        pair.set_name((*name).into());
+        pair.set_value((*value).into());
+        pair
+    });
+    Sample::from_label(pairs.collect())
 }
 
 /// Prometheus has only floating-point numbers; they are exact up to 2^53.

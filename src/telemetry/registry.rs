@@ -20,6 +20,8 @@ pub enum Kind {
     Gauge,
     /// Buckets, sum and count.
     Histogram,
+    /// Sum and count.
+    Summary,
 }
 
 /// Where a metric's values come from, and so which replica has it.
@@ -121,6 +123,8 @@ metrics! {
         "Tokens as the provider billed them and as persisted in the status; types input, cache_read, cache_write and output are disjoint.";
     AGENT_TOOL_CALLS = Agents Counter "agentloop_agent_tool_calls_total" ["namespace", "agent"]
         "Runs of tools that were sent, as persisted in the status; a repeat after a restart is no new one.";
+    AGENT_TOOL_SECONDS = Agents Summary "agentloop_agent_tool_call_duration_seconds" ["namespace", "agent", "tool"]
+        "How long runs of tools took that were sent and ended before the worker did, as persisted in the status; the 20th tool is among tool other, which is always present.";
     AGENT_TOOL_OUTCOMES = Agents Counter "agentloop_agent_tool_outcomes_total" ["namespace", "agent", "tool", "outcome"]
         "How tool calls ended, as persisted in the status: ok, error, denied, unavailable (neither was run) or unknown; the 20th tool and names that no server offers are tool other, which is always present.";
     AGENT_TURNS = Agents Counter "agentloop_agent_turns_total" ["namespace", "agent"]

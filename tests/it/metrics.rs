@@ -181,8 +181,8 @@ fn busy(name: &str) -> Value {
     usage["toolCalls"] = json!(9);
     usage["actions"] = json!(4);
     usage["byModel"] = json!([used]);
-    usage["byTool"] =
-        json!([{"tool": "files__read", "ok": 5, "error": 2, "denied": 1, "unavailable": 1, "unknown": 1}]);
+    usage["byTool"] = json!([{"tool": "files__read", "ok": 5, "error": 2, "denied": 1, "unavailable": 1, "unknown": 1,
+            "timed": 8, "milliseconds": 12_500}]);
     usage["guardrailTrips"] = json!([
         {"guardrail": "LoopDetected", "action": "warn", "count": 3},
         {"guardrail": "OfALaterVersion", "action": "warn", "count": 3},
@@ -375,8 +375,8 @@ async fn a_thousand_agents_have_the_number_of_series_that_the_formula_says() {
     let count = text.lines().filter(|line| line.starts_with("agentloop_agent_")).count();
     // info, created, suspended, two generations, turns, refused calls, tool calls, actions; six states; the reasons; the signs of a loop; three known conditions
     // with three series each; of one model four types of tokens, reasoning, calls, unknown and estimated calls, cost; what
-    // limits may do; of one tool, and of the rest, five outcomes.
-    let each = 9 + 6 + PauseReason::iter().count() + LoopSign::iter().count() + 3 * 3 + 9 + TRIPS.len() + 2 * 5;
+    // limits may do; of one tool, and of the rest, five outcomes, sum and count of their time.
+    let each = 9 + 6 + PauseReason::iter().count() + LoopSign::iter().count() + 3 * 3 + 9 + TRIPS.len() + 2 * 7;
     assert_eq!(count, 1000 * each);
     let of_others = text
         .lines()
@@ -513,7 +513,12 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
     let word = |character: char| character.is_ascii_alphanumeric() || character == '_';
     for (at, _) in query.match_indices("agentloop_") {
         let name: String = query[at..].chars().take_while(|one| word(*one)).collect();
-        let metric = registry::ALL.iter().find(|metric| metric.name == name);
+        let metric = registry::ALL.iter().find(|metric| match metric.kind {
+            Kind::Summary => ["_sum", "_count"]
+                .iter()
+                .any(|end| name.strip_suffix(end) == Some(metric.name)),
+            Kind::Counter | Kind::Gauge | Kind::Histogram => metric.name == name,
+        });
         let metric = metric.unwrap_or_else(|| panic!("{place}: no metric is called {name}"));
         asked.insert(metric.name);
         let rest = &query[at + name.len()..];
@@ -527,7 +532,7 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
                 "{place}: {name} has no label {label}"
             );
         }
-        if metric.kind == Kind::Counter {
+        if matches!(metric.kind, Kind::Counter | Kind::Summary) {
             let rated = ["rate(", "increase("]
                 .iter()
                 .any(|function| query[..at].ends_with(function));

@@ -58,7 +58,7 @@ impl Engine {
 
     /// Whether the coming turn waits for runs.
     pub(in crate::engine) fn is_refreshing(&self) -> bool {
-        self.running.iter().any(|run| run.is_refresh())
+        self.running.keys().any(|run| run.is_refresh())
     }
 
     fn plan_refresh(&mut self, out: &mut Outbox) {
@@ -130,7 +130,7 @@ impl Engine {
             if held || self.state.lifecycle != Lifecycle::Active || self.running.len() >= MOST_READS {
                 return;
             }
-            if !self.running.contains(&id) {
+            if !self.running.contains_key(&id) {
                 self.send_refresh(id, out);
             }
         }
@@ -148,7 +148,7 @@ impl Engine {
         }
         let note = if is_new { "" } else { "repeated" };
         out.record(tool_line(RecordKind::ToolIntent, id, &plan, note, None));
-        self.running.insert(id);
+        self.running.insert(id, out.now);
         let run = ToolRun {
             id,
             name: plan.tool,
@@ -156,6 +156,11 @@ impl Engine {
             idempotency_key: plan.key,
         };
         out.push(Effect::RunTool(run, plan.timeout));
+    }
+
+    /// Name of the tool of a run that fills a field.
+    pub(in crate::engine) fn refresh_tool(&self, id: ToolRunId) -> Option<&str> {
+        Some(&self.state.refresh.runs.get(&id.index)?.plan.tool)
     }
 
     /// A run that fills a field came to an end.

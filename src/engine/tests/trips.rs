@@ -2,6 +2,7 @@
 
 use super::work::wants;
 use super::*;
+use crate::engine::tally::Tally;
 
 fn trips(driver: &Driver) -> Vec<&str> {
     driver.notes(RecordKind::GuardrailTriggered)
@@ -58,7 +59,9 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
         ..settings()
     });
     driver.answer(wants(&["files__read", "files__read", "invented"]));
+    driver.pass(seconds(2));
     driver.done(1, "so it is");
+    driver.pass(seconds(1));
     driver.end(2, ToolOutcome::Failed { text: "no".into() });
     driver.answer(says("hm"));
     let tally = driver.engine.view().tally;
@@ -66,6 +69,12 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
         let found = tally.tools.iter().find(|used| used.tool == tool).unwrap();
         (found.ok, found.error, found.denied)
     };
+    let time = |tally: &Tally, tool: &str| {
+        let found = tally.tools.iter().find(|used| used.tool == tool).unwrap();
+        (found.timed, found.milliseconds)
+    };
+    assert_eq!(time(&tally, "files__read"), (2, 2_000 + 3_000));
+    assert_eq!(time(&tally, "other"), (0, 0), "nothing was run");
     assert_eq!(count("files__read"), (1, 1, 0));
     assert_eq!(
         count("other"),
@@ -78,6 +87,28 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
     anew.adopt(&tally);
     anew.adopt(&tally);
     assert_eq!(anew.view().tally, tally, "a new journal goes on from what is known");
+}
+
+#[test]
+fn the_time_of_a_run_is_counted_for_each_attempt_that_was_sent_and_ended_here() {
+    let mut driver = Driver::with_tools(settings());
+    let time = |driver: &Driver| {
+        let tools = driver.engine.view().tally.tools;
+        let found = tools.iter().find(|used| used.tool == "files__read");
+        found.map_or((0, 0), |found| (found.timed, found.milliseconds))
+    };
+    driver.answer(wants(&["files__read"]));
+    driver.pass(seconds(1));
+    let gone = ToolOutcome::Unavailable { message: "x".into() };
+    driver.end(1, gone);
+    assert_eq!(time(&driver), (0, 0), "nothing was sent");
+    driver.answer(wants(&["files__read"]));
+    driver.pass(seconds(3));
+    driver.restart(1);
+    assert_eq!(time(&driver), (0, 0), "its end is not known");
+    driver.pass(seconds(2));
+    driver.done(1, "x");
+    assert_eq!(time(&driver), (1, 2_000), "the attempt that ended");
 }
 
 #[test]
