@@ -97,11 +97,20 @@ pub struct Prometheus {
 
 /// A connection that stays open. When it ends it is made again; each failure doubles the time to that, up to 300 s.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("has(self.sse) != has(self.webSocket)").message(
+    "spec.source.stream must have exactly one of sse and webSocket, such as sse: {url: \"https://example.com/events\"}"
+))]
 #[serde(rename_all = "camelCase")]
 pub struct Stream {
     /// Server-sent events. It goes on after the last event that is on disk, by `Last-Event-ID`.
-    pub sse: Sse,
-    /// Seconds, 1 to 3,600, of silence after which the connection is made again; a comment of the server is no silence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sse: Option<Sse>,
+    /// Messages of a WebSocket, each an event. What is sent while there is no connection is lost: a WebSocket cannot go on
+    /// where it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub web_socket: Option<WebSocket>,
+    /// Seconds, 1 to 3,600, of silence after which the connection is made again; a comment of the server is no silence, nor
+    /// is its answer to a ping, which a WebSocket gets after each third of that time.
     #[serde(default = "idle")]
     #[schemars(range(min = 1, max = 3_600))]
     pub idle_timeout_seconds: u32,
@@ -124,6 +133,25 @@ pub struct Sse {
     /// A Secret whose keys are names of headers and whose values are sent with each request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers_secret_ref: Option<SecretRef>,
+}
+
+/// Messages of a WebSocket.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct WebSocket {
+    /// Its address.
+    #[schemars(length(min = 1, max = 2048))]
+    #[x_kube(validation = Rule::new("self.startsWith('ws://') || self.startsWith('wss://')").message(
+        "spec.source.stream.webSocket.url must start with ws:// or wss://, such as wss://example.com/ticker"
+    ))]
+    pub url: String,
+    /// A Secret whose keys are names of headers and whose values are sent with the request for the connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers_secret_ref: Option<SecretRef>,
+    /// A text that is sent once each connection is made, such as `{"op": "subscribe", "channel": "ticker"}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 16_384))]
+    pub subscribe: Option<String>,
 }
 
 /// A place that others send to: `POST /` on Service `<sensor>-webhook`. What is not signed is refused.

@@ -43,7 +43,7 @@ pub const SERVICE_ACCOUNT: &str = "agentloop-agent";
 pub const SENSOR_SERVICE_ACCOUNT: &str = "agentloop-sensor";
 /// The outbox of a sensor pod.
 pub const OUTBOX_DIR: &str = "/var/lib/agentloop/sensor";
-/// Mounted Secret of `source.poll.http.headersSecretRef` or `source.stream.sse.headersSecretRef` (sensor): a file per header.
+/// Mounted Secret of a source's `headersSecretRef` (sensor): a file per header.
 pub const SENSOR_HEADERS_DIR: &str = "/etc/agentloop/headers";
 /// Mounted Secret key of `source.webhook.secretKeyRef` (sensor).
 pub const SENSOR_KEY_FILE: &str = "/etc/agentloop/key/value";

@@ -16,7 +16,8 @@ use crate::api::source::{Poll, Stream, Webhook};
 use crate::sensing::address::AddressPolicy;
 use crate::sensing::source::http::{Failure, Place};
 use crate::sensing::source::poll::{Poller, Question};
-use crate::sensing::source::sse::Listener;
+use crate::sensing::source::sse;
+use crate::sensing::source::web_socket;
 use crate::sensing::source::webhook::Receiver;
 use crate::sensing::source::webhook::signature::Rule;
 use crate::sensing::source::{Cursor, Feed};
@@ -54,7 +55,7 @@ impl Sources {
         let source = &spec.source;
         let task = match (&source.poll, &source.stream, &source.webhook) {
             (Some(poll), _, _) => tokio::spawn(self.poller(poll, most_bytes)?.run(cursor, feed)),
-            (_, Some(stream), _) => tokio::spawn(self.listener(stream, most_bytes)?.run(cursor, feed)),
+            (_, Some(stream), _) => self.listen(stream, most_bytes, cursor, feed)?,
             (_, _, Some(webhook)) => {
                 tokio::spawn(receive(self.receiver(webhook, most_bytes), self.webhook_address, feed))
             }
@@ -90,11 +91,30 @@ impl Sources {
         })
     }
 
-    fn listener(&self, stream: &Stream, most_bytes: usize) -> Result<Listener, Failure> {
-        Ok(Listener {
-            place: self.place(&stream.sse.url, stream.sse.headers_secret_ref.is_some(), most_bytes)?,
-            idle: Duration::from_secs(stream.idle_timeout_seconds.into()),
-        })
+    fn listen(
+        &self,
+        stream: &Stream,
+        most_bytes: usize,
+        cursor: Cursor,
+        feed: Feed,
+    ) -> Result<JoinHandle<()>, Failure> {
+        let idle = Duration::from_secs(stream.idle_timeout_seconds.into());
+        match (&stream.sse, &stream.web_socket) {
+            (Some(sse), _) => {
+                let place = self.place(&sse.url, sse.headers_secret_ref.is_some(), most_bytes)?;
+                Ok(tokio::spawn(sse::Listener { place, idle }.run(cursor, feed)))
+            }
+            (_, Some(socket)) => {
+                let url = socket.url.replacen("ws", "http", 1);
+                let listener = web_socket::Listener {
+                    place: self.place(&url, socket.headers_secret_ref.is_some(), most_bytes)?,
+                    subscribe: socket.subscribe.clone(),
+                    idle,
+                };
+                Ok(tokio::spawn(listener.run(feed)))
+            }
+            (None, None) => Err(Failure("spec.source.stream says nothing to listen to".into())),
+        }
     }
 
     fn receiver(&self, webhook: &Webhook, most_bytes: usize) -> Receiver {

@@ -1,6 +1,8 @@
-//! Sources against peers that nobody here wrote: Debian's Prometheus, and a stream that Python serves.
+//! Sources against peers that nobody here wrote: Debian's Prometheus, and streams that Python serves.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod web_socket;
 
 use std::process::Stdio;
 use std::sync::Arc;

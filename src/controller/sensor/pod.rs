@@ -310,11 +310,15 @@ pub(super) fn config(sensor: &Sensor, settings: &SensorPodSettings) -> String {
 /// The Secret with the source's headers, and the field that names it.
 pub(super) fn headers(source: &Source) -> Option<(&'static str, &SecretRef)> {
     let http = source.poll.as_ref().and_then(|poll| poll.http.as_ref());
-    let sse = source.stream.as_ref().map(|stream| &stream.sse);
+    let stream = source.stream.as_ref();
+    let sse = stream.and_then(|stream| stream.sse.as_ref());
+    let socket = stream.and_then(|stream| stream.web_socket.as_ref());
     let http = http.and_then(|http| http.headers_secret_ref.as_ref());
     let sse = sse.and_then(|sse| sse.headers_secret_ref.as_ref());
+    let socket = socket.and_then(|socket| socket.headers_secret_ref.as_ref());
     http.map(|secret| ("spec.source.poll.http.headersSecretRef", secret))
         .or_else(|| sse.map(|secret| ("spec.source.stream.sse.headersSecretRef", secret)))
+        .or_else(|| socket.map(|secret| ("spec.source.stream.webSocket.headersSecretRef", secret)))
 }
 
 /// The key of the source's webhook.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect::{Attempt, Policy};
-use reqwest::{Client, Response, StatusCode, Url};
+use reqwest::{Client, ClientBuilder, Response, StatusCode, Url};
 
 use crate::api::tools::is_tool_header;
 use crate::sensing::address::{AddressPolicy, Resolver};
@@ -41,7 +41,16 @@ pub struct Place {
 impl Place {
     /// A client that goes only where it may, also when it is redirected.
     pub fn client(&self) -> Result<Client, Failure> {
-        let builder = Client::builder()
+        self.build(Client::builder())
+    }
+
+    /// One whose connections can become something else, such as a WebSocket: that is no matter of HTTP/2.
+    pub fn client_to_upgrade(&self) -> Result<Client, Failure> {
+        self.build(Client::builder().http1_only())
+    }
+
+    fn build(&self, builder: ClientBuilder) -> Result<Client, Failure> {
+        let builder = builder
             .user_agent(USER_AGENT)
             .no_proxy()
             .dns_resolver(Arc::new(Resolver(Arc::clone(&self.policy))))
@@ -147,6 +156,12 @@ pub fn refused(status: StatusCode) -> Failure {
         _ => "",
     };
     Failure(format!("the server answers with status {}{advice}", status.as_u16()))
+}
+
+/// Nothing came for so long.
+#[must_use]
+pub fn silent(idle: Duration) -> Failure {
+    Failure(format!("silent for {} s (idleTimeoutSeconds)", idle.as_secs()))
 }
 
 /// The innermost cause says most, and none of them carries a header or a body.

@@ -6,7 +6,9 @@
 pub mod backoff;
 pub mod http;
 pub mod poll;
+mod reopening;
 pub mod sse;
+pub mod web_socket;
 pub mod webhook;
 
 use std::time::Duration;

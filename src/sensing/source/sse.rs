@@ -6,16 +6,13 @@ use std::time::Duration;
 
 use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use reqwest::{Client, Response, StatusCode};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
-use super::backoff::{Backoff, LONGEST, jitter};
-use super::http::{Failure, Place, refused, unreachable};
+use super::backoff::LONGEST;
+use super::http::{Failure, Place, refused, silent, unreachable};
+use super::reopening::Reopening;
 use super::{Cursor, Feed, Heard, Taken};
 
-/// Wait before a stream that ended in order is opened again, unless the server says another.
-const REOPEN: Duration = Duration::from_secs(1);
-/// A stream that held so long has recovered.
-const HELD: Duration = Duration::from_mins(1);
 /// Longest id that is kept.
 const MOST_ID: usize = 1024;
 
@@ -31,27 +28,15 @@ pub struct Listener {
 impl Listener {
     /// Listens until it is dropped.
     pub async fn run(self, mut cursor: Cursor, feed: Feed) {
-        let mut reopen = REOPEN;
-        let mut backoff = Backoff::new(reopen);
+        let mut reopening = Reopening::default();
         let client = self.place.client();
         loop {
             let begun = Instant::now();
             let result = match &client {
-                Ok(client) => self.follow(client, &mut cursor, &feed, &mut reopen).await,
+                Ok(client) => self.follow(client, &mut cursor, &feed, &mut reopening).await,
                 Err(failure) => Err(failure.clone()),
             };
-            if begun.elapsed() >= HELD {
-                backoff = Backoff::new(reopen);
-            }
-            let wait = match result {
-                Ok(()) => reopen,
-                Err(failure) => {
-                    let wait = backoff.fail(jitter());
-                    feed.failed(&failure.0, wait);
-                    wait
-                }
-            };
-            sleep(wait).await;
+            reopening.rest(begun.elapsed(), result, &feed).await;
         }
     }
 
@@ -61,13 +46,15 @@ impl Listener {
         client: &Client,
         cursor: &mut Cursor,
         feed: &Feed,
-        reopen: &mut Duration,
+        reopening: &mut Reopening,
     ) -> Result<(), Failure> {
         let mut response = self.open(client, cursor).await?;
         feed.works();
         let mut parser = Parser::new(self.place.most_bytes, cursor.last_event_id.clone());
         loop {
-            let chunk = timeout(self.idle, response.chunk()).await.map_err(|_| self.silent())?;
+            let chunk = timeout(self.idle, response.chunk())
+                .await
+                .map_err(|_| silent(self.idle))?;
             let Some(chunk) = chunk.map_err(|error| unreachable(&error))? else {
                 return Ok(());
             };
@@ -75,7 +62,7 @@ impl Listener {
                 self.give(event, cursor, feed).await?;
             }
             if let Some(retry) = parser.retry {
-                *reopen = retry.min(LONGEST);
+                reopening.pause = retry.min(LONGEST);
             }
         }
     }
@@ -90,7 +77,9 @@ impl Listener {
         if let Some(id) = &cursor.last_event_id {
             request = request.header("last-event-id", id.as_bytes());
         }
-        let response = timeout(self.idle, request.send()).await.map_err(|_| self.silent())?;
+        let response = timeout(self.idle, request.send())
+            .await
+            .map_err(|_| silent(self.idle))?;
         let response = response.map_err(|error| unreachable(&error))?;
         if response.status() != StatusCode::OK {
             return Err(refused(response.status()));
@@ -126,10 +115,6 @@ impl Listener {
                 Ok(())
             }
         }
-    }
-
-    fn silent(&self) -> Failure {
-        Failure(format!("silent for {} s (idleTimeoutSeconds)", self.idle.as_secs()))
     }
 }
 

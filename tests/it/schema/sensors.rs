@@ -40,6 +40,7 @@ fn webhook(change: &Value) -> Value {
 pub fn rows() -> Vec<Row> {
     let mut rows = general();
     rows.extend(pods());
+    rows.extend(web_sockets());
     rows
 }
 
@@ -126,6 +127,32 @@ fn pods() -> Vec<Row> {
                 storage(&json!({"size": "65Mi"})),
                 storage(&json!({"size": "64Mi", "ephemeral": true})),
                 webhook(&json!({})),
+            ],
+        ),
+    ]
+}
+
+/// The rules of streams of messages.
+fn web_sockets() -> Vec<Row> {
+    let stream = |stream: &Value| source(&json!({"stream": stream}));
+    let socket = |url: &str| stream(&json!({"webSocket": {"url": url, "subscribe": "{\"op\": \"subscribe\"}"}}));
+    let sse = json!({"url": "https://example.com/events"});
+    vec![
+        row(
+            "spec.source.stream must have exactly one of sse and webSocket",
+            vec![stream(&json!({"sse": sse})), socket("wss://example.com/ticker")],
+            vec![
+                stream(&json!({"idleTimeoutSeconds": 5})),
+                stream(&json!({"sse": sse, "webSocket": {"url": "wss://example.com/ticker"}})),
+            ],
+        ),
+        row(
+            "spec.source.stream.webSocket.url must start with ws",
+            vec![socket("ws://ticker:8080/"), socket("wss://example.com/?a=b")],
+            vec![
+                socket("https://example.com/"),
+                socket("example.com"),
+                socket("WSS://example.com"),
             ],
         ),
     ]

@@ -373,6 +373,10 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "spec.source.stream.idleTimeoutSeconds: Invalid value: 0",
         ),
         (
+            source(&json!({"stream": {"webSocket": {"url": "wss://example.com/", "subscribe": ""}}})),
+            "spec.source.stream.webSocket.subscribe: Invalid value",
+        ),
+        (
             source(&json!({"webhook": {"scheme": "None", "secretKeyRef": {"name": "n", "key": "k"}}})),
             "spec.source.webhook.scheme: Unsupported value: \"None\"",
         ),

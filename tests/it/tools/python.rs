@@ -32,18 +32,21 @@ impl Edition {
             Self::Newer => (0, "mcp-server/requirements.txt"),
             Self::Older => (1, "mcp-server/requirements-older.txt"),
         };
-        INTERPRETERS[place].get_or_init(|| {
-            let script = concat!(env!("CARGO_MANIFEST_DIR"), "/hack/python-env.sh");
-            let output = Command::new(script)
-                .arg(file)
-                .stderr(Stdio::inherit())
-                .output()
-                .unwrap();
-            assert!(output.status.success(), "hack/python-env.sh {file} failed");
-            let text = String::from_utf8(output.stdout).unwrap();
-            text.lines().last().expect("it prints an interpreter").trim().to_owned()
-        })
+        INTERPRETERS[place].get_or_init(|| interpreter(file))
     }
+}
+
+/// The interpreter of an environment with the packages of a file under hack/.
+pub fn interpreter(file: &str) -> String {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/hack/python-env.sh");
+    let output = Command::new(script)
+        .arg(file)
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "hack/python-env.sh {file} failed");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().last().expect("it prints an interpreter").trim().to_owned()
 }
 
 /// Whether there is a Python for such servers. Says so when there is none.

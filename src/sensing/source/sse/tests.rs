@@ -160,7 +160,7 @@ async fn silence_ends_a_connection_and_a_comment_is_no_silence() {
     let begun = Instant::now();
     // Longer than the timeout in all, never so long at once.
     while begun.elapsed() < idle * 2 {
-        sleep(idle / 8).await;
+        tokio::time::sleep(idle / 8).await;
         stream.write_all(b":\n\n").await.unwrap();
         assert_eq!(condition.borrow().failures, 0);
     }

@@ -1,0 +1,93 @@
+//! A WebSocket that Python's own library serves.
+
+use std::time::Duration;
+
+use agentloop::sensing::source::Feed;
+use agentloop::sensing::source::web_socket::Listener;
+use pretty_assertions::assert_eq;
+use serde_json::json;
+use tokio::process::{Child, Command};
+
+use super::{free_port, is_there, next, place};
+use crate::tools::python::interpreter;
+
+/// Serves numbers to who asks with the right header, in texts, bytes and fragments, and breaks off after every third; each
+/// connection goes on where the one before ended, since who listens cannot say it.
+const SERVER: &str = r#"
+import asyncio, json, sys
+from websockets.asyncio.server import serve
+count = 0
+async def numbers(socket):
+    global count
+    if socket.request.headers.get("X-Token") != "t0ken" or json.loads(await socket.recv()) != {"op": "subscribe"}:
+        await socket.close(1008, "who are you")
+        return
+    for form in ("text", "bytes", "fragments"):
+        count += 1
+        message = json.dumps({"n": count})
+        await socket.send({"text": message, "bytes": message.encode(), "fragments": list(message)}[form])
+    if count % 2:
+        await socket.close(1012)
+    else:
+        socket.transport.abort()
+async def main():
+    async with serve(numbers, "127.0.0.1", int(sys.argv[1]), ping_interval=0.2):
+        await asyncio.get_running_loop().create_future()
+asyncio.run(main())
+"#;
+
+fn server() -> (Child, u16) {
+    let port = free_port();
+    let server = Command::new(interpreter("websocket-server/requirements.txt"))
+        .args(["-c", SERVER, &port.to_string()])
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    (server, port)
+}
+
+fn listener(port: u16) -> Listener {
+    Listener {
+        place: place(&format!("http://127.0.0.1:{port}/")),
+        subscribe: Some(r#"{"op": "subscribe"}"#.into()),
+        idle: Duration::from_secs(10),
+    }
+}
+
+#[tokio::test]
+async fn a_web_socket_of_python_is_heard_in_order_however_it_sends_and_ends() {
+    if !is_there("python3") {
+        return;
+    }
+    let secret = tempfile::tempdir().unwrap();
+    std::fs::write(secret.path().join("X-Token"), "t0ken").unwrap();
+    let (_server, port) = server();
+    let mut listener = listener(port);
+    listener.place.headers_dir = Some(secret.path().into());
+    let (feed, mut arrivals) = Feed::new();
+    let task = tokio::spawn(listener.run(feed));
+    for n in 1..=7 {
+        let payload: serde_json::Value = serde_json::from_slice(&next(&mut arrivals).await.payload).unwrap();
+        assert_eq!(payload, json!({"n": n}));
+    }
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_web_socket_of_python_that_refuses_is_said_without_its_words() {
+    if !is_there("python3") {
+        return;
+    }
+    let (_server, port) = server();
+    let (feed, _arrivals) = Feed::new();
+    let mut condition = feed.condition();
+    let task = tokio::spawn(listener(port).run(feed));
+    let closed = |said: &str| said.starts_with("the server closed");
+    let failed = condition.wait_for(|condition| condition.failure.as_deref().is_some_and(closed));
+    let failed = tokio::time::timeout(super::SOON, failed).await.unwrap().unwrap();
+    let said =
+        "the server closed the WebSocket with code 1008: against its policy; look at headersSecretRef and subscribe";
+    assert_eq!(failed.failure.as_deref(), Some(said));
+    drop(failed);
+    task.abort();
+}
