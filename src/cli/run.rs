@@ -29,6 +29,8 @@ const DIFFERENCES: &str = "\
 The same objects, checks, engine, budgets and metering as in a cluster, without Kubernetes and without root. What differs:
 no pods and no isolation between loops, so spec.pod and the sizes of spec.storage do nothing; Secrets and ConfigMaps come
 from the files (or --secret-from-env) and are read at the start; a change of a file takes effect with the next run.
+Sensors reach what you can reach, this machine and private networks included, but no link-local addresses; webhooks listen
+on 127.0.0.1 from --webhook-port on, in the order of their names, and the output says where.
 
 The run ends when nothing runs any more: every loop has ended, is suspended, or is paused until a person changes something.
 Ctrl-C (SIGINT) or SIGTERM drains within 10 seconds; a second one cuts. The same command goes on where it stood.
@@ -58,6 +60,9 @@ pub(super) struct Args {
     /// A key of a Secret whose value is in the environment, such as openai/api-key=OPENAI_API_KEY.
     #[arg(long, value_name = "SECRET/KEY=VARIABLE")]
     secret_from_env: Vec<SecretSource>,
+    /// Port of the first Sensor with a webhook; each further one has the next.
+    #[arg(long, env = "AGENTLOOP_WEBHOOK_PORT", default_value_t = crate::link::pod::WEBHOOK_PORT, value_name = "PORT")]
+    webhook_port: u16,
     /// JSON file with the price of each model, as for the controller.
     #[arg(long, env = "AGENTLOOP_PRICES_FILE", value_name = "FILE")]
     prices_file: Option<PathBuf>,
@@ -79,6 +84,7 @@ impl Args {
             secrets: self.secret_from_env,
             state: self.state,
             duration: self.duration.map(Duration::from_secs),
+            webhook_port: self.webhook_port,
             policy,
         });
         let run = prepared.map_err(honest)?;

@@ -25,6 +25,8 @@ pub struct Alone {
     pub client: Client,
     /// Settings of the reconciler; `link_url` leads to `listener`.
     pub settings: Settings,
+    /// What is decided for the pods of Sensors; its `link_url` too.
+    pub sensor_pods: SensorPodSettings,
     /// Where the link is served; by address, which its certificate names.
     pub listener: TcpListener,
     /// The live loops; both ends of [`Loops::new`].
@@ -46,7 +48,7 @@ pub async fn run(alone: Alone, stop: CancellationToken) -> Result<(), Error> {
         readiness: Readiness::waiting("the caches to fill"),
         options: Options {
             settings: alone.settings,
-            sensor_pods: SensorPodSettings::default(),
+            sensor_pods: alone.sensor_pods,
             metrics_address: nowhere,
             link_address: address,
             link_hosts: vec![address.ip().to_string()],

@@ -14,8 +14,10 @@ use serde_json::{Value, json};
 use super::schema::Schema;
 use super::server::namespace_key;
 use super::store::{AGENTS, BUDGETS, CONFIG_MAPS, Key, NAMESPACES, SECRETS, SENSORS};
+use crate::api::sensor::Source;
 use crate::api::{Agent, AgentBudget, Sensor};
 use crate::controller::agent::{Referred, Settings, problem};
+use crate::controller::sensor::pod;
 use crate::sensing;
 
 /// Namespace of objects that name none.
@@ -349,7 +351,11 @@ fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(
     }
     if key.resource == SENSORS {
         let sensor: Sensor = serde_json::from_value(manifest.object.clone()).map_err(unreadable)?;
-        return sensing::check(&key.name, &sensor.spec).map_err(|invalid| invalid.to_string());
+        sensing::check(&key.name, &sensor.spec).map_err(|invalid| invalid.to_string())?;
+        return secrets(&sensor.spec.source, |name| {
+            let wanted = Key::new(SECRETS, &key.namespace, name);
+            all.iter().find(|other| other.key == wanted).map(|found| &found.object)
+        });
     }
     let agent: Agent = serde_json::from_value(manifest.object.clone()).map_err(unreadable)?;
     let find = |resource: &str, name: &str| {
@@ -377,6 +383,21 @@ fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(
         Some(data.into_iter().map(|(name, value)| (name, text(value))).collect())
     });
     found.map_or(Ok(()), Err)
+}
+
+/// Whether the Secrets of a source are there.
+fn secrets<'a>(source: &Source, find: impl Fn(&str) -> Option<&'a Value>) -> Result<(), String> {
+    let headers = pod::headers(source).map(|(field, secret)| (field, &secret.name, None));
+    let key = pod::key(source).map(|key| ("spec.source.webhook.secretKeyRef", &key.name, Some(&key.key)));
+    for (field, name, key) in headers.into_iter().chain(key) {
+        let secret = find(name).ok_or_else(|| {
+            format!("{field}: Secret {name} is not in these files: add it (or --secret-from-env), or correct the name")
+        })?;
+        if let Some(key) = key.filter(|key| secret["data"].get(key.as_str()).is_none()) {
+            return Err(format!("{field}: Secret {name} has no key {key}"));
+        }
+    }
+    Ok(())
 }
 
 /// The schema lets it pass and the type does not. The error's own words may repeat a text of the object.

@@ -1,7 +1,7 @@
 //! A run without a cluster: controller, gateways and workers in one process, on manifests from files.
 //!
 //! Owns what a cluster owns elsewhere: the objects and their API, the pods, the checks before an object is taken. The
-//! three roles are those of a cluster, unchanged; what limits and meters a loop is theirs. Listens on loopback and on
+//! roles are those of a cluster, unchanged; what limits and meters a loop is theirs. Listens on loopback and on
 //! sockets in a private folder only.
 
 pub mod events;
@@ -9,9 +9,12 @@ pub mod manifest;
 pub mod output;
 pub mod patch;
 pub mod pods;
+pub mod roles;
 pub mod run;
 pub mod schema;
+pub mod sensors;
 pub mod server;
+pub mod sets;
 pub mod state;
 pub mod store;
 pub mod view;

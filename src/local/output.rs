@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 
+use super::sensors::{self, SensorRow};
 use super::view::Row;
 
 /// Rows that are drawn; more are counted.
@@ -30,6 +31,8 @@ pub enum Output {
     Lines {
         /// As they were last shown.
         shown: Vec<Row>,
+        /// Likewise.
+        sensors: Vec<SensorRow>,
     },
 }
 
@@ -43,14 +46,22 @@ impl Output {
     /// Lines; nothing was shown yet.
     #[must_use]
     pub fn lines() -> Self {
-        Self::Lines { shown: Vec::new() }
+        Self::Lines {
+            shown: Vec::new(),
+            sensors: Vec::new(),
+        }
     }
 
     /// Shows the rows where they are other than before.
-    pub fn show(&mut self, out: &mut impl Write, rows: &[Row], now: Timestamp) -> io::Result<()> {
+    pub fn show(
+        &mut self,
+        out: &mut impl Write,
+        (rows, sensors): (&[Row], &[SensorRow]),
+        now: Timestamp,
+    ) -> io::Result<()> {
         match self {
             Self::Table { zone, drawn } => {
-                let text = table(rows, zone);
+                let text = table(rows, zone) + &sensors::table(sensors);
                 let back = if *drawn > 0 {
                     format!("\x1b[{drawn}A\r\x1b[J")
                 } else {
@@ -59,11 +70,15 @@ impl Output {
                 *drawn = text.lines().count();
                 out.write_all(format!("{NO_WRAP}{back}{text}{WRAP}").as_bytes())?;
             }
-            Self::Lines { shown } => {
+            Self::Lines { shown, sensors: before } => {
                 for row in rows.iter().filter(|row| !shown.contains(row)) {
                     line(out, &json_row(row, now))?;
                 }
+                for row in sensors.iter().filter(|row| !before.contains(row)) {
+                    line(out, &sensors::json_row(row, &stamp(now)))?;
+                }
                 *shown = rows.to_vec();
+                *before = sensors.to_vec();
             }
         }
         out.flush()
@@ -160,7 +175,7 @@ mod tests {
 
     fn shown(output: &mut Output, rows: &[Row]) -> String {
         let mut bytes = Vec::new();
-        output.show(&mut bytes, rows, Timestamp::UNIX_EPOCH).unwrap();
+        output.show(&mut bytes, (rows, &[]), Timestamp::UNIX_EPOCH).unwrap();
         String::from_utf8(bytes).unwrap()
     }
 

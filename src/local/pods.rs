@@ -1,6 +1,6 @@
 //! Runs pods: what a kubelet does, with tasks of this process in place of containers.
 //!
-//! Starts the gateway and the worker of each pod of the store, starts them again when they end by themselves, and ends
+//! Starts the roles of each pod of the store (gateway and worker, or sensor), starts them again when they end by themselves, and ends
 //! them in the order of a real pod: the worker first. Decides nothing about pods; the controller does.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -18,17 +18,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use super::patch::Patch;
+use super::roles::{self, AgentRoles, Roles, Webhooks};
 use super::server::Tokens;
 use super::store::{Key, PODS, Store, second};
 use super::volumes::{Folders, VolumeError, Volumes, make_folder};
-use crate::gateway;
-use crate::link::messages::RUN_LEASE_SECONDS;
-use crate::link::pod::{
-    API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE,
-    LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE, SKILLS_DIR, SOCKET_PATH, TOOL_HEADERS_DIR,
-};
-use crate::link::server::{PodIdentity, PodKind};
+use crate::link::server::PodIdentity;
 use crate::worker::startup;
+use crate::{gateway, sensor};
 
 /// Seconds that a call in flight may go on once a pod is to end.
 pub const DRAIN: Duration = Duration::from_secs(5);
@@ -47,6 +43,8 @@ pub struct Pods {
     pub private: PathBuf,
     /// Folder of the volume claims.
     pub claims: PathBuf,
+    /// Where webhooks listen.
+    pub webhooks: Webhooks,
 }
 
 /// Why a pod cannot start.
@@ -58,23 +56,6 @@ pub(super) enum PodError {
     Unreadable(String),
     #[error("the system gives no random numbers")]
     Random,
-}
-
-/// What both roles of a pod are started with.
-struct Roles {
-    gateway: gateway::Options,
-    worker: WorkerOptions,
-}
-
-/// [`startup::Options`], which a worker consumes.
-#[derive(Clone)]
-struct WorkerOptions {
-    config: PodConfig,
-    pod_uid: String,
-    socket: PathBuf,
-    journal_dir: PathBuf,
-    instructions_file: PathBuf,
-    skills_dir: PathBuf,
 }
 
 impl Pods {
@@ -141,14 +122,21 @@ impl Pods {
         let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
         let folder = self.private.join(number.to_string());
         let roles = self.prepare(object, &uid, &folder);
+        let listens = matches!(roles, Ok(Roles::Sensor(_)));
         let status = Status {
             store: self.store.clone(),
             key: key.clone(),
+            containers: if listens { &["sensor"] } else { &["gateway", "worker"] },
         };
-        let span = tracing::info_span!("loop", namespace = key.namespace, agent = key.name);
+        let span = if listens {
+            tracing::info_span!("sensor", namespace = key.namespace, pod = key.name)
+        } else {
+            tracing::info_span!("loop", namespace = key.namespace, agent = key.name)
+        };
         let life = async move {
             match roles {
-                Ok(roles) => live(roles, &status, &terminate).await,
+                Ok(Roles::Agent(roles)) => live(*roles, &status, &terminate).await,
+                Ok(Roles::Sensor(options)) => listen(*options, &status, &terminate).await,
                 Err(error) => {
                     tracing::error!(%error, "a pod cannot start");
                     status.failed(&error.to_string());
@@ -175,10 +163,10 @@ impl Pods {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: uid.into(),
-            kind: PodKind::Agent,
+            kind: roles::kind(&pod),
         };
         self.tokens.put(token, identity);
-        roles(&pod, uid, &volumes)
+        roles::roles(&pod, uid, &volumes, &self.webhooks)
     }
 }
 
@@ -192,75 +180,10 @@ pub(super) fn random() -> Result<String, PodError> {
     }))
 }
 
-/// What the manifest says to its two containers.
-fn roles(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<Roles, PodError> {
-    let unreadable = |what: &str| PodError::Unreadable(what.into());
-    let spec = pod.spec.as_ref().ok_or_else(|| unreadable("it has no spec"))?;
-    let gateway = spec.init_containers.iter().flatten().next();
-    let gateway = gateway.ok_or_else(|| unreadable("it has no gateway"))?;
-    let worker = spec.containers.first().ok_or_else(|| unreadable("it has no worker"))?;
-    let in_gateway = |path: &str| volumes.resolve(gateway, path);
-    let in_worker = |path: &str| volumes.resolve(worker, path);
-    Ok(Roles {
-        gateway: gateway::Options {
-            config: config(gateway)?,
-            socket: in_gateway(SOCKET_PATH),
-            record_dir: in_gateway(RECORD_DIR),
-            script_file: in_gateway(SCRIPT_FILE),
-            api_key_file: in_gateway(API_KEY_FILE),
-            light_script_file: in_gateway(LIGHT_SCRIPT_FILE),
-            light_api_key_file: in_gateway(LIGHT_API_KEY_FILE),
-            tool_headers_dir: tool_headers(gateway, volumes),
-            link_token_file: in_gateway(LINK_TOKEN_FILE),
-            link_ca_file: in_gateway(LINK_CA_FILE),
-            run_lease: Duration::from_secs(RUN_LEASE_SECONDS),
-        },
-        worker: WorkerOptions {
-            config: config(worker)?,
-            pod_uid: uid.into(),
-            socket: in_worker(SOCKET_PATH),
-            journal_dir: in_worker(JOURNAL_DIR),
-            instructions_file: in_worker(INSTRUCTIONS_FILE),
-            skills_dir: in_worker(SKILLS_DIR),
-        },
-    })
-}
-
-/// A folder with one of headers for each server: each is a volume of its own.
-fn tool_headers(gateway: &Container, volumes: &Volumes) -> PathBuf {
-    let mounts = gateway.volume_mounts.iter().flatten();
-    let mut servers = mounts.filter_map(|mount| {
-        let server = mount.mount_path.strip_prefix(TOOL_HEADERS_DIR)?.strip_prefix('/')?;
-        Some((server, volumes.folder(&mount.name)?))
-    });
-    let Some((server, folder)) = servers.next() else {
-        return PathBuf::from("/nonexistent");
-    };
-    let parent = folder.parent().unwrap_or(folder).join("tools");
-    for (server, folder) in std::iter::once((server, folder)).chain(servers) {
-        let linked = make_folder(&parent).map(|()| std::os::unix::fs::symlink(folder, parent.join(server)));
-        if !matches!(linked, Ok(Ok(()))) {
-            tracing::error!(server, "the headers of a tool server cannot be put in place");
-        }
-    }
-    parent
-}
-
-fn config(container: &Container) -> Result<PodConfig, PodError> {
-    let variables = container.env.iter().flatten();
-    let mut values = variables.filter(|variable| variable.name == CONFIG_ENV);
-    let text = values
-        .next()
-        .and_then(|variable| variable.value.as_deref())
-        .unwrap_or_default();
-    // The error's own words may repeat a text of the spec.
-    serde_json::from_str(text).map_err(|_| PodError::Unreadable(format!("{CONFIG_ENV} is no configuration")))
-}
-
 /// Both roles until `terminate`: then the worker has its drain, and the gateway ends after it.
-async fn live(roles: Roles, status: &Status, terminate: &CancellationToken) {
+async fn live(roles: AgentRoles, status: &Status, terminate: &CancellationToken) {
     let gateway_end = CancellationToken::new();
-    let Roles { gateway, worker } = roles;
+    let AgentRoles { gateway, worker } = roles;
     let mut tasks = JoinSet::new();
     let end = gateway_end.clone();
     let gateway = keep_up("gateway", status.clone(), gateway_end.clone(), move || {
@@ -290,6 +213,21 @@ async fn live(roles: Roles, status: &Status, terminate: &CancellationToken) {
     worker.await;
     gateway_end.cancel();
     while tasks.join_next().await.is_some() {}
+}
+
+/// The one role of a Sensor's pod until `terminate`.
+async fn listen(options: sensor::Options, status: &Status, terminate: &CancellationToken) {
+    let end = terminate.clone();
+    let role = keep_up("sensor", status.clone(), terminate.clone(), move || {
+        let (options, end) = (options.clone(), end.clone());
+        async move {
+            sensor::run(options, end.cancelled_owned())
+                .await
+                .map_err(|error| error.to_string())
+        }
+    });
+    status.runs(0);
+    role.await;
 }
 
 /// Runs a role again and again until it is to end.
@@ -328,21 +266,29 @@ where
 struct Status {
     store: Arc<Store>,
     key: Key,
+    containers: &'static [&'static str],
 }
 
 impl Status {
     fn runs(&self, restarts: u32) {
         let now = second(Timestamp::now());
-        let container = |name: &str| {
+        let container = |name: &&str| {
             json!({
                 "name": name, "image": "agentloop", "imageID": "", "ready": true, "restartCount": restarts,
                 "state": { "running": { "startedAt": now } },
             })
         };
+        // The last one is the main container; those before it are started first.
+        let (main, first) = self
+            .containers
+            .split_last()
+            .map_or((None, &[][..]), |(last, first)| (Some(last), first));
+        let first: Vec<Value> = first.iter().map(container).collect();
+        let main: Vec<Value> = main.into_iter().map(container).collect();
         self.put(&json!({ "status": {
             "phase": "Running", "startTime": now,
             "conditions": [{ "type": "Ready", "status": "True" }],
-            "initContainerStatuses": [container("gateway")], "containerStatuses": [container("worker")],
+            "initContainerStatuses": first, "containerStatuses": main,
         } }));
     }
 

@@ -16,15 +16,19 @@ use tokio_util::sync::CancellationToken;
 use super::manifest::{self, Mistakes, SecretSource, World};
 use super::output::Output;
 use super::pods::Pods;
+use super::roles::Webhooks;
+use super::sensors::{self, SensorRow};
 use super::server::{Tokens, client};
+use super::sets;
 use super::state::{Private, State};
-use super::store::{AGENTS, Key, PODS, Store};
+use super::store::{AGENTS, Key, PODS, SENSORS, Store};
 use super::view::{Rest, Row, row};
-use crate::api::Agent;
+use crate::api::{Agent, Sensor};
 use crate::controller::agent::Settings;
 use crate::controller::alone::{self, Alone};
 use crate::controller::loops::{AgentKey, Loops};
 use crate::controller::policy::Policy;
+use crate::controller::sensor::pod::SensorPodSettings;
 
 /// How often the rows are looked at.
 const LOOK: Duration = Duration::from_millis(250);
@@ -36,6 +40,17 @@ const LAST: Duration = Duration::from_secs(9);
 const FAREWELL: Duration = Duration::from_millis(500);
 /// Agents reconciled at the same time.
 const WORKERS: u16 = 8;
+/// Ranges that Sensors may reach here and not in a cluster: whoever wrote the manifests is who runs them. Link-local addresses
+/// stay closed: on machines of a cloud they give credentials.
+const OPEN: [&str; 7] = [
+    "127.0.0.0/8",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "100.64.0.0/10",
+    "::1/128",
+    "fc00::/7",
+];
 /// Namespace of the controller: AgentBudgets there may select other namespaces, as in a cluster.
 const SYSTEM_NAMESPACE: &str = "agentloop-system";
 
@@ -49,6 +64,8 @@ pub struct Options {
     pub state: PathBuf,
     /// Ends the run; absent: it ends when nothing runs.
     pub duration: Option<Duration>,
+    /// Port of the first webhook; each further one has the next.
+    pub webhook_port: u16,
     /// Prices and rules of the platform.
     pub policy: Policy,
 }
@@ -95,6 +112,8 @@ fn trouble(error: impl std::fmt::Display) -> RunError {
 pub struct Run {
     store: Arc<Store>,
     agents: Vec<Key>,
+    sensors: Vec<Key>,
+    webhooks: Webhooks,
     private: Private,
     state: State,
     settings: Settings,
@@ -144,17 +163,23 @@ impl Run {
         let state = State::open(&options.state).map_err(RunError::Trouble)?;
         let store = Store::open(&state.folder.join("objects.sqlite")).map_err(trouble)?;
         let manifests = read(&|key| store.kept(key).ok().flatten())?;
-        let mut agents = Vec::new();
+        let objects = manifests.iter().map(|manifest| (&manifest.key, &manifest.object));
+        let webhooks = sensors::webhooks(objects, options.webhook_port).map_err(|mistake| Mistakes(vec![mistake]))?;
+        let of_kind = |resource: &str| {
+            let keys = manifests.iter().map(|manifest| &manifest.key);
+            let mut keys: Vec<Key> = keys.filter(|key| key.resource == resource).cloned().collect();
+            keys.sort();
+            keys
+        };
+        let (agents, sensors) = (of_kind(AGENTS), of_kind(SENSORS));
         for manifest in manifests {
-            if manifest.key.resource == AGENTS {
-                agents.push(manifest.key.clone());
-            }
             store.apply(manifest.key, manifest.object).map_err(trouble)?;
         }
-        agents.sort();
         Ok(Self {
             store: Arc::new(store),
             agents,
+            sensors,
+            webhooks,
             private: Private::make(&state.folder).map_err(RunError::Trouble)?,
             state,
             settings,
@@ -196,7 +221,7 @@ impl Run {
             }
             if shows {
                 // What was asked for is done whether it can be shown or not.
-                let _ = output.show(out, &self.rows(&parts.loops), Timestamp::now());
+                let _ = output.show(out, (&self.rows(&parts.loops), &self.sensor_rows()), Timestamp::now());
             }
         }
         if shows {
@@ -206,7 +231,7 @@ impl Run {
         let _ = timeout(FAREWELL, &mut parts.controller).await;
         let cause = result?;
         output
-            .show(out, &rows, Timestamp::now())
+            .show(out, (&rows, &self.sensor_rows()), Timestamp::now())
             .and_then(|()| output.end(out, cause.as_ref(), cause.words(), Timestamp::now()))
             .map_err(trouble)?;
         Ok(rows)
@@ -221,6 +246,12 @@ impl Run {
         let alone = Alone {
             client: client(self.store.clone(), tokens.clone()),
             settings: self.settings.clone(),
+            sensor_pods: SensorPodSettings {
+                image: self.settings.image.clone(),
+                link_url: self.settings.link_url.clone(),
+                allowed_ranges: OPEN.map(str::to_owned).to_vec(),
+                ..SensorPodSettings::default()
+            },
             listener: tokio::net::TcpListener::from_std(listener).map_err(trouble)?,
             loops: (loops.clone(), changed),
         };
@@ -229,10 +260,16 @@ impl Run {
             tokens,
             private: self.private.path().into(),
             claims: self.state.folder.join("volumes"),
+            webhooks: self.webhooks.clone(),
+        };
+        let sets = sets::run(self.store.clone(), end_pods.clone());
+        let ends = end_pods.clone();
+        let pods = async move {
+            tokio::join!(pods.run(ends), sets);
         };
         Ok(Parts {
             loops,
-            pods: tokio::spawn(pods.run(end_pods.clone())),
+            pods: tokio::spawn(pods),
             controller: tokio::spawn(alone::run(alone, end_controller.clone())),
             end_pods,
             end_controller,
@@ -251,7 +288,9 @@ impl Run {
         let mut resting_since = None;
         loop {
             let rows = self.rows(&parts.loops);
-            output.show(out, &rows, Timestamp::now()).map_err(trouble)?;
+            output
+                .show(out, (&rows, &self.sensor_rows()), Timestamp::now())
+                .map_err(trouble)?;
             if rows.iter().any(|row| row.at_rest == Rest::Alive) {
                 resting_since = None;
             } else if resting_since.get_or_insert_with(Instant::now).elapsed() >= QUIET {
@@ -273,6 +312,16 @@ impl Run {
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
+    }
+
+    fn sensor_rows(&self) -> Vec<SensorRow> {
+        let sensors = self.sensors.iter().filter_map(|key| Some((key, self.store.get(key)?)));
+        let read = sensors.filter_map(|(key, object)| {
+            let sensor: Sensor = serde_json::from_value(object).ok()?;
+            let whose = (key.namespace.clone(), key.name.clone());
+            Some(sensors::row(&sensor, self.webhooks.get(&whose)))
+        });
+        read.collect()
     }
 
     fn rows(&self, loops: &Loops) -> Vec<Row> {

@@ -20,8 +20,8 @@ use tokio::sync::watch;
 use super::patch::Patch;
 use super::store::{Change, Key, NAMESPACES, Refusal, Store};
 use crate::api::LINK_AUDIENCE;
-use crate::link::pod::SERVICE_ACCOUNT;
-use crate::link::server::PodIdentity;
+use crate::link::pod::{SENSOR_SERVICE_ACCOUNT, SERVICE_ACCOUNT};
+use crate::link::server::{PodIdentity, PodKind};
 
 /// Longest body; the controller's own requests are far shorter.
 const MAX_BODY: usize = 4 * 1024 * 1024;
@@ -186,7 +186,7 @@ impl Server {
                 "authenticated": true,
                 "audiences": [LINK_AUDIENCE],
                 "user": {
-                    "username": format!("system:serviceaccount:{}:{SERVICE_ACCOUNT}", pod.namespace),
+                    "username": format!("system:serviceaccount:{}:{}", pod.namespace, account(pod.kind)),
                     "extra": {
                         "authentication.kubernetes.io/pod-name": [pod.name],
                         "authentication.kubernetes.io/pod-uid": [pod.uid],
@@ -208,6 +208,14 @@ impl Server {
             expired: false,
         };
         Response::new(Body::from_stream(follow.lines()))
+    }
+}
+
+/// The service account that tells what a pod is.
+fn account(kind: PodKind) -> &'static str {
+    match kind {
+        PodKind::Agent => SERVICE_ACCOUNT,
+        PodKind::Sensor => SENSOR_SERVICE_ACCOUNT,
     }
 }
 
@@ -331,11 +339,16 @@ mod tests {
             namespace: "n".into(),
             name: "a".into(),
             uid: "u".into(),
-            kind: crate::link::server::PodKind::Agent,
+            kind: PodKind::Sensor,
         };
         server.tokens.put("secret".into(), pod);
         let review = |token: &str| server.review(json!({ "spec": { "token": token } }));
-        assert_eq!(review("secret")["status"]["authenticated"], true);
+        let held = review("secret");
+        assert_eq!(held["status"]["authenticated"], true);
+        assert_eq!(
+            held["status"]["user"]["username"],
+            "system:serviceaccount:n:agentloop-sensor"
+        );
         assert_eq!(review("other")["status"]["authenticated"], false);
         server.tokens.remove("u");
         assert_eq!(review("secret")["status"]["authenticated"], false);

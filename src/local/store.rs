@@ -29,6 +29,8 @@ pub const PODS: &str = "/pods";
 pub const CONFIG_MAPS: &str = "/configmaps";
 /// Secrets.
 pub const SECRETS: &str = "/secrets";
+/// Sets of pods: of each Sensor that listens in a pod of its own.
+pub const STATEFUL_SETS: &str = "apps/statefulsets";
 /// Namespaces.
 pub const NAMESPACES: &str = "/namespaces";
 /// Changes that watches can still read; a slower one lists anew.

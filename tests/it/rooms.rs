@@ -21,10 +21,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "controller",
         &["api", "ledger", "link", "scripted", "sensing", "telemetry"],
     ),
-    // One process with all three roles: it wires them as a cluster does, and takes what they make public.
+    // One process with all roles: it wires them as a cluster does, and takes what they make public.
     (
         "local",
-        &["api", "link", "sensing", "telemetry", "worker", "gateway", "controller"],
+        &[
+            "api",
+            "link",
+            "sensing",
+            "telemetry",
+            "worker",
+            "sensor",
+            "gateway",
+            "controller",
+        ],
     ),
     (
         "cli",

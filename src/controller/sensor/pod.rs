@@ -308,7 +308,8 @@ pub(super) fn config(sensor: &Sensor, settings: &SensorPodSettings) -> String {
 }
 
 /// The Secret with the source's headers, and the field that names it.
-pub(super) fn headers(source: &Source) -> Option<(&'static str, &SecretRef)> {
+#[must_use]
+pub fn headers(source: &Source) -> Option<(&'static str, &SecretRef)> {
     let http = source.poll.as_ref().and_then(|poll| poll.http.as_ref());
     let stream = source.stream.as_ref();
     let sse = stream.and_then(|stream| stream.sse.as_ref());
@@ -322,7 +323,8 @@ pub(super) fn headers(source: &Source) -> Option<(&'static str, &SecretRef)> {
 }
 
 /// The key of the source's webhook.
-pub(super) fn key(source: &Source) -> Option<&KeyRef> {
+#[must_use]
+pub fn key(source: &Source) -> Option<&KeyRef> {
     source.webhook.as_ref().map(|webhook| &webhook.secret_key_ref)
 }
 

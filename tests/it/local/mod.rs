@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod ends;
+mod examples;
 mod input;
 mod loops;
 mod process;
 mod sensors;
+mod sources;

@@ -1,0 +1,157 @@
+//! What a pod's manifest says to its containers, with their paths led to folders of this machine.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use serde::de::DeserializeOwned;
+
+use super::pods::PodError;
+use super::volumes::{Volumes, make_folder};
+use crate::link::messages::RUN_LEASE_SECONDS;
+use crate::link::pod::{
+    API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE,
+    LINK_TOKEN_FILE, OUTBOX_DIR, PodConfig, RECORD_DIR, SCRIPT_FILE, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE,
+    SENSOR_SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_PATH, SensorPodConfig, TOOL_HEADERS_DIR,
+};
+use crate::link::server::PodKind;
+use crate::{gateway, sensor};
+
+/// Where the webhook of a Sensor listens, by namespace and name.
+pub type Webhooks = BTreeMap<(String, String), SocketAddr>;
+
+/// What the roles of a pod are started with.
+pub(super) enum Roles {
+    /// Of an Agent.
+    Agent(Box<AgentRoles>),
+    /// Of a Sensor.
+    Sensor(Box<sensor::Options>),
+}
+
+/// What both roles of an Agent's pod are started with.
+pub(super) struct AgentRoles {
+    pub(super) gateway: gateway::Options,
+    pub(super) worker: WorkerOptions,
+}
+
+/// [`Options`](crate::worker::startup::Options), which a worker consumes.
+#[derive(Clone)]
+pub(super) struct WorkerOptions {
+    pub(super) config: PodConfig,
+    pub(super) pod_uid: String,
+    pub(super) socket: PathBuf,
+    pub(super) journal_dir: PathBuf,
+    pub(super) instructions_file: PathBuf,
+    pub(super) skills_dir: PathBuf,
+}
+
+/// What a pod is, by its service account, as the controller of a cluster tells it.
+pub(super) fn kind(pod: &Pod) -> PodKind {
+    let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
+    if account == Some(SENSOR_SERVICE_ACCOUNT) {
+        PodKind::Sensor
+    } else {
+        PodKind::Agent
+    }
+}
+
+/// What the manifest says to the pod's containers.
+pub(super) fn roles(pod: &Pod, uid: &str, volumes: &Volumes, webhooks: &Webhooks) -> Result<Roles, PodError> {
+    match kind(pod) {
+        PodKind::Agent => agent(pod, uid, volumes).map(|roles| Roles::Agent(Box::new(roles))),
+        PodKind::Sensor => sensor(pod, volumes, webhooks).map(|options| Roles::Sensor(Box::new(options))),
+    }
+}
+
+fn unreadable(what: &str) -> PodError {
+    PodError::Unreadable(what.into())
+}
+
+fn agent(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<AgentRoles, PodError> {
+    let spec = pod.spec.as_ref().ok_or_else(|| unreadable("it has no spec"))?;
+    let gateway = spec.init_containers.iter().flatten().next();
+    let gateway = gateway.ok_or_else(|| unreadable("it has no gateway"))?;
+    let worker = spec.containers.first().ok_or_else(|| unreadable("it has no worker"))?;
+    let in_gateway = |path: &str| volumes.resolve(gateway, path);
+    let in_worker = |path: &str| volumes.resolve(worker, path);
+    Ok(AgentRoles {
+        gateway: gateway::Options {
+            config: config(gateway)?,
+            socket: in_gateway(SOCKET_PATH),
+            record_dir: in_gateway(RECORD_DIR),
+            script_file: in_gateway(SCRIPT_FILE),
+            api_key_file: in_gateway(API_KEY_FILE),
+            light_script_file: in_gateway(LIGHT_SCRIPT_FILE),
+            light_api_key_file: in_gateway(LIGHT_API_KEY_FILE),
+            tool_headers_dir: tool_headers(gateway, volumes),
+            link_token_file: in_gateway(LINK_TOKEN_FILE),
+            link_ca_file: in_gateway(LINK_CA_FILE),
+            run_lease: Duration::from_secs(RUN_LEASE_SECONDS),
+        },
+        worker: WorkerOptions {
+            config: config(worker)?,
+            pod_uid: uid.into(),
+            socket: in_worker(SOCKET_PATH),
+            journal_dir: in_worker(JOURNAL_DIR),
+            instructions_file: in_worker(INSTRUCTIONS_FILE),
+            skills_dir: in_worker(SKILLS_DIR),
+        },
+    })
+}
+
+fn sensor(pod: &Pod, volumes: &Volumes, webhooks: &Webhooks) -> Result<sensor::Options, PodError> {
+    let spec = pod.spec.as_ref().ok_or_else(|| unreadable("it has no spec"))?;
+    let container = spec
+        .containers
+        .first()
+        .ok_or_else(|| unreadable("it has no container"))?;
+    let config: SensorPodConfig = config(container)?;
+    let whose = (config.namespace.clone(), config.terms.name.clone());
+    let file = |path: &str| volumes.resolve(container, path);
+    Ok(sensor::Options {
+        // Only a webhook listens there, and each has its own.
+        webhook_address: webhooks
+            .get(&whose)
+            .copied()
+            .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
+        config,
+        outbox_dir: file(OUTBOX_DIR),
+        headers_dir: file(SENSOR_HEADERS_DIR),
+        key_file: file(SENSOR_KEY_FILE),
+        link_token_file: file(LINK_TOKEN_FILE),
+        link_ca_file: file(LINK_CA_FILE),
+    })
+}
+
+/// A folder with one of headers for each server: each is a volume of its own.
+fn tool_headers(gateway: &Container, volumes: &Volumes) -> PathBuf {
+    let mounts = gateway.volume_mounts.iter().flatten();
+    let mut servers = mounts.filter_map(|mount| {
+        let server = mount.mount_path.strip_prefix(TOOL_HEADERS_DIR)?.strip_prefix('/')?;
+        Some((server, volumes.folder(&mount.name)?))
+    });
+    let Some((server, folder)) = servers.next() else {
+        return PathBuf::from("/nonexistent");
+    };
+    let parent = folder.parent().unwrap_or(folder).join("tools");
+    for (server, folder) in std::iter::once((server, folder)).chain(servers) {
+        let linked = make_folder(&parent).map(|()| std::os::unix::fs::symlink(folder, parent.join(server)));
+        if !matches!(linked, Ok(Ok(()))) {
+            tracing::error!(server, "the headers of a tool server cannot be put in place");
+        }
+    }
+    parent
+}
+
+fn config<C: DeserializeOwned>(container: &Container) -> Result<C, PodError> {
+    let variables = container.env.iter().flatten();
+    let mut values = variables.filter(|variable| variable.name == CONFIG_ENV);
+    let text = values
+        .next()
+        .and_then(|variable| variable.value.as_deref())
+        .unwrap_or_default();
+    // The error's own words may repeat a text of the spec.
+    serde_json::from_str(text).map_err(|_| PodError::Unreadable(format!("{CONFIG_ENV} is no configuration")))
+}

@@ -1,0 +1,133 @@
+//! The examples of Sensors that listen in a pod of their own, run as their first lines say; on ports of the test's own.
+
+use std::process::Stdio;
+
+use tokio::process::{Child, Command};
+
+use super::process::{Bench, Run};
+use super::sources::{free_port, is_there, until, updates};
+
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+
+/// An example, with these changes, as `all.yaml`.
+fn example(bench: &Bench, name: &str, changes: &[(&str, String)]) -> String {
+    let mut text = std::fs::read_to_string(format!("{EXAMPLES}/{name}")).unwrap();
+    for (from, to) in changes {
+        assert!(text.contains(from), "{name} has no {from}");
+        text = text.replace(from, to);
+    }
+    std::fs::write(bench.path("all.yaml"), &text).unwrap();
+    text
+}
+
+fn server(program: &str, args: &[&str]) -> Child {
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    command.spawn().unwrap()
+}
+
+fn feed(port: u16) -> Child {
+    server("python3", &[&format!("{EXAMPLES}/servers/feed.py"), &port.to_string()])
+}
+
+/// Waits until events wake a loop that sleeps for an hour.
+async fn until_woken(run: &mut Run, agent: &str) {
+    until(run, "woken", |run| {
+        let completed = run.agent(agent)["turnsCompleted"].as_i64()?;
+        (completed >= 2 && updates(run) > 0).then_some(())
+    })
+    .await;
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+    assert!(!run.out().contains("hot_state_refused"), "{}", run.out());
+}
+
+#[tokio::test]
+async fn the_example_of_a_page_wakes_its_agent_when_the_price_comes_to_be_high() {
+    if !is_there("python3") {
+        return;
+    }
+    let (mut bench, port) = (Bench::new(), free_port());
+    let _feed = feed(port);
+    example(&bench, "poll.yaml", &[(":8900", format!(":{port}"))]);
+    let mut run = bench.run(&["--events"]);
+    until_woken(&mut run, "poll").await;
+}
+
+#[tokio::test]
+async fn the_example_of_a_stream_wakes_its_agent() {
+    if !is_there("python3") {
+        return;
+    }
+    let (mut bench, port) = (Bench::new(), free_port());
+    let _feed = feed(port);
+    example(&bench, "stream.yaml", &[(":8900", format!(":{port}"))]);
+    let mut run = bench.run(&["--events"]);
+    until_woken(&mut run, "stream").await;
+}
+
+#[tokio::test]
+async fn the_example_of_a_metric_wakes_its_agent_with_a_real_prometheus() {
+    if !is_there("prometheus") {
+        return;
+    }
+    let (mut bench, port) = (Bench::new(), free_port());
+    let scrape = format!(
+        "{{global: {{scrape_interval: 1s}}, scrape_configs: [{{job_name: itself, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]}}"
+    );
+    let config = bench.path("prometheus.yaml");
+    std::fs::write(&config, scrape).unwrap();
+    let flags = [
+        format!("--config.file={}", config.display()),
+        format!("--storage.tsdb.path={}", bench.path("data").display()),
+        format!("--web.listen-address=127.0.0.1:{port}"),
+    ];
+    let _prometheus = server("prometheus", &flags.each_ref().map(String::as_str));
+    let changes = [
+        (":9090", format!(":{port}")),
+        ("intervalSeconds: 15", "intervalSeconds: 1".to_owned()),
+    ];
+    example(&bench, "prometheus.yaml", &changes);
+    let mut run = bench.run(&["--events"]);
+    until_woken(&mut run, "prometheus").await;
+}
+
+#[tokio::test]
+async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
+    if !is_there("openssl") || !is_there("curl") {
+        return;
+    }
+    let (mut bench, port) = (Bench::new(), free_port().to_string());
+    let text = example(&bench, "webhook.yaml", &[]);
+    let lines = text.lines().filter_map(|line| line.strip_prefix("#   "));
+    let lines = lines.filter(|line| ["body=", "sum=", "curl "].iter().any(|start| line.starts_with(start)));
+    let script = lines
+        .collect::<Vec<_>>()
+        .join("\n")
+        .replace(":8080", &format!(":{port}"));
+    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    for expected in ["202", "200"] {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_mins(1);
+        loop {
+            let sent = Command::new("sh").args(["-c", &script]).output().await.unwrap();
+            let answer = String::from_utf8_lossy(&sent.stdout).into_owned();
+            // Nobody listens yet, or does not know yet for whom.
+            let early = answer.is_empty() || answer.starts_with("HTTP/1.1 503");
+            if !early {
+                assert!(
+                    answer.starts_with(&format!("HTTP/1.1 {expected}")),
+                    "{script}\n{answer}"
+                );
+                break;
+            }
+            assert!(std::time::Instant::now() < deadline, "{}\n{}", run.out(), run.err());
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    }
+    until_woken(&mut run, "webhook").await;
+    assert_eq!(updates(&run), 1, "{}", run.out());
+}
