@@ -319,6 +319,14 @@ pub struct SensorStatus {
     /// When it tries again after a failure, or ticks next.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_attempt_at: Option<jiff::Timestamp>,
+    /// Events that some receiver does not have yet, of a Sensor with a pod of its own. They wait in its outbox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub pending_deliveries: Option<i64>,
+    /// Where a webhook is sent to from within the cluster: its Service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub url: Option<String>,
 }
 
 /// What a Sensor has done so far; never steps back. A Sensor that runs in its receivers' pods counts for each of them.

@@ -163,6 +163,8 @@ metrics! {
         "When the last accepted event came, in Unix time; absent before the first.";
     SENSOR_NOTIFICATIONS = Sensors Counter "agentloop_sensor_notifications_total" ["namespace", "sensor"]
         "Notifications given, as persisted in the status.";
+    SENSOR_PENDING = Sensors Gauge "agentloop_sensor_pending_deliveries" ["namespace", "sensor"]
+        "Events in the outbox of a Sensor's own pod that some receiver does not have yet, as persisted in the status; absent for others.";
     SENSOR_SUSPENDED = Sensors Gauge "agentloop_sensor_spec_suspended" ["namespace", "sensor"]
         "1 while spec.suspend is true.";
     SENSOR_CONDITION = Sensors Gauge "agentloop_sensor_status_condition" ["namespace", "sensor", "condition", "status"]

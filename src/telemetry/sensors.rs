@@ -64,6 +64,9 @@ fn sensor_series(families: &mut Families, sensor: &Sensor) {
     }
     families.put(&registry::SENSOR_UPDATES, &id, number(totals.updates));
     families.put(&registry::SENSOR_NOTIFICATIONS, &id, number(totals.notifications));
+    if let Some(pending) = status.pending_deliveries {
+        families.put(&registry::SENSOR_PENDING, &id, number(pending));
+    }
     if let Some(at) = status.last_event_time {
         families.put(&registry::SENSOR_LAST_EVENT, &id, number(at.as_second()));
     }

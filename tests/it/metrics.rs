@@ -145,7 +145,7 @@ fn ticking() -> Sensor {
             "conditions": [condition("Ready", "True"), condition("Connected", "Unknown"), condition("example.com/F", "True")],
             "lastEventTime": "2026-01-02T03:04:05.678Z", "lastDeliveryId": "secret words",
             "events": 9, "updates": 18, "notifications": 4, "filtered": 3, "dropped": 2, "errors": 1,
-            "receivers": [{"uid": "uid-of-x", "name": "x", "events": 9}],
+            "receivers": [{"uid": "uid-of-x", "name": "x", "events": 9}], "pendingDeliveries": 5,
         },
     });
     serde_json::from_value(sensor).unwrap()

@@ -3,18 +3,26 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::sync::Arc;
+
 use agentloop::api::Sensor;
 use agentloop::api::sensor::{SensorStatus, Totals};
+use agentloop::controller::loops::Loops;
 use agentloop::controller::relay::SensorKey;
 use agentloop::link::deliveries::{SensorDirectives, SensorPodReport};
 use agentloop::link::messages::RefusalCode;
 use agentloop::link::sensors::{LastEvent, SensorReport};
 use agentloop::link::server::{PodIdentity, PodKind};
 use jiff::Timestamp;
-use kube::ResourceExt;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt};
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
+use crate::sensors::{on_a_real_server, sensors_of, until};
 use crate::support::rig::{NAMESPACE, Rig, agent_key};
 
 const SENSORS: &str = "agentloop.dev/sensors";
@@ -411,14 +419,23 @@ async fn what_its_pod_says_reaches_the_status_and_what_keeps_the_pod_down_too() 
     assert_eq!(says(&rig, "page", "Ready"), is("True", "Listening"));
     assert_eq!((written.totals.events, written.r#type.unwrap().as_ref()), (3, "Poll"));
     assert_eq!(written.last_event_time.unwrap().as_millisecond(), 1_800_000_003_000);
+    assert_eq!((written.pending_deliveries, written.url), (Some(0), None));
+    assert_eq!(rig.condition("coast", "SensorsHealthy"), Some(is("True", "Healthy")));
     let mut failing = report(&sensor, 3);
+    failing.pending_deliveries = 2;
     failing.report.failure = Some("the page answers 503".into());
     failing.report.consecutive_failures = 2;
     say(&rig, &pod, failing);
     rig.pass(6).await;
     assert_eq!(says(&rig, "page", "Connected"), is("False", "SensorFailing"));
     assert_eq!(says(&rig, "page", "Reconciling"), is("True", "SensorFailing"));
-    assert_eq!(status(&rig, "page").consecutive_failures, 2);
+    let written = status(&rig, "page");
+    assert_eq!((written.consecutive_failures, written.pending_deliveries), (2, Some(2)));
+    assert_eq!(
+        rig.condition("coast", "SensorsHealthy"),
+        Some(is("False", "SensorFailing"))
+    );
+    assert_eq!(rig.ready("coast").0, "True", "the loop goes on");
     let crash = json!({
         "metadata": {"name": "page-sensor-0", "namespace": NAMESPACE},
         "status": {"conditions": [], "containerStatuses": [{
@@ -429,12 +446,145 @@ async fn what_its_pod_says_reaches_the_status_and_what_keeps_the_pod_down_too() 
     rig.server.put("/pods", crash);
     rig.pass(6).await;
     assert_eq!(says(&rig, "page", "Connected"), is("False", "CrashLooping"));
-    let events = rig.server.list("events.k8s.io/events");
-    let streaks = events.iter().filter(|event| event["regarding"]["kind"] == "Sensor");
-    assert!(streaks.count() <= 1, "one streak");
+    say(&rig, &pod, report(&sensor, 4));
+    let well = json!({
+        "metadata": {"name": "page-sensor-0", "namespace": NAMESPACE},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": []},
+    });
+    rig.server.put("/pods", well);
+    rig.pass(6).await;
+    assert_eq!(says(&rig, "page", "Ready"), is("True", "Listening"));
+    rig.pass(6).await;
+    assert_eq!(rig.condition("coast", "SensorsHealthy"), Some(is("True", "Healthy")));
     let name = SensorKey {
         namespace: NAMESPACE.into(),
         name: "page".into(),
     };
     assert!(rig.running().relay.heard(&name).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_that_stays_as_it_is_costs_no_write_for_five_minutes() {
+    let rig = Rig::start_with_sensors().await;
+    let (sensor, pod) = bring_up(&rig, "page", "poll").await;
+    say(&rig, &pod, report(&sensor, 1));
+    rig.pass(30).await;
+    rig.server.take_writes();
+    let look = |looks: i64| {
+        let mut again = report(&sensor, 1);
+        again.report.totals.filtered = looks;
+        say(&rig, &pod, again);
+    };
+    for looks in 1..=50 {
+        look(looks);
+        rig.pass(5).await;
+    }
+    assert_eq!(rig.server.take_writes(), [""; 0], "250 s");
+    for looks in 51..=62 {
+        look(looks);
+        rig.pass(5).await;
+    }
+    assert_eq!(rig.server.take_writes().len(), 1);
+    assert!(status(&rig, "page").totals.filtered >= 50);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_webhook_says_where_it_is_sent_to_and_an_outbox_that_forgets_that_it_does() {
+    let rig = Rig::start_with_sensors().await;
+    put_secret(&rig, "hooks", "main");
+    bring_up(&rig, "hook", "webhook").await;
+    let url = status(&rig, "hook").url;
+    assert_eq!(url.as_deref(), Some("http://hook-webhook.team-a.svc/"));
+    assert_eq!(says(&rig, "hook", "Durable"), is("True", "Durable"));
+    put(&rig, "lost", "poll", &json!({"storage": {"ephemeral": true}}));
+    rig.settle().await;
+    assert_eq!(says(&rig, "lost", "Durable"), is("False", "EphemeralOutbox"));
+    rig.bring_up("coast", &json!({"storage": {"ephemeral": true}})).await;
+    rig.pass(6).await;
+    assert_eq!(says(&rig, "hook", "Durable"), is("False", "EphemeralReceiver"));
+}
+
+#[tokio::test]
+async fn a_real_cluster_takes_the_objects_and_their_edits_and_gives_all_back() {
+    on_a_real_server(real).await;
+}
+
+async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
+    let (loops, _changed) = Loops::new();
+    let (sensors, said) = sensors_of(client, namespace, &Arc::new(loops));
+    sensors.agents_listed(Some(namespace), &[].into());
+    tokio::spawn(sensors.clone().run(said, stop.clone()));
+    let api: Api<Sensor> = Api::namespaced(client.clone(), namespace);
+    let sets: Api<StatefulSet> = Api::namespaced(client.clone(), namespace);
+    let services: Api<Service> = Api::namespaced(client.clone(), namespace);
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let object = json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": {"name": "hook", "namespace": namespace},
+        "spec": {"agentNames": ["coast"], "source": source_of("webhook")},
+    });
+    let made: Sensor = serde_json::from_value(object).unwrap();
+    api.create(&PostParams::default(), &made).await.unwrap();
+    let reason = async |type_: &str, reason: &str| {
+        let status = api.get("hook").await.unwrap().status.unwrap_or_default();
+        let held = status.conditions.into_iter().find(|held| held.type_ == type_)?;
+        (held.reason == reason).then_some(held.message)
+    };
+    until("the Secret is missed", async || {
+        reason("Accepted", "SecretNotFound").await
+    })
+    .await;
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let secret = json!({"metadata": {"name": "hooks"}, "stringData": {"main": "s3cr3t"}});
+    let secret: Secret = serde_json::from_value(secret).unwrap();
+    secrets.create(&PostParams::default(), &secret).await.unwrap();
+    // The cluster makes the pod: it takes what we made, and nothing of it is against the rules of `restricted`.
+    let pod = until("the pod", async || pods.get_opt("hook-sensor-0").await.unwrap()).await;
+    assert_eq!(
+        services.get("hook-webhook").await.unwrap().spec.unwrap().ports.unwrap()[0].port,
+        80
+    );
+    let before = sets.get("hook-sensor").await.unwrap();
+    until("nothing more is accepted", async || {
+        reason("Accepted", "Accepted").await
+    })
+    .await;
+
+    let edit = json!({"spec": {"limits": {"perMinute": 7}}});
+    let edited = api
+        .patch("hook", &PatchParams::default(), &Patch::Merge(&edit))
+        .await
+        .unwrap();
+    assert_eq!(edited.metadata.generation, Some(2));
+    until("another pod", async || {
+        let now = pods.get_opt("hook-sensor-0").await.unwrap()?;
+        (now.uid() != pod.uid() && now.metadata.deletion_timestamp.is_none()).then_some(())
+    })
+    .await;
+    let after = sets.get("hook-sensor").await.unwrap();
+    assert_eq!(after.uid(), before.uid(), "the same set");
+
+    // Receivers alone write nothing in the cluster.
+    let edit = json!({"spec": {"agentNames": ["coast", "other"]}});
+    api.patch("hook", &PatchParams::default(), &Patch::Merge(&edit))
+        .await
+        .unwrap();
+    until("the edit is looked at", async || {
+        let status = api.get("hook").await.unwrap().status?;
+        (status.observed_generation == Some(3)).then_some(())
+    })
+    .await;
+    let spec = |set: &StatefulSet| set.metadata.generation;
+    assert_eq!(spec(&sets.get("hook-sensor").await.unwrap()), spec(&after));
+
+    let edit = json!({"spec": {"source": {"webhook": null, "schedule": {"cron": "0 8 * * *"}}}});
+    api.patch("hook", &PatchParams::default(), &Patch::Merge(&edit))
+        .await
+        .unwrap();
+    until("all is taken away", async || {
+        let gone = sets.get_opt("hook-sensor").await.unwrap().is_none()
+            && services.get_opt("hook-webhook").await.unwrap().is_none();
+        gone.then_some(())
+    })
+    .await;
+    api.delete("hook", &DeleteParams::default()).await.unwrap();
 }

@@ -32,6 +32,8 @@ use crate::support::clusters::control_plane;
 use crate::support::rig::{NAMESPACE, Rig, agent_key, in_state};
 
 const SENSORS: &str = "agentloop.dev/sensors";
+/// The other end of a relay.
+type Said = tokio::sync::mpsc::UnboundedReceiver<agentloop::controller::relay::SensorKey>;
 const WRITE: &str = "patch agentloop.dev/sensors/status";
 
 fn clock(name: &str, spec: &Value) -> Value {
@@ -252,7 +254,7 @@ async fn five_hundred_sensors_at_rest_write_nothing_and_busy_ones_once_in_fiftee
     assert_eq!(status(&rig, "s-7").totals.events, 60);
 }
 
-async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     for _ in 0..200 {
         if let Some(found) = look().await {
             return found;
@@ -264,6 +266,11 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
 
 #[tokio::test]
 async fn a_real_api_server_keeps_what_a_sensor_did() {
+    on_a_real_server(real).await;
+}
+
+/// Runs a test in a namespace of its own of a real API server that has the definitions.
+pub async fn on_a_real_server(test: impl AsyncFnOnce(&Client, &str, &CancellationToken)) {
     let Some(kubeconfig) = control_plane() else { return };
     let _ = rustls::crypto::ring::default_provider().install_default();
     let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
@@ -290,7 +297,7 @@ async fn a_real_api_server_keeps_what_a_sensor_did() {
         .unwrap()
         .name_any();
     let stop = CancellationToken::new();
-    real(&client, &namespace, &stop).await;
+    test(&client, &namespace, &stop).await;
     stop.cancel();
     namespaces
         .delete(&namespace, &DeleteParams::background())
@@ -298,9 +305,8 @@ async fn a_real_api_server_keeps_what_a_sensor_did() {
         .unwrap();
 }
 
-async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
-    let (loops, _changed) = Loops::new();
-    let loops = Arc::new(loops);
+/// The Sensors of a namespace, and what their pods say.
+pub fn sensors_of(client: &Client, namespace: &str, loops: &Arc<Loops>) -> (Arc<Sensors>, Said) {
     let (relay, said) = Relay::new(Duration::from_secs(5));
     let sensors = Arc::new(Sensors::new(Setup {
         client: client.clone(),
@@ -308,12 +314,22 @@ async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
         workers: 4,
         loops: loops.clone(),
         relay: Arc::new(relay),
-        pods: SensorPodSettings::default(),
+        pods: SensorPodSettings {
+            image: "agentloop:test".into(),
+            ..SensorPodSettings::default()
+        },
         ca_bundle: tokio::sync::watch::channel("CA".to_owned()).1,
         events: Sink::new().0,
         reconciles: Reconciles::new(Arc::new(Metrics::new().unwrap()), "sensor", 4),
         clock: Arc::new(Timestamp::now),
     }));
+    (sensors, said)
+}
+
+async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
+    let (loops, _changed) = Loops::new();
+    let loops = Arc::new(loops);
+    let (sensors, said) = sensors_of(client, namespace, &loops);
     let agent: Agent = serde_json::from_value(json!({
         "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
         "metadata": {"name": "coast", "namespace": namespace, "uid": "u"},

@@ -290,23 +290,25 @@ impl List<'_> {
         }
     }
 
-    /// What the worker says of the Sensors that run in its pod; without its word it stays as it was.
+    /// What the worker says of the Sensors that run in its pod, and how those with pods of their own are. Without a word of
+    /// either it stays as it was, and is not there before the first.
     fn sensors(&mut self) {
         let type_ = ConditionType::SensorsHealthy;
-        let report = self.facts.report();
-        if report.is_none() && condition::find(&self.conditions, type_).is_some() {
-            return self.keep(type_);
-        }
+        let (Some(report), Some(troubles)) = (self.facts.report(), self.facts.troubles) else {
+            if condition::find(&self.conditions, type_).is_some() {
+                self.keep(type_);
+            }
+            return;
+        };
         let names = self.facts.sensors;
-        let reports = report.iter().flat_map(|report| &report.sensors);
-        let failing: Vec<String> = reports
-            .filter_map(|report| {
-                Some(format!(
-                    "Sensor {}: {}",
-                    names.get(&report.uid)?,
-                    report.failure.as_ref()?
-                ))
-            })
+        let here = report
+            .sensors
+            .iter()
+            .filter_map(|report| Some((names.get(&report.uid)?, report.failure.as_ref()?)));
+        let own = troubles.iter().map(|(name, trouble)| (name, trouble));
+        let failing: Vec<String> = here
+            .chain(own)
+            .map(|(name, failure)| format!("Sensor {name}: {failure}"))
             .collect();
         match failing.as_slice() {
             [] => self.set(type_, true, "Healthy", "no Sensor of this Agent fails"),

@@ -16,6 +16,8 @@ use crate::api::status::{LoopState, LoopStatus, Summary};
 const DISTANCE: SignedDuration = SignedDuration::from_secs(5);
 /// Distance from the last write at which changed numbers are written.
 const SLOW: SignedDuration = SignedDuration::from_secs(15);
+/// Distance from the last write at which what is no news is written.
+const RARE: SignedDuration = SignedDuration::from_mins(5);
 
 /// When a status is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +58,11 @@ impl Pace {
     pub(in crate::controller) fn next(&self, urgent: bool) -> Timestamp {
         let allowed = self.whole_at - DISTANCE;
         if urgent { allowed } else { allowed.max(self.last + SLOW) }
+    }
+
+    /// When something may be written that is no news.
+    pub(in crate::controller) fn rarely(&self) -> Timestamp {
+        self.last + RARE
     }
 
     /// When `new` is to be written over `old`.

@@ -61,6 +61,7 @@ pub(super) async fn publish(
     });
     let shares = ctx.shared.budgets.shares(&subject.key);
     let sensors = ctx.shared.sensors.names(&subject.key);
+    let troubles = ctx.shared.sensors.troubles(&subject.key);
     let new = compute(&Facts {
         agent: subject.agent,
         old,
@@ -73,6 +74,7 @@ pub(super) async fn publish(
         finding: outcome.observed.finding.as_ref(),
         shares: &shares,
         sensors: &sensors,
+        troubles: troubles.as_deref(),
         obstacle: outcome.applied.obstacle.as_ref(),
         silent,
         now,

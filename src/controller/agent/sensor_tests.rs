@@ -33,6 +33,20 @@ fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
     let say = |case: &mut Case, reports: Vec<SensorReport>| {
         case.heard.as_mut().unwrap().report.loop_.as_mut().unwrap().sensors = reports;
     };
+    let said = case.heard.take();
+    assert_eq!(
+        find(&case.status().conditions, ConditionType::SensorsHealthy),
+        None,
+        "before the first word"
+    );
+    case.heard = said;
+    case.troubles = None;
+    assert_eq!(
+        find(&case.status().conditions, ConditionType::SensorsHealthy),
+        None,
+        "not all were looked at"
+    );
+    case.troubles = Some(Vec::new());
     assert_eq!(says(&case).0, "True", "nothing was said of any");
     say(&mut case, vec![report("u", Some("why")), report("v", None)]);
     assert_eq!(
@@ -45,6 +59,14 @@ fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
     case.heard = heard;
     say(&mut case, vec![report("u", Some("why")), report("v", Some("so"))]);
     assert_eq!(says(&case).2, "Sensor prices: why; 1 more fail");
+    say(&mut case, vec![]);
+    case.troubles = Some(vec![("page".into(), "its pod: no image".into())]);
+    assert_eq!(
+        says(&case).2,
+        "Sensor page: its pod: no image",
+        "one with a pod of its own"
+    );
+    case.troubles = Some(Vec::new());
     say(&mut case, vec![report("u", None), report("gone", Some("why"))]);
     assert_eq!(says(&case).0, "True", "one that was deleted fails for nobody");
 }

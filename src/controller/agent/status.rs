@@ -46,6 +46,8 @@ pub(super) struct Facts<'a> {
     pub(super) shares: &'a Shares,
     /// Names of the Sensors that it receives from, by uid.
     pub(super) sensors: &'a BTreeMap<String, String>,
+    /// What keeps Sensors with pods of their own from listening, by name; `None`: not all were looked at.
+    pub(super) troubles: Option<&'a [(String, String)]>,
     /// What stands in the way.
     pub(super) obstacle: Option<&'a Obstacle>,
     /// No contact for the whole run lease.

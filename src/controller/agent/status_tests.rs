@@ -94,6 +94,7 @@ pub(super) struct Case {
     pub(super) enforce: bool,
     pub(super) shares: Shares,
     pub(super) sensors: BTreeMap<String, String>,
+    pub(super) troubles: Option<Vec<(String, String)>>,
     pub(super) old: AgentStatus,
 }
 
@@ -111,6 +112,7 @@ impl Default for Case {
             enforce: false,
             shares: Shares::default(),
             sensors: BTreeMap::new(),
+            troubles: Some(Vec::new()),
             old: AgentStatus::default(),
         }
     }
@@ -137,6 +139,7 @@ impl Case {
             finding: self.finding.as_ref(),
             shares: &self.shares,
             sensors: &self.sensors,
+            troubles: self.troubles.as_deref(),
             obstacle: self.obstacle.as_ref(),
             silent: self.silent,
             now: now(),

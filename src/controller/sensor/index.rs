@@ -146,6 +146,15 @@ impl Index {
             .collect()
     }
 
+    /// The Sensors with a pod of their own that an Agent receives from.
+    pub(super) fn with_pod(&self, agent: &AgentKey) -> impl Iterator<Item = &SensorKey> {
+        let facts = self.agents.get(agent);
+        let received = self.of_namespace(&agent.namespace).filter(move |(_, known)| {
+            pod::has_pod(&known.object.spec.source) && facts.is_some_and(|facts| known.receives(agent, facts))
+        });
+        received.map(|(key, _)| key)
+    }
+
     /// Those who receive from a Sensor, in the order of their names.
     pub(super) fn receivers(&self, known: &Known) -> Vec<Receiving> {
         let uid = known.object.uid().unwrap_or_default();

@@ -12,18 +12,19 @@ use serde_json::json;
 
 use super::apply::{Obstacle, apply};
 use super::children::Children;
-use super::conditions::INVALID_SPEC;
+use super::conditions::{self, INVALID_SPEC};
 use super::index::SensorKey;
 use super::notices;
 use super::pod;
 use super::sensors::{Observed, Sensors};
-use super::status::{Computed, Facts, Own, compute, urgent};
+use super::status::{self, Computed, Facts, Own, compute, urgent};
 use crate::api::Sensor;
-use crate::api::condition::{ConditionType, condition};
+use crate::api::condition::{self, ConditionType, condition};
 use crate::api::sensor::SensorStatus;
 use crate::controller::agent::backoff::REFERENCES;
 use crate::controller::agent::error::{Error, find};
 use crate::controller::agent::publish::difference;
+use crate::controller::loops::AgentKey;
 
 /// Makes what a Sensor needs, and says how it is.
 pub(super) async fn reconcile(sensors: &Sensors, key: &SensorKey) -> Result<Action, Error> {
@@ -82,10 +83,16 @@ async fn publish(
         now,
     });
     let new = &computed.status;
+    tell_receivers(sensors, key, observed, new);
     if old == *new {
         return Ok(None);
     }
-    let due = observed.memory.pace.next(urgent(&old) != urgent(new));
+    let pace = observed.memory.pace;
+    let due = if status::news(&old) == status::news(new) {
+        pace.rarely()
+    } else {
+        pace.next(urgent(&old) != urgent(new))
+    };
     if due > now {
         return Ok(Some(until(due, now)));
     }
@@ -94,6 +101,26 @@ async fn publish(
     write(sensors, key, observed, &old, computed, now).await?;
     sensors.setup.events.send(notices, &about);
     Ok(None)
+}
+
+/// What keeps a Sensor's own pod from listening is a condition of its receivers too: they look when it begins and ends.
+fn tell_receivers(sensors: &Sensors, key: &SensorKey, observed: &Observed, status: &SensorStatus) {
+    let own = pod::has_pod(&observed.known.object.spec.source);
+    let connected = condition::find(&status.conditions, ConditionType::Connected).filter(|_| own);
+    let trouble = connected.filter(|held| conditions::is_failing(&held.reason));
+    let trouble = trouble.map(|held| held.message.clone());
+    if observed.memory.looked && observed.memory.trouble == trouble {
+        return;
+    }
+    sensors.remember(key, &observed.memory.uid, |memory| {
+        (memory.trouble, memory.looked) = (trouble, true);
+    });
+    for receiver in &observed.receivers {
+        sensors.setup.loops.wake(&AgentKey {
+            namespace: key.namespace.clone(),
+            name: receiver.name.clone(),
+        });
+    }
 }
 
 /// The status as it is: the watch may lag behind our own last write.

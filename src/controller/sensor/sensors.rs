@@ -76,6 +76,10 @@ pub(super) struct Remembered {
     pub(super) pace: Pace,
     /// Failed reconciles in a row.
     pub(super) errors: u32,
+    /// What keeps its own pod from listening, in words.
+    pub(super) trouble: Option<String>,
+    /// Whether that was looked at.
+    pub(super) looked: bool,
     /// Reconciles in a row that found something in the way of its pod.
     pub(super) obstructed: u32,
 }
@@ -133,6 +137,22 @@ impl Sensors {
     #[must_use]
     pub fn names(&self, agent: &AgentKey) -> BTreeMap<String, String> {
         self.lock().index.names(agent)
+    }
+
+    /// What keeps Sensors with pods of their own from listening, of those that an Agent receives from, by name; `None`: not
+    /// all have been looked at.
+    #[must_use]
+    pub fn troubles(&self, agent: &AgentKey) -> Option<Vec<(String, String)>> {
+        let state = self.lock();
+        if !state.index.is_whole(&agent.namespace) {
+            return None;
+        }
+        let mut troubles = Vec::new();
+        for key in state.index.with_pod(agent) {
+            let memory = state.memory.get(key).filter(|memory| memory.looked)?;
+            troubles.extend(memory.trouble.clone().map(|trouble| (key.name.clone(), trouble)));
+        }
+        Some(troubles)
     }
 
     /// Every Sensor as it was last seen.
@@ -223,6 +243,8 @@ impl Sensors {
             beyond: BTreeMap::new(),
             pace: Pace::new((self.setup.clock)()),
             errors: 0,
+            trouble: None,
+            looked: false,
             obstructed: 0,
         };
         let memory = memory.or_insert_with(fresh);

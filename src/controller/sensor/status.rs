@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use kube::ResourceExt;
 
 use super::apply::Obstacle;
-use super::conditions;
 use super::index::Receiving;
+use super::{conditions, pod};
 use crate::api::Sensor;
 use crate::api::condition::{self, ConditionType};
 use crate::api::sensor::{Receiver, SensorStatus, Source, SourceType, Totals};
@@ -133,6 +134,8 @@ pub(super) fn compute(facts: &Facts<'_>) -> Computed {
         r#type: Some(type_of(&facts.sensor.spec.source)),
         totals: counted.totals,
         receivers: counted.receivers,
+        pending_deliveries: pending(facts),
+        url: url(facts.sensor),
         ..old.clone()
     };
     let last = facts
@@ -159,6 +162,28 @@ pub(super) fn compute(facts: &Facts<'_>) -> Computed {
         status,
         beyond: counted.beyond,
     }
+}
+
+/// Events that some receiver does not have yet. Without a word of the pod it stays as it was.
+fn pending(facts: &Facts<'_>) -> Option<i64> {
+    let said = facts.own?.said.map(|said| said.pending_deliveries.max(0));
+    Some(said.or(facts.old.pending_deliveries).unwrap_or_default())
+}
+
+fn url(sensor: &Sensor) -> Option<String> {
+    sensor.spec.source.webhook.as_ref()?;
+    let (name, namespace) = (sensor.name_any(), sensor.namespace().unwrap_or_default());
+    Some(format!("http://{}.{namespace}.svc/", pod::service_name(&name)))
+}
+
+/// The same without what is no news: a page that stays as it is counts up with each look.
+pub(super) fn news(status: &SensorStatus) -> SensorStatus {
+    let mut status = status.clone();
+    status.totals.filtered = 0;
+    for receiver in &mut status.receivers {
+        receiver.totals.filtered = 0;
+    }
+    status
 }
 
 /// What people wait for; the rest is figures.
