@@ -2,7 +2,8 @@
 # test.sh                every test: without a cluster, on a real control plane, end to end on a real node
 # test.sh plane|node     one half of it; `node` takes the name of a test: test.sh node e2e::restarts
 # test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation, ROUNDS (200,000) of nearly right input, then the
-#                        end-to-end tests again and again, for MINUTES (60)
+#                        end-to-end tests again and again, for MINUTES (60), with five minutes of kills for the budgets
+#                        and ten for the journals
 # Starts the clusters it needs and stops them, whatever happens. Ends with what each part took and cargo's own summaries.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -79,6 +80,7 @@ simulate() {
 }
 soak() {
   export AGENTLOOP_E2E_CHAOS_SECONDS=${AGENTLOOP_E2E_CHAOS_SECONDS:-300}
+  export AGENTLOOP_E2E_KILL_SECONDS=${AGENTLOOP_E2E_KILL_SECONDS:-600}
   local end=$((SECONDS + ${MINUTES:-60} * 60)) round=0
   while [ $SECONDS -lt $end ] && [ $failed = 0 ]; do
     round=$((round + 1))

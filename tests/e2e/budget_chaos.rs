@@ -151,13 +151,14 @@ fn kill_for(system: &Kubectl, agents: &[Agent<'_>], long: Duration) -> [usize; 3
     kills
 }
 
-fn leading(system: &Kubectl) -> Option<Value> {
+/// The replica that leads, when there is one.
+pub fn leading(system: &Kubectl) -> Option<Value> {
     let alive = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_null() && pod["status"]["phase"] == "Running";
     system.list("pods", LEADER).into_iter().find(alive)
 }
 
 /// SIGKILL to a controller, and its pod away, so that the kubelet's back-off does not keep the next one waiting.
-fn kill_pod(system: &Kubectl, pod: &Value) {
+pub fn kill_pod(system: &Kubectl, pod: &Value) {
     if let Some(pid) = host::find(pod, "controller") {
         host::signal(pid, "KILL");
     }

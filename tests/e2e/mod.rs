@@ -13,6 +13,7 @@ mod cluster;
 mod control_plane;
 mod events;
 mod host;
+mod kills;
 mod link_lost;
 mod metering;
 mod mistakes;
