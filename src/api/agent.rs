@@ -17,6 +17,7 @@ pub use super::rate_limit::{RateLimit, Resource};
 pub use super::skill::Skill;
 use super::status::AgentStatus;
 use super::tools::{TOOL, Tools};
+pub use super::workspace::Workspace;
 
 /// The agent's instructions, its model, and the limits that hold whatever the model does.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -175,6 +176,9 @@ pub struct AgentSpec {
     /// Where the loop keeps its journal. Fixed at creation.
     #[serde(default)]
     pub storage: Storage,
+    /// Files of the Agent, beside its journal, for Sensors with `source.watch`; `{}` is enough. Absent: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<Workspace>,
     /// A safe subset of pod settings; nothing here lifts the `restricted` profile.
     #[serde(default)]
     pub pod: PodSettings,

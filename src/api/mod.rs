@@ -25,6 +25,7 @@ pub mod source;
 pub mod status;
 pub mod tally;
 pub mod tools;
+pub mod workspace;
 
 pub use agent::{Agent, AgentSpec};
 pub use budget::{AgentBudget, AgentBudgetSpec};

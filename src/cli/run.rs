@@ -27,7 +27,7 @@ const FEWEST_THREADS: usize = 4;
 /// What differs from a cluster, for `--help`.
 const DIFFERENCES: &str = "\
 The same objects, checks, engine, budgets and metering as in a cluster, without Kubernetes and without root. What differs:
-no pods and no isolation between loops, so spec.pod and the sizes of spec.storage do nothing; Secrets and ConfigMaps come
+no pods and no isolation between loops, so spec.pod and the sizes of volumes do nothing; Secrets and ConfigMaps come
 from the files (or --secret-from-env) and are read at the start; a change of a file takes effect with the next run.
 Sensors reach what you can reach, this machine and private networks included, but no link-local addresses; webhooks listen
 on 127.0.0.1 from --webhook-port on, in the order of their names, and the output says where.
@@ -48,6 +48,9 @@ pub(super) struct Args {
     /// Folder of the state. The next run with it goes on where this one ended.
     #[arg(long, env = "AGENTLOOP_STATE_DIR", default_value = ".agentloop", value_name = "DIR")]
     state: PathBuf,
+    /// Folder that is the workspace of every Agent with spec.workspace. Default: volumes/<namespace>/<claim> of the state.
+    #[arg(long, env = "AGENTLOOP_WORKSPACE", value_name = "DIR", value_parser = folder)]
+    workspace: Option<PathBuf>,
     /// End after so many seconds.
     #[arg(
         long, env = "AGENTLOOP_DURATION_SECONDS", value_name = "SECONDS",
@@ -83,6 +86,7 @@ impl Args {
             files: self.files,
             secrets: self.secret_from_env,
             state: self.state,
+            workspace: self.workspace,
             duration: self.duration.map(Duration::from_secs),
             webhook_port: self.webhook_port,
             policy,
@@ -114,6 +118,16 @@ impl Args {
             bail!("{}", failed.join("\n"));
         }
         Ok(())
+    }
+}
+
+/// A folder that is there, by its whole path.
+fn folder(text: &str) -> Result<PathBuf, String> {
+    let path = Path::new(text).canonicalize().map_err(|error| error.to_string())?;
+    if path.is_dir() {
+        Ok(path)
+    } else {
+        Err("it is no folder".into())
     }
 }
 

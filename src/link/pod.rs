@@ -17,6 +17,10 @@ pub const SOCKET_PATH: &str = "/run/agentloop/gateway.sock";
 pub const JOURNAL_DIR: &str = "/var/lib/agentloop/worker";
 /// The gateway's record directory (sub-path `gateway` of the state volume).
 pub const RECORD_DIR: &str = "/var/lib/agentloop/gateway";
+/// Files of the Agent (worker, read-only).
+pub const WORKSPACE_DIR: &str = "/workspace";
+/// Name of their volume in the manifest.
+pub const WORKSPACE_VOLUME: &str = "workspace";
 /// Mounted ConfigMap key of `instructionsFrom` (worker).
 pub const INSTRUCTIONS_FILE: &str = "/etc/agentloop/instructions/text";
 /// Mounted ConfigMap keys of `skills` (worker): a file per skill, under its name.

@@ -45,6 +45,8 @@ pub struct Pods {
     pub claims: PathBuf,
     /// Where webhooks listen.
     pub webhooks: Webhooks,
+    /// The workspace of every pod that has one; `None`: the folder of its claim.
+    pub workspace: Option<PathBuf>,
 }
 
 /// Why a pod cannot start.
@@ -156,6 +158,7 @@ impl Pods {
         let folders = Folders {
             pod: folder,
             claims: &self.claims,
+            workspace: self.workspace.as_deref(),
             token: &token,
         };
         let volumes = Volumes::make(&self.store, &pod, &folders)?;

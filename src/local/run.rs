@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube::ResourceExt;
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -21,7 +22,7 @@ use super::sensors::{self, SensorRow};
 use super::server::{Tokens, client};
 use super::sets;
 use super::state::{Private, State};
-use super::store::{AGENTS, Key, PODS, SENSORS, Store};
+use super::store::{AGENTS, CLAIMS, Key, PODS, SENSORS, Store};
 use super::view::{Rest, Row, row};
 use crate::api::{Agent, Sensor};
 use crate::controller::agent::Settings;
@@ -62,6 +63,8 @@ pub struct Options {
     pub secrets: Vec<SecretSource>,
     /// Folder of the state.
     pub state: PathBuf,
+    /// The workspace of every Agent that has one; absent: the folder of its claim in the state.
+    pub workspace: Option<PathBuf>,
     /// Ends the run; absent: it ends when nothing runs.
     pub duration: Option<Duration>,
     /// Port of the first webhook; each further one has the next.
@@ -116,9 +119,21 @@ pub struct Run {
     webhooks: Webhooks,
     private: Private,
     state: State,
+    workspace: Option<PathBuf>,
     settings: Settings,
     listener: std::net::TcpListener,
     duration: Option<Duration>,
+}
+
+/// A claim that an Agent names is a folder here, which is there as soon as it is needed.
+fn put_claim(store: &Store, agent: &Key, object: &serde_json::Value) -> Result<(), RunError> {
+    if let Some(name) = object["spec"]["workspace"]["claimName"].as_str() {
+        let (namespace, kind) = (&agent.namespace, "PersistentVolumeClaim");
+        let metadata = json!({ "name": name, "namespace": namespace });
+        let claim = json!({ "apiVersion": "v1", "kind": kind, "metadata": metadata });
+        store.apply(Key::new(CLAIMS, namespace, name), claim).map_err(trouble)?;
+    }
+    Ok(())
 }
 
 /// What goes on.
@@ -173,6 +188,9 @@ impl Run {
         };
         let (agents, sensors) = (of_kind(AGENTS), of_kind(SENSORS));
         for manifest in manifests {
+            if manifest.key.resource == AGENTS {
+                put_claim(&store, &manifest.key, &manifest.object)?;
+            }
             store.apply(manifest.key, manifest.object).map_err(trouble)?;
         }
         Ok(Self {
@@ -182,6 +200,7 @@ impl Run {
             webhooks,
             private: Private::make(&state.folder).map_err(RunError::Trouble)?,
             state,
+            workspace: options.workspace,
             settings,
             listener,
             duration: options.duration,
@@ -261,6 +280,7 @@ impl Run {
             private: self.private.path().into(),
             claims: self.state.folder.join("volumes"),
             webhooks: self.webhooks.clone(),
+            workspace: self.workspace.clone(),
         };
         let sets = sets::run(self.store.clone(), end_pods.clone());
         let ends = end_pods.clone();

@@ -31,6 +31,8 @@ pub const CONFIG_MAPS: &str = "/configmaps";
 pub const SECRETS: &str = "/secrets";
 /// Sets of pods: of each Sensor that listens in a pod of its own.
 pub const STATEFUL_SETS: &str = "apps/statefulsets";
+/// Volume claims.
+pub const CLAIMS: &str = "/persistentvolumeclaims";
 /// Namespaces.
 pub const NAMESPACES: &str = "/namespaces";
 /// Changes that watches can still read; a slower one lists anew.

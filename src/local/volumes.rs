@@ -12,6 +12,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Container, KeyToPath, Pod, Volume};
 
 use super::store::{CONFIG_MAPS, Key, SECRETS, Store};
+use crate::link::pod::WORKSPACE_VOLUME;
 
 /// Why a volume cannot be made.
 #[derive(thiserror::Error, Debug)]
@@ -40,6 +41,8 @@ pub struct Folders<'a> {
     pub pod: &'a Path,
     /// Of the claims, which stay.
     pub claims: &'a Path,
+    /// The workspace of every pod that has one; `None`: the folder of its claim.
+    pub workspace: Option<&'a Path>,
     /// The pod's token.
     pub token: &'a str,
 }
@@ -106,6 +109,9 @@ struct Maker<'a> {
 impl Maker<'_> {
     fn make(&self) -> Result<PathBuf, VolumeError> {
         let volume = self.volume;
+        if let Some(folder) = self.folders.workspace.filter(|_| volume.name == WORKSPACE_VOLUME) {
+            return Ok(folder.into());
+        }
         if let Some(claim) = &volume.persistent_volume_claim {
             let folder = self.folders.claims.join(self.namespace).join(&claim.claim_name);
             return make_folder(&folder).map(|()| folder);

@@ -414,6 +414,82 @@ async fn mistakes_in_references_have_their_own_words() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_workspace_has_a_claim_of_its_own_that_only_the_worker_mounts_and_cannot_write() {
+    let rig = Rig::start().await;
+    rig.apply("coast", &json!({}));
+    rig.pass(3).await;
+    assert_eq!(claim(&rig, "coast-workspace"), None);
+    assert_eq!(workspace_of(&rig.pod("coast").unwrap()), None);
+    // A claim that is known keeps nobody from making the other one.
+    rig.apply(
+        "coast",
+        &json!({ "workspace": { "size": "2Gi", "storageClassName": "fast" }, "pod": { "updateStrategy": "Immediate" } }),
+    );
+    rig.pass(3).await;
+    rig.server.finish_pod(NAMESPACE, "coast");
+    rig.pass(6).await;
+    let claim = claim(&rig, "coast-workspace").unwrap();
+    assert_eq!(claim["spec"]["resources"]["requests"]["storage"], "2Gi");
+    assert_eq!(claim["spec"]["storageClassName"], "fast");
+    assert_eq!(claim["metadata"]["ownerReferences"][0]["name"], "coast");
+    assert_eq!(
+        workspace_of(&rig.pod("coast").unwrap()).as_deref(),
+        Some("coast-workspace")
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_workspace_whose_claim_is_missing_has_no_pod_until_it_is_there() {
+    let rig = Rig::start().await;
+    rig.apply("coast", &json!({ "workspace": { "claimName": "shared" } }));
+    rig.pass(3).await;
+    let conditions = rig.status("coast").conditions;
+    let accepted = conditions.into_iter().find(|c| c.type_ == "Accepted").unwrap();
+    assert_eq!(
+        (accepted.status.as_str(), accepted.reason.as_str()),
+        ("False", "VolumeClaimNotFound")
+    );
+    assert!(
+        accepted
+            .message
+            .starts_with("spec.workspace.claimName: PersistentVolumeClaim shared does not exist"),
+        "{}",
+        accepted.message
+    );
+    assert_eq!(rig.pod("coast"), None);
+    rig.server.put(
+        "/persistentvolumeclaims",
+        json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "shared", "namespace": NAMESPACE } }),
+    );
+    rig.pass(31).await;
+    assert_eq!(workspace_of(&rig.pod("coast").unwrap()).as_deref(), Some("shared"));
+    assert_eq!(claim(&rig, "coast-workspace"), None);
+}
+
+fn claim(rig: &Rig, name: &str) -> Option<serde_json::Value> {
+    rig.server.get("/persistentvolumeclaims", NAMESPACE, name)
+}
+
+/// The claim of a pod's workspace, which the worker may read and the gateway does not see.
+fn workspace_of(pod: &serde_json::Value) -> Option<String> {
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let volume = volumes.iter().find(|volume| volume["name"] == "workspace");
+    let mounted = |container: &serde_json::Value| {
+        let mounts = container["volumeMounts"].as_array().unwrap();
+        mounts.iter().find(|mount| mount["name"] == "workspace").cloned()
+    };
+    let expected = volume.map(|_| json!({ "name": "workspace", "mountPath": "/workspace", "readOnly": true }));
+    assert_eq!(mounted(&pod["spec"]["containers"][0]), expected);
+    assert_eq!(mounted(&pod["spec"]["initContainers"][0]), None);
+    volume.map(|volume| {
+        volume["persistentVolumeClaim"]["claimName"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    })
+}
+
+#[tokio::test(start_paused = true)]
 async fn skills_are_mounted_together_once_all_of_them_are_there_and_not_too_large() {
     let rig = Rig::start().await;
     let skill =

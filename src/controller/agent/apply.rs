@@ -1,4 +1,4 @@
-//! Step four: what is done. The pod first, since it takes longest to start; then its claim, which it waits for.
+//! Step four: what is done. The pod first, since it takes longest to start; then its claims, which it waits for.
 //!
 //! Pods are created and deleted, never patched; each delete names the uid it means.
 
@@ -71,8 +71,10 @@ pub(super) async fn apply(
             }
         }
     }
-    if let (Some(claim), None) = (plan.claim, &applied.obstacle) {
-        ensure_claim(ctx, subject, &claim, &mut applied).await?;
+    for claim in plan.claims {
+        if applied.obstacle.is_none() {
+            ensure_claim(ctx, subject, &claim, &mut applied).await?;
+        }
     }
     subject.remember(ctx, |memory| {
         memory.epoch = memory.epoch.max(applied.pod.as_ref().map_or(0, |pod| pod.epoch));
@@ -194,7 +196,7 @@ async fn ensure_claim(
     let api: Api<PersistentVolumeClaim> = subject.api(ctx);
     let name = claim.meta().name.clone().unwrap_or_default();
     if !applied.created && find("get a volume claim", api.get(&name)).await?.is_some() {
-        subject.remember(ctx, |memory| memory.claim_known = true);
+        subject.remember(ctx, |memory| memory.known_claims.extend([name]));
         return Ok(());
     }
     match call("create a volume claim", api.create(&PostParams::default(), claim)).await {
@@ -205,7 +207,7 @@ async fn ensure_claim(
             return Ok(());
         }
     }
-    subject.remember(ctx, |memory| memory.claim_known = true);
+    subject.remember(ctx, |memory| memory.known_claims.extend([name]));
     Ok(())
 }
 

@@ -45,8 +45,8 @@ pub(super) struct Voice {
 pub(super) struct Plan {
     /// With the pod.
     pub(super) pod: PodStep,
-    /// The claim that must exist, when that is not known yet.
-    pub(super) claim: Option<PersistentVolumeClaim>,
+    /// The claims that must exist, of which that is not known yet.
+    pub(super) claims: Vec<PersistentVolumeClaim>,
     /// Who may speak; `None`: nobody.
     pub(super) voice: Option<Voice>,
 }
@@ -68,12 +68,25 @@ pub(super) fn desired(
         .pod
         .as_ref()
         .is_some_and(|pod| pod.node.is_none() && !pod.ending());
-    let wanted = !agent.spec.storage.ephemeral && !memory.claim_known && (creating || waiting);
     Plan {
         pod,
-        claim: wanted.then(|| objects::claim(agent)),
+        claims: if creating || waiting {
+            claims(agent, memory)
+        } else {
+            Vec::new()
+        },
         voice: voice(agent, status, observed),
     }
+}
+
+fn claims(agent: &Agent, memory: &Remembered) -> Vec<PersistentVolumeClaim> {
+    let state = (!agent.spec.storage.ephemeral).then(|| objects::claim(agent));
+    let unknown = |claim: &PersistentVolumeClaim| {
+        let name = claim.metadata.name.as_ref();
+        name.is_some_and(|name| !memory.known_claims.contains(name))
+    };
+    let claims = state.into_iter().chain(objects::workspace_claim(agent));
+    claims.filter(unknown).collect()
 }
 
 fn pod_step(agent: &Agent, epoch: i64, observed: &Observed, valid: bool, settings: &Settings) -> PodStep {

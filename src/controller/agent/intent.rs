@@ -108,7 +108,9 @@ impl Situation<'_> {
     /// Whether the pod can act no more, by its silence alone, and shares nothing with the next one. A pod of another spec may
     /// have tools that take as long as any may.
     pub(super) fn is_spent(&self) -> bool {
-        let Some(pod) = self.pod.filter(|_| self.agent.spec.storage.ephemeral) else {
+        let spec = &self.agent.spec;
+        let shares = !spec.storage.ephemeral || spec.workspace.is_some();
+        let Some(pod) = self.pod.filter(|_| !shares) else {
             return false;
         };
         let longest_run = if self.marks.outdated(self.agent) {

@@ -1,7 +1,7 @@
 //! The pod of an Agent. Pure: the same Agent, epoch and settings give the same pod.
 //!
 //! Who may see what (DESIGN 1) is decided here by mounts: the keys, the token and the script only in the gateway, the
-//! instructions and the journal only in the worker, the socket in both.
+//! instructions, the journal and the workspace only in the worker, the socket in both.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::controller::restricted;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE,
     LIGHT_SCRIPT_FILE, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE,
-    SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_DIR, TOOL_HEADERS_DIR, WORKER_UID,
+    SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_DIR, TOOL_HEADERS_DIR, WORKER_UID, WORKSPACE_DIR, WORKSPACE_VOLUME,
 };
 
 /// The binary in the image.
@@ -173,6 +173,9 @@ fn worker(agent: &Agent, epoch: i64, settings: &Settings) -> Container {
     if !agent.spec.skills.is_empty() {
         mounts.push(mount("skills", SKILLS_DIR, true));
     }
+    if agent.spec.workspace.is_some() {
+        mounts.push(mount(WORKSPACE_VOLUME, WORKSPACE_DIR, true));
+    }
     let resources: Option<&ResourceRequirements> = agent.spec.pod.resources.as_ref();
     Container {
         volume_mounts: Some(mounts),
@@ -230,6 +233,7 @@ fn volumes(agent: &Agent) -> Vec<Volume> {
     if !agent.spec.skills.is_empty() {
         volumes.push(skills_volume(&agent.spec.skills));
     }
+    volumes.extend(workspace_volume(agent));
     volumes.extend(header_secrets(&agent.spec).map(|(server, secret)| Volume {
         name: header_volume(server),
         secret: Some(SecretVolumeSource {
@@ -281,6 +285,18 @@ fn state_volume(agent: &Agent) -> Volume {
         });
     }
     volume
+}
+
+fn workspace_volume(agent: &Agent) -> Option<Volume> {
+    let named = agent.spec.workspace.as_ref()?.claim_name.clone();
+    Some(Volume {
+        name: WORKSPACE_VOLUME.into(),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+            claim_name: named.unwrap_or_else(|| names::workspace_claim(&agent.name_any())),
+            ..PersistentVolumeClaimVolumeSource::default()
+        }),
+        ..Volume::default()
+    })
 }
 
 fn token_volume() -> Volume {

@@ -25,8 +25,8 @@ pub(super) struct Remembered {
     pub(super) pace: Pace,
     /// The pod just made, until the watch has it.
     pub(super) created: Option<Arc<Pod>>,
-    /// The volume claim is there.
-    pub(super) claim_known: bool,
+    /// The volume claims that are there.
+    pub(super) known_claims: BTreeSet<String>,
     /// The references of this generation were found once.
     pub(super) accepted_generation: Option<i64>,
     /// Attempts in a row that found a reference missing.
@@ -57,7 +57,7 @@ impl Remembered {
             known: None,
             pace: Pace::new(now),
             created: None,
-            claim_known: false,
+            known_claims: BTreeSet::new(),
             accepted_generation: None,
             missing: 0,
             failed_pods: 0,

@@ -21,3 +21,8 @@ pub(super) const GATEWAY: &str = "gateway";
 pub(super) fn claim(agent: &str) -> String {
     format!("{agent}-state")
 }
+
+/// Name of the claim of an Agent's workspace, where it names none of its own.
+pub(super) fn workspace_claim(agent: &str) -> String {
+    format!("{agent}-workspace")
+}

@@ -1,4 +1,4 @@
-//! The small objects around a pod: its volume claim, and per namespace the service account and the CA bundle.
+//! The small objects around a pod: its volume claims, and per namespace the service account and the CA bundle.
 
 use std::collections::BTreeMap;
 
@@ -32,24 +32,45 @@ fn shared_labels() -> BTreeMap<String, String> {
     ])
 }
 
-/// The volume claim. It goes with the Agent only when the Agent says so.
+/// The claim of the state.
 pub(super) fn claim(agent: &Agent) -> PersistentVolumeClaim {
     let storage = &agent.spec.storage;
-    let owned = storage.retention_policy == RetentionPolicy::Delete;
-    let access_mode: &'static str = storage.access_mode.into();
+    let name = names::claim(&agent.name_any());
+    let mut claim = claim_of(agent, name, &storage.size, storage.storage_class_name.as_deref());
+    if let Some(spec) = &mut claim.spec {
+        let access_mode: &'static str = storage.access_mode.into();
+        spec.access_modes = Some(vec![access_mode.into()]);
+    }
+    claim
+}
+
+/// The claim of the workspace; `None`: there is no workspace, or its claim is the user's.
+pub(super) fn workspace_claim(agent: &Agent) -> Option<PersistentVolumeClaim> {
+    let workspace = agent.spec.workspace.as_ref()?;
+    if workspace.claim_name.is_some() {
+        return None;
+    }
+    let name = names::workspace_claim(&agent.name_any());
+    let class = workspace.storage_class_name.as_deref();
+    Some(claim_of(agent, name, workspace.size(), class))
+}
+
+/// A volume claim. It goes with the Agent only when the Agent says so.
+fn claim_of(agent: &Agent, name: String, size: &str, class: Option<&str>) -> PersistentVolumeClaim {
+    let owned = agent.spec.storage.retention_policy == RetentionPolicy::Delete;
     PersistentVolumeClaim {
         metadata: ObjectMeta {
-            name: Some(names::claim(&agent.name_any())),
+            name: Some(name),
             namespace: agent.namespace(),
             labels: Some(labels(agent)),
             owner_references: owned.then(|| agent.controller_owner_ref(&()).into_iter().collect()),
             ..ObjectMeta::default()
         },
         spec: Some(PersistentVolumeClaimSpec {
-            access_modes: Some(vec![access_mode.into()]),
-            storage_class_name: storage.storage_class_name.clone(),
+            access_modes: Some(vec!["ReadWriteOnce".into()]),
+            storage_class_name: class.map(Into::into),
             resources: Some(VolumeResourceRequirements {
-                requests: Some(BTreeMap::from([("storage".into(), Quantity(storage.size.clone()))])),
+                requests: Some(BTreeMap::from([("storage".into(), Quantity(size.into()))])),
                 ..VolumeResourceRequirements::default()
             }),
             ..PersistentVolumeClaimSpec::default()

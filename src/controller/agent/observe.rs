@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Secret};
 use kube::api::Api;
 use kube::core::Status;
 use kube::runtime::reflector::ObjectRef;
@@ -167,13 +167,20 @@ async fn references(ctx: &Context, subject: &Subject<'_>) -> Result<References, 
         let secret = server.headers_secret_ref.as_ref()?;
         Some(async move { Ok((server.name.clone(), keys(ctx, subject, &secret.name).await?)) })
     }));
-    let (model, light, instructions, skills, headers) =
-        tokio::try_join!(model, light, instructions, skills(ctx, subject), headers)?;
+    let (model, light, instructions, skills, workspace, headers) = tokio::try_join!(
+        model,
+        light,
+        instructions,
+        skills(ctx, subject),
+        workspace(ctx, subject),
+        headers
+    )?;
     Ok(References {
         model,
         light,
         instructions,
         skills,
+        workspace,
         headers: headers.into_iter().collect(),
     })
 }
@@ -237,6 +244,17 @@ async fn skills(ctx: &Context, subject: &Subject<'_>) -> Result<Vec<Looked<Strin
     let maps: BTreeMap<_, _> = read.into_iter().collect();
     let looked = |reference: &KeyRef| key_of(maps.get(&reference.name).and_then(Option::as_ref), &reference.key);
     Ok(references().map(looked).collect())
+}
+
+/// The claim that the workspace names.
+async fn workspace(ctx: &Context, subject: &Subject<'_>) -> Result<Option<Looked<()>>, Error> {
+    let workspace = subject.agent.spec.workspace.as_ref();
+    let Some(name) = workspace.and_then(|workspace| workspace.claim_name.as_ref()) else {
+        return Ok(None);
+    };
+    let api: Api<PersistentVolumeClaim> = subject.api(ctx);
+    let claim = find("get a volume claim", api.get(name)).await?;
+    Ok(Some(claim.map_or(Looked::NoObject, |_| Looked::Found(()))))
 }
 
 /// The data of a ConfigMap; `None`: there is none of this name.

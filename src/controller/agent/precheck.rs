@@ -56,6 +56,8 @@ pub fn problem(
             .iter()
             .map(|skill| text(&skill.config_map_key_ref))
             .collect(),
+        // A run without a cluster has every claim.
+        workspace: None,
         headers: headers.collect(),
     };
     validate(agent, &references, settings)

@@ -43,6 +43,8 @@ pub(super) struct References {
     pub(super) instructions: Option<Looked<String>>,
     /// `skills`, in their order.
     pub(super) skills: Vec<Looked<String>>,
+    /// `workspace.claimName`; whether it is there.
+    pub(super) workspace: Option<Looked<()>>,
     /// `tools.servers[].headersSecretRef`, by the server's name: the keys, never what they hold.
     pub(super) headers: BTreeMap<String, Looked<Vec<String>>>,
 }
@@ -65,6 +67,8 @@ pub(super) enum InvalidReason {
     SecretNotFound,
     /// A ConfigMap or its key is missing.
     ConfigMapNotFound,
+    /// The volume claim that `spec.workspace.claimName` names is missing.
+    VolumeClaimNotFound,
     /// An AgentBudget that `spec.budgetRefs` names is missing.
     BudgetNotFound,
     /// The platform wants a budget, and none applies.
@@ -124,6 +128,7 @@ pub(super) fn validate(agent: &Agent, references: &References, settings: &Settin
         instructions(text, field, reference)?;
     }
     skills(&agent.spec.skills, &references.skills)?;
+    workspace(agent, references.workspace.as_ref())?;
     for server in &agent.spec.tools.servers {
         if let (Some(secret), Some(looked)) = (&server.headers_secret_ref, references.headers.get(&server.name)) {
             headers(looked, &server.name, &secret.name)?;
@@ -178,6 +183,24 @@ fn headers(looked: &Looked<Vec<String>>, server: &str, secret: &str) -> Result<(
              header: remove it, or name another Secret"
         ))),
     }
+}
+
+fn workspace(agent: &Agent, looked: Option<&Looked<()>>) -> Result<(), Invalid> {
+    let named = agent
+        .spec
+        .workspace
+        .as_ref()
+        .and_then(|workspace| workspace.claim_name.as_ref());
+    let (Some(name), Some(Looked::NoObject)) = (named, looked) else {
+        return Ok(());
+    };
+    Err(Invalid {
+        reason: InvalidReason::VolumeClaimNotFound,
+        message: format!(
+            "spec.workspace.claimName: PersistentVolumeClaim {name} does not exist in this namespace: create it, correct the \
+             name, or remove claimName to have a claim made"
+        ),
+    })
 }
 
 fn name(agent: &Agent) -> Result<(), Invalid> {

@@ -83,6 +83,10 @@ fn named(name: &str) -> Value {
 fn temperature(value: &str) -> Value {
     model(&json!({"temperature": value}))
 }
+fn workspace(workspace: &Value) -> Value {
+    with(scripted(), &json!({"spec": {"workspace": workspace}}))
+}
+
 fn storage(change: &Value) -> Value {
     with(scripted(), &json!({"spec": {"storage": change}}))
 }
@@ -123,6 +127,7 @@ pub fn rows() -> Vec<Row> {
     all.extend(models());
     all.extend(models().iter().map(light));
     all.extend(storages());
+    all.extend(workspaces());
     all.extend(pods());
     all.extend(totals());
     all.extend(tool_servers());
@@ -653,6 +658,46 @@ fn storages() -> Vec<Row> {
             storage(&json!({"retentionPolicy": "Retain"})),
             vec![storage(&json!({"retentionPolicy": "Retain"}))],
             vec![storage(&json!({"retentionPolicy": "Delete"})), scripted()],
+        ),
+    ]
+}
+
+fn workspaces() -> Vec<Row> {
+    let named = workspace(&json!({"claimName": "shared"}));
+    vec![
+        row(
+            "spec.workspace.size must be a quantity from 1Mi to 16Ti",
+            vec![
+                scripted(),
+                workspace(&json!({})),
+                workspace(&json!({"size": "1Mi"})),
+                workspace(&json!({"size": "16Ti"})),
+            ],
+            vec![
+                workspace(&json!({"size": "1023Ki"})),
+                workspace(&json!({"size": "17Ti"})),
+                workspace(&json!({"size": "big"})),
+            ],
+        ),
+        row(
+            "spec.workspace.claimName names a claim that is there already",
+            vec![named.clone()],
+            vec![
+                workspace(&json!({"claimName": "shared", "size": "1Gi"})),
+                workspace(&json!({"claimName": "shared", "storageClassName": "fast"})),
+            ],
+        ),
+        change(
+            "spec.workspace.size is immutable",
+            workspace(&json!({"size": "2Gi"})),
+            vec![workspace(&json!({"size": "2Gi"})), named.clone(), scripted()],
+            vec![workspace(&json!({"size": "3Gi"})), workspace(&json!({}))],
+        ),
+        change(
+            "spec.workspace.storageClassName is immutable",
+            workspace(&json!({"storageClassName": "fast"})),
+            vec![workspace(&json!({"storageClassName": "fast"})), named, scripted()],
+            vec![workspace(&json!({"storageClassName": "slow"})), workspace(&json!({}))],
         ),
     ]
 }

@@ -7,7 +7,7 @@ use agentloop::api::agent::{
     AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, FieldType,
     Guardrails, Heartbeat, HotField, HotState, KeyRef, Loop, LoopDetection, Mode, Model, ModelApi,
     OutputLimitParameter, PodSettings, PreCheck, RateLimit, Resource, RetentionPolicy, Skill, Storage, TextSource,
-    ToolCalling, Total, UpdateStrategy,
+    ToolCalling, Total, UpdateStrategy, Workspace,
 };
 use agentloop::api::price::{LongContext, Price};
 use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
@@ -299,6 +299,24 @@ fn heartbeat() -> impl Strategy<Value = Heartbeat> {
     (10_u32..=2_592_000, "\\PC{1,80}").prop_map(|(every_seconds, prompt)| Heartbeat { every_seconds, prompt })
 }
 
+fn workspace() -> impl Strategy<Value = Workspace> {
+    let made = (
+        option::of((1_u32..=1024).prop_map(|size| format!("{size}Mi"))),
+        option::of("[a-z]{0,8}"),
+    );
+    prop_oneof![
+        made.prop_map(|(size, storage_class_name)| Workspace {
+            size,
+            storage_class_name,
+            claim_name: None
+        }),
+        "[a-z]{1,20}".prop_map(|name| Workspace {
+            claim_name: Some(name),
+            ..Workspace::default()
+        }),
+    ]
+}
+
 prop_compose! {
     fn pre_check()(enabled in any::<bool>(), prompt in option::of("\\PC{1,80}")) -> PreCheck {
         PreCheck { enabled, prompt }
@@ -339,7 +357,7 @@ prop_compose! {
         exempt_tools in prop::collection::btree_set("[!-~]{1,20}", 0..4),
         budgets in prop::collection::btree_set("[a-z]{1,20}", 0..4),
         (tools, hot_state) in (tools(), hot_state()),
-        storage in storage(),
+        (storage, workspace) in (storage(), option::of(workspace())),
         pod in pod(),
     ) -> AgentSpec {
         AgentSpec {
@@ -379,6 +397,7 @@ prop_compose! {
             },
             budget_refs: budgets.into_iter().map(|name| BudgetRef { name }).collect(),
             storage,
+            workspace,
             pod,
         }
     }
