@@ -66,7 +66,7 @@ const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
         "metadata.name of a Sensor must be at most 63 characters: it names the Sensor in events and metrics"
     ),
     validation = Rule::new(
-        "has(self.spec.source.schedule) || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$')"
+        "has(self.spec.source.schedule) || has(self.spec.source.watch) || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$')"
     ).message(
         "metadata.name of a Sensor with poll, stream or webhook must be at most 45 lower-case letters, digits and '-', a letter first: it names its pod and Service"
     )
@@ -118,15 +118,18 @@ pub struct SensorSpec {
 /// What a Sensor listens to.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[x_kube(validation = Rule::new(
-    "[has(self.schedule), has(self.poll), has(self.stream), has(self.webhook)].filter(one, one).size() == 1"
+    "[has(self.schedule), has(self.watch), has(self.poll), has(self.stream), has(self.webhook)].filter(one, one).size() == 1"
 ).message(
-    "spec.source must have exactly one of schedule, poll, stream and webhook, such as schedule: {cron: \"0 8 * * 1-5\"}"
+    "spec.source must have exactly one of schedule, watch, poll, stream and webhook, such as schedule: {cron: \"0 8 * * 1-5\"}"
 ))]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
     /// A clock. It ticks in each receiver's own pod and costs no traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
+    /// Files of the receivers' workspaces (`spec.workspace` of the Agent). Each receiver's own pod looks at them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watch: Option<Watch>,
     /// A page or a query that is asked again and again, by a pod of the Sensor's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll: Option<Poll>,
@@ -161,6 +164,26 @@ pub struct Schedule {
 
 fn utc() -> String {
     "UTC".into()
+}
+
+/// Files of a workspace. Each file that is new, changed or gone is an event, once it has looked the same for a second; what
+/// changed while the pod did not run is found when it does, and files that are there at first are new. The payload is
+/// `{"path", "kind": "Created"|"Modified"|"Removed", "size", "modified", "sha256", "content"}`: the path below the workspace,
+/// and the content where it is a text in UTF-8 that `limits.maxPayloadBytes` has room for. Files above 64 MiB have no
+/// `sha256`. Files wait for `limits.perMinute` and `limits.minIntervalMilliseconds`, none is dropped. Links are not followed.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Watch {
+    /// A folder or a file below the workspace, such as `inbox/`; `.` is all of it. While it holds more than 10,000 files and
+    /// folders nothing is heard, and `Connected` says so.
+    #[schemars(length(min = 1, max = 1024))]
+    #[x_kube(validation = Rule::new("!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')").message(
+        "spec.source.watch.path must be a path below the workspace, without / at its start and without .., such as inbox/"
+    ))]
+    pub path: String,
+    /// Whether files in folders of that folder count too.
+    #[serde(default = "yes")]
+    pub recursive: bool,
 }
 
 /// What becomes of missed ticks.
@@ -252,7 +275,7 @@ pub struct Notification {
     pub text: String,
 }
 
-/// Bounds of what is accepted. What is beyond them is counted in `status.dropped`.
+/// Bounds of what is accepted. What is beyond them is counted in `status.dropped`; files of a `watch` wait instead.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Limits {
@@ -295,7 +318,7 @@ pub struct SensorStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// What it listens to: `Schedule`, `Poll`, `Stream` or `Webhook`.
+    /// What it listens to: `Schedule`, `Watch`, `Poll`, `Stream` or `Webhook`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#type: Option<SourceType>,
     /// When the last accepted event came.
@@ -373,6 +396,8 @@ pub struct Receiver {
 pub enum SourceType {
     /// A clock.
     Schedule,
+    /// Files.
+    Watch,
     /// A page or a query.
     Poll,
     /// A connection that stays open.

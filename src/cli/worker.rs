@@ -8,7 +8,9 @@ use clap::Args as ClapArgs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::link::pod::{CONFIG_ENV, DRAIN_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, PodConfig, SKILLS_DIR, SOCKET_PATH};
+use crate::link::pod::{
+    CONFIG_ENV, DRAIN_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, PodConfig, SKILLS_DIR, SOCKET_PATH, WORKSPACE_DIR,
+};
 use crate::worker::startup::{self, Options};
 
 /// Flags of `agentloop worker`.
@@ -32,6 +34,9 @@ pub(super) struct Args {
     /// Directory of the mounted skills.
     #[arg(long, env = "AGENTLOOP_SKILLS_DIR", default_value = SKILLS_DIR)]
     skills_dir: PathBuf,
+    /// The files of the Agent, where its spec says that it has some.
+    #[arg(long, env = "AGENTLOOP_WORKSPACE_DIR", default_value = WORKSPACE_DIR)]
+    workspace_dir: PathBuf,
     /// Seconds that a model call in flight may go on after SIGTERM.
     #[arg(long, env = "AGENTLOOP_DRAIN_SECONDS", default_value_t = DRAIN_SECONDS)]
     drain_seconds: u64,
@@ -54,6 +59,7 @@ impl Args {
             journal_dir: self.journal_dir,
             instructions_file: self.instructions_file,
             skills_dir: self.skills_dir,
+            workspace_dir: self.workspace_dir,
             drain: Duration::from_secs(self.drain_seconds),
         };
         // One thread is enough for one loop, and small.

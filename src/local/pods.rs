@@ -208,6 +208,7 @@ async fn live(roles: AgentRoles, status: &Status, terminate: &CancellationToken)
             journal_dir: options.journal_dir,
             instructions_file: options.instructions_file,
             skills_dir: options.skills_dir,
+            workspace_dir: options.workspace_dir,
             drain: DRAIN,
         };
         async move { startup::run(options, end).await.map_err(|error| error.to_string()) }

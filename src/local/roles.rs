@@ -14,7 +14,7 @@ use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE,
     LINK_TOKEN_FILE, OUTBOX_DIR, PodConfig, RECORD_DIR, SCRIPT_FILE, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE,
-    SENSOR_SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_PATH, SensorPodConfig, TOOL_HEADERS_DIR,
+    SENSOR_SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_PATH, SensorPodConfig, TOOL_HEADERS_DIR, WORKSPACE_DIR,
 };
 use crate::link::server::PodKind;
 use crate::{gateway, sensor};
@@ -45,6 +45,7 @@ pub(super) struct WorkerOptions {
     pub(super) journal_dir: PathBuf,
     pub(super) instructions_file: PathBuf,
     pub(super) skills_dir: PathBuf,
+    pub(super) workspace_dir: PathBuf,
 }
 
 /// What a pod is, by its service account, as the controller of a cluster tells it.
@@ -97,6 +98,7 @@ fn agent(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<AgentRoles, PodError
             journal_dir: in_worker(JOURNAL_DIR),
             instructions_file: in_worker(INSTRUCTIONS_FILE),
             skills_dir: in_worker(SKILLS_DIR),
+            workspace_dir: in_worker(WORKSPACE_DIR),
         },
     })
 }

@@ -10,6 +10,7 @@ pub mod rules;
 pub mod schedule;
 pub mod source;
 mod state;
+pub mod watch;
 
 use crate::api::SensorSpec;
 
@@ -28,6 +29,9 @@ pub fn check(name: &str, spec: &SensorSpec) -> Result<(), Invalid> {
     rules::Rules::compile(name, spec)?;
     if let Some(schedule) = &spec.source.schedule {
         schedule::Calendar::compile(schedule)?;
+    }
+    if let Some(watch) = &spec.source.watch {
+        watch::Scope::of(watch)?;
     }
     Ok(())
 }

@@ -185,7 +185,15 @@ impl Rules {
         let _ = failed(state, failure);
     }
 
-    fn heed_clock(&self, state: &mut State, now: Timestamp) {
+    /// When the next event finds room in the limits of time: one that could wait need not be held or dropped.
+    #[must_use]
+    pub fn room_from(&self, state: &State, now: Timestamp) -> Timestamp {
+        let free = self.free_from(state).unwrap_or(Timestamp::MIN);
+        free.max(state.room_from(now, self.per_minute))
+    }
+
+    /// The clock may have been set back.
+    pub fn heed_clock(&self, state: &mut State, now: Timestamp) {
         let cooldowns = self.signals.iter().map(|signal| signal.cooldown);
         state.heed_clock(now, cooldowns.max().unwrap_or_default());
     }

@@ -92,6 +92,22 @@ impl State {
         self.accepted.iter().map(|(_, count)| count).sum()
     }
 
+    /// When fewer than `most` events were accepted in the last minute.
+    pub(super) fn room_from(&self, now: Timestamp, most: u32) -> Timestamp {
+        let oldest = now.as_second() - WINDOW_SECONDS;
+        let counted = || self.accepted.iter().filter(|(at, _)| *at >= oldest);
+        let mut count: u32 = counted().map(|(_, count)| count).sum();
+        let mut room = Timestamp::MIN;
+        for (at, leaving) in counted() {
+            if count < most {
+                break;
+            }
+            count -= leaving;
+            room = Timestamp::from_second(at + WINDOW_SECONDS + 1).unwrap_or(Timestamp::MAX);
+        }
+        room
+    }
+
     pub(super) fn count_accepted(&mut self, now: Timestamp) {
         let second = now.as_second();
         match self.accepted.back_mut() {

@@ -34,6 +34,7 @@ use super::model::Format;
 use super::outbox::Outbox;
 use super::readings::{Ask, Readings};
 use super::report;
+use super::sensors::lookout::{Lookouts, Sighting};
 use super::sensors::{Happened, Sensors};
 use super::steps::{Steps, Taken};
 use super::tool_source::ToolSource;
@@ -84,6 +85,7 @@ pub struct Driver<'a> {
     readings: Readings,
     sensors: Sensors,
     deliveries: Deliveries,
+    lookouts: Lookouts,
     timer: Option<Timestamp>,
     calls: JoinSet<(CallId, Result<Answer, Failure>)>,
     in_flight: Option<CallId>,
@@ -106,6 +108,8 @@ pub struct Parts<'a> {
     pub engine: Engine,
     /// What is remembered of Sensors.
     pub sensors: Sensors,
+    /// Who look at files for them.
+    pub lookouts: Lookouts,
     /// `None`: the Agent has no tools but the engine's own.
     pub tools: Option<Arc<dyn ToolSource>>,
     /// The model of the spec.
@@ -143,6 +147,7 @@ enum Happening {
     Heard,
     Asked(Ask),
     Delivered(Delivery),
+    Saw(Sighting),
     Terminated,
     Moment,
 }
@@ -166,6 +171,7 @@ impl<'a> Driver<'a> {
             readings: Readings::new(parts.gateway),
             sensors: parts.sensors,
             deliveries: Deliveries::new(parts.gateway),
+            lookouts: parts.lookouts,
             timer: None,
             calls: JoinSet::new(),
             in_flight: None,
@@ -236,6 +242,7 @@ impl<'a> Driver<'a> {
                     self.stop(StopCause::Drain)?;
                 }
                 Happening::Delivered(delivery) => self.take_delivery(&delivery)?,
+                Happening::Saw(sighting) => self.see(sighting)?,
                 Happening::Asked(ask) => self.readings.answer(ask, &self.steps)?,
                 Happening::Moment => {}
             }
@@ -265,6 +272,7 @@ impl<'a> Driver<'a> {
                 (Err(_), None) => Happening::Moment,
             },
             delivery = self.deliveries.next(), if listens => Happening::Delivered(delivery),
+            sighting = self.lookouts.next(), if listens => Happening::Saw(sighting),
             // Last: who reads never holds up the loop.
             ask = self.readings.asked() => Happening::Asked(ask),
             () = moment => Happening::Moment,
@@ -279,7 +287,7 @@ impl<'a> Driver<'a> {
         let silence = (self.link < Link::Silent).then(|| self.contact.left_to_silence(now));
         let lease = (self.link < Link::Lost).then(|| self.contact.left(now));
         let drain = self.drain_from.map(|from| self.drain.saturating_sub(now.since(from)));
-        let sensor = self.sensors.next().filter(|_| self.listens());
+        let sensor = self.sensors.next(now.wall).filter(|_| self.listens());
         let sensor = sensor.map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
         [timer, silence, lease, drain, sensor]
             .into_iter()
@@ -342,6 +350,12 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
+    /// Takes what is seen of files; a change is heard as soon as it finds room.
+    fn see(&mut self, sighting: Sighting) -> Result<(), JournalError> {
+        let happened = self.sensors.saw(sighting);
+        happened.map_or(Ok(()), |happened| self.sense(happened))
+    }
+
     /// Lets the loop hear what happened to a Sensor. What is to be remembered of it is on disk then.
     fn sense(&mut self, happened: Happened) -> Result<(), JournalError> {
         if !self.listens() {
@@ -387,6 +401,7 @@ impl<'a> Driver<'a> {
         if before.sensors != directives.sensors {
             let begun = self.sensors.direct(Timestamp::now(), directives.sensors.as_deref());
             begun.into_iter().try_for_each(|happened| self.sense(happened))?;
+            self.lookouts.set(&self.sensors);
             self.outbox.report(self.report());
         }
         Ok(())

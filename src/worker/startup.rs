@@ -22,6 +22,7 @@ use super::journal::{Journal, JournalError, Owner, Restored};
 use super::outbox::Outbox;
 use super::report;
 use super::sensors::Sensors;
+use super::sensors::lookout::Lookouts;
 use super::tool_source::ToolSource;
 use super::tools::Tools;
 
@@ -42,6 +43,8 @@ pub struct Options {
     pub instructions_file: PathBuf,
     /// Directory of the mounted skills.
     pub skills_dir: PathBuf,
+    /// The files of the Agent, where its spec says that it has some.
+    pub workspace_dir: PathBuf,
     /// How long a call in flight may go on after SIGTERM.
     pub drain: Duration,
 }
@@ -153,7 +156,8 @@ impl Worker {
             Some((session, first)) => {
                 let spec = &self.options.config.spec;
                 let settings = Settings::try_from(spec)?;
-                let sensors = Sensors::restore(restored.kept);
+                let workspace = spec.workspace.as_ref().map(|_| self.options.workspace_dir.clone());
+                let sensors = Sensors::restore(restored.kept).with_workspace(workspace.is_some());
                 let mut engine = match restored.snapshot {
                     Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
                     None => Engine::new(settings),
@@ -165,6 +169,7 @@ impl Worker {
                     agent: self.options.config.uid.clone(),
                     engine,
                     sensors,
+                    lookouts: Lookouts::new(workspace),
                     tools: tools(&spec.tools, &self.options.socket)?,
                     model: &spec.model,
                     light_model: spec.light_model.as_ref(),

@@ -122,10 +122,15 @@ impl Drop for CutOff {
     }
 }
 
-/// The directory on this machine behind an Agent's volume claim.
+/// The directory on this machine behind the claim of an Agent's state.
 pub fn volume(kubectl: &Kubectl, agent: &str) -> PathBuf {
-    let claims = kubectl.list("persistentvolumeclaims", &format!("agentloop.dev/agent={agent}"));
-    let name = claims[0]["spec"]["volumeName"].as_str().expect("the claim is bound");
+    claim(kubectl, &format!("{agent}-state"))
+}
+
+/// The directory on this machine behind a volume claim.
+pub fn claim(kubectl: &Kubectl, name: &str) -> PathBuf {
+    let claim = kubectl.get("persistentvolumeclaim", name).expect("the claim exists");
+    let name = claim["spec"]["volumeName"].as_str().expect("the claim is bound");
     let volume = kubectl.get("persistentvolume", name).expect("its volume exists");
     let path = ["/spec/local/path", "/spec/hostPath/path"]
         .iter()

@@ -2,8 +2,10 @@
 
 use super::agents::Agent;
 use super::cluster::{Namespace, shared};
+use super::host;
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/schedule.yaml");
+const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/watch.yaml");
 const SENSOR: &str = "sensors.agentloop.dev/every-minute";
 
 #[test]
@@ -50,5 +52,48 @@ fn a_schedule_wakes_the_loop_that_waits_for_it_is_edited_suspended_and_deleted_i
         same["metadata"]["uid"], pod["metadata"]["uid"],
         "all of this in one pod"
     );
+    agent.stop(60);
+}
+
+#[test]
+fn files_moved_into_a_workspace_are_told_once_each_over_a_kill_and_a_new_pod() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "files");
+    let kubectl = &namespace.kubectl;
+    kubectl.ok(&["apply", "-f", FILES]);
+    let agent = Agent::named(&namespace, "reader");
+    kubectl.wait("agents.agentloop.dev/reader", "condition=Ready", 90);
+    let pod = agent.until_pod(None, 30);
+    let inbox = "sensors.agentloop.dev/inbox";
+    // Nobody has made the folder.
+    kubectl.wait(inbox, "condition=Connected=false", 60);
+    let folder = host::claim(kubectl, "reader-workspace");
+    std::fs::create_dir(folder.join("inbox")).expect("a folder");
+    kubectl.wait(inbox, "condition=Connected", 60);
+    kubectl.wait(inbox, "jsonpath={.status.type}=Watch", 30);
+    let put = |name: &str| {
+        std::fs::write(folder.join(name), name).expect("a file");
+        std::fs::rename(folder.join(name), folder.join("inbox").join(name)).expect("a file");
+    };
+    let until = |events: i64| {
+        let what = format!("{events} events");
+        kubectl.until(&what, 60, "sensors.agentloop.dev", "inbox", |sensor| {
+            sensor["status"]["events"].as_i64().filter(|seen| *seen >= events)
+        })
+    };
+    let asleep = agent.until_state("Sleeping", 60);
+    let turns = asleep["status"]["usage"]["turns"].as_i64().unwrap_or_default();
+    put("first");
+    until(1);
+    agent.until_turns(turns + 1, 60);
+    host::kill(&pod, "worker");
+    put("second");
+    until(2);
+    kubectl.ok(&["delete", "pod", "reader", "--wait=true"]);
+    put("third");
+    agent.until_pod(Some(&pod), 90);
+    until(3);
+    std::fs::remove_file(folder.join("inbox/first")).expect("removed");
+    assert_eq!(until(4), 4, "each file once, and one that is gone");
     agent.stop(60);
 }

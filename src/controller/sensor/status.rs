@@ -203,6 +203,7 @@ fn type_of(source: &Source) -> SourceType {
         (Some(_), _, _) => SourceType::Poll,
         (_, Some(_), _) => SourceType::Stream,
         (_, _, Some(_)) => SourceType::Webhook,
+        (None, None, None) if source.watch.is_some() => SourceType::Watch,
         (None, None, None) => SourceType::Schedule,
     }
 }

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Version of the tables, kept in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 4;
+pub(super) const VERSION: i64 = 5;
 
 /// Of version 1. `journal`: one line per event, safe to read aloud. `messages`: the conversation; `live` rows are the transcript
 /// that the engine still sends, the others are history. `kv`: the engine's snapshot and the journal's owner.
@@ -89,8 +89,20 @@ CREATE TABLE deliveries (
 ) WITHOUT ROWID;
 ";
 
+/// Version 5: the files that a Sensor has told of, as they looked then.
+const VERSION_5: &str = "
+CREATE TABLE watched_files (
+    sensor TEXT NOT NULL,
+    path TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    modified INTEGER NOT NULL,
+    hash TEXT,
+    PRIMARY KEY (sensor, path)
+) WITHOUT ROWID;
+";
+
 /// Step `n` makes version `n + 1` of version `n`; version 0 is an empty file.
-pub(super) const STEPS: [&str; 4] = [VERSION_1, VERSION_2, VERSION_3, VERSION_4];
+pub(super) const STEPS: [&str; 5] = [VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5];
 
 /// The version of the tables found; 0 for an empty file.
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {

@@ -187,7 +187,7 @@ fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
     assert!(
         error
             .to_string()
-            .contains("schema version 5 and this agentloop knows versions up to 4")
+            .contains("schema version 6 and this agentloop knows versions up to 5")
     );
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
 }

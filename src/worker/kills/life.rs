@@ -149,7 +149,7 @@ impl Life<'_> {
             self.runs.values().map(|(at, _)| *at).min(),
             self.world.next_happening(),
             self.timer,
-            self.sensors.next(),
+            self.sensors.next(self.world.now),
         ];
         let Some(next) = moments.into_iter().flatten().min() else {
             panic!("the loop waits for nothing: {:?}", self.steps.view());

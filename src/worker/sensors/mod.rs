@@ -3,6 +3,10 @@
 //! Pure: the driver brings the time, feeds the loop, and writes what is to be remembered in the transaction in which the
 //! loop heard of it; only then is it taken over here. So each event takes effect once, whenever the worker is killed.
 
+mod bell;
+mod files;
+pub mod lookout;
+
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
@@ -18,6 +22,9 @@ use crate::link::sensors::{LastEvent, SensorReport, SensorTerms};
 use crate::sensing::delivery::{Delivery, Event};
 use crate::sensing::rules::{Outcome, Rules, State};
 use crate::sensing::schedule::{self, Calendar, Due};
+use crate::sensing::watch::{Change, Print, Scope};
+
+use lookout::{Hold, Sight, Sighting, Wanted, Watching};
 
 /// All Sensors of a loop.
 #[derive(Debug, Default)]
@@ -25,6 +32,10 @@ pub struct Sensors {
     running: BTreeMap<String, Running>,
     /// By uid, those included that do not run any more: one that comes back goes on.
     memories: BTreeMap<String, Memory>,
+    /// Files that they have told of, by uid.
+    files: BTreeMap<String, BTreeMap<String, Print>>,
+    /// There is a workspace.
+    has_workspace: bool,
 }
 
 /// A Sensor that runs here.
@@ -35,12 +46,15 @@ struct Running {
     compiled: Option<Result<Compiled, String>>,
     /// Since when somebody listens.
     since: Timestamp,
+    /// A file that has changed and is not heard of yet.
+    waiting: Option<(Change, Hold)>,
 }
 
 #[derive(Debug)]
 struct Compiled {
     rules: Rules,
     calendar: Option<Calendar>,
+    watching: Option<Watching>,
 }
 
 /// What is kept of a Sensor.
@@ -51,6 +65,9 @@ struct Memory {
     through: i64,
     rules: State,
     ticks: Option<Ticks>,
+    /// Why files cannot be seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trouble: Option<String>,
     /// The newest value that it gave each field.
     values: BTreeMap<String, Given>,
 }
@@ -78,6 +95,8 @@ pub struct Happened {
     sensor: String,
     memory: Memory,
     input: Option<Input>,
+    /// What is to be remembered of files; `None`: nothing.
+    files: Vec<(String, Option<Print>)>,
 }
 
 impl Happened {
@@ -94,6 +113,7 @@ impl Happened {
             sensor: self.sensor.clone(),
             seq: self.memory.through,
             memory: serde_json::to_string(&self.memory).unwrap_or_default(),
+            files: self.files.clone(),
         }
     }
 }
@@ -102,14 +122,24 @@ impl Sensors {
     /// As the journal knows them.
     #[must_use]
     pub fn restore(kept: Vec<Kept>) -> Self {
-        let memories = kept.into_iter().filter_map(|kept| {
-            let memory: Memory = serde_json::from_str(&kept.memory).ok()?;
-            Some((kept.sensor, memory))
-        });
-        Self {
-            running: BTreeMap::new(),
-            memories: memories.collect(),
+        let mut sensors = Self::default();
+        for kept in kept {
+            let Ok(memory) = serde_json::from_str(&kept.memory) else {
+                continue;
+            };
+            let files = kept.files.into_iter();
+            let files = files.filter_map(|(path, print)| Some((path, print?))).collect();
+            sensors.files.insert(kept.sensor.clone(), files);
+            sensors.memories.insert(kept.sensor, memory);
         }
+        sensors
+    }
+
+    /// Whether there is a workspace whose files can be watched.
+    #[must_use]
+    pub fn with_workspace(mut self, has_workspace: bool) -> Self {
+        self.has_workspace = has_workspace;
+        self
     }
 
     /// Values that Sensors gave, the oldest first.
@@ -135,30 +165,62 @@ impl Sensors {
                 continue;
             }
             let listened = known.filter(|running| running.compiled.is_some());
-            let running = Running {
+            let mut running = Running {
                 since: listened.map_or(now, |running| running.since.min(now)),
-                compiled: (!terms.spec.suspend).then(|| compile(terms)),
+                compiled: (!terms.spec.suspend).then(|| compile(terms, self.has_workspace)),
                 terms: terms.clone(),
+                waiting: None,
             };
             begun.extend(running.begins(now, self.memories.get(&terms.uid)));
+            begun.extend(running.leaves(self.memories.get(&terms.uid), self.files.get(&terms.uid)));
+            if let Some(before) = self.running.remove(&terms.uid)
+                && before.watching() == running.watching()
+            {
+                running.waiting = before.waiting;
+            }
             self.running.insert(terms.uid.clone(), running);
         }
         begun
     }
 
+    /// What is to be watched.
+    pub(super) fn watched(&self) -> Wanted<'_> {
+        let watching = self.running.iter();
+        let watching = watching.filter_map(|(uid, running)| Some((&**uid, running.watching()?)));
+        let files = |uid: &str| self.files.get(uid).cloned().unwrap_or_default();
+        watching.map(|(uid, watching)| (uid, (watching, files(uid)))).collect()
+    }
+
+    /// Something was seen of files: what is to be remembered at once. A change is due when it finds room.
+    pub fn saw(&mut self, sighting: Sighting) -> Option<Happened> {
+        let running = self.running.get_mut(&sighting.sensor)?;
+        match sighting.what {
+            Sight::Change(change, hold) => {
+                running.waiting = Some((change, hold));
+                None
+            }
+            Sight::Trouble(trouble) => {
+                let memory = self.memories.get(&sighting.sensor);
+                running.is_in(trouble, memory.cloned().unwrap_or_default())
+            }
+        }
+    }
+
     /// When something of a Sensor is due.
     #[must_use]
-    pub fn next(&self) -> Option<Timestamp> {
+    pub fn next(&self, now: Timestamp) -> Option<Timestamp> {
         let nothing = Memory::default();
-        let of = |(uid, running): (&String, &Running)| running.next(self.memories.get(uid).unwrap_or(&nothing));
+        let of = |(uid, running): (&String, &Running)| running.next(self.memories.get(uid).unwrap_or(&nothing), now);
         self.running.iter().filter_map(of).min()
     }
 
     /// Something that is due.
     pub fn due(&mut self, now: Timestamp) -> Option<Happened> {
         for (uid, running) in &mut self.running {
-            let Some(memory) = self.memories.get_mut(uid) else {
-                continue;
+            let memory = match (self.memories.get_mut(uid), &running.waiting) {
+                (Some(memory), _) => memory,
+                (None, Some(_)) => self.memories.entry(uid.clone()).or_default(),
+                (None, None) => continue,
             };
             // The clock was set back: what comes again is known by its id.
             running.since = running.since.min(now);
@@ -183,6 +245,7 @@ impl Sensors {
             sensor: delivery.sensor.clone(),
             memory,
             input: Some(Input::Sensed(sensed(&delivery.sensor, &delivery.name, event))),
+            files: Vec::new(),
         })
     }
 
@@ -194,6 +257,17 @@ impl Sensors {
 
     /// It is on disk.
     pub fn accept(&mut self, happened: Happened) {
+        if let Some(running) = self.running.get_mut(&happened.sensor) {
+            let told = |(change, _): &(Change, Hold)| happened.files.iter().any(|(path, _)| *path == change.path);
+            running.waiting = running.waiting.take().filter(|waiting| !told(waiting));
+        }
+        let files = self.files.entry(happened.sensor.clone()).or_default();
+        for (path, print) in happened.files {
+            match print {
+                Some(print) => files.insert(path, print),
+                None => files.remove(&path),
+            };
+        }
         self.memories.insert(happened.sensor, happened.memory);
     }
 
@@ -206,12 +280,23 @@ impl Sensors {
     }
 }
 
-fn compile(terms: &SensorTerms) -> Result<Compiled, String> {
+fn compile(terms: &SensorTerms, has_workspace: bool) -> Result<Compiled, String> {
     let spec = &terms.spec;
+    let watch = spec.source.watch.as_ref();
+    if watch.is_some() && !has_workspace {
+        return Err("spec.source.watch needs files: set spec.workspace of the Agent, {} is enough".into());
+    }
+    let most_text = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
     let compiled = || {
         Ok(Compiled {
             rules: Rules::compile(&terms.name, spec)?,
             calendar: spec.source.schedule.as_ref().map(Calendar::compile).transpose()?,
+            watching: watch
+                .map(|watch| {
+                    let scope = Scope::of(watch)?;
+                    Ok(Watching { scope, most_text })
+                })
+                .transpose()?,
         })
     };
     compiled().map_err(|invalid: crate::sensing::Invalid| invalid.to_string())
@@ -235,10 +320,44 @@ impl Running {
         Some(self.happened(memory, None))
     }
 
-    fn next(&self, memory: &Memory) -> Option<Timestamp> {
-        let compiled = self.listens()?;
-        let waits = compiled.rules.waits_until(&memory.rules);
-        self.next_tick(memory).into_iter().chain(waits).min()
+    fn watching(&self) -> Option<&Watching> {
+        self.listens()?.watching.as_ref()
+    }
+
+    /// Files that it has told of and does not watch any more are forgotten: they are not gone.
+    fn leaves(&self, memory: Option<&Memory>, files: Option<&BTreeMap<String, Print>>) -> Option<Happened> {
+        let watching = self.listens()?.watching.as_ref();
+        let covers = |path: &str| watching.is_some_and(|watching| watching.scope.covers(path));
+        let left = files?.keys().filter(|path| !covers(path));
+        let left: Vec<_> = left.map(|path| (path.clone(), None)).collect();
+        if left.is_empty() {
+            return None;
+        }
+        let mut happened = self.happened(memory.cloned().unwrap_or_default(), None);
+        happened.files = left;
+        Some(happened)
+    }
+
+    /// Files cannot be seen, or can again. Said once for each streak.
+    fn is_in(&self, trouble: Option<String>, mut memory: Memory) -> Option<Happened> {
+        if memory.trouble == trouble {
+            return None;
+        }
+        let begins = memory.trouble.is_none();
+        memory.trouble = trouble;
+        let input = memory.trouble.is_some() && begins;
+        memory.rules.totals.errors += i64::from(input);
+        let input = input.then(|| Input::SensorFailed {
+            sensor: self.terms.name.clone(),
+        });
+        Some(self.happened(memory, input))
+    }
+
+    fn next(&self, memory: &Memory, now: Timestamp) -> Option<Timestamp> {
+        let rules = &self.listens()?.rules;
+        let waits = rules.waits_until(&memory.rules);
+        let file = self.waiting.as_ref().map(|_| rules.room_from(&memory.rules, now));
+        self.next_tick(memory).into_iter().chain(waits).chain(file).min()
     }
 
     fn next_tick(&self, memory: &Memory) -> Option<Timestamp> {
@@ -251,6 +370,9 @@ impl Running {
         let mut memory = memory.clone();
         if let Some(outcome) = compiled.rules.take_up(&mut memory.rules, now) {
             return Some(self.heard(memory, outcome));
+        }
+        if let Some((change, _)) = &self.waiting {
+            return self.due_file(compiled, memory, change, now);
         }
         let (calendar, ticks) = (compiled.calendar.as_ref()?, memory.ticks.as_mut()?);
         match calendar.due(ticks.through, self.since, now) {
@@ -267,6 +389,20 @@ impl Running {
                 Some(self.heard(memory, outcome))
             }
         }
+    }
+
+    fn due_file(&self, compiled: &Compiled, mut memory: Memory, change: &Change, now: Timestamp) -> Option<Happened> {
+        let (rules, state) = (&compiled.rules, &mut memory.rules);
+        rules.heed_clock(state, now);
+        if rules.room_from(state, now) > now {
+            return None;
+        }
+        let id = change.delivery_id(&self.terms.uid, state.seq + 1);
+        let payload = change.payload(compiled.watching.as_ref()?.most_text);
+        let outcome = rules.hear(state, now, Some(&id), payload.as_bytes());
+        let mut happened = self.heard(memory, outcome);
+        happened.files.push((change.path.clone(), change.print.clone()));
+        Some(happened)
     }
 
     fn heard(&self, mut memory: Memory, outcome: Outcome) -> Happened {
@@ -289,6 +425,7 @@ impl Running {
             sensor: self.terms.uid.clone(),
             memory,
             input,
+            files: Vec::new(),
         }
     }
 
@@ -303,8 +440,8 @@ impl Running {
                 at: last.at,
                 id: last.id.clone(),
             }),
-            consecutive_failures: state.consecutive_failures,
-            failure: invalid.or(state.failure.as_ref()).cloned(),
+            consecutive_failures: state.consecutive_failures.max(i64::from(memory.trouble.is_some())),
+            failure: invalid.or(memory.trouble.as_ref()).or(state.failure.as_ref()).cloned(),
             next_attempt_at: self.next_tick(memory),
         }
     }
@@ -358,3 +495,5 @@ fn priority(priority: Priority) -> notifications::Priority {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod watched_tests;

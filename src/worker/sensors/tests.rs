@@ -85,7 +85,10 @@ fn tick(seq: i64, moment: &str) -> (String, String) {
 fn a_tick_comes_at_its_moment_once_and_is_said_in_the_report() {
     let mut worker = Worker::new();
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({}))]);
-    assert_eq!(worker.sensors.next(), Some(at("2026-01-05T08:00:00Z")));
+    assert_eq!(
+        worker.sensors.next(at("2026-01-05T07:30:00Z")),
+        Some(at("2026-01-05T08:00:00Z"))
+    );
     assert_eq!(worker.ticks("2026-01-05T07:59:59.999Z"), []);
     assert_eq!(
         worker.ticks("2026-01-05T08:00:00.01Z"),
@@ -167,7 +170,10 @@ fn another_schedule_counts_from_when_it_was_set() {
     let edited = clock(2, json!({"source": {"schedule": {"cron": "0 7 * * *"}}}));
     worker.direct("2026-01-05T07:45:00Z", &[edited]);
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z"), []);
-    assert_eq!(worker.sensors.next(), Some(at("2026-01-06T07:00:00Z")));
+    assert_eq!(
+        worker.sensors.next(at("2026-01-05T07:30:00Z")),
+        Some(at("2026-01-06T07:00:00Z"))
+    );
 }
 
 #[test]
@@ -175,7 +181,7 @@ fn a_suspended_sensor_does_not_tick_and_says_the_last_missed_tick_once_it_goes_o
     let mut worker = Worker::new();
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({}))]);
     worker.direct("2026-01-05T07:40:00Z", &[clock(2, json!({"suspend": true}))]);
-    assert_eq!(worker.sensors.next(), None);
+    assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z")), None);
     assert_eq!(worker.ticks("2026-01-05T10:30:00Z"), []);
     worker.direct("2026-01-05T10:30:00Z", &[clock(3, json!({}))]);
     assert_eq!(worker.ticks("2026-01-05T10:30:00Z"), [tick(1, "2026-01-05T10:00:00Z")]);
@@ -190,7 +196,13 @@ fn a_sensor_that_is_not_named_any_more_ends_and_one_that_comes_back_goes_on() {
     assert!(worker.sensors.direct(at("2026-01-05T08:10:00Z"), None).is_empty());
     assert_eq!(worker.sensors.reports().len(), 1);
     worker.direct("2026-01-05T08:30:00Z", &[]);
-    assert_eq!((worker.sensors.next(), worker.sensors.reports().len()), (None, 0));
+    assert_eq!(
+        (
+            worker.sensors.next(at("2026-01-05T07:30:00Z")),
+            worker.sensors.reports().len()
+        ),
+        (None, 0)
+    );
     assert_eq!(worker.ticks("2026-01-05T09:00:00Z"), []);
     worker.direct("2026-01-05T09:30:00Z", &[clock(1, json!({}))]);
     assert_eq!(worker.ticks("2026-01-05T09:30:00Z"), [tick(2, "2026-01-05T09:00:00Z")]);
@@ -227,7 +239,7 @@ fn a_spec_that_cannot_be_compiled_is_said_and_nothing_ticks() {
         "2026-01-05T07:30:00Z",
         &[clock(1, json!({"notification": {"text": "1 +"}}))],
     );
-    assert_eq!(worker.sensors.next(), None);
+    assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z")), None);
     let failure = worker.sensors.reports()[0].failure.clone().expect("a failure");
     assert!(
         failure.starts_with("spec.notification.text: is no expression"),
@@ -262,7 +274,7 @@ fn a_clock_that_was_set_back_makes_no_tick_come_twice_and_none_wait_for_a_year()
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z"), []);
     assert_eq!(worker.sensors.reports()[0].totals.filtered, 1);
     let later = at("2026-01-05T08:00:00Z") + SignedDuration::from_hours(1);
-    assert_eq!(worker.sensors.next(), Some(later));
+    assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z")), Some(later));
 }
 
 #[test]
@@ -274,7 +286,10 @@ fn a_tick_within_the_interval_comes_at_its_end() {
     worker.direct("2026-01-05T07:59:30Z", &[clock(1, spec)]);
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z"), [tick(1, "2026-01-05T08:00:00Z")]);
     assert_eq!(worker.ticks("2026-01-05T08:01:00Z"), []);
-    assert_eq!(worker.sensors.next(), Some(at("2026-01-05T08:01:30Z")));
+    assert_eq!(
+        worker.sensors.next(at("2026-01-05T07:30:00Z")),
+        Some(at("2026-01-05T08:01:30Z"))
+    );
     assert_eq!(worker.ticks("2026-01-05T08:01:30Z"), [tick(2, "2026-01-05T08:01:00Z")]);
 }
 

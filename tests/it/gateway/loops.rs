@@ -233,6 +233,7 @@ fn options(world: &World, more: Value) -> Options {
         journal_dir: world.path("journal"),
         instructions_file: world.path("instructions"),
         skills_dir: world.path("skills"),
+        workspace_dir: world.path("workspace"),
         drain: Duration::from_secs(1),
     }
 }

@@ -1,5 +1,6 @@
 //! Sensors in a run without a cluster.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -61,4 +62,66 @@ async fn a_schedule_ends_a_sleep_of_an_hour_within_its_minute() {
     }
     run.interrupt().await;
     assert_eq!(run.cause().await, "Interrupted");
+}
+
+/// Puts a file into a folder as programs do that write it elsewhere first.
+fn put(folder: &Path, name: &str) {
+    let (aside, inbox) = (folder.join(name), folder.join("inbox"));
+    std::fs::create_dir_all(&inbox).unwrap();
+    std::fs::write(&aside, name).unwrap();
+    std::fs::rename(aside, inbox.join(name)).unwrap();
+}
+
+#[tokio::test]
+async fn the_example_of_a_watch_hears_of_each_file_once_over_two_runs_in_the_folder_that_is_named() {
+    let mut bench = Bench::new();
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/watch.yaml");
+    std::fs::copy(example, bench.path("all.yaml")).unwrap();
+    let folder = bench.path("files");
+    put(&folder, "first");
+    let flags = ["--workspace", folder.to_str().unwrap()];
+    let told = |bench: &Bench| {
+        let lines = bench.journal("reader");
+        lines.iter().filter(|(kind, ..)| kind == "SensorUpdated").count()
+    };
+    for (file, events) in [("second", 2), ("third", 3)] {
+        let mut run = bench.run(&flags);
+        let asleep = run.until("reader", "asleep", |line| line["state"] == "Sleeping").await;
+        // What was there, or came meanwhile, has settled and is told.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let asleep = run.until("reader", "asleep", |line| line["state"] == "Sleeping").await["turnsCompleted"]
+            .as_i64()
+            .max(asleep["turnsCompleted"].as_i64());
+        put(&folder, file);
+        run.until("reader", "awake", |line| line["turnsCompleted"].as_i64() > asleep)
+            .await;
+        run.interrupt().await;
+        assert_eq!(run.cause().await, "Interrupted");
+        assert_eq!(told(&bench), events, "{}", run.err());
+    }
+}
+
+#[tokio::test]
+async fn a_workspace_without_a_folder_of_ones_own_is_in_the_state_also_when_its_claim_is_named() {
+    for (workspace, claim) in [(json!({}), "a-workspace"), (json!({ "claimName": "shared" }), "shared")] {
+        let mut bench = Bench::new();
+        let turns = json!([{ "text": "I wait.", "yield": { "sleep": 3600, "wake_early_if": ["sensor/minute"] } }]);
+        let watch = sensor(&json!({ "source": { "watch": { "path": "inbox" } } }));
+        bench.write(
+            "all.yaml",
+            &[
+                script("a", &turns),
+                agent("a", &json!({ "workspace": workspace })),
+                watch,
+            ],
+        );
+        let mut run = bench.run(&[]);
+        let asleep = run.until("a", "asleep", |line| line["state"] == "Sleeping").await;
+        put(&bench.state().join("volumes/default").join(claim), "first");
+        let turns = asleep["turnsCompleted"].as_i64();
+        run.until("a", "awake", |line| line["turnsCompleted"].as_i64() > turns)
+            .await;
+        run.interrupt().await;
+        assert_eq!(run.cause().await, "Interrupted");
+    }
 }

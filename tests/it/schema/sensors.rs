@@ -163,6 +163,7 @@ fn general() -> Vec<Row> {
     let named = |name: &str| with(sensor(), &json!({"metadata": {"name": name}}));
     let receivers = |names: &Value, selector: &Value| spec(&json!({"agentNames": names, "agentSelector": selector}));
     let zone = |zone: &str| spec(&json!({"source": {"schedule": {"timeZone": zone}}}));
+    let watch = |path: &str| source(&json!({"watch": {"path": path}}));
     vec![
         row(
             "metadata.name of a Sensor must be at most 63 characters",
@@ -185,11 +186,13 @@ fn general() -> Vec<Row> {
             "spec.source must have exactly one of schedule",
             vec![
                 sensor(),
+                watch("inbox/"),
                 webhook(&json!({})),
                 source(&json!({"stream": {"sse": {"url": "https://example.com/"}}})),
             ],
             vec![
                 spec(&json!({"source": {"schedule": null}})),
+                spec(&json!({"source": {"watch": {"path": "inbox/"}}})),
                 with(
                     webhook(&json!({})),
                     &json!({"spec": {"source": {"schedule": {"cron": "0 8 * * 1-5"}}}}),
@@ -198,6 +201,17 @@ fn general() -> Vec<Row> {
                     webhook(&json!({})),
                     &json!({"spec": {"source": {"poll": {"http": {"url": "https://example.com/"}}}}}),
                 ),
+            ],
+        ),
+        row(
+            "spec.source.watch.path must be a path below the workspace",
+            vec![watch("inbox/"), watch("."), watch("a/..b/c"), watch("a b/.c")],
+            vec![
+                watch("/etc"),
+                watch(".."),
+                watch("../a"),
+                watch("a/../b"),
+                watch("a/.."),
             ],
         ),
         row(

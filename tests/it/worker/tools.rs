@@ -15,6 +15,7 @@ use agentloop::worker::instructions::Instructions;
 use agentloop::worker::journal::{Journal, Owner};
 use agentloop::worker::outbox::Outbox;
 use agentloop::worker::sensors::Sensors;
+use agentloop::worker::sensors::lookout::Lookouts;
 use agentloop::worker::tool_source::ToolSource;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -201,6 +202,7 @@ impl Worker {
                 agent: "agent".into(),
                 engine,
                 sensors: Sensors::default(),
+                lookouts: Lookouts::new(None),
                 tools: Some(Arc::new(Hold(source))),
                 model: &spec.model,
                 instructions: Instructions::load(spec.instructions.clone(), dir).unwrap(),

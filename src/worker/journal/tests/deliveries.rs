@@ -2,13 +2,21 @@
 
 use super::super::deliveries::MOST_SENSORS;
 use super::*;
+use crate::sensing::watch::{Look, Print};
 
 fn kept(sensor: &str, seq: i64) -> Kept {
     Kept {
         sensor: sensor.into(),
         seq,
         memory: format!("{{\"of\":{seq}}}"),
+        files: Vec::new(),
     }
+}
+
+fn print(size: u64, hash: Option<&str>) -> Print {
+    let look = Look { size, modified: -5 };
+    let hash = hash.map(Into::into);
+    Print { look, hash }
 }
 
 fn keep(journal: &mut Journal, second: i64, records: &[Record], kept: &Kept) {
@@ -60,11 +68,56 @@ fn a_journal_of_version_3_remembers_sensors_from_now_on() {
     written(dir.path());
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
     connection
-        .execute_batch("DROP TABLE deliveries; PRAGMA user_version = 3")
+        .execute_batch("DROP TABLE deliveries; DROP TABLE watched_files; PRAGMA user_version = 3")
         .unwrap();
     connection.close().unwrap();
     let (mut journal, restored) = open(dir.path(), 2);
     assert_eq!((restored.transcript.len(), restored.kept.len()), (1, 0));
     keep(&mut journal, 1, &[], &kept("a", 1));
+    assert_eq!(count(&journal, "PRAGMA user_version"), schema::VERSION);
+}
+
+#[test]
+fn files_of_a_sensor_come_back_as_they_were_told_last_and_go_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let with = |sensor: &str, seq, files: &[(&str, Option<Print>)]| Kept {
+        files: files
+            .iter()
+            .map(|(path, print)| ((*path).into(), print.clone()))
+            .collect(),
+        ..kept(sensor, seq)
+    };
+    let first = [("x", Some(print(1, Some("h")))), ("y", Some(print(2, None)))];
+    keep(&mut journal, 1, &[], &with("a", 1, &first));
+    keep(&mut journal, 2, &[], &with("b", 1, &[("x", Some(print(7, Some("g"))))]));
+    let second = [("x", Some(print(3, Some("i")))), ("y", None), ("z", None)];
+    keep(&mut journal, 3, &[], &with("a", 2, &second));
+    journal.close(&owner(1)).unwrap();
+    let (mut journal, restored) = open(dir.path(), 2);
+    let expected = [
+        with("a", 2, &[("x", Some(print(3, Some("i"))))]),
+        with("b", 1, &[("x", Some(print(7, Some("g"))))]),
+    ];
+    assert_eq!(restored.kept, expected);
+    journal.claim(&owner(2)).unwrap();
+    for number in 0..MOST_SENSORS {
+        keep(&mut journal, 4 + number, &[], &kept(&format!("{number:04}"), 1));
+    }
+    assert_eq!(count(&journal, "SELECT count(*) FROM watched_files"), 0);
+}
+
+#[test]
+fn a_journal_of_version_4_remembers_files_from_now_on() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    connection
+        .execute_batch("DROP TABLE watched_files; PRAGMA user_version = 4")
+        .unwrap();
+    connection.close().unwrap();
+    let (journal, restored) = open(dir.path(), 2);
+    assert_eq!((restored.transcript.len(), restored.kept.len()), (1, 0));
+    assert_eq!(count(&journal, "SELECT count(*) FROM watched_files"), 0);
     assert_eq!(count(&journal, "PRAGMA user_version"), schema::VERSION);
 }

@@ -1,0 +1,256 @@
+//! Files of a workspace: which of them a Sensor watches, what has changed, and what an event says of it.
+//!
+//! Pure: who looks at the files brings what it found, and the time. Knows no file system; paths are those below the
+//! workspace, with `/` between names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::Invalid;
+use crate::api::sensor::Watch;
+
+/// Most files and folders below what is watched: with more, nothing is heard until there are fewer.
+pub const MOST_ENTRIES: usize = 10_000;
+/// Most folders inside each other.
+pub const MOST_LEVELS: usize = 32;
+/// Of larger files the content is not looked at: they have changed when size or time of change have.
+pub const MOST_HASHED_BYTES: u64 = 64 * 1024 * 1024;
+/// How long a file must look the same until it counts as written.
+pub const SETTLED: Duration = Duration::from_secs(1);
+/// How long a file that somebody has open for writing, and does not write, is waited for.
+pub const ABANDONED: Duration = Duration::from_mins(1);
+
+/// What of a workspace is watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// A file or folder; empty: all.
+    path: String,
+    recursive: bool,
+}
+
+impl Scope {
+    /// Reads it from the spec.
+    pub fn of(watch: &Watch) -> Result<Self, Invalid> {
+        let invalid = |detail: &str| Invalid {
+            field: "spec.source.watch.path".into(),
+            detail: detail.into(),
+        };
+        if watch.path.starts_with('/') {
+            return Err(invalid("is a path below the workspace and begins without /"));
+        }
+        let names: Vec<&str> = watch
+            .path
+            .split('/')
+            .filter(|name| !name.is_empty() && *name != ".")
+            .collect();
+        if names.contains(&"..") {
+            return Err(invalid("may not lead out of the workspace: write it without .."));
+        }
+        if watch.path.contains('\0') {
+            return Err(invalid("has a character that no path has"));
+        }
+        Ok(Self {
+            path: names.join("/"),
+            recursive: watch.recursive,
+        })
+    }
+
+    /// The names on the way to it.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.path.split('/').filter(|name| !name.is_empty())
+    }
+
+    /// Whether it goes into folders of the folder that it names.
+    #[must_use]
+    pub fn is_recursive(&self) -> bool {
+        self.recursive
+    }
+
+    /// Whether a file belongs to it.
+    #[must_use]
+    pub fn covers(&self, path: &str) -> bool {
+        let below = match path.strip_prefix(&*self.path) {
+            Some("") => return true,
+            Some(rest) if self.path.is_empty() => rest,
+            Some(rest) => match rest.strip_prefix('/') {
+                Some(rest) => rest,
+                None => return false,
+            },
+            None => return false,
+        };
+        self.recursive || !below.contains('/')
+    }
+}
+
+/// What a file looks like from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Its bytes.
+    pub size: u64,
+    /// When it was last changed, in nanoseconds since 1970.
+    pub modified: i64,
+}
+
+/// What is remembered of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Print {
+    /// What it looked like.
+    pub look: Look,
+    /// SHA-256 of its content, in hexadecimal digits; `None`: it was too large.
+    pub hash: Option<String>,
+}
+
+impl Print {
+    /// Whether a file still says what it said.
+    #[must_use]
+    pub fn says_the_same_as(&self, other: &Self) -> bool {
+        match (&self.hash, &other.hash) {
+            (Some(hash), Some(other)) => hash == other,
+            (None, None) => self.look == other.look,
+            (Some(_), None) | (None, Some(_)) => false,
+        }
+    }
+}
+
+/// What happened to a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The file.
+    pub path: String,
+    /// What it is now; `None`: it is gone.
+    pub print: Option<Print>,
+    /// Whether it was there before.
+    pub was_there: bool,
+    /// What it says, where that is a text that may fit.
+    pub text: Option<String>,
+}
+
+impl Change {
+    /// What the event says, with the text where there is room for it.
+    #[must_use]
+    pub fn payload(&self, most_bytes: usize) -> String {
+        let kind = match (&self.print, self.was_there) {
+            (Some(_), false) => "Created",
+            (Some(_), true) => "Modified",
+            (None, _) => "Removed",
+        };
+        let mut payload = json!({ "path": self.path, "kind": kind });
+        if let Some(print) = &self.print {
+            payload["size"] = print.look.size.into();
+            let modified = Timestamp::from_nanosecond(print.look.modified.into());
+            payload["modified"] = modified.map_or(Value::Null, |modified| modified.to_string().into());
+            if let Some(hash) = &print.hash {
+                payload["sha256"] = hash.as_str().into();
+            }
+        }
+        if let Some(text) = &self.text {
+            payload["content"] = text.as_str().into();
+            let whole = payload.to_string();
+            if whole.len() <= most_bytes {
+                return whole;
+            }
+            if let Some(fields) = payload.as_object_mut() {
+                fields.remove("content");
+            }
+        }
+        payload.to_string()
+    }
+
+    /// The event's id: a file that says again what it said once is another event.
+    #[must_use]
+    pub fn delivery_id(&self, sensor: &str, seq: i64) -> String {
+        format!("{sensor}/{seq}/{}", self.path)
+    }
+}
+
+/// What is to be done about a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// It is gone.
+    Forget(String),
+    /// It is to be read: it may have changed.
+    Read(String, Look),
+}
+
+/// Compares what is found with what is known, and waits for those who write to be done.
+#[derive(Debug, Default)]
+pub struct Watcher {
+    known: BTreeMap<String, Print>,
+    /// What differs, what it looks like, and since when it does: a moment of the watcher's own clock.
+    unsettled: BTreeMap<String, (Option<Look>, Duration)>,
+}
+
+impl Watcher {
+    /// Knows what was remembered.
+    #[must_use]
+    pub fn new(known: BTreeMap<String, Print>) -> Self {
+        Self {
+            known,
+            unsettled: BTreeMap::new(),
+        }
+    }
+
+    /// What is known of a file.
+    #[must_use]
+    pub fn known(&self, path: &str) -> Option<&Print> {
+        self.known.get(path)
+    }
+
+    /// It is known now.
+    pub fn learn(&mut self, path: &str, print: Option<Print>) {
+        self.unsettled.remove(path);
+        match print {
+            Some(print) => self.known.insert(path.to_owned(), print),
+            None => self.known.remove(path),
+        };
+    }
+
+    /// What is to be done at `now`, by the watcher's own clock: first what is gone, then what has changed, the oldest first.
+    /// `open`: files that somebody writes to.
+    pub fn compare(&mut self, now: Duration, found: &BTreeMap<String, Look>, open: &BTreeSet<String>) -> Vec<Task> {
+        let gone = self.known.keys().filter(|path| !found.contains_key(*path));
+        let changed = found
+            .iter()
+            .filter(|(path, look)| self.known.get(*path).is_none_or(|print| print.look != **look));
+        let differing = gone
+            .map(|path| (path.clone(), None))
+            .chain(changed.map(|(path, look)| (path.clone(), Some(*look))));
+        let before = std::mem::take(&mut self.unsettled);
+        let mut tasks = Vec::new();
+        for (path, look) in differing {
+            let since = before
+                .get(&path)
+                .filter(|(known, _)| *known == look)
+                .map_or(now, |(_, since)| *since);
+            self.unsettled.insert(path.clone(), (look, since));
+            let patience = if open.contains(&path) { ABANDONED } else { SETTLED };
+            if now.saturating_sub(since) >= patience {
+                tasks.push(match look {
+                    None => Task::Forget(path),
+                    Some(look) => Task::Read(path, look),
+                });
+            }
+        }
+        tasks.sort_by_key(|task| match task {
+            Task::Forget(_) => i64::MIN,
+            Task::Read(_, look) => look.modified,
+        });
+        tasks
+    }
+
+    /// When something may have settled after `now`, by the watcher's own clock. What had settled before could not be read.
+    #[must_use]
+    pub fn settles_at(&self, now: Duration, open: &BTreeSet<String>) -> Option<Duration> {
+        let moments = self.unsettled.iter().map(|(path, (_, since))| {
+            let patience = if open.contains(path) { ABANDONED } else { SETTLED };
+            *since + patience
+        });
+        moments.filter(|moment| *moment > now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! Tests of what is made of files that were found.
+
+use pretty_assertions::assert_eq;
+use rstest::rstest;
+
+use super::*;
+
+fn scope(path: &str, recursive: bool) -> Result<Scope, String> {
+    let watch = Watch {
+        path: path.into(),
+        recursive,
+    };
+    Scope::of(&watch).map_err(|invalid| invalid.to_string())
+}
+
+#[rstest]
+#[case("inbox/", true, "inbox/a", true)]
+#[case("inbox/", true, "inbox/b/c", true)]
+#[case("inbox/", false, "inbox/a", true)]
+#[case("inbox/", false, "inbox/b/c", false)]
+#[case("inbox", true, "inbox2/a", false)]
+#[case("inbox/a", true, "inbox/a", true)]
+#[case("./inbox//b/", true, "inbox/b/c", true)]
+#[case(".", true, "a/b", true)]
+#[case("", false, "a", true)]
+#[case("", false, "a/b", false)]
+fn a_scope_covers_what_is_in_its_folder_or_is_its_file(
+    #[case] path: &str,
+    #[case] recursive: bool,
+    #[case] file: &str,
+    #[case] expected: bool,
+) {
+    assert_eq!(scope(path, recursive).expect("a scope").covers(file), expected);
+}
+
+#[rstest]
+#[case("/etc", "begins without /")]
+#[case("../journal", "without ..")]
+#[case("inbox/../../journal", "without ..")]
+#[case("in\0box", "no path has")]
+fn a_path_that_leads_out_of_the_workspace_is_refused(#[case] path: &str, #[case] why: &str) {
+    let refused = scope(path, true).expect_err("a refusal");
+    assert!(
+        refused.starts_with("spec.source.watch.path: ") && refused.contains(why),
+        "{refused}"
+    );
+    assert!(scope("inbox/..a", true).is_ok());
+}
+
+fn look(size: u64, modified: i64) -> Look {
+    Look { size, modified }
+}
+
+fn print(size: u64, modified: i64, hash: &str) -> Print {
+    Print {
+        look: look(size, modified),
+        hash: Some(hash.into()),
+    }
+}
+
+fn found(files: &[(&str, Look)]) -> BTreeMap<String, Look> {
+    files.iter().map(|(path, look)| ((*path).to_owned(), *look)).collect()
+}
+
+const NOBODY: BTreeSet<String> = BTreeSet::new();
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+#[test]
+fn a_file_is_read_once_it_has_looked_the_same_for_a_second_and_not_before() {
+    let mut watcher = Watcher::default();
+    let at = Duration::from_secs;
+    let read = |size| vec![Task::Read("a".into(), look(size, 1))];
+    assert_eq!(watcher.compare(at(0), &found(&[("a", look(1, 1))]), &NOBODY), []);
+    assert_eq!(watcher.settles_at(at(0), &NOBODY), Some(at(1)));
+    assert_eq!(
+        watcher.compare(at(1).saturating_sub(MILLISECOND), &found(&[("a", look(2, 1))]), &NOBODY),
+        []
+    );
+    assert_eq!(watcher.compare(at(1), &found(&[("a", look(2, 1))]), &NOBODY), []);
+    let settled = found(&[("a", look(2, 1))]);
+    assert_eq!(
+        watcher.compare(at(2).saturating_sub(MILLISECOND), &settled, &NOBODY),
+        read(2)
+    );
+    watcher.learn("a", Some(print(2, 1, "x")));
+    assert_eq!(watcher.compare(at(9), &settled, &NOBODY), []);
+    assert_eq!(watcher.settles_at(at(9), &NOBODY), None);
+}
+
+#[test]
+fn a_file_that_is_being_written_is_waited_for_up_to_a_minute() {
+    let mut watcher = Watcher::default();
+    let files = found(&[("a", look(1, 1))]);
+    let open = BTreeSet::from(["a".to_owned()]);
+    assert_eq!(watcher.compare(Duration::ZERO, &files, &open), []);
+    assert_eq!(
+        watcher.compare(ABANDONED.saturating_sub(MILLISECOND), &files, &open),
+        []
+    );
+    assert_eq!(watcher.settles_at(Duration::ZERO, &open), Some(ABANDONED));
+    assert_eq!(watcher.compare(ABANDONED, &files, &open).len(), 1);
+    assert_eq!(watcher.compare(ABANDONED, &files, &NOBODY).len(), 1);
+}
+
+#[test]
+fn what_is_gone_comes_first_and_then_the_oldest() {
+    let known = BTreeMap::from([
+        ("gone".to_owned(), print(1, 1, "x")),
+        ("same".to_owned(), print(1, 1, "y")),
+    ]);
+    let mut watcher = Watcher::new(known);
+    let files = found(&[("a", look(1, 9)), ("b", look(1, 8)), ("same", look(1, 1))]);
+    assert_eq!(watcher.compare(Duration::ZERO, &files, &NOBODY), []);
+    assert_eq!(
+        watcher.compare(SETTLED, &files, &NOBODY),
+        [
+            Task::Forget("gone".into()),
+            Task::Read("b".into(), look(1, 8)),
+            Task::Read("a".into(), look(1, 9)),
+        ]
+    );
+    // One that is back within the second was never gone.
+    let mut watcher = Watcher::new(BTreeMap::from([("a".to_owned(), print(1, 1, "x"))]));
+    assert_eq!(watcher.compare(Duration::ZERO, &found(&[]), &NOBODY), []);
+    assert_eq!(watcher.compare(SETTLED, &found(&[("a", look(1, 1))]), &NOBODY), []);
+    assert_eq!(watcher.compare(SETTLED * 2, &found(&[]), &NOBODY), []);
+}
+
+#[test]
+fn an_event_says_what_the_file_says_where_there_is_room_for_it() {
+    let change = |print: Option<Print>, was_there, text: &str| Change {
+        path: "inbox/a".into(),
+        print,
+        was_there,
+        text: Some(text.into()).filter(|text: &String| !text.is_empty()),
+    };
+    let made = change(Some(print(2, 1_700_000_000_000_000_000, "ab")), false, "hi");
+    let whole = made.payload(1024);
+    assert_eq!(
+        serde_json::from_str::<Value>(&whole).expect("JSON"),
+        json!({
+            "path": "inbox/a", "kind": "Created", "size": 2, "modified": "2023-11-14T22:13:20Z", "sha256": "ab",
+            "content": "hi",
+        })
+    );
+    assert_eq!(made.payload(whole.len()), whole);
+    let without: Value = serde_json::from_str(&made.payload(whole.len() - 1)).expect("JSON");
+    assert_eq!((&without["content"], &without["size"]), (&Value::Null, &json!(2)));
+    let changed: Value = serde_json::from_str(&change(made.print.clone(), true, "").payload(1024)).expect("JSON");
+    assert_eq!(changed["kind"], "Modified");
+    assert_eq!(
+        change(None, true, "").payload(1024),
+        json!({"path": "inbox/a", "kind": "Removed"}).to_string()
+    );
+}
+
+#[test]
+fn a_file_says_the_same_by_its_content_or_by_its_looks_where_it_is_too_large_to_be_read() {
+    assert!(print(1, 1, "x").says_the_same_as(&print(1, 2, "x")));
+    assert!(!print(1, 1, "x").says_the_same_as(&print(1, 1, "y")));
+    let large = |modified| Print {
+        look: look(1, modified),
+        hash: None,
+    };
+    assert!(large(1).says_the_same_as(&large(1)));
+    assert!(!large(1).says_the_same_as(&large(2)));
+    assert!(!large(1).says_the_same_as(&print(1, 1, "x")));
+}

@@ -1,0 +1,394 @@
+//! Looks at the files of a workspace and reads them. Blocks.
+//!
+//! Opens each name by itself and follows no link, so that nothing outside of the workspace is ever looked at, whoever
+//! exchanges folders and links meanwhile. Decides nothing.
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use ring::digest::{Context, SHA256};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::io::Errno;
+
+use crate::link::pod::WORKER_UID;
+use crate::sensing::watch::{Look, MOST_ENTRIES, MOST_HASHED_BYTES, MOST_LEVELS, Print, Scope};
+
+/// What is there.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Survey {
+    /// Files by their path below the workspace.
+    pub(super) files: BTreeMap<String, Look>,
+    /// Folders, likewise; the workspace itself is the empty path.
+    pub(super) folders: Vec<String>,
+    /// Files and folders that have no name in UTF-8, and are passed over.
+    pub(super) nameless: bool,
+}
+
+/// Why the files cannot be looked at; for people, and without a name of a file.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    #[error("spec.source.watch.path is not in the workspace: make it, or correct the path")]
+    Absent,
+    #[error("spec.source.watch.path leads through a link or is no file or folder: links are not followed")]
+    Link,
+    #[error(
+        "there are more than {MOST_ENTRIES} files and folders: move those that are done with out of it, or watch a smaller folder"
+    )]
+    TooMany,
+    #[error(
+        "more than {MOST_LEVELS} folders are inside each other: set spec.source.watch.recursive to false, or move them"
+    )]
+    TooDeep,
+    #[error("a file or folder has a name that is not UTF-8, and is passed over: rename it")]
+    Nameless,
+    #[error("a file or folder may not be read: make it readable for group {WORKER_UID}, or for all")]
+    Denied,
+    #[error("the workspace cannot be read: {0}")]
+    Other(String),
+}
+
+impl From<Errno> for Trouble {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::NOENT => Self::Absent,
+            Errno::LOOP | Errno::NOTDIR | Errno::NXIO => Self::Link,
+            Errno::ACCESS | Errno::PERM => Self::Denied,
+            other => Self::Other(io::Error::from(other).to_string()),
+        }
+    }
+}
+
+const FOLDER: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+/// A pipe of this name must not hold anybody up.
+const FILE: OFlags = OFlags::RDONLY
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::CLOEXEC);
+
+/// Looks at all that a scope covers.
+pub(super) fn survey(workspace: &Path, scope: &Scope) -> Result<Survey, Trouble> {
+    let mut survey = Survey::default();
+    let mut at = open_root(workspace)?;
+    let mut path = String::new();
+    let mut names = scope.names().peekable();
+    while let Some(name) = names.next() {
+        let stat = statat(&at, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        survey.folders.push(path.clone());
+        join(&mut path, name);
+        if is_file && names.peek().is_none() {
+            survey.files.insert(path, look(&stat));
+            return Ok(survey);
+        }
+        at = openat(&at, name, FOLDER, Mode::empty())?;
+    }
+    // What is on the way tells nothing of itself but that it comes and goes.
+    let mut walk = Walk {
+        survey: &mut survey,
+        recursive: scope.is_recursive(),
+        entries: 0,
+    };
+    walk.folder(&at, &path, 0)?;
+    Ok(survey)
+}
+
+fn open_root(workspace: &Path) -> Result<OwnedFd, Trouble> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(workspace, flags, Mode::empty())?)
+}
+
+fn join(path: &mut String, name: &str) {
+    if !path.is_empty() {
+        path.push('/');
+    }
+    path.push_str(name);
+}
+
+fn look(stat: &Stat) -> Look {
+    let nanoseconds = i64::try_from(stat.st_mtime_nsec).unwrap_or_default();
+    Look {
+        size: u64::try_from(stat.st_size).unwrap_or_default(),
+        modified: stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(nanoseconds),
+    }
+}
+
+struct Walk<'a> {
+    survey: &'a mut Survey,
+    recursive: bool,
+    entries: usize,
+}
+
+impl Walk<'_> {
+    fn folder(&mut self, folder: &OwnedFd, path: &str, level: usize) -> Result<(), Trouble> {
+        if level > MOST_LEVELS {
+            return Err(Trouble::TooDeep);
+        }
+        self.survey.folders.push(path.to_owned());
+        let mut inner = Vec::new();
+        let mut entries = Dir::read_from(folder)?;
+        while let Some(entry) = entries.read() {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            self.entries += 1;
+            if self.entries > MOST_ENTRIES {
+                return Err(Trouble::TooMany);
+            }
+            if let Some(folder) = self.entry(folder, name, path)? {
+                inner.push(folder);
+            }
+        }
+        for name in inner {
+            let mut below = path.to_owned();
+            join(&mut below, &name);
+            match openat(folder, &*name, FOLDER, Mode::empty()) {
+                Ok(inner) => self.folder(&inner, &below, level + 1)?,
+                // It went meanwhile, or is another thing by now.
+                Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of a folder that is to be gone into.
+    fn entry(&mut self, folder: &OwnedFd, name: &CStr, path: &str) -> Result<Option<String>, Trouble> {
+        let stat = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if !matches!(kind, FileType::RegularFile | FileType::Directory) {
+            return Ok(None);
+        }
+        let Ok(name) = name.to_str() else {
+            self.survey.nameless = true;
+            return Ok(None);
+        };
+        if kind == FileType::Directory {
+            return Ok(self.recursive.then(|| name.to_owned()));
+        }
+        let mut whole = path.to_owned();
+        join(&mut whole, name);
+        self.survey.files.insert(whole, look(&stat));
+        Ok(None)
+    }
+}
+
+/// What a file says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Content {
+    /// What is to be remembered of it.
+    pub(super) print: Print,
+    /// Its text, where it is one in UTF-8 of at most so many bytes.
+    pub(super) text: Option<String>,
+}
+
+/// Reads a file that looked so; `None`: it does not any more.
+pub(super) fn read(workspace: &Path, path: &str, expected: Look, most_text: usize) -> Result<Option<Content>, Trouble> {
+    match read_steady(workspace, path, expected, most_text) {
+        Ok(content) => Ok(content),
+        // It went, or is another thing by now: the next survey says what.
+        Err(Trouble::Absent | Trouble::Link) => Ok(None),
+        Err(trouble) => Err(trouble),
+    }
+}
+
+fn read_steady(workspace: &Path, path: &str, expected: Look, most_text: usize) -> Result<Option<Content>, Trouble> {
+    let mut at = open_root(workspace)?;
+    let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
+    for folder in folders.split('/').filter(|name| !name.is_empty()) {
+        at = openat(&at, folder, FOLDER, Mode::empty())?;
+    }
+    let file = openat(&at, name, FILE, Mode::empty())?;
+    let same = |file: &OwnedFd| -> Result<bool, Trouble> {
+        let stat = fstat(file)?;
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        Ok(is_file && look(&stat) == expected)
+    };
+    if !same(&file)? {
+        return Ok(None);
+    }
+    if expected.size > MOST_HASHED_BYTES {
+        let print = Print {
+            look: expected,
+            hash: None,
+        };
+        return Ok(Some(Content { print, text: None }));
+    }
+    let copy = file.try_clone().map_err(other)?;
+    let (hash, bytes) = take_in(File::from(copy).take(expected.size), expected.size, most_text).map_err(other)?;
+    // Written to while it was read: it has not settled.
+    if !same(&file)? {
+        return Ok(None);
+    }
+    Ok(Some(Content {
+        print: Print {
+            look: expected,
+            hash: Some(hash),
+        },
+        text: bytes.and_then(|bytes| String::from_utf8(bytes).ok()),
+    }))
+}
+
+/// The hash of a file, and its bytes when they are few enough.
+fn take_in(mut file: impl Read, size: u64, most: usize) -> io::Result<(String, Option<Vec<u8>>)> {
+    let small = usize::try_from(size).is_ok_and(|size| size <= most);
+    let mut bytes = small.then(Vec::new);
+    let mut hash = Context::new(&SHA256);
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let count = file.read(&mut buffer)?;
+        let part = buffer.get(..count).unwrap_or_default();
+        if part.is_empty() {
+            break;
+        }
+        hash.update(part);
+        if let Some(bytes) = &mut bytes {
+            bytes.extend_from_slice(part);
+        }
+    }
+    let hash = hash.finish();
+    let digits = hash
+        .as_ref()
+        .iter()
+        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
+    Ok((digits, bytes))
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
+fn other(error: io::Error) -> Trouble {
+    Trouble::Other(error.kind().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir, create_dir_all, remove_file, write};
+    use std::os::unix::fs::symlink;
+
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+    use crate::api::sensor::Watch;
+
+    fn scope(path: &str, recursive: bool) -> Scope {
+        Scope::of(&Watch {
+            path: path.into(),
+            recursive,
+        })
+        .expect("a scope")
+    }
+
+    fn files(workspace: &Path, scope: &Scope) -> Result<Vec<String>, Trouble> {
+        survey(workspace, scope).map(|survey| survey.files.into_keys().collect())
+    }
+
+    #[test]
+    fn files_of_a_folder_are_found_also_in_its_folders_where_that_is_asked_for() {
+        let dir = tempfile::tempdir().expect("a folder");
+        create_dir_all(dir.path().join("inbox/deep/er")).expect("folders");
+        for file in ["inbox/a", "inbox/deep/er/b", "outside"] {
+            write(dir.path().join(file), "x").expect("a file");
+        }
+        assert_eq!(
+            files(dir.path(), &scope("inbox/", true)).expect("files"),
+            ["inbox/a", "inbox/deep/er/b"]
+        );
+        assert_eq!(files(dir.path(), &scope("inbox", false)).expect("files"), ["inbox/a"]);
+        assert_eq!(files(dir.path(), &scope(".", false)).expect("files"), ["outside"]);
+        let one = survey(dir.path(), &scope("inbox/a", true)).expect("a file");
+        assert_eq!((one.files.len(), one.folders), (1, vec![String::new(), "inbox".into()]));
+        assert_eq!(files(dir.path(), &scope("absent", true)), Err(Trouble::Absent));
+    }
+
+    #[test]
+    fn no_link_and_no_pipe_is_followed_whatever_it_leads_to() {
+        let (outside, dir) = (
+            tempfile::tempdir().expect("a folder"),
+            tempfile::tempdir().expect("a folder"),
+        );
+        write(outside.path().join("secret"), "x").expect("a file");
+        create_dir(dir.path().join("inbox")).expect("a folder");
+        symlink(outside.path(), dir.path().join("inbox/folder")).expect("a link");
+        symlink(outside.path().join("secret"), dir.path().join("inbox/file")).expect("a link");
+        symlink(outside.path(), dir.path().join("link")).expect("a link");
+        assert_eq!(
+            files(dir.path(), &scope("inbox", true)).expect("files"),
+            Vec::<String>::new()
+        );
+        assert_eq!(files(dir.path(), &scope("link", true)), Err(Trouble::Link));
+        assert_eq!(files(dir.path(), &scope("link/secret", true)), Err(Trouble::Link));
+        let look = Look { size: 1, modified: 0 };
+        assert_eq!(read(dir.path(), "inbox/folder/secret", look, 9), Ok(None));
+        assert_eq!(read(dir.path(), "inbox/file", look, 9), Ok(None));
+    }
+
+    #[test]
+    fn a_file_is_read_when_it_looks_as_it_did_and_its_text_is_given_when_it_is_small_and_one() {
+        let dir = tempfile::tempdir().expect("a folder");
+        write(dir.path().join("a"), "hi").expect("a file");
+        let found = survey(dir.path(), &scope("", true)).expect("files");
+        let look = found.files["a"];
+        let content = read(dir.path(), "a", look, 2).expect("a file").expect("a content");
+        let hash = "8f434346648f6b96df89dda901c5176b10a6d83961dd3c1ac88b59b2dc327aa4";
+        assert_eq!(
+            (content.print.hash.as_deref(), content.text.as_deref()),
+            (Some(hash), Some("hi"))
+        );
+        assert_eq!(
+            read(dir.path(), "a", look, 1).expect("a file").expect("a content").text,
+            None
+        );
+        let other = Look { size: 3, ..look };
+        assert_eq!(read(dir.path(), "a", other, 2), Ok(None));
+        remove_file(dir.path().join("a")).expect("removed");
+        assert_eq!(read(dir.path(), "a", look, 2), Ok(None));
+        write(dir.path().join("b"), [0xff, 0xfe]).expect("a file");
+        let look = survey(dir.path(), &scope("", true)).expect("files").files["b"];
+        assert_eq!(
+            read(dir.path(), "b", look, 9).expect("a file").expect("a content").text,
+            None
+        );
+    }
+
+    #[test]
+    fn as_many_files_as_are_allowed_are_found_and_one_more_is_said() {
+        let dir = tempfile::tempdir().expect("a folder");
+        create_dir(dir.path().join("inbox")).expect("a folder");
+        let file = |number: usize| dir.path().join(format!("inbox/{number}"));
+        for number in 0..MOST_ENTRIES {
+            write(file(number), "").expect("a file");
+        }
+        assert_eq!(
+            files(dir.path(), &scope("inbox", true)).expect("files").len(),
+            MOST_ENTRIES
+        );
+        write(file(MOST_ENTRIES), "").expect("a file");
+        assert_eq!(files(dir.path(), &scope("inbox", true)), Err(Trouble::TooMany));
+        remove_file(file(0)).expect("removed");
+        assert!(files(dir.path(), &scope("inbox", true)).is_ok());
+    }
+
+    #[test]
+    fn as_many_folders_inside_each_other_as_are_allowed_are_gone_into_and_one_more_is_said() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut path = dir.path().to_owned();
+        path.extend(vec!["f"; MOST_LEVELS]);
+        create_dir_all(&path).expect("folders");
+        write(path.join("a"), "").expect("a file");
+        assert_eq!(files(dir.path(), &scope("", true)).expect("files").len(), 1);
+        create_dir(path.join("f")).expect("a folder");
+        assert_eq!(files(dir.path(), &scope("", true)), Err(Trouble::TooDeep));
+        assert_eq!(files(dir.path(), &scope("", false)), Ok(Vec::new()));
+    }
+}

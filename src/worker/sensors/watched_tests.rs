@@ -1,0 +1,349 @@
+//! Tests of Sensors that watch files: the journal's part, and whole lookouts on a real folder.
+
+use std::path::Path;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use pretty_assertions::assert_eq;
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::lookout::Lookouts;
+use super::*;
+use crate::sensing::watch::Look;
+
+fn now() -> Timestamp {
+    "2026-01-05T08:00:00Z".parse().expect("a moment")
+}
+
+fn watch(generation: i64, more: Value) -> SensorTerms {
+    let mut spec = json!({"agentNames": ["a"], "source": {"watch": {"path": "inbox/"}}});
+    let Value::Object(more) = more else {
+        panic!("no fields");
+    };
+    spec.as_object_mut().expect("fields").extend(more);
+    SensorTerms {
+        uid: "uid".into(),
+        name: "inbox".into(),
+        generation,
+        spec: serde_json::from_value(spec).expect("a spec"),
+    }
+}
+
+/// What a Sensor told, as it reaches the loop.
+#[derive(Debug, PartialEq)]
+struct Told {
+    id: String,
+    payload: Value,
+}
+
+/// The Sensors of a worker with a workspace, and what its journal holds.
+struct Worker {
+    sensors: Sensors,
+    kept: Kept,
+    now: Timestamp,
+}
+
+impl Worker {
+    fn new() -> Self {
+        Self {
+            sensors: Sensors::default().with_workspace(true),
+            kept: Kept::default(),
+            now: now(),
+        }
+    }
+
+    fn restart(&mut self) {
+        self.sensors = Sensors::restore(vec![self.kept.clone()]).with_workspace(true);
+    }
+
+    fn direct(&mut self, terms: &[SensorTerms]) {
+        for happened in self.sensors.direct(self.now, Some(terms)) {
+            self.keep(happened);
+        }
+    }
+
+    /// As the journal does: of files only what has changed.
+    fn keep(&mut self, happened: Happened) -> Option<Told> {
+        let told = |input: &Input| {
+            let Input::Sensed(event) = input else {
+                return None;
+            };
+            Some(Told {
+                id: event.id.clone(),
+                payload: serde_json::from_str(&event.notices[0].text).expect("JSON"),
+            })
+        };
+        let told = happened.input().and_then(told);
+        let mut kept = happened.kept();
+        let mut files: BTreeMap<_, _> = self.kept.files.drain(..).collect();
+        files.extend(kept.files);
+        kept.files = files.into_iter().filter(|(_, print)| print.is_some()).collect();
+        self.kept = kept;
+        self.sensors.accept(happened);
+        told
+    }
+
+    fn paths(&self) -> Vec<&str> {
+        self.kept.files.iter().map(|(path, _)| &**path).collect()
+    }
+
+    fn see(&mut self, path: &str, hash: Option<&str>, was_there: bool) {
+        let change = Change {
+            path: path.into(),
+            print: hash.map(|hash| Print {
+                look: Look { size: 1, modified: 0 },
+                hash: Some(hash.into()),
+            }),
+            was_there,
+            text: Some("hi".into()),
+        };
+        let sighting = Sighting::of("uid", Sight::Change(change, Hold::default()));
+        assert!(self.sensors.saw(sighting).is_none(), "it is due first");
+    }
+
+    fn trouble(&mut self, why: Option<&str>) -> Option<Input> {
+        let sighting = Sighting::of("uid", Sight::Trouble(why.map(Into::into)));
+        let happened = self.sensors.saw(sighting)?;
+        let input = happened.input().cloned();
+        self.keep(happened);
+        input
+    }
+
+    fn due(&mut self) -> Option<Told> {
+        let happened = self.sensors.due(self.now)?;
+        self.keep(happened)
+    }
+
+    /// What is told of real files, until nothing has been for two seconds.
+    async fn hears(&mut self, lookouts: &mut Lookouts, count: usize) -> Vec<(String, String)> {
+        let mut heard = Vec::new();
+        while heard.len() < count {
+            let sighting = timeout(Duration::from_secs(20), lookouts.next())
+                .await
+                .expect("a change");
+            if let Some(happened) = self.sensors.saw(sighting) {
+                self.keep(happened);
+            }
+            if let Some(told) = self.due() {
+                let field = |name: &str| told.payload[name].as_str().expect("a text").to_owned();
+                heard.push((field("kind"), field("path")));
+            }
+        }
+        heard
+    }
+
+    async fn hears_nothing(&mut self, lookouts: &mut Lookouts) {
+        let quiet = Duration::from_millis(2500);
+        while let Ok(sighting) = timeout(quiet, lookouts.next()).await {
+            let Sight::Trouble(None) = sighting.what else {
+                panic!("{sighting:?}");
+            };
+        }
+    }
+}
+
+#[test]
+fn a_change_that_was_not_written_is_heard_as_the_same_event_after_a_restart_and_a_written_one_never_again() {
+    let mut worker = Worker::new();
+    worker.direct(&[watch(1, json!({}))]);
+    worker.see("inbox/a", Some("x"), false);
+    let lost = worker.sensors.due(worker.now).expect("a change");
+    let Some(Input::Sensed(lost)) = lost.input().cloned() else {
+        panic!("no event");
+    };
+    worker.restart();
+    worker.direct(&[watch(1, json!({}))]);
+    assert_eq!(worker.sensors.watched()["uid"].1.len(), 0);
+    worker.see("inbox/a", Some("x"), false);
+    let told = worker.due().expect("a change");
+    assert_eq!((told.id, &told.payload["content"]), (lost.id, &json!("hi")));
+    assert_eq!(worker.due(), None);
+    worker.restart();
+    worker.direct(&[watch(1, json!({}))]);
+    let hash = |worker: &Worker| worker.sensors.watched()["uid"].1["inbox/a"].hash.clone();
+    assert_eq!(
+        hash(&worker).as_deref(),
+        Some("x"),
+        "a lookout begins with what was told"
+    );
+    worker.see("inbox/a", None, true);
+    assert_eq!(worker.due().expect("a change").payload["kind"], "Removed");
+    assert_eq!(worker.paths(), Vec::<&str>::new());
+}
+
+#[test]
+fn the_same_file_with_the_same_content_again_is_an_event_each_time() {
+    let mut worker = Worker::new();
+    worker.direct(&[watch(1, json!({}))]);
+    for _ in 0..3 {
+        worker.see("inbox/a", Some("x"), false);
+        assert_eq!(worker.due().expect("a change").payload["kind"], "Created");
+        worker.see("inbox/a", None, true);
+        assert_eq!(worker.due().expect("a change").payload["kind"], "Removed");
+    }
+    assert_eq!(worker.sensors.reports()[0].totals.filtered, 0);
+}
+
+#[test]
+fn files_wait_for_room_in_the_limits_and_none_is_dropped() {
+    let mut worker = Worker::new();
+    worker.direct(&[watch(1, json!({"limits": {"perMinute": 2}}))]);
+    let first = worker.now;
+    for name in ["a", "b"] {
+        worker.see(&format!("inbox/{name}"), Some("x"), false);
+        assert!(worker.due().is_some(), "{name}");
+    }
+    worker.see("inbox/c", Some("x"), false);
+    assert_eq!(worker.due(), None);
+    let room = worker.sensors.next(worker.now).expect("a moment");
+    assert_eq!(room, first + SignedDuration::from_secs(61));
+    worker.now = room - SignedDuration::from_millis(1);
+    assert_eq!(worker.due(), None);
+    worker.now = room;
+    assert_eq!(worker.due().expect("a change").payload["path"], "inbox/c");
+    assert_eq!(worker.sensors.reports()[0].totals.dropped, 0);
+    // One event in five seconds.
+    worker.direct(&[watch(2, json!({"limits": {"minIntervalMilliseconds": 5000}}))]);
+    worker.see("inbox/d", Some("x"), false);
+    assert_eq!(worker.due(), None);
+    worker.now = room + SignedDuration::from_secs(5);
+    assert_eq!(worker.sensors.next(worker.now), Some(worker.now));
+    assert!(worker.due().is_some());
+}
+
+#[test]
+fn a_change_that_waits_outlives_an_edit_of_anything_but_what_is_watched() {
+    let mut worker = Worker::new();
+    worker.direct(&[watch(1, json!({}))]);
+    worker.see("inbox/a", Some("x"), false);
+    worker.direct(&[watch(
+        2,
+        json!({"notification": {"text": "'{\"path\": \"' + payload.path + '\"}'"}}),
+    )]);
+    assert_eq!(worker.due().expect("a change").payload, json!({"path": "inbox/a"}));
+    worker.see("inbox/b", Some("x"), false);
+    worker.direct(&[watch(3, json!({"source": {"watch": {"path": "other"}}}))]);
+    assert_eq!(worker.due(), None);
+    assert_eq!(
+        worker.paths(),
+        Vec::<&str>::new(),
+        "what is not watched any more is forgotten, and not gone"
+    );
+}
+
+#[test]
+fn what_is_in_the_way_of_looking_is_one_failure_until_it_is_gone() {
+    let mut worker = Worker::new();
+    worker.direct(&[watch(1, json!({}))]);
+    let failed = Some(Input::SensorFailed { sensor: "inbox".into() });
+    let report = |worker: &Worker| {
+        let report = worker.sensors.reports().remove(0);
+        (report.failure, report.consecutive_failures, report.totals.errors)
+    };
+    assert_eq!(worker.trouble(None), None);
+    assert_eq!(report(&worker), (None, 0, 0));
+    assert_eq!(worker.trouble(Some("why")), failed);
+    assert_eq!(worker.trouble(Some("another")), None);
+    worker.restart();
+    worker.direct(&[watch(1, json!({}))]);
+    assert_eq!(worker.trouble(Some("another")), None);
+    assert_eq!(report(&worker), (Some("another".into()), 1, 1));
+    assert_eq!(worker.trouble(None), None);
+    assert_eq!(report(&worker), (None, 0, 1));
+    assert_eq!(worker.trouble(Some("why")), failed);
+}
+
+#[test]
+fn without_a_workspace_nothing_is_watched_and_the_report_says_what_to_do() {
+    let mut sensors = Sensors::default();
+    let _ = sensors.direct(now(), Some(&[watch(1, json!({}))]));
+    assert!(sensors.watched().is_empty());
+    let failure = sensors.reports().remove(0).failure.expect("a failure");
+    assert!(failure.contains("set spec.workspace of the Agent"), "{failure}");
+}
+
+fn put(folder: &Path, name: &str, text: &str) {
+    let (aside, path) = (folder.join("aside"), folder.join("inbox").join(name));
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+    std::fs::write(&aside, text).expect("a file");
+    std::fs::rename(aside, path).expect("a file");
+}
+
+fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
+    all.iter()
+        .map(|(kind, path)| ((*kind).to_owned(), (*path).to_owned()))
+        .collect()
+}
+
+#[tokio::test]
+async fn real_files_are_told_of_once_over_restarts_whatever_happened_meanwhile() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut worker = Worker::new();
+    let terms = [watch(1, json!({}))];
+    worker.direct(&terms);
+    let mut lookouts = Lookouts::new(Some(dir.path().into()));
+    lookouts.set(&worker.sensors);
+    let absent = timeout(Duration::from_secs(20), lookouts.next()).await.expect("a word");
+    let Sight::Trouble(Some(why)) = absent.what else {
+        panic!("{absent:?}");
+    };
+    assert!(why.contains("is not in the workspace"), "{why}");
+    put(dir.path(), "first", "1");
+    assert_eq!(
+        worker.hears(&mut lookouts, 1).await,
+        pairs(&[("Created", "inbox/first")])
+    );
+    put(dir.path(), "deep/second", "2");
+    put(dir.path(), "first", "one");
+    let mut heard = worker.hears(&mut lookouts, 2).await;
+    heard.sort();
+    assert_eq!(
+        heard,
+        pairs(&[("Created", "inbox/deep/second"), ("Modified", "inbox/first")])
+    );
+    // The same again, at another time, is no news.
+    put(dir.path(), "first", "one");
+    worker.hears_nothing(&mut lookouts).await;
+    drop(lookouts);
+
+    std::fs::remove_file(dir.path().join("inbox/first")).expect("removed");
+    put(dir.path(), "third", "3");
+    worker.restart();
+    worker.direct(&terms);
+    let mut lookouts = Lookouts::new(Some(dir.path().into()));
+    lookouts.set(&worker.sensors);
+    let expected = pairs(&[("Removed", "inbox/first"), ("Created", "inbox/third")]);
+    assert_eq!(worker.hears(&mut lookouts, 2).await, expected);
+    worker.hears_nothing(&mut lookouts).await;
+    assert_eq!(worker.paths(), ["inbox/deep/second", "inbox/third"]);
+}
+
+#[tokio::test]
+async fn no_second_change_is_seen_before_the_first_is_on_disk_and_none_of_a_lookout_that_was_ended() {
+    let dir = tempfile::tempdir().expect("a folder");
+    put(dir.path(), "a", "1");
+    put(dir.path(), "b", "2");
+    let mut worker = Worker::new();
+    worker.direct(&[watch(1, json!({}))]);
+    let mut lookouts = Lookouts::new(Some(dir.path().into()));
+    lookouts.set(&worker.sensors);
+    let first = loop {
+        let seen = timeout(Duration::from_secs(20), lookouts.next())
+            .await
+            .expect("a change");
+        if matches!(seen.what, Sight::Change(..)) {
+            break seen;
+        }
+    };
+    assert!(worker.sensors.saw(first).is_none());
+    let none = timeout(Duration::from_millis(1500), lookouts.next()).await;
+    assert!(none.is_err(), "{none:?}");
+    assert!(worker.due().is_some());
+    // The second is on its way, and what is watched changes: it comes once, from the new lookout.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    worker.direct(&[watch(2, json!({"limits": {"maxPayloadBytes": 4096}}))]);
+    lookouts.set(&worker.sensors);
+    assert_eq!(worker.hears(&mut lookouts, 1).await.len(), 1);
+    worker.hears_nothing(&mut lookouts).await;
+}
