@@ -149,7 +149,7 @@ pub struct AgentSpec {
     /// The model that thinks.
     pub model: Model,
     /// A smaller model for small questions, of the same shape as `model`, with a key and a price of its own: the one of
-    /// `continuous.preCheck`. Its calls count in the same budgets.
+    /// `continuous.preCheck` and of the signals of Sensors. Its calls count in the same budgets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = light_model::rename)]
     pub light_model: Option<Model>,

@@ -74,6 +74,9 @@ const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
 #[x_kube(
     validation = Rule::new("has(self.agentNames) && size(self.agentNames) > 0 || has(self.agentSelector)").message(
         "spec names no receiver: set spec.agentNames, or spec.agentSelector ({} is every Agent of the namespace)"
+    ),
+    validation = Rule::new("!has(self.task) || !has(self.notification)").message(
+        "spec.task takes the place of spec.notification: remove one of them"
     )
 )]
 #[serde(rename_all = "camelCase")]
@@ -100,13 +103,16 @@ pub struct SensorSpec {
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["field"]))]
     pub updates: Vec<Update>,
     /// What makes an event worth a notice, at most 16. With signals, a notification is given only by those that hold;
-    /// without any, each accepted event gives one where `notification` is set or there are no `updates`.
+    /// without any, each accepted event gives one where `notification` or `task` is set or there are no `updates`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub signals: Vec<Signal>,
     /// What a notification says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notification: Option<Notification>,
+    /// What the receivers are to do about an event, in place of `notification`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<Task>,
     /// Bounds of what is accepted.
     #[serde(default)]
     pub limits: Limits,
@@ -213,14 +219,23 @@ pub struct Update {
 
 /// What makes an event worth a notice.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("has(self.when) || has(self.model)").message(
+    "spec.signals[] must have when, an expression, or model, which scores the event, or both"
+))]
 #[serde(rename_all = "camelCase")]
 pub struct Signal {
     /// Its name; loops can wait for `signal/<sensor>/<name>`.
     #[schemars(length(min = 1, max = 63), regex(pattern = NAME))]
     pub name: String,
-    /// When it holds: an expression (CEL) that is true or false, over `payload`, `previous` and `now`.
+    /// When it holds: an expression (CEL) that is true or false, over `payload`, `previous` and `now`. With `model`: which
+    /// events are scored at all; without `when`, each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
-    pub when: String,
+    pub when: Option<String>,
+    /// Has a small model say how far it holds. Each receiver asks its own `spec.lightModel`, once for each event that `when`
+    /// lets through and that does not fall into the cooldown; the calls count in that Agent's budgets and rate limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<SignalModel>,
     /// What an event without it does not do: `Notify`: it gives no notification of this signal. `Update`: it writes no
     /// field, but notifies. `Both`: neither. An event writes fields when each signal that gates updates holds.
     #[serde(default)]
@@ -239,6 +254,24 @@ pub struct Signal {
 
 fn yes() -> bool {
     true
+}
+
+/// How a small model scores an event.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct SignalModel {
+    /// What is to be scored, in words, such as `How likely is it that this message reports an outage?`; at most 2,048
+    /// characters. The model is shown the payload after it, its first 8,192 bytes as JSON.
+    #[schemars(length(min = 1, max = 2048))]
+    pub prompt: String,
+    /// The least score, 1 to 100, with which the signal holds.
+    #[serde(default = "threshold")]
+    #[schemars(range(min = 1, max = 100))]
+    pub threshold_percent: u32,
+}
+
+fn threshold() -> u32 {
+    80
 }
 
 /// What a signal gates.
@@ -273,6 +306,17 @@ pub struct Notification {
     /// JSON, of which the first 2,048 bytes are shown.
     #[schemars(length(min = 1, max = 4096))]
     pub text: String,
+}
+
+/// What receivers are to do.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Task {
+    /// An expression (CEL) over `payload`, `previous` and `now` that is a text: what is to be done. A Continuous loop gets it
+    /// as a notification that begins with `Task: `, one for each event, however many signals hold; without signals each
+    /// accepted event is a task.
+    #[schemars(length(min = 1, max = 4096))]
+    pub prompt: String,
 }
 
 /// Bounds of what is accepted. What is beyond them is counted in `status.dropped`; files of a `watch` wait instead.

@@ -303,9 +303,7 @@ mod tests {
             seq: 7,
             id: "id".into(),
             at: Timestamp::UNIX_EPOCH,
-            updates: vec![],
-            notifications: vec![],
-            wakes: vec![],
+            ..Event::default()
         };
         Deliver {
             receiver: receiver.into(),

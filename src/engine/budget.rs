@@ -242,7 +242,7 @@ impl Engine {
         self.in_flight = false;
         match &mut self.state.turn {
             Some(turn) => turn.step = Step::Due(out.now),
-            None => self.state.pre_check.close(),
+            None => self.close_call_before_turn(out.now),
         }
         self.note_revision();
         let note = FailureKind::BudgetExhausted.as_ref();

@@ -141,6 +141,8 @@ impl Engine {
             Input::HotState { updates } => self.hot_state_updated(updates, out),
             Input::Notified(notification) => self.notified(notification, out),
             Input::Sensed(event) => self.sensed(event, out),
+            Input::Score(question) => self.score(question, out),
+            Input::ScoreTaken { id } => self.score_taken(&id),
             Input::SensorFailed { sensor } => self.sensor_failed(&sensor, out),
             Input::ToolFinished { run, outcome } => self.tool_finished(run, outcome, out),
             Input::Answered { call, answer } => self.answered(call, &answer, out),
@@ -286,6 +288,8 @@ impl Engine {
         let turn = self.state.turn.as_ref();
         match turn.map(|turn| (turn.step, turn.call_id(), turn.own_call())) {
             None if self.state.pre_check.is_open() => self.issue_pre_check(out),
+            None if self.state.scoring.is_open() => self.issue_score(out),
+            None if self.score_due().is_some_and(|due| due <= out.now) => self.send_score(out),
             None if self.may_attempt(out) => self.begin(out),
             Some((Step::Due(_), ..)) if self.may_attempt(out) => self.send_attempt(out),
             Some((Step::Due(_), _, own_call))
@@ -317,15 +321,18 @@ impl Engine {
         let free_from = self.free_from()?;
         let due = match self.state.turn.as_ref().map(|turn| turn.step) {
             None if self.is_refreshing() => return None,
-            None if self.state.pre_check.is_open() => Timestamp::MIN,
-            None => {
-                let own = self.state.next_turn.filter(|_| self.state.sleep.is_none());
-                own.into_iter().chain(self.heartbeat_due()).min()?
-            }
+            None if self.state.pre_check.is_open() || self.state.scoring.is_open() => Timestamp::MIN,
+            None => self.turn_due().into_iter().chain(self.score_due()).min()?,
             Some(Step::Due(at)) => at,
             Some(Step::Open | Step::Tools) => Timestamp::MIN,
         };
         Some(due.max(free_from))
+    }
+
+    /// When the next turn, heartbeats included, begins by itself, if nothing holds the loop.
+    fn turn_due(&self) -> Option<Timestamp> {
+        let own = self.state.next_turn.filter(|_| self.state.sleep.is_none());
+        own.into_iter().chain(self.heartbeat_due()).min()
     }
 
     /// The earliest moment at which something changes by itself.
@@ -356,6 +363,7 @@ impl Engine {
         self.state.next_turn = self.state.next_turn.map(moved);
         self.state.counters.idle.moved(back);
         self.state.used.heed_clock(now);
+        self.state.scoring.moved(moved);
         self.schedule_heartbeat(now);
         self.hot.moved(back);
         if let Some(turn) = &mut self.state.turn

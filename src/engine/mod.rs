@@ -29,6 +29,7 @@ mod prompt;
 mod purpose;
 mod resources;
 mod retry;
+pub mod scoring;
 pub mod sensors;
 pub mod settings;
 mod snapshot;
@@ -66,7 +67,7 @@ pub use purpose::Purpose;
 pub struct CallId {
     /// The turn, from 1.
     pub turn: i64,
-    /// The call within the turn, from 1; 0 is a pre-check before it.
+    /// The call within the turn, from 1; 0 is a pre-check or a score before it.
     pub call: u32,
     /// The attempt at that call, from 1.
     pub attempt: u32,
@@ -151,6 +152,13 @@ pub enum Input {
     SensorFailed {
         /// Its name.
         sensor: String,
+    },
+    /// An event of a Sensor wants a score of a signal. Repeat it until [`machine::Engine::scored`] has its outcome.
+    Score(scoring::Question),
+    /// The outcome of this question is kept: the engine may forget it.
+    ScoreTaken {
+        /// Its id.
+        id: String,
     },
     /// A run of a tool came to an end.
     ToolFinished {
@@ -369,6 +377,10 @@ pub enum RecordKind {
     SensorFailed,
     /// A notification came. Its note is the priority.
     Notified,
+    /// A signal was scored. Its note is the signal and its score.
+    SignalScored,
+    /// A signal got no score. Its note is the signal and the failure's kind, `Unreadable` or `NoLightModel`.
+    SignalUnscored,
     /// Notifications left before the model saw them: too many waited, or each turn that showed them was refused.
     NotificationDropped,
     /// A guardrail was reached. Its note is the reason that it raised, or the limit.

@@ -62,6 +62,11 @@ impl PreCheck {
         self.sleep.as_ref().map_or(&[], |sleep| &sleep.wake_early_if)
     }
 
+    /// Another call is sent before the coming turn, a pre-check or a score.
+    pub(super) fn count_attempt(&mut self) {
+        self.attempts = self.attempts.saturating_add(1);
+    }
+
     /// The call has an outcome, or is not to have one.
     pub(super) fn close(&mut self) {
         self.open = None;
@@ -107,7 +112,7 @@ impl Engine {
         self.state.counters.idle.awake(out.now);
         self.count_use(Resource::LLMCalls, 1, out);
         let check = &mut self.state.pre_check;
-        check.attempts = check.attempts.saturating_add(1);
+        check.count_attempt();
         check.open = Some(says);
         let call = self.pre_check_call();
         let note = Purpose::Precheck.as_ref();
@@ -115,7 +120,7 @@ impl Engine {
         self.issue_pre_check(out);
     }
 
-    /// The call last sent; those before a turn have the number 0.
+    /// The call last sent before the coming turn; those have the number 0.
     pub(super) fn pre_check_call(&self) -> CallId {
         CallId {
             turn: self.state.turns_begun.saturating_add(1),

@@ -26,6 +26,8 @@ pub enum Purpose {
     Compaction,
     /// The question whether a turn is worth it.
     Precheck,
+    /// The score of a signal of a Sensor.
+    Signal,
 }
 
 impl Purpose {
@@ -34,7 +36,7 @@ impl Purpose {
     pub fn uses_light_model(self) -> bool {
         match self {
             Self::Turn | Self::Compaction | Self::Heartbeat => false,
-            Self::Precheck => true,
+            Self::Precheck | Self::Signal => true,
         }
     }
 }

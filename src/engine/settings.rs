@@ -43,6 +43,8 @@ pub struct Settings {
     pub actions_per_minute: u32,
     /// Whether a turn after a sleep is worth it is asked first; `None`: it is not.
     pub pre_check: Option<precheck::Settings>,
+    /// Output limit of an answer of the small model, in tokens; `None`: there is no small model.
+    pub light_output_tokens: Option<u32>,
     /// Fields of the hot state.
     pub hot_state: Vec<Field>,
     /// Bytes of one result of a tool.
@@ -96,6 +98,7 @@ impl TryFrom<&AgentSpec> for Settings {
             max_output_tokens: spec.model.max_output_tokens,
             actions_per_minute: spec.guardrails.actions_per_minute,
             pre_check: pre_check(spec),
+            light_output_tokens: spec.light_model.as_ref().map(|light| light.max_output_tokens),
             hot_state: spec.hot_state.fields.iter().map(Field::from).collect(),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
             loop_detection: spec.guardrails.loop_detection.clone(),

@@ -15,6 +15,7 @@ use super::loops::Watch;
 use super::notifications::{Inbox, Shown};
 use super::precheck::PreCheck;
 use super::resources::Tracker;
+use super::scoring::Scoring;
 use super::tally::Tally;
 use super::work::Work;
 use crate::api::failure::Failure;
@@ -49,6 +50,8 @@ pub struct Snapshot {
     pub(super) inbox: Inbox,
     /// The question whether the coming turn is worth it.
     pub(super) pre_check: PreCheck,
+    /// The signal that is scored.
+    pub(super) scoring: Scoring,
     /// When the next turn may begin, once nothing holds the loop.
     pub(super) next_turn: Option<Timestamp>,
     pub(super) sleep: Option<Sleep>,

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use jiff::Timestamp;
+
 use super::guardrails::{self, Guardrail};
 use super::heartbeat::HEARTBEAT;
 use super::machine::Engine;
@@ -202,7 +204,7 @@ impl Engine {
         self.in_flight = false;
         self.was_let_through();
         let Some(purpose) = self.state.turn.as_ref().map(Turn::purpose) else {
-            self.pre_checked(call, answer, out);
+            self.answered_before_turn(call, answer, out);
             return;
         };
         out.push(Effect::Acknowledge { call });
@@ -258,18 +260,17 @@ impl Engine {
             self.fence(out);
             return;
         }
+        let scores = self.state.turn.is_none() && self.state.scoring.is_open();
         match &mut self.state.turn {
             Some(turn) => turn.step = Step::Due(out.now),
-            None => self.state.pre_check.close(),
+            None => self.close_call_before_turn(out.now),
         }
-        self.state.counters.idle.interrupted();
+        if !scores {
+            self.state.counters.idle.interrupted();
+        }
         out.push(Effect::Acknowledge { call });
-        out.record(call_line(
-            RecordKind::CallFailed,
-            call,
-            failure.kind.as_ref(),
-            Vec::new(),
-        ));
+        let note = failure.kind.as_ref();
+        out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
         // The gateway may have cut it before the worker heard why.
         let failure = match &self.state.budget.stop {
             Some(message) if failure.kind == FailureKind::Cancelled => budget::stopped(message.clone()),
@@ -277,7 +278,12 @@ impl Engine {
         };
         if let Some(reason) = budget::reason_of(failure.kind) {
             self.was_not_made();
-            self.refused(reason, failure, out);
+            if scores && failure.kind == FailureKind::CallExceedsLimit {
+                // An event that is too large for a limit is not to hold the loop.
+                self.score_given_up(failure, out);
+            } else {
+                self.refused(reason, failure, out);
+            }
             return;
         }
         if matches!(failure.kind, FailureKind::LinkLost | FailureKind::RecordFailed) {
@@ -286,7 +292,25 @@ impl Engine {
         } else {
             self.was_let_through();
         }
-        self.failed_in_truth(call, failure, out);
+        if scores {
+            self.score_failed(call, failure, out);
+        } else {
+            self.failed_in_truth(call, failure, out);
+        }
+    }
+
+    fn answered_before_turn(&mut self, call: CallId, answer: &Answer, out: &mut Outbox) {
+        if self.state.scoring.is_open() {
+            self.score_answered(call, answer, out);
+        } else {
+            self.pre_checked(call, answer, out);
+        }
+    }
+
+    /// The call before the coming turn has an outcome, or is not to have one.
+    pub(super) fn close_call_before_turn(&mut self, now: Timestamp) {
+        self.state.pre_check.close();
+        self.state.scoring.reopen(now);
     }
 
     /// A call failed that a limit had let through.

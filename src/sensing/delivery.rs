@@ -4,11 +4,12 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::trial::Trial;
 use crate::api::sensor::Priority;
 
 /// One accepted event and all that it does to a receiver. Takes effect once: a receiver has a number for each Sensor, and
 /// passes over events up to it.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Event {
     /// Its number among the events of its Sensor, from 1; gaps are events that were dropped or not meant for the receiver.
@@ -25,6 +26,9 @@ pub struct Event {
     pub notifications: Vec<Notice>,
     /// What a sleep may have named in `wake_early_if`: `sensor/<name>`, and `signal/<sensor>/<signal>` of each that holds.
     pub wakes: Vec<String>,
+    /// What else it does, once a model of the receiver's has scored it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trial: Option<Trial>,
 }
 
 /// A field of the hot state and its value.

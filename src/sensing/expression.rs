@@ -9,6 +9,7 @@
 
 mod functions;
 mod values;
+mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -162,7 +163,7 @@ impl Expression {
 fn parse(text: &str) -> Result<IdedExpr, String> {
     let parsed = with_room(|| {
         let parsed = Program::compile(text).map(|program| program.expression().clone());
-        parsed.map_err(|errors| said(&errors))
+        parsed.map_err(|errors| words::said(text, &errors))
     });
     parsed.unwrap_or_else(|| Err("could not be parsed: there is no room for it now".into()))
 }
@@ -199,17 +200,6 @@ fn check_nesting(text: &str) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// The first error of the parser, on one line.
-fn said(errors: &cel::ParseErrors) -> String {
-    match errors.errors.first() {
-        Some(error) => {
-            let (line, column) = error.pos;
-            format!("is no expression: line {line}, column {column}: {}", error.msg)
-        }
-        None => "is no expression".into(),
-    }
 }
 
 /// How much one evaluation of a piece costs.

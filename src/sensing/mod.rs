@@ -8,8 +8,10 @@ pub mod delivery;
 pub mod expression;
 pub mod rules;
 pub mod schedule;
+mod signals;
 pub mod source;
 mod state;
+pub mod trial;
 pub mod watch;
 
 use crate::api::SensorSpec;
@@ -24,14 +26,70 @@ pub struct Invalid {
     pub detail: String,
 }
 
+/// All that cannot be used of a spec; at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistakes(Vec<Invalid>);
+
+impl std::error::Error for Mistakes {}
+
+impl std::fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let all: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&all.join("; "))
+    }
+}
+
+/// Compiles one thing after the other, and remembers what is wrong with each.
+#[derive(Debug, Default)]
+struct Compiling(Vec<Invalid>);
+
+impl Compiling {
+    /// `None`: it is wrong.
+    fn take<T>(&mut self, compiled: Result<T, Invalid>) -> Option<T> {
+        compiled.map_err(|invalid| self.0.push(invalid)).ok()
+    }
+
+    fn take_all<T>(&mut self, compiled: Result<T, Mistakes>) -> Option<T> {
+        compiled.map_err(|mistakes| self.0.extend(mistakes.0)).ok()
+    }
+
+    /// What was compiled, unless something was wrong.
+    fn end<T>(self, compiled: impl FnOnce() -> Option<T>) -> Result<T, Mistakes> {
+        match compiled() {
+            Some(whole) if self.0.is_empty() => Ok(whole),
+            Some(_) | None => Err(Mistakes(self.0)),
+        }
+    }
+}
+
+/// All of a spec, compiled.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// What becomes of what is heard.
+    pub rules: rules::Rules,
+    /// Of a `schedule`.
+    pub calendar: Option<schedule::Calendar>,
+    /// Of a `watch`.
+    pub scope: Option<watch::Scope>,
+}
+
+/// Compiles all of a spec, for a Sensor of this name.
+pub fn compile(name: &str, spec: &SensorSpec) -> Result<Compiled, Mistakes> {
+    let mut compiling = Compiling::default();
+    let (schedule, watch) = (spec.source.schedule.as_ref(), spec.source.watch.as_ref());
+    let calendar = schedule.and_then(|schedule| compiling.take_all(schedule::Calendar::compile(schedule)));
+    let scope = watch.and_then(|watch| compiling.take(watch::Scope::of(watch)));
+    let rules = compiling.take_all(rules::Rules::compile(name, spec));
+    compiling.end(|| {
+        Some(Compiled {
+            rules: rules?,
+            calendar,
+            scope,
+        })
+    })
+}
+
 /// Whether a Sensor of this name can run by this spec.
-pub fn check(name: &str, spec: &SensorSpec) -> Result<(), Invalid> {
-    rules::Rules::compile(name, spec)?;
-    if let Some(schedule) = &spec.source.schedule {
-        schedule::Calendar::compile(schedule)?;
-    }
-    if let Some(watch) = &spec.source.watch {
-        watch::Scope::of(watch)?;
-    }
-    Ok(())
+pub fn check(name: &str, spec: &SensorSpec) -> Result<(), Mistakes> {
+    compile(name, spec).map(drop)
 }

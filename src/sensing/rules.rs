@@ -7,11 +7,13 @@ use jiff::{SignedDuration, Timestamp};
 use ring::digest::{SHA256, digest};
 use serde_json::Value;
 
-use super::Invalid;
 use super::delivery::{Event, FieldValue, Notice};
 use super::expression::{Expression, Variables};
+use super::signals::{Holds, Seen, Signal};
 use super::state::Held;
 pub use super::state::{Last, State};
+use super::trial::{Question, Trial, most_urgent};
+use super::{Compiling, Invalid, Mistakes};
 use crate::api::SensorSpec;
 use crate::api::sensor::{Gate, Priority};
 
@@ -21,6 +23,8 @@ pub const MOST_DEPTH: usize = 32;
 pub const MOST_VALUE_BYTES: usize = 8 * 1024;
 /// Most bytes of a notification.
 pub const MOST_TEXT_BYTES: usize = 2 * 1024;
+/// What a task begins with.
+const TASK: &str = "Task: ";
 /// What ends a text that was longer.
 const CUT: &str = " [cut]";
 
@@ -30,7 +34,9 @@ pub struct Rules {
     name: String,
     updates: Vec<Update>,
     signals: Vec<Signal>,
-    text: Option<Expression>,
+    text: Option<Text>,
+    /// Notifications are tasks: an event gives one at most.
+    is_task: bool,
     /// Without signals: whether an event gives a notification.
     notifies: bool,
     keeps_previous: bool,
@@ -46,15 +52,11 @@ struct Update {
     value: Expression,
 }
 
+/// What a notification says.
 #[derive(Clone, Debug)]
-struct Signal {
-    name: String,
-    place: usize,
-    when: Expression,
-    gate: Gate,
-    notify: bool,
-    priority: Priority,
-    cooldown: SignedDuration,
+struct Text {
+    field: &'static str,
+    expression: Expression,
 }
 
 /// What came of an event that was heard.
@@ -72,55 +74,48 @@ pub enum Outcome {
     Failed,
 }
 
-/// What a signal says of an event.
-struct Seen<'a> {
-    signal: &'a Signal,
-    holds: bool,
-}
-
 impl Rules {
     /// Compiles the rules of a spec, for a Sensor of this name.
-    pub fn compile(name: &str, spec: &SensorSpec) -> Result<Self, Invalid> {
-        let updates = (spec.updates.iter().enumerate())
-            .map(|(place, update)| {
-                let value = compiled(format!("spec.updates[{place}].value"), &update.value)?;
-                let field = update.field.clone();
-                Ok(Update { field, place, value })
+    pub fn compile(name: &str, spec: &SensorSpec) -> Result<Self, Mistakes> {
+        let mut compiling = Compiling::default();
+        let updates: Vec<_> = (spec.updates.iter().enumerate())
+            .filter_map(|(place, update)| {
+                let value = compiled(format!("spec.updates[{place}].value"), &update.value);
+                let (field, value) = (update.field.clone(), compiling.take(value)?);
+                Some(Update { field, place, value })
             })
-            .collect::<Result<Vec<_>, _>>()?;
-        let signals = (spec.signals.iter().enumerate())
-            .map(|(place, signal)| {
-                Ok(Signal {
-                    name: signal.name.clone(),
-                    place,
-                    when: compiled(format!("spec.signals[{place}].when"), &signal.when)?,
-                    gate: signal.gate,
-                    notify: signal.notify,
-                    priority: signal.priority,
-                    cooldown: SignedDuration::from_secs(signal.cooldown_seconds.into()),
-                })
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let text = (spec.notification.iter())
-            .map(|notification| compiled("spec.notification.text".into(), &notification.text))
-            .next()
-            .transpose()?;
-        let expressions = updates.iter().map(|update| &update.value);
-        let expressions = expressions
-            .chain(signals.iter().map(|signal| &signal.when))
-            .chain(&text);
-        let keeps_previous = expressions.into_iter().any(Expression::uses_previous);
+            .collect();
+        let signals: Vec<_> = (spec.signals.iter().enumerate())
+            .filter_map(|(place, signal)| compiling.take(Signal::compile(place, signal)))
+            .collect();
+        let text = spec
+            .notification
+            .as_ref()
+            .map(|found| ("spec.notification.text", &found.text));
+        let task = spec.task.as_ref().map(|found| ("spec.task.prompt", &found.prompt));
+        let text = task.or(text).and_then(|(field, text)| {
+            let expression = compiling.take(compiled(field.into(), text))?;
+            Some(Text { field, expression })
+        });
+        let values = updates.iter().map(|update| &update.value);
+        let keeps_previous = values
+            .chain(text.iter().map(|text| &text.expression))
+            .any(Expression::uses_previous)
+            || signals.iter().any(Signal::uses_previous);
         let milliseconds = i64::from(spec.limits.min_interval_milliseconds);
-        Ok(Self {
-            name: name.into(),
-            notifies: text.is_some() || updates.is_empty(),
-            keeps_previous,
-            updates,
-            signals,
-            text,
-            max_payload_bytes: usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX),
-            min_interval: SignedDuration::from_millis(milliseconds),
-            per_minute: spec.limits.per_minute,
+        compiling.end(|| {
+            Some(Self {
+                name: name.into(),
+                notifies: text.is_some() || updates.is_empty(),
+                keeps_previous,
+                updates,
+                signals,
+                text,
+                is_task: spec.task.is_some(),
+                max_payload_bytes: usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX),
+                min_interval: SignedDuration::from_millis(milliseconds),
+                per_minute: spec.limits.per_minute,
+            })
         })
     }
 
@@ -220,77 +215,96 @@ impl Rules {
     /// What an event does.
     fn event(&self, state: &State, now: Timestamp, heard: &Held) -> Result<Event, Invalid> {
         let variables = Variables::new(&heard.payload, state.previous.as_ref(), now);
-        let seen = self.signals(state, &variables)?;
-        let writes = |seen: &Seen<'_>| seen.holds || seen.signal.gate == Gate::Notify;
-        let updates = if seen.iter().all(writes) {
-            self.updates
-                .iter()
-                .map(|update| update.value(&variables))
-                .collect::<Result<_, _>>()?
-        } else {
-            Vec::new()
-        };
-        let sensor = format!("sensor/{}", self.name);
-        let signal = |seen: &Seen<'_>| format!("signal/{}/{}", self.name, seen.signal.name);
-        let mut notifications = Vec::new();
-        for seen in &seen {
-            if seen.signal.notify && (seen.holds || seen.signal.gate == Gate::Update) {
-                notifications.push(Notice {
-                    // Whoever waits for the signal is not to wake without it.
-                    source: if seen.holds { signal(seen) } else { sensor.clone() },
-                    text: self.text(&variables, &heard.payload)?,
-                    priority: seen.signal.priority,
-                });
+        let seen = self.signals.iter().map(|signal| signal.seen(state, &variables));
+        let seen = seen.collect::<Result<Vec<_>, _>>()?;
+        let (questions, mut notifications) = self.notices(&seen, &variables, &heard.payload)?;
+        if self.is_task {
+            notifications = most_urgent(notifications).into_iter().collect();
+        }
+        let writes = |seen: &Seen<'_>| seen.holds != Holds::No || seen.signal.gate == Gate::Notify;
+        let mut updates = Vec::new();
+        if seen.iter().all(writes) {
+            let values = self.updates.iter().map(|update| update.value(&variables));
+            updates = values.collect::<Result<_, _>>()?;
+        }
+        let trial = (!questions.is_empty()).then(|| {
+            let gated = questions.iter().any(|question| question.gate != Gate::Notify);
+            Trial {
+                data: Trial::data(&heard.payload),
+                updates: if gated {
+                    std::mem::take(&mut updates)
+                } else {
+                    Vec::new()
+                },
+                task: self.is_task,
+                questions,
             }
-        }
-        if self.signals.is_empty() && self.notifies {
-            notifications.push(Notice {
-                source: sensor.clone(),
-                text: self.text(&variables, &heard.payload)?,
-                priority: Priority::Normal,
-            });
-        }
-        let held = seen.iter().filter(|seen| seen.holds).map(signal);
+        });
+        let held = seen.iter().filter(|seen| seen.holds == Holds::Yes);
+        let held = held.map(|seen| seen.signal.event(&self.name));
         Ok(Event {
             seq: state.seq + 1,
             id: heard.id.clone(),
             at: now,
             updates,
             notifications,
-            wakes: std::iter::once(sensor).chain(held).collect(),
+            wakes: std::iter::once(self.source()).chain(held).collect(),
+            trial,
         })
     }
 
-    fn signals(&self, state: &State, variables: &Variables) -> Result<Vec<Seen<'_>>, Invalid> {
-        self.signals
-            .iter()
-            .map(|signal| {
-                let field = || format!("spec.signals[{}].when", signal.place);
-                let value = signal
-                    .when
-                    .evaluate(variables)
-                    .map_err(|failure| invalid(field(), &failure))?;
-                let when = value
-                    .as_bool()
-                    .ok_or_else(|| invalid(field(), &"is neither true nor false"))?;
-                let holds = when && !state.cooldowns.contains_key(&signal.name);
-                Ok(Seen { signal, holds })
-            })
-            .collect()
+    /// What is asked of an event, and what it tells already.
+    fn notices(
+        &self,
+        seen: &[Seen<'_>],
+        variables: &Variables,
+        payload: &Value,
+    ) -> Result<(Vec<Question>, Vec<Notice>), Invalid> {
+        let notice = |source, priority| {
+            let text = self.text(variables, payload)?;
+            Ok::<_, Invalid>(Notice { source, text, priority })
+        };
+        let (mut questions, mut notices) = (Vec::new(), Vec::new());
+        for Seen { signal, holds } in seen {
+            let told = match holds {
+                // Whoever waits for the signal is not to wake without it.
+                Holds::Asked => Some(self.source()),
+                Holds::Yes => Some(signal.event(&self.name)),
+                Holds::No => (signal.gate == Gate::Update).then(|| self.source()),
+            };
+            let told = told.filter(|_| signal.notify);
+            let told = told.map(|source| notice(source, signal.priority)).transpose()?;
+            if *holds == Holds::Asked {
+                questions.extend(signal.question(&self.name, told));
+            } else {
+                notices.extend(told);
+            }
+        }
+        if self.signals.is_empty() && self.notifies {
+            notices.push(notice(self.source(), Priority::Normal)?);
+        }
+        Ok((questions, notices))
+    }
+
+    fn source(&self) -> String {
+        format!("sensor/{}", self.name)
     }
 
     fn text(&self, variables: &Variables, payload: &Value) -> Result<String, Invalid> {
-        let field = || "spec.notification.text".to_owned();
-        let text = match &self.text {
-            None => payload.to_string(),
-            Some(text) => match text.evaluate(variables).map_err(|failure| invalid(field(), &failure))? {
-                Value::String(text) => text,
-                Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-                    return Err(invalid(field(), &"is no text: string() or json() makes one"));
-                }
-            },
+        let Some(Text { field, expression }) = &self.text else {
+            return Ok(cut(payload.to_string()));
         };
-        Ok(cut(text))
+        let invalid = |detail: String| invalid((*field).into(), &detail);
+        match expression
+            .evaluate(variables)
+            .map_err(|failure| invalid(failure.to_string()))?
+        {
+            Value::String(text) if self.is_task => Ok(cut(format!("{TASK}{text}"))),
+            Value::String(text) => Ok(cut(text)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+                Err(invalid("is no text: string() or json() makes one".into()))
+            }
+        }
     }
 
     /// Remembers an event that was accepted.
@@ -303,8 +317,7 @@ impl Rules {
         state.failure = None;
         state.count_accepted(now);
         for signal in &self.signals {
-            let held = format!("signal/{}/{}", self.name, signal.name);
-            if signal.cooldown.is_positive() && event.wakes.contains(&held) {
+            if signal.cooldown.is_positive() && event.wakes.contains(&signal.event(&self.name)) {
                 let until = now.checked_add(signal.cooldown).unwrap_or(Timestamp::MAX);
                 state.cooldowns.insert(signal.name.clone(), until);
             }
@@ -336,7 +349,7 @@ impl Update {
     }
 }
 
-fn compiled(field: String, text: &str) -> Result<Expression, Invalid> {
+pub(super) fn compiled(field: String, text: &str) -> Result<Expression, Invalid> {
     Expression::compile(text).map_err(|detail| Invalid { field, detail })
 }
 

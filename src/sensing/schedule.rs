@@ -10,7 +10,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp, Zoned};
 use serde_json::{Value, json};
 
-use super::Invalid;
+use super::{Compiling, Invalid, Mistakes};
 use crate::api::sensor::{Missed, Schedule};
 
 /// A tick that is later than this was missed: timers are not as late.
@@ -26,32 +26,37 @@ pub struct Calendar {
 
 impl Calendar {
     /// Compiles a schedule.
-    pub fn compile(schedule: &Schedule) -> Result<Self, Invalid> {
-        let field = "spec.source.schedule.timeZone";
-        let zone = TimeZone::get(&schedule.time_zone).map_err(|_| Invalid {
-            field: field.into(),
-            detail: format!("{} is no time zone of the IANA database", schedule.time_zone),
-        })?;
-        let invalid = |detail: String| Invalid {
-            field: "spec.source.schedule.cron".into(),
+    pub fn compile(schedule: &Schedule) -> Result<Self, Mistakes> {
+        let mut compiling = Compiling::default();
+        let invalid = |field: &str, detail: String| Invalid {
+            field: format!("spec.source.schedule.{field}"),
             detail,
         };
+        let zone = compiling.take(TimeZone::get(&schedule.time_zone).map_err(|_| {
+            let detail = format!("{} is no time zone of the IANA database", schedule.time_zone);
+            invalid("timeZone", detail)
+        }));
         let parser = CronParser::builder()
             .seconds(Seconds::Disallowed)
             .year(Year::Disallowed)
             .build();
-        let cron = parser
-            .parse(&schedule.cron)
-            .map_err(|error| invalid(error.to_string()))?;
-        let calendar = Self {
-            cron,
-            zone,
-            missed: schedule.missed,
+        let cron = parser.parse(&schedule.cron);
+        let cron = compiling.take(cron.map_err(|error| invalid("cron", error.to_string())));
+        let never = |cron: &Cron| {
+            let from = Timestamp::UNIX_EPOCH.to_zoned(TimeZone::UTC);
+            cron.find_next_occurrence(&from, false).is_err()
         };
-        if calendar.after(Timestamp::UNIX_EPOCH).is_none() {
-            return Err(invalid("never comes".into()));
+        if cron.as_ref().is_some_and(never) {
+            compiling.take::<()>(Err(invalid("cron", "never comes".into())));
         }
-        Ok(calendar)
+        let missed = schedule.missed;
+        compiling.end(|| {
+            Some(Self {
+                cron: cron?,
+                zone: zone?,
+                missed,
+            })
+        })
     }
 
     /// The first tick after a moment.

@@ -26,7 +26,7 @@ use self::uplink::Uplink;
 use crate::link::client::LinkClient;
 use crate::link::deliveries::ReceiverTerms;
 use crate::link::pod::SensorPodConfig;
-use crate::sensing::Invalid;
+use crate::sensing::Mistakes;
 use crate::sensing::address::{AddressPolicy, Cidr, NoCidr};
 use crate::sensing::rules::Rules;
 
@@ -57,7 +57,7 @@ pub enum SensorError {
     Outbox(#[from] OutboxError),
     /// Its rules; the controller makes no pod of such a Sensor.
     #[error(transparent)]
-    Rules(#[from] Invalid),
+    Rules(#[from] Mistakes),
     /// The ranges of addresses that its operator configured.
     #[error(transparent)]
     Ranges(#[from] NoCidr),

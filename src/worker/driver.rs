@@ -35,16 +35,13 @@ use super::outbox::Outbox;
 use super::readings::{Ask, Readings};
 use super::report;
 use super::sensors::lookout::{Lookouts, Sighting};
-use super::sensors::{Happened, Sensors};
+use super::sensors::{Happened, Sensors, Step};
 use super::steps::{Steps, Taken};
-use super::tool_source::ToolSource;
+use super::tool_source::{self, ToolSource};
 
 /// Longest sleep until the clocks are looked at again: a suspended machine or a clock that was set is noticed by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// Longest wait for the sources of tools before the loop starts: an answer that was kept over a restart may ask for them
-/// at once, and a first turn without them is none.
-const TOOLS_WAIT: Duration = Duration::from_secs(5);
 /// Things that happen to Sensors which are taken before anything else is looked at.
 const SENSORS_AT_ONCE: usize = 64;
 /// What a source may take beyond a run's timeout to say that it is over.
@@ -202,7 +199,7 @@ impl<'a> Driver<'a> {
     }
 
     async fn drive(&mut self, session: &Session, world: &mut World) -> Result<Ended, JournalError> {
-        if !meet_tools(self.tools.clone(), &world.terminate).await {
+        if !tool_source::meet(self.tools.clone(), &world.terminate).await {
             return Ok(Ended::Exit);
         }
         if world.heard.borrow().as_ref().is_some_and(Heard::suspends) {
@@ -247,6 +244,7 @@ impl<'a> Driver<'a> {
                 Happening::Moment => {}
             }
             self.look_at_clocks()?;
+            self.look_at_scores()?;
         }
         self.readings.finish(&mut self.steps).await?;
         Ok(match self.stop {
@@ -329,6 +327,19 @@ impl<'a> Driver<'a> {
                 break;
             };
             self.sense(happened)?;
+        }
+        Ok(())
+    }
+
+    /// Has waiting events scored, and lets those take effect of which all is known.
+    fn look_at_scores(&mut self) -> Result<(), JournalError> {
+        while self.listens() {
+            let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
+            match self.sensors.step(Timestamp::now(), scored, scoring) {
+                Some(Step::Happened(happened)) => self.sense(happened)?,
+                Some(Step::Hear(input)) => self.feed(input)?,
+                None => break,
+            }
         }
         Ok(())
     }
@@ -528,22 +539,6 @@ impl<'a> Driver<'a> {
         if let Some(call) = self.in_flight.take() {
             self.outbox.errand(Errand::Cancel(call));
         }
-    }
-}
-
-/// Waits a while for the sources of tools. False: the process is to end.
-async fn meet_tools(tools: Option<Arc<dyn ToolSource>>, terminate: &CancellationToken) -> bool {
-    let Some(tools) = tools else {
-        return true;
-    };
-    tokio::select! {
-        met = timeout(TOOLS_WAIT, tools.complete()) => {
-            if met.is_err() {
-                tracing::warn!("the loop starts without all of its tools: a source has not answered yet");
-            }
-            true
-        }
-        () = terminate.cancelled() => false,
     }
 }
 

@@ -30,6 +30,8 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::PrecheckFailed => "autonomy:precheck_failed",
         RecordKind::SensorUpdated => "autonomy:sensor_updated",
         RecordKind::SensorFailed => "autonomy:sensor_error",
+        RecordKind::SignalScored => "autonomy:signal_scored",
+        RecordKind::SignalUnscored => "autonomy:signal_unscored",
         RecordKind::HotStateRefused => "autonomy:hot_state_refused",
         RecordKind::Trimmed => "autonomy:context_trimmed",
         RecordKind::Compacted => "autonomy:context_compacted",

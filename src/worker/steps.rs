@@ -78,6 +78,18 @@ impl<'a> Steps<'a> {
         self.engine.hears()
     }
 
+    /// The outcome of the question for a score, if there is one.
+    #[must_use]
+    pub fn scored(&self) -> Option<(&str, Option<u8>)> {
+        self.engine.scored()
+    }
+
+    /// Whether a question for a score is asked whose outcome nobody has taken.
+    #[must_use]
+    pub fn is_scoring(&self) -> bool {
+        self.engine.is_scoring()
+    }
+
     /// Hears one input and commits what the engine records of it.
     pub fn take(&mut self, now: Timestamp, input: Input) -> Taken {
         self.take_with(now, Some(input), None)

@@ -5,8 +5,14 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolSpec};
+
+/// Longest wait for the sources of tools before the loop starts: an answer that was kept over a restart may ask for them
+/// at once, and a first turn without them is none.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A source of tools. It holds no rule about when a tool may run: the engine's gate has, before a run comes here.
 pub trait ToolSource: Send + Sync {
@@ -18,4 +24,20 @@ pub trait ToolSource: Send + Sync {
 
     /// One run, within `limit`. Dropping it cuts the run.
     fn run(&self, run: ToolRun, limit: Duration) -> BoxFuture<'static, ToolOutcome>;
+}
+
+/// Waits a while for the sources of tools. False: the process is to end.
+pub(super) async fn meet(tools: Option<Arc<dyn ToolSource>>, terminate: &CancellationToken) -> bool {
+    let Some(tools) = tools else {
+        return true;
+    };
+    tokio::select! {
+        met = timeout(PATIENCE, tools.complete()) => {
+            if met.is_err() {
+                tracing::warn!("the loop starts without all of its tools: a source has not answered yet");
+            }
+            true
+        }
+        () = terminate.cancelled() => false,
+    }
 }

@@ -27,6 +27,8 @@ const SUSPENDED: &str = "SuspendedBySpec";
 const LISTENING: &str = "Listening";
 /// Reason of `Connected=Unknown` until it was heard of.
 const STARTING: &str = "Starting";
+/// Reason of `Ready=False` while a receiver cannot score a signal.
+const NO_LIGHT_MODEL: &str = "NoLightModel";
 /// Names in one message.
 const MOST_NAMES: usize = 3;
 
@@ -190,6 +192,21 @@ impl List<'_> {
         }
     }
 
+    /// Receivers that are to score a signal and cannot.
+    fn unscored(&self) -> Option<String> {
+        let signals = &self.facts.sensor.spec.signals;
+        let place = signals.iter().position(|signal| signal.model.is_some())?;
+        let without = self.facts.receivers.iter().filter(|receiver| !receiver.facts.scores);
+        let without: Vec<String> = without.map(|receiver| receiver.name.clone()).collect();
+        (!without.is_empty()).then(|| {
+            format!(
+                "spec.signals[{place}].model: set spec.lightModel of {}, or remove model; until then the signal is told \
+                 unscored, the first time as if it held and then without waking",
+                names(&without)
+            )
+        })
+    }
+
     fn standing(&mut self) {
         let held = |type_| {
             let held = condition::find(&self.conditions, type_);
@@ -201,6 +218,8 @@ impl List<'_> {
             ("False", Some(ConditionType::Stalled), accepted)
         } else if connected.0 == NAME_TAKEN {
             ("False", Some(ConditionType::Stalled), connected)
+        } else if let Some(message) = self.unscored() {
+            ("False", Some(ConditionType::Stalled), (NO_LIGHT_MODEL.into(), message))
         } else if starts || is_failing(&connected.0) {
             ("False", Some(ConditionType::Reconciling), connected)
         } else {

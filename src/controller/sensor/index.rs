@@ -33,6 +33,8 @@ pub(super) struct AgentFacts {
     pub(super) suspended: bool,
     /// `spec.storage.ephemeral`: it forgets with its pod what it has received.
     pub(super) ephemeral: bool,
+    /// It has a `spec.lightModel`.
+    pub(super) scores: bool,
 }
 
 impl AgentFacts {
@@ -42,6 +44,7 @@ impl AgentFacts {
             labels: agent.labels().clone(),
             suspended: agent.spec.suspend,
             ephemeral: agent.spec.storage.ephemeral,
+            scores: agent.spec.light_model.is_some(),
         }
     }
 }

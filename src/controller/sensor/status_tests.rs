@@ -55,6 +55,8 @@ fn receiver(name: &str, report: Option<SensorReport>) -> Receiving {
 /// Everything a test may vary; the rest is a clock with one receiver, which runs it.
 struct Case {
     suspend: bool,
+    /// Its signals.
+    signals: serde_json::Value,
     problem: Option<&'static str>,
     receivers: Vec<Receiving>,
     absent: Vec<String>,
@@ -78,6 +80,7 @@ impl Default for Case {
     fn default() -> Self {
         Self {
             suspend: false,
+            signals: serde_json::json!([]),
             problem: None,
             receivers: vec![receiver("a", Some(report(0)))],
             absent: Vec::new(),
@@ -98,6 +101,7 @@ impl Case {
         }))
         .unwrap();
         sensor.spec.suspend = self.suspend;
+        sensor.spec.signals = serde_json::from_value(self.signals.clone()).unwrap();
         let there = self.receivers.iter().map(|receiver| receiver.facts.uid.clone());
         let agents: BTreeSet<String> = there.chain(self.others.iter().map(|uid| (*uid).to_owned())).collect();
         compute(&Facts {
@@ -274,6 +278,33 @@ fn a_receiver_that_forgets_with_its_pod_is_named() {
     let (status, reason, message) = case.says(ConditionType::Durable);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "EphemeralReceiver"));
     assert!(message.starts_with("a forgets"), "{message}");
+    assert_eq!(case.reason(ConditionType::Ready), is("True", "Listening"));
+}
+
+#[test]
+fn a_receiver_that_cannot_score_a_signal_is_named_with_the_fix_and_one_that_need_not_is_not() {
+    let of = |model: serde_json::Value| {
+        let mut case = Case {
+            signals: serde_json::json!([{"name": "plain", "when": "true"}, {"name": "spike", "when": "true", "model": model}]),
+            receivers: vec![receiver("a", Some(report(0))), receiver("b", Some(report(0)))],
+            ..Case::default()
+        };
+        case.receivers[0].facts.scores = true;
+        case
+    };
+    assert_eq!(
+        of(serde_json::Value::Null).reason(ConditionType::Ready),
+        is("True", "Listening")
+    );
+    let mut case = of(serde_json::json!({"prompt": "?"}));
+    assert_eq!(case.reason(ConditionType::Ready), is("False", "NoLightModel"));
+    let (status, _, message) = case.says(ConditionType::Stalled);
+    assert_eq!(status, "True");
+    assert!(
+        message.starts_with("spec.signals[1].model: set spec.lightModel of b, or remove model"),
+        "{message}"
+    );
+    case.receivers[1].facts.scores = true;
     assert_eq!(case.reason(ConditionType::Ready), is("True", "Listening"));
 }
 

@@ -21,6 +21,7 @@ mod poison;
 mod precheck;
 mod random;
 mod rates;
+mod scoring;
 mod sensors;
 mod sleeping;
 mod stops;
@@ -61,6 +62,7 @@ fn settings() -> Settings {
         max_output_tokens: 4096,
         actions_per_minute: 10,
         pre_check: None,
+        light_output_tokens: None,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
         // Tests of other rules say the same again and again.
@@ -328,9 +330,9 @@ impl Driver {
                     "whole turns"
                 );
             }
-            Purpose::Precheck => {}
+            Purpose::Precheck | Purpose::Signal => {}
         }
-        assert_eq!(call.call == 0, self.purpose == Purpose::Precheck);
+        assert_eq!(call.call == 0, self.purpose.uses_light_model());
         check_prompt(messages);
         self.in_flight = Some(call);
         self.issued.push(call);
@@ -430,6 +432,8 @@ impl Driver {
                     | Input::ToolFinished { .. }
                     | Input::Sensed(_)
                     | Input::SensorFailed { .. }
+                    | Input::Score(_)
+                    | Input::ScoreTaken { .. }
                     | Input::HotState { .. }
                     | Input::Notified(_)
                     | Input::LinkSilent

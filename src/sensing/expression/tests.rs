@@ -43,7 +43,25 @@ fn an_expression_has_the_value_that_cel_gives_it(#[case] text: &str, #[case] exp
 }
 
 #[rstest]
-#[case("payload.", "is no expression: line 1, column")]
+#[case(
+    "payload.",
+    "is no expression: line 1, column 9: it ends where something must follow"
+)]
+#[case(
+    "payload.price >",
+    "is no expression: line 1, column 16: it ends where something must follow"
+)]
+#[case("payload.price > > 1", "line 1, column 17: '>' cannot stand there")]
+#[case("payload.a ==\n  'x' )", "line 2, column 7: ')' cannot stand there")]
+#[case(
+    "payload.a # 1",
+    "line 1, column 11: '#' is no part of expressions; texts stand in quotes"
+)]
+#[case("payload.a == 'x", "is no part of expressions; texts stand in quotes")]
+#[case("(payload.a", "line 1, column 11: ')' is missing at its end")]
+#[case("payload.a > 99999999999999999999", "line 1, column 13: the number is too large")]
+#[case("has(payload)", "has() takes a field, such as has(payload.price)")]
+#[case("payload.items.all(item.id, true)", "must be a new name, such as item")]
 #[case("playload.a", "names playload, which is not there")]
 #[case("payload.items.map(item, item.id) + [item]", "names item, which is not there")]
 #[case("size(payload, 2)", "gives 2 values to size, which takes 1")]

@@ -315,7 +315,11 @@ fn a_value_may_have_8_kib_and_not_one_byte_more() {
 
 #[test]
 fn what_cannot_be_compiled_names_its_field() {
-    let of = |more| Rules::compile("prices", &spec(more)).expect_err("an error").field;
+    let of = |more| {
+        Rules::compile("prices", &spec(more)).expect_err("an error").0[0]
+            .field
+            .clone()
+    };
     assert_eq!(
         of(json!({"updates": [{"field": "a", "value": "1"}, {"field": "b", "value": "1 +"}]})),
         "spec.updates[1].value"

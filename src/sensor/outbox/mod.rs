@@ -23,7 +23,7 @@ pub use error::OutboxError;
 
 /// Notifications that are kept for receivers that are away.
 pub const MOST_NOTIFICATIONS: i64 = 10_000;
-/// Events that are kept: those beyond have lost their values and notifications before.
+/// Events that are kept: those beyond have lost their values and notifications before, or have none before they are scored.
 pub const MOST_EVENTS: i64 = 10_000;
 
 const FILE: &str = "outbox.sqlite";
@@ -350,13 +350,17 @@ fn bound(transaction: &Transaction<'_>, (notifications, events): (i64, i64)) -> 
         )?
         .execute([notifications])?;
     // An event that still has a field's newest value stays; there are few fields.
+    let beyond = "seq IN (SELECT seq FROM events ORDER BY seq DESC LIMIT -1 OFFSET ?1)
+        AND seq NOT IN (SELECT seq FROM updates) AND seq NOT IN (SELECT seq FROM notices)";
+    let untried: i64 = transaction
+        .prepare_cached(&format!(
+            "SELECT count(*) FROM events WHERE {beyond} AND json_type(json, '$.trial') IS NOT NULL"
+        ))?
+        .query_row([events], |row| row.get(0))?;
     transaction
-        .prepare_cached(
-            "DELETE FROM events WHERE seq IN (SELECT seq FROM events ORDER BY seq DESC LIMIT -1 OFFSET ?1)
-             AND seq NOT IN (SELECT seq FROM updates) AND seq NOT IN (SELECT seq FROM notices)",
-        )?
+        .prepare_cached(&format!("DELETE FROM events WHERE {beyond}"))?
         .execute([events])?;
-    Ok(i64::try_from(dropped).unwrap_or(i64::MAX))
+    Ok(untried.saturating_add(i64::try_from(dropped).unwrap_or(i64::MAX)))
 }
 
 /// Drops what every receiver has.

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::api::sensor::Priority;
+use crate::sensing::trial::Trial;
 
 const START: i64 = 1_700_000_000_000;
 const SENSOR: &str = "sensor-uid";
@@ -48,6 +49,7 @@ fn event(n: i64, field: &str) -> Event {
             priority: Priority::Normal,
         }],
         wakes: vec!["sensor/s".into()],
+        trial: None,
     }
 }
 
@@ -199,6 +201,35 @@ fn notifications_go_beyond_their_bound_and_not_before_oldest_first_and_counted()
     assert_eq!(events.first().unwrap().updates.len(), 1);
     outbox.acknowledge("uid-a", START + 5).unwrap();
     assert_eq!(take(&mut outbox, &event(6, "x")), 0);
+}
+
+#[test]
+fn events_that_wait_for_a_score_keep_their_values_apart_and_are_counted_when_they_go() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    outbox.most_events = 3;
+    outbox.receive(&[receiver("a")]).unwrap();
+    let tried = |n| Event {
+        trial: Some(Trial {
+            updates: event(n, "x").updates,
+            ..Trial::default()
+        }),
+        updates: Vec::new(),
+        notifications: Vec::new(),
+        ..event(n, "x")
+    };
+    for n in 1..=3 {
+        assert_eq!(take(&mut outbox, &tried(n)), 0);
+    }
+    assert_eq!(outbox.next("uid-a", ALL).unwrap(), [tried(1), tried(2), tried(3)]);
+    assert_eq!(take(&mut outbox, &tried(4)), 1);
+    assert_eq!(outbox.next("uid-a", ALL).unwrap(), [tried(2), tried(3), tried(4)]);
+    // One that does nothing any more is not counted.
+    let silent = |n| Event {
+        trial: None,
+        ..tried(n)
+    };
+    assert_eq!([5, 6, 7, 8].map(|n| take(&mut outbox, &silent(n))), [1, 1, 1, 0]);
 }
 
 #[test]

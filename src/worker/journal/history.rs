@@ -25,11 +25,11 @@ pub(super) const PRUNED_KEY: &str = "history";
 
 /// The execution of a turn, the newest question before it, and the newest step in it.
 pub(super) const TURN: &str = "SELECT id FROM agent_execution_history
-    WHERE id >= ?1 AND id < ?2 AND task_id <> 'Precheck' ORDER BY id DESC LIMIT 1";
+    WHERE id >= ?1 AND id < ?2 AND task_id NOT IN ('Precheck', 'Signal') ORDER BY id DESC LIMIT 1";
 pub(super) const PRECHECK: &str = "SELECT id FROM agent_execution_history
     WHERE id >= ?1 AND id < ?2 AND task_id = 'Precheck' ORDER BY rowid DESC LIMIT 1";
 pub(super) const NEWEST_STEP: &str = "SELECT rowid, json_array_length(action), result FROM agent_execution_steps
-    WHERE id >= ?1 AND id < ?2 AND purpose <> 'Precheck' ORDER BY id DESC LIMIT 1";
+    WHERE id >= ?1 AND id < ?2 AND purpose NOT IN ('Precheck', 'Signal') ORDER BY id DESC LIMIT 1";
 
 /// What executions came to.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,6 +103,8 @@ impl History<'_> {
             | RecordKind::HotStateRefused
             | RecordKind::SensorUpdated
             | RecordKind::SensorFailed
+            | RecordKind::SignalScored
+            | RecordKind::SignalUnscored
             | RecordKind::Notified
             | RecordKind::NotificationDropped
             | RecordKind::PrecheckFailed
@@ -147,9 +149,14 @@ impl History<'_> {
         let (Some(call), Some(used)) = (record.call, record.used) else {
             return Ok(());
         };
-        let execution = if used.purpose == Purpose::Precheck {
+        let question = match used.purpose {
+            Purpose::Precheck => Some("wake"),
+            Purpose::Signal => Some("scored"),
+            Purpose::Turn | Purpose::Heartbeat | Purpose::Compaction => None,
+        };
+        let execution = if let Some(end) = question {
             let execution = self.begin(call.turn, used.purpose, &json!([call.to_string()]))?;
-            self.end_of(&execution, "success", &json!({"end": "wake"}))?;
+            self.end_of(&execution, "success", &json!({ "end": end }))?;
             execution
         } else {
             self.execution(call.turn)?

@@ -60,7 +60,7 @@ impl History {
             let ended = format!("SELECT turn || '' FROM journal WHERE kind = '{kind}' ORDER BY turn || ''");
             let rows = format!(
                 "SELECT turn || '' FROM agent_execution_history
-                 WHERE task_id <> 'Precheck' AND final_status = '{status}' ORDER BY turn || ''"
+                 WHERE task_id NOT IN ('Precheck', 'Signal') AND final_status = '{status}' ORDER BY turn || ''"
             );
             assert_eq!(texts(connection, &rows), texts(connection, &ended), "{kind}");
         }
@@ -93,7 +93,7 @@ impl History {
             let own = history
                 .executions
                 .iter()
-                .filter(|execution| execution.task != "Precheck");
+                .filter(|execution| !["Precheck", "Signal"].contains(&&*execution.task));
             own.map(|execution| (execution.turn, execution.status.clone()))
                 .collect()
         };

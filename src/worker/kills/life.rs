@@ -11,9 +11,9 @@ use super::script;
 use super::world::{Word, World};
 use crate::engine::machine::{Engine, View};
 use crate::engine::tool::{ToolOutcome, ToolRunId};
-use crate::engine::{CallId, Effect, Input, Known, StopCause};
+use crate::engine::{CallId, Effect, Input, Known, Purpose, StopCause};
 use crate::worker::journal::{Journal, Owner};
-use crate::worker::sensors::{Happened, Sensors};
+use crate::worker::sensors::{Happened, Sensors, Step};
 use crate::worker::steps::{Steps, Taken};
 
 /// Inputs that one life takes at most: more is a loop that never ends.
@@ -144,6 +144,12 @@ impl Life<'_> {
 
     /// The next thing that happens.
     fn next(&mut self) -> Result<(), Stop> {
+        let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
+        match self.sensors.step(self.world.now, scored, scoring) {
+            Some(Step::Happened(happened)) => return self.sense(happened),
+            Some(Step::Hear(input)) => return self.feed(input),
+            None => {}
+        }
         let moments = [
             self.asked.map(|id| self.world.ends_at(id)),
             self.runs.values().map(|(at, _)| *at).min(),
@@ -266,7 +272,11 @@ impl Life<'_> {
                         return Err(Stop(End::Seen));
                     }
                 }
-                self.world.call(call, purpose);
+                if purpose == Purpose::Signal {
+                    self.world.score(call, &format!("{:?}", messages.last()));
+                } else {
+                    self.world.call(call, purpose);
+                }
                 self.asked = Some(call);
             }
             Effect::CancelCall { call } => panic!("nothing in a script cuts {call}"),

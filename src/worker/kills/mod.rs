@@ -9,6 +9,7 @@ mod files;
 mod history;
 mod life;
 mod random;
+mod scored;
 mod script;
 mod watched;
 mod week;
@@ -50,6 +51,8 @@ struct Run {
     /// The lines of the journal: kind, run, and outcome.
     lines: Vec<(String, Option<String>, Option<String>)>,
     billed: BTreeSet<crate::engine::CallId>,
+    /// How often each question for a score was paid for.
+    scores: BTreeMap<String, usize>,
     /// Calls for a summary that were paid for; the turns of those that were of use.
     summed_up: BTreeSet<crate::engine::CallId>,
     summaries: Vec<i64>,
@@ -129,6 +132,11 @@ fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
         messages,
         lines,
         billed: world.billed.iter().filter(billed).copied().collect(),
+        scores: world
+            .paid_scores()
+            .into_iter()
+            .map(|(about, paid)| (about.to_owned(), paid))
+            .collect(),
         summed_up: world.billed.iter().filter(|id| !billed(id)).copied().collect(),
         summaries,
         shown: world.shown.clone(),

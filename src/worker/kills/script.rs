@@ -218,6 +218,25 @@ pub(super) fn pre_check(attempt: u32) -> Answer {
     }
 }
 
+/// How a tick is scored: at 06:00 it holds, at 12:00 and 18:00 it just holds and just does not, and at midnight nobody
+/// knows.
+pub(super) fn score(about: &str) -> Answer {
+    let text = if about.contains("T06:") {
+        r#"{"score": 95}"#
+    } else if about.contains("T12:") {
+        r#"{"score": 80}"#
+    } else if about.contains("T18:") {
+        r#"{"score": 79}"#
+    } else {
+        "no idea"
+    };
+    Answer {
+        text: Some(text.into()),
+        tokens: Some(10),
+        ..Answer::default()
+    }
+}
+
 /// The summary asked for in a turn; some are of no use.
 pub(super) fn summary(turn: i64) -> Answer {
     let text = format!("All was quiet before turn {turn}.");

@@ -50,6 +50,8 @@ pub(super) struct World {
     pub(super) notices: Vec<Notification>,
     /// Ticks of clocks, by what they say, and the events that they are.
     ticks: BTreeMap<String, String>,
+    /// Calls for scores, and what they were about.
+    questions: BTreeMap<CallId, String>,
     /// Which turns showed them.
     pub(super) shown: BTreeMap<String, BTreeSet<i64>>,
     /// The number of the last event that was told.
@@ -97,6 +99,7 @@ impl World {
             link_lost: false,
             notices: Vec::new(),
             ticks: BTreeMap::new(),
+            questions: BTreeMap::new(),
             shown: BTreeMap::new(),
             told: 0,
         }
@@ -187,6 +190,29 @@ impl World {
         };
         self.calls.insert(id, Recorded::Open(self.now + seconds(takes), end));
         self.pass(self.now);
+    }
+
+    /// The small model is asked for a score.
+    pub(super) fn score(&mut self, id: CallId, about: &str) {
+        assert!(
+            self.acknowledged.is_none_or(|last| id > last),
+            "{id} is asked for after its outcome was acknowledged"
+        );
+        if !self.calls.contains_key(&id) {
+            assert!(!self.billed.contains(&id), "{id} would be paid twice");
+            self.questions.insert(id, about.to_owned());
+            let end = Recorded::Open(self.now + seconds(2), Ok(script::score(about)));
+            self.calls.insert(id, end);
+        }
+    }
+
+    /// How often each question was paid for.
+    pub(super) fn paid_scores(&self) -> BTreeMap<&str, usize> {
+        let paid = self.questions.iter().filter(|(id, _)| self.billed.contains(id));
+        paid.fold(BTreeMap::new(), |mut counts, (_, about)| {
+            *counts.entry(&**about).or_default() += 1;
+            counts
+        })
     }
 
     /// A clock ticked; after a kill perhaps again, as the same event.

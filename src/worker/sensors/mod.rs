@@ -6,6 +6,7 @@
 mod bell;
 mod files;
 pub mod lookout;
+mod scoring;
 
 use std::collections::BTreeMap;
 
@@ -19,12 +20,16 @@ use crate::engine::Input;
 use crate::engine::notifications;
 use crate::engine::sensors::{Notice, Sensed};
 use crate::link::sensors::{LastEvent, SensorReport, SensorTerms};
+use crate::sensing;
 use crate::sensing::delivery::{Delivery, Event};
 use crate::sensing::rules::{Outcome, Rules, State};
 use crate::sensing::schedule::{self, Calendar, Due};
-use crate::sensing::watch::{Change, Print, Scope};
+use crate::sensing::watch::{Change, Print};
 
 use lookout::{Hold, Sight, Sighting, Wanted, Watching};
+
+pub use scoring::Step;
+use scoring::Waiting;
 
 /// All Sensors of a loop.
 #[derive(Debug, Default)]
@@ -61,7 +66,7 @@ struct Compiled {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 struct Memory {
-    /// Number of the last event that took effect.
+    /// Number of the last event that was taken: it took effect, or waits below.
     through: i64,
     rules: State,
     ticks: Option<Ticks>,
@@ -70,6 +75,8 @@ struct Memory {
     trouble: Option<String>,
     /// The newest value that it gave each field.
     values: BTreeMap<String, Given>,
+    /// Events that wait for a score.
+    waiting: Waiting,
 }
 
 /// Which ticks are done with.
@@ -234,22 +241,25 @@ impl Sensors {
         None
     }
 
-    /// The first event of a delivery that did not take effect yet. Its Sensor need not run here.
+    /// The first event of a delivery that was not taken yet, if there is room. Its Sensor need not run here.
     #[must_use]
     pub fn take(&self, delivery: &Delivery) -> Option<Happened> {
         let known = self.through(&delivery.sensor);
         let event = delivery.events.iter().find(|event| event.seq > known)?.clone();
         let mut memory = self.memories.get(&delivery.sensor).cloned().unwrap_or_default();
-        memory.take(&event);
+        if memory.waiting.is_full() {
+            return None;
+        }
+        let event = memory.take(&delivery.name, event);
         Some(Happened {
             sensor: delivery.sensor.clone(),
             memory,
-            input: Some(Input::Sensed(sensed(&delivery.sensor, &delivery.name, event))),
+            input: event.map(|event| Input::Sensed(sensed(&delivery.sensor, &delivery.name, event))),
             files: Vec::new(),
         })
     }
 
-    /// Number of the last event of a Sensor that took effect; 0: none.
+    /// Number of the last event of a Sensor that was taken; 0: none.
     #[must_use]
     pub fn through(&self, sensor: &str) -> i64 {
         self.memories.get(sensor).map_or(0, |memory| memory.through)
@@ -282,24 +292,16 @@ impl Sensors {
 
 fn compile(terms: &SensorTerms, has_workspace: bool) -> Result<Compiled, String> {
     let spec = &terms.spec;
-    let watch = spec.source.watch.as_ref();
-    if watch.is_some() && !has_workspace {
+    if spec.source.watch.is_some() && !has_workspace {
         return Err("spec.source.watch needs files: set spec.workspace of the Agent, {} is enough".into());
     }
     let most_text = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
-    let compiled = || {
-        Ok(Compiled {
-            rules: Rules::compile(&terms.name, spec)?,
-            calendar: spec.source.schedule.as_ref().map(Calendar::compile).transpose()?,
-            watching: watch
-                .map(|watch| {
-                    let scope = Scope::of(watch)?;
-                    Ok(Watching { scope, most_text })
-                })
-                .transpose()?,
-        })
-    };
-    compiled().map_err(|invalid: crate::sensing::Invalid| invalid.to_string())
+    let compiled = sensing::compile(&terms.name, spec).map_err(|mistakes| mistakes.to_string())?;
+    Ok(Compiled {
+        rules: compiled.rules,
+        calendar: compiled.calendar,
+        watching: compiled.scope.map(|scope| Watching { scope, most_text }),
+    })
 }
 
 impl Running {
@@ -354,7 +356,8 @@ impl Running {
     }
 
     fn next(&self, memory: &Memory, now: Timestamp) -> Option<Timestamp> {
-        let rules = &self.listens()?.rules;
+        let compiled = self.listens().filter(|_| !memory.waiting.is_full())?;
+        let rules = &compiled.rules;
         let waits = rules.waits_until(&memory.rules);
         let file = self.waiting.as_ref().map(|_| rules.room_from(&memory.rules, now));
         self.next_tick(memory).into_iter().chain(waits).chain(file).min()
@@ -366,7 +369,7 @@ impl Running {
     }
 
     fn due(&self, memory: &Memory, now: Timestamp) -> Option<Happened> {
-        let compiled = self.listens()?;
+        let compiled = self.listens().filter(|_| !memory.waiting.is_full())?;
         let mut memory = memory.clone();
         if let Some(outcome) = compiled.rules.take_up(&mut memory.rules, now) {
             return Some(self.heard(memory, outcome));
@@ -408,8 +411,8 @@ impl Running {
     fn heard(&self, mut memory: Memory, outcome: Outcome) -> Happened {
         let input = match outcome {
             Outcome::Accepted(event) => {
-                memory.take(&event);
-                Some(Input::Sensed(sensed(&self.terms.uid, &self.terms.name, event)))
+                let event = memory.take(&self.terms.name, event);
+                event.map(|event| Input::Sensed(sensed(&self.terms.uid, &self.terms.name, event)))
             }
             // Once for each streak.
             Outcome::Failed if memory.rules.consecutive_failures == 1 => Some(Input::SensorFailed {
@@ -441,16 +444,27 @@ impl Running {
                 id: last.id.clone(),
             }),
             consecutive_failures: state.consecutive_failures.max(i64::from(memory.trouble.is_some())),
-            failure: invalid.or(memory.trouble.as_ref()).or(state.failure.as_ref()).cloned(),
+            failure: invalid
+                .or(memory.trouble.as_ref())
+                .or(state.failure.as_ref())
+                .cloned()
+                .or_else(|| memory.waiting.failure()),
             next_attempt_at: self.next_tick(memory),
         }
     }
 }
 
 impl Memory {
-    /// An event takes effect.
-    fn take(&mut self, event: &Event) {
+    /// An event was taken. It takes effect, or else waits.
+    fn take(&mut self, sensor: &str, event: Event) -> Option<Event> {
         self.through = event.seq;
+        let event = self.waiting.keep(sensor, event)?;
+        self.note(&event);
+        Some(event)
+    }
+
+    /// An event takes effect.
+    fn note(&mut self, event: &Event) {
         for update in &event.updates {
             let given = Given {
                 value: update.value.clone(),

@@ -305,6 +305,7 @@ fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_r
         }],
         notifications: Vec::new(),
         wakes: vec!["sensor/prices".into()],
+        trial: None,
     };
     let of = |numbers: &[i64]| Delivery {
         sensor: "uid".into(),

@@ -36,6 +36,10 @@ fn webhook(change: &Value) -> Value {
     source(&json!({"webhook": with(webhook, change)}))
 }
 
+fn signal(fields: &Value) -> Value {
+    spec(&json!({"signals": [with(json!({"name": "spike"}), fields)]}))
+}
+
 /// The rules of Sensors.
 pub fn rows() -> Vec<Row> {
     let mut rows = general();
@@ -228,6 +232,25 @@ fn general() -> Vec<Row> {
                 zone("../etc/localtime"),
                 zone("Europe Berlin"),
             ],
+        ),
+        row(
+            "spec.task takes the place of spec.notification: remove one of them",
+            vec![
+                spec(&json!({"task": {"prompt": "'look'"}})),
+                spec(&json!({"notification": {"text": "'look'"}})),
+            ],
+            vec![spec(
+                &json!({"task": {"prompt": "'look'"}, "notification": {"text": "'look'"}}),
+            )],
+        ),
+        row(
+            "spec.signals[] must have when, an expression, or model",
+            vec![
+                signal(&json!({"when": "true"})),
+                signal(&json!({"model": {"prompt": "?"}})),
+                signal(&json!({"when": "true", "model": {"prompt": "?", "thresholdPercent": 100}})),
+            ],
+            vec![signal(&json!({})), signal(&json!({"notify": false}))],
         ),
         selecting("spec.agentSelector.matchExpressions[].values", |selector| {
             spec(&json!({"agentSelector": selector}))

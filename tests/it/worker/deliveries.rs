@@ -22,6 +22,7 @@ fn event(seq: i64, priority: Priority) -> Event {
             priority,
         }],
         wakes: vec!["sensor/buoy".into()],
+        trial: None,
     }
 }
 

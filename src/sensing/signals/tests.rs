@@ -1,0 +1,163 @@
+//! Tests of signals that a model scores, and of tasks.
+
+use jiff::Timestamp;
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+
+use super::super::delivery::Event;
+use super::super::rules::{Outcome, Rules, State};
+use super::super::{check, trial::Trial};
+use super::*;
+use crate::api::SensorSpec;
+
+fn spec(more: &Value) -> SensorSpec {
+    let mut spec = json!({"agentNames": ["a"], "source": {"schedule": {"cron": "* * * * *"}}});
+    let fields = spec.as_object_mut().expect("fields");
+    fields.extend(more.as_object().expect("fields").clone());
+    serde_json::from_value(spec).expect("a spec")
+}
+
+/// What one Sensor makes of these payloads.
+fn events(more: &Value, payloads: &[Value]) -> Vec<Event> {
+    let rules = Rules::compile("prices", &spec(more)).expect("rules");
+    let mut state = State::default();
+    let hear = |(place, payload): (usize, &Value)| {
+        let now = Timestamp::from_second(i64::try_from(place).expect("few")).expect("a moment");
+        match rules.hear(&mut state, now, None, payload.to_string().as_bytes()) {
+            Outcome::Accepted(event) => event,
+            other => panic!("{other:?}: {:?}", state.failure),
+        }
+    };
+    payloads.iter().enumerate().map(hear).collect()
+}
+
+fn scored(gate: &str) -> Value {
+    json!({
+        "updates": [{"field": "last", "value": "payload"}],
+        "signals": [{
+            "name": "spike", "when": "payload > 5", "model": {"prompt": "A spike?"}, "gate": gate, "priority": "High",
+            "cooldownSeconds": 60,
+        }],
+    })
+}
+
+#[test]
+fn only_what_the_expression_lets_through_is_asked() {
+    let events = events(&scored("Notify"), &[json!(5), json!(6)]);
+    assert_eq!((&events[0].trial, events[0].updates.len()), (&None, 1));
+    let trial = events[1].trial.as_ref().expect("a question");
+    let expected = Question {
+        signal: "signal/prices/spike".into(),
+        prompt: "A spike?".into(),
+        threshold_percent: 80,
+        gate: Gate::Notify,
+        cooldown_seconds: 60,
+        notice: Some(Notice {
+            source: "sensor/prices".into(),
+            text: "6".into(),
+            priority: Priority::High,
+        }),
+    };
+    assert_eq!(
+        (trial.questions.as_slice(), &*trial.data, trial.task),
+        (&[expected][..], "6", false)
+    );
+    assert_eq!(events[1].wakes, ["sensor/prices"]);
+    assert_eq!(events[1].notifications, []);
+}
+
+#[test]
+fn fields_wait_for_the_score_that_gates_them_and_for_no_other() {
+    let of = |gate: &str| {
+        let event = events(&scored(gate), &[json!(6)]).remove(0);
+        let trial = event.trial.map_or(0, |trial| trial.updates.len());
+        (event.updates.len(), trial)
+    };
+    assert_eq!((of("Notify"), of("Update"), of("Both")), ((1, 0), (0, 1), (0, 1)));
+    // What the expression does not let through is kept out by itself.
+    let event = events(&scored("Both"), &[json!(5)]).remove(0);
+    assert_eq!((event.updates.len(), event.trial), (0, None));
+}
+
+#[test]
+fn without_an_expression_each_event_is_asked_of_and_the_senders_cooldown_is_none() {
+    let signals = json!({"signals": [{"name": "spike", "model": {"prompt": "?"}, "cooldownSeconds": 60}]});
+    let asked = events(&signals, &[json!(1), json!(2)]);
+    let asked = asked.iter().filter(|event| event.trial.is_some());
+    assert_eq!(asked.count(), 2, "the receivers know when it held");
+}
+
+#[test]
+fn a_signal_that_does_not_notify_asks_without_a_notice() {
+    let signals = json!({"signals": [{"name": "spike", "model": {"prompt": "?"}, "notify": false}]});
+    let trial = events(&signals, &[json!(1)]).remove(0).trial.expect("a question");
+    assert_eq!(trial.questions[0].notice, None);
+    assert_eq!(
+        trial,
+        Trial {
+            data: "1".into(),
+            questions: trial.questions.clone(),
+            ..Trial::default()
+        }
+    );
+}
+
+#[test]
+fn each_event_gives_a_task_in_place_of_its_payload() {
+    let task = json!({
+        "updates": [{"field": "last", "value": "payload"}], "task": {"prompt": "'Look into ' + payload.name"},
+    });
+    let event = events(&task, &[json!({"name": "disk"})]).remove(0);
+    assert_eq!(event.notifications[0].text, "Task: Look into disk");
+    assert_eq!(
+        (event.notifications.len(), &*event.notifications[0].source),
+        (1, "sensor/prices")
+    );
+}
+
+#[test]
+fn several_signals_give_one_task_the_most_urgent_and_none_gives_none() {
+    let task = json!({
+        "task": {"prompt": "'look'"},
+        "signals": [
+            {"name": "low", "when": "payload > 1", "priority": "Low"}, {"name": "high", "when": "payload > 2", "priority": "High"},
+            {"name": "asked", "when": "payload > 3", "model": {"prompt": "?"}},
+        ],
+    });
+    let events = events(&task, &[json!(1), json!(2), json!(3), json!(4)]);
+    let sources = |event: &Event| {
+        event
+            .notifications
+            .iter()
+            .map(|notice| notice.source.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(sources(&events[0]), [""; 0]);
+    assert_eq!(sources(&events[1]), ["signal/prices/low"]);
+    assert_eq!(sources(&events[2]), ["signal/prices/high"]);
+    assert!(events[3].trial.as_ref().is_some_and(|trial| trial.task));
+}
+
+#[test]
+fn all_mistakes_are_named_each_with_its_field_and_place() {
+    let mistakes = json!({
+        "source": {"schedule": {"cron": "61 * * * *", "timeZone": "Europe/Atlantis"}},
+        "updates": [{"field": "a", "value": "1"}, {"field": "b", "value": "1 +"}],
+        "signals": [{"name": "a", "when": "nothing"}, {"name": "b", "when": "true"}, {"name": "c", "when": "size()"}],
+        "task": {"prompt": "'"},
+    });
+    let error = check("prices", &spec(&mistakes)).expect_err("mistakes").to_string();
+    let parts: Vec<&str> = error.split("; spec.").collect();
+    let starts = [
+        "spec.source.schedule.timeZone: Europe/Atlantis is no time zone",
+        "source.schedule.cron: ",
+        "updates[1].value: is no expression: line 1, column 4: it ends where something must follow",
+        "signals[0].when: names nothing, which is not there",
+        "signals[2].when: gives 0 values to size",
+        "task.prompt: is no expression: line 1, column 1: ",
+    ];
+    assert_eq!(parts.len(), starts.len(), "{error}");
+    for (part, start) in parts.iter().zip(starts) {
+        assert!(part.starts_with(start), "{part}");
+    }
+}

@@ -1,0 +1,224 @@
+//! Events that wait for a score, and those of the same Sensor behind them, which keep their order.
+//!
+//! They are kept with what else is remembered of the Sensor: an event that is on disk here is acknowledged, and takes
+//! effect once its signals are known. Bounded: beyond [`MOST_WAITING`] events of one Sensor the next ones stay where they
+//! are, in the outbox of the Sensor's pod or at the clock. The engine asks; here it is decided what, and what follows.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::{Happened, Memory, Sensors, sensed};
+use crate::engine::{Input, scoring};
+use crate::sensing::delivery::Event;
+use crate::sensing::trial::{Question, Verdict};
+
+/// Events of one Sensor that wait at most.
+pub const MOST_WAITING: usize = 16;
+
+/// What waits of a Sensor.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Waiting {
+    /// The name of the Sensor.
+    name: String,
+    /// The oldest first.
+    events: VecDeque<Event>,
+    /// What is known of the questions of the oldest, in their order.
+    verdicts: Vec<Verdict>,
+    /// Until when a signal that was scored does not hold again.
+    cooldowns: BTreeMap<String, Timestamp>,
+    /// Signals in a row that got no score.
+    unscored: u32,
+}
+
+/// What is to be done about scores next.
+#[derive(Debug)]
+pub enum Step {
+    /// The loop hears of it, and what is to be remembered is written with that.
+    Happened(Happened),
+    /// The loop hears this.
+    Hear(Input),
+}
+
+impl Waiting {
+    pub(super) fn is_full(&self) -> bool {
+        self.events.len() >= MOST_WAITING
+    }
+
+    /// Why scores do not come.
+    pub(super) fn failure(&self) -> Option<String> {
+        let scores = match self.unscored {
+            0 => return None,
+            1 => "signal was".to_owned(),
+            many => format!("{many} signals in a row were"),
+        };
+        Some(format!(
+            "the last {scores} not scored; status.lastError of the Agent says why, if it has a spec.lightModel"
+        ))
+    }
+
+    /// Takes an event, unless it may take effect at once.
+    pub(super) fn keep(&mut self, name: &str, event: Event) -> Option<Event> {
+        if self.events.is_empty() && event.trial.is_none() {
+            return Some(event);
+        }
+        name.clone_into(&mut self.name);
+        self.events.push_back(event);
+        None
+    }
+
+    /// What is known of the questions of the oldest: those whose signal held a short while ago are not asked.
+    fn known(&self, now: Timestamp) -> Vec<Verdict> {
+        let mut known = self.verdicts.clone();
+        let rest = self.questions().iter().skip(known.len());
+        let cool = rest.take_while(|question| self.cools(question, now));
+        known.extend(cool.map(|_| Verdict::HoldsNot));
+        known
+    }
+
+    fn questions(&self) -> &[Question] {
+        let trial = self.events.front().and_then(|event| event.trial.as_ref());
+        trial.map_or(&[], |trial| &trial.questions)
+    }
+
+    fn cools(&self, question: &Question, now: Timestamp) -> bool {
+        let until = self.cooldowns.get(&question.signal);
+        // A clock that was set back makes none longer.
+        until.is_some_and(|until| now < *until && *until <= after(now, question))
+    }
+
+    /// What is asked next.
+    fn asks(&self, now: Timestamp) -> Option<&Question> {
+        self.questions().get(self.known(now).len())
+    }
+
+    /// The oldest, once all is known of it.
+    fn settle(&mut self, now: Timestamp) -> Option<Event> {
+        if self.asks(now).is_some() {
+            return None;
+        }
+        let known = self.known(now);
+        let event = self.events.pop_front()?;
+        self.verdicts.clear();
+        self.cooldowns.retain(|_, until| *until > now);
+        Some(event.settled(&known))
+    }
+
+    /// A score came, or will not. False: it is of nothing that is asked.
+    fn judge(&mut self, (seq, signal): (i64, &str), score: Option<u8>, now: Timestamp) -> bool {
+        if self.events.front().is_none_or(|event| event.seq != seq) {
+            return false;
+        }
+        let place = self.questions().iter().position(|question| question.signal == signal);
+        let Some(place) = place.filter(|place| *place >= self.verdicts.len()) else {
+            return false;
+        };
+        let question = self.questions()[place].clone();
+        let verdict = match score {
+            Some(score) => question.verdict(score),
+            None => Verdict::Unscored {
+                first: self.unscored == 0,
+            },
+        };
+        self.unscored = score.map_or(self.unscored.saturating_add(1), |_| 0);
+        // Those before it were passed over when it was asked.
+        self.verdicts.resize(place, Verdict::HoldsNot);
+        self.verdicts.push(verdict);
+        if verdict != Verdict::HoldsNot && question.cooldown_seconds > 0 {
+            self.cooldowns.insert(question.signal.clone(), after(now, &question));
+        }
+        true
+    }
+}
+
+fn after(now: Timestamp, question: &Question) -> Timestamp {
+    let cooldown = SignedDuration::from_secs(question.cooldown_seconds.into());
+    now.checked_add(cooldown).unwrap_or(Timestamp::MAX)
+}
+
+impl Sensors {
+    /// What is to be done next, while anything is. `scored`: the outcome that the loop has; `scoring`: it has a question.
+    #[must_use]
+    pub fn step(&self, now: Timestamp, scored: Option<(&str, Option<u8>)>, scoring: bool) -> Option<Step> {
+        if let Some(settled) = self.settle(now) {
+            return Some(Step::Happened(settled));
+        }
+        if let Some((id, score)) = scored {
+            let taken = || Step::Hear(Input::ScoreTaken { id: id.into() });
+            return Some(self.judge(id, score, now).map_or_else(taken, Step::Happened));
+        }
+        let question = self.question(now).filter(|_| !scoring)?;
+        Some(Step::Hear(Input::Score(question)))
+    }
+
+    /// The question of the event that came first.
+    fn question(&self, now: Timestamp) -> Option<scoring::Question> {
+        let asking = self.memories.iter().filter_map(|(uid, memory)| {
+            let question = memory.waiting.asks(now)?;
+            Some((uid, memory.waiting.events.front()?, question))
+        });
+        let (uid, event, question) = asking.min_by_key(|(_, event, _)| event.at)?;
+        let data = event.trial.as_ref().map(|trial| trial.data.clone());
+        Some(scoring::Question {
+            id: format!("{uid}/{}/{}", event.seq, question.signal),
+            signal: question.signal.clone(),
+            prompt: question.prompt.clone(),
+            data: data.unwrap_or_default(),
+        })
+    }
+
+    fn judge(&self, id: &str, score: Option<u8>, now: Timestamp) -> Option<Happened> {
+        let (uid, rest) = id.split_once('/')?;
+        let (seq, signal) = rest.split_once('/')?;
+        let mut memory = self.memories.get(uid)?.clone();
+        if !memory.waiting.judge((seq.parse().ok()?, signal), score, now) {
+            return None;
+        }
+        memory.rules.totals.errors += i64::from(score.is_none());
+        Some(Happened {
+            sensor: uid.into(),
+            memory,
+            input: Some(Input::ScoreTaken { id: id.into() }),
+            files: Vec::new(),
+        })
+    }
+
+    /// An event that waited takes effect.
+    fn settle(&self, now: Timestamp) -> Option<Happened> {
+        self.memories.iter().find_map(|(uid, memory)| {
+            if memory.waiting.events.is_empty() || memory.waiting.asks(now).is_some() {
+                return None;
+            }
+            let mut memory = memory.clone();
+            let before = memory.waiting.events.front()?;
+            let (updates, notices) = (before.updates.len(), before.notifications.len());
+            let event = memory.waiting.settle(now)?;
+            memory.count(
+                event.updates.len() - updates,
+                event.notifications.len().saturating_sub(notices),
+            );
+            memory.note(&event);
+            let name = memory.waiting.name.clone();
+            Some(Happened {
+                sensor: uid.clone(),
+                memory,
+                input: Some(Input::Sensed(sensed(uid, &name, event))),
+                files: Vec::new(),
+            })
+        })
+    }
+}
+
+impl Memory {
+    /// What a score let through is counted with the rest.
+    fn count(&mut self, updates: usize, notices: usize) {
+        let totals = &mut self.rules.totals;
+        totals.updates += i64::try_from(updates).unwrap_or_default();
+        totals.notifications += i64::try_from(notices).unwrap_or_default();
+    }
+}
+
+#[cfg(test)]
+mod tests;
