@@ -7,13 +7,13 @@ use crate::sensing;
 
 /// Whom a spec selects by labels, and what is wrong with the spec, with field and fix. `name`: the Sensor's.
 pub(super) fn validate(name: &str, spec: &SensorSpec) -> (Option<Selector>, Option<String>) {
-    let selector = match spec.agent_selector.clone().map(Selector::try_from).transpose() {
-        Ok(selector) => selector,
-        Err(error) => {
-            let problem = format!("spec.agentSelector.matchExpressions: {error}; In and NotIn need values");
-            return (None, Some(problem));
-        }
-    };
-    let problem = sensing::check(name, spec).err();
-    (selector, problem.map(|invalid| invalid.to_string()))
+    let selector = spec.agent_selector.clone().map(Selector::try_from).transpose();
+    let unselected = selector
+        .as_ref()
+        .err()
+        .map(|error| format!("spec.agentSelector.matchExpressions: {error}; In and NotIn need values"));
+    let mistakes = sensing::check(name, spec).err().map(|mistakes| mistakes.to_string());
+    let problems: Vec<String> = unselected.into_iter().chain(mistakes).collect();
+    let problem = (!problems.is_empty()).then(|| problems.join("; "));
+    (selector.ok().flatten(), problem)
 }
