@@ -336,7 +336,7 @@ impl<'a> Driver<'a> {
         while self.listens() {
             let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
             match self.sensors.step(Timestamp::now(), scored, scoring) {
-                Some(Step::Happened(happened)) => self.sense(happened)?,
+                Some(Step::Happened(happened)) => self.sense(*happened)?,
                 Some(Step::Hear(input)) => self.feed(input)?,
                 None => break,
             }

@@ -1,4 +1,5 @@
 //! Tests of signals that a model scores, and of tasks.
+#![allow(clippy::wildcard_enum_match_arm)]
 
 use jiff::Timestamp;
 use pretty_assertions::assert_eq;

@@ -146,7 +146,7 @@ impl Life<'_> {
     fn next(&mut self) -> Result<(), Stop> {
         let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
         match self.sensors.step(self.world.now, scored, scoring) {
-            Some(Step::Happened(happened)) => return self.sense(happened),
+            Some(Step::Happened(happened)) => return self.sense(*happened),
             Some(Step::Hear(input)) => return self.feed(input),
             None => {}
         }

@@ -37,7 +37,7 @@ pub(super) struct Waiting {
 #[derive(Debug)]
 pub enum Step {
     /// The loop hears of it, and what is to be remembered is written with that.
-    Happened(Happened),
+    Happened(Box<Happened>),
     /// The loop hears this.
     Hear(Input),
 }
@@ -143,11 +143,12 @@ impl Sensors {
     #[must_use]
     pub fn step(&self, now: Timestamp, scored: Option<(&str, Option<u8>)>, scoring: bool) -> Option<Step> {
         if let Some(settled) = self.settle(now) {
-            return Some(Step::Happened(settled));
+            return Some(Step::Happened(Box::new(settled)));
         }
         if let Some((id, score)) = scored {
             let taken = || Step::Hear(Input::ScoreTaken { id: id.into() });
-            return Some(self.judge(id, score, now).map_or_else(taken, Step::Happened));
+            let judged = self.judge(id, score, now).map(Box::new);
+            return Some(judged.map_or_else(taken, Step::Happened));
         }
         let question = self.question(now).filter(|_| !scoring)?;
         Some(Step::Hear(Input::Score(question)))

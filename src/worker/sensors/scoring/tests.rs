@@ -1,4 +1,5 @@
 //! Tests of events that wait for a score.
+#![allow(clippy::wildcard_enum_match_arm)]
 
 use pretty_assertions::assert_eq;
 use serde_json::json;
