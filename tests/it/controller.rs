@@ -472,21 +472,17 @@ fn claim(rig: &Rig, name: &str) -> Option<serde_json::Value> {
 
 /// The claim of a pod's workspace, which the worker may read and the gateway does not see.
 fn workspace_of(pod: &serde_json::Value) -> Option<String> {
-    let volumes = pod["spec"]["volumes"].as_array().unwrap();
-    let volume = volumes.iter().find(|volume| volume["name"] == "workspace");
-    let mounted = |container: &serde_json::Value| {
-        let mounts = container["volumeMounts"].as_array().unwrap();
-        mounts.iter().find(|mount| mount["name"] == "workspace").cloned()
+    let named = |list: &serde_json::Value| {
+        let mut entries = list.as_array().into_iter().flatten();
+        entries.find(|entry| entry["name"] == "workspace").cloned()
     };
-    let expected = volume.map(|_| json!({ "name": "workspace", "mountPath": "/workspace", "readOnly": true }));
-    assert_eq!(mounted(&pod["spec"]["containers"][0]), expected);
-    assert_eq!(mounted(&pod["spec"]["initContainers"][0]), None);
-    volume.map(|volume| {
-        volume["persistentVolumeClaim"]["claimName"]
-            .as_str()
-            .unwrap()
-            .to_owned()
-    })
+    let volume = named(&pod["spec"]["volumes"]);
+    let mount = json!({ "name": "workspace", "mountPath": "/workspace", "readOnly": true });
+    let worker = named(&pod["spec"]["containers"][0]["volumeMounts"]);
+    assert_eq!(worker, volume.as_ref().map(|_| mount));
+    assert_eq!(named(&pod["spec"]["initContainers"][0]["volumeMounts"]), None);
+    let claim = volume?["persistentVolumeClaim"]["claimName"].clone();
+    claim.as_str().map(str::to_owned)
 }
 
 #[tokio::test(start_paused = true)]
