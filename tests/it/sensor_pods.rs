@@ -165,11 +165,19 @@ async fn a_webhook_gets_its_objects_once_and_they_go_when_it_becomes_a_clock() {
     let sensor = put(&rig, "hook", "webhook", &json!({}));
     rig.settle().await;
     let made = rig.server.take_writes();
-    for object in ["serviceaccounts", "services", "apps/statefulsets"] {
+    for object in ["serviceaccounts", "services", "apps/statefulsets", "networkpolicies"] {
         let wrote = made.iter().filter(|write| write.ends_with(object)).count();
         assert_eq!(wrote, 1, "{object}: {made:?}");
     }
-    for object in [set(&rig, "hook").unwrap(), service(&rig, "hook").unwrap()] {
+    let policy = || {
+        rig.server
+            .get("networking.k8s.io/networkpolicies", NAMESPACE, "hook-sensor")
+    };
+    for object in [
+        set(&rig, "hook").unwrap(),
+        service(&rig, "hook").unwrap(),
+        policy().unwrap(),
+    ] {
         let owner = &object["metadata"]["ownerReferences"][0];
         assert_eq!(owner["uid"], json!(sensor.uid().unwrap()));
         assert_eq!(owner["controller"], true);
@@ -191,7 +199,7 @@ async fn a_webhook_gets_its_objects_once_and_they_go_when_it_becomes_a_clock() {
 
     put(&rig, "hook", "schedule", &json!({}));
     rig.pass(6).await;
-    assert_eq!((set(&rig, "hook"), service(&rig, "hook")), (None, None));
+    assert_eq!((set(&rig, "hook"), service(&rig, "hook"), policy()), (None, None, None));
     assert_eq!(status(&rig, "hook").r#type.unwrap().as_ref(), "Schedule");
     put(&rig, "hook", "poll", &json!({}));
     rig.settle().await;
@@ -506,7 +514,7 @@ async fn a_webhook_says_where_it_is_sent_to_and_an_outbox_that_forgets_that_it_d
 
 #[tokio::test]
 async fn a_real_cluster_takes_the_objects_and_their_edits_and_gives_all_back() {
-    on_a_real_server(real).await;
+    Box::pin(on_a_real_server(real)).await;
 }
 
 async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {

@@ -9,6 +9,7 @@ use std::fmt::Debug;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Secret, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::Status;
 use kube::{Resource, ResourceExt};
@@ -75,7 +76,7 @@ pub(super) async fn apply(
     // What a spec that cannot be used was before goes on to deliver what it has.
     let obstacle = match observed.known.problem {
         Some(_) => None,
-        None => work.make().await?,
+        None => Box::pin(work.make()).await?,
     };
     if let Some(uid) = work.speaker() {
         sensors.setup.relay.expect(key, uid, directives(observed));
@@ -129,86 +130,82 @@ impl Work<'_> {
 
     /// Takes away what a source of another kind needed.
     async fn clear(&self) -> Result<(), Error> {
-        if let Some(set) = self.children.set.as_ref().filter(|set| self.is_ours(set)) {
-            let name = pod::set_name(&self.key.name);
-            self.delete::<StatefulSet>("delete a StatefulSet", &name, set).await?;
-        }
-        self.clear_service().await
-    }
-
-    async fn clear_service(&self) -> Result<(), Error> {
-        let Some(service) = self.children.service.as_ref().filter(|service| self.is_ours(service)) else {
-            return Ok(());
-        };
-        let name = pod::service_name(&self.key.name);
-        self.delete::<Service>("delete a Service", &name, service).await
+        let (children, name) = (self.children, &self.key.name);
+        self.delete::<StatefulSet>(&pod::set_name(name), children.set.as_ref())
+            .await?;
+        self.delete::<NetworkPolicy>(&pod::policy_name(name), children.policy.as_ref())
+            .await?;
+        self.delete::<Service>(&pod::service_name(name), children.service.as_ref())
+            .await
     }
 
     async fn make(&self) -> Result<Option<Obstacle>, Error> {
-        let settings = &self.sensors.setup.pods;
-        let set = pod::hashed(pod::stateful_set(self.sensor, settings));
-        let webhook = self.sensor.spec.source.webhook.is_some();
-        let service = webhook.then(|| pod::hashed(pod::service(self.sensor)));
-        if !webhook {
-            self.clear_service().await?;
-        }
-        let stale = |child: Option<&Child>, hash: &String| {
-            child.is_none_or(|child| child.hash.as_ref() != Some(hash) || !self.is_ours(child))
+        let children = self.children;
+        let set = pod::stateful_set(self.sensor, &self.sensors.setup.pods);
+        let set = self.due(set, children.set.as_ref());
+        let policy = self.due(pod::network_policy(self.sensor), children.policy.as_ref());
+        let service = if self.sensor.spec.source.webhook.is_some() {
+            self.due(pod::service(self.sensor), children.service.as_ref())
+        } else {
+            let name = pod::service_name(&self.key.name);
+            self.delete::<Service>(&name, children.service.as_ref()).await?;
+            None
         };
-        let service = service.filter(|(_, hash)| stale(self.children.service.as_ref(), hash));
-        let set = Some(set).filter(|(_, hash)| stale(self.children.set.as_ref(), hash));
-        if service.is_none() && set.is_none() {
+        if service.is_none() && set.is_none() && policy.is_none() {
             return Ok(None);
         }
         if let Some(obstacle) = self.unusable().await? {
             return Ok(Some(obstacle));
         }
         self.sensors.namespaces.ensure(&self.key.namespace).await?;
-        if let Some((service, _)) = service {
-            let known = self.children.service.as_ref();
-            match self.put("apply a Service", &service, known).await? {
-                Ok(applied) => self.sensors.child_seen(self.key, Seen::service(&applied)),
-                Err(obstacle) => return Ok(Some(obstacle)),
-            }
+        let mut obstacle = self.put(policy, children.policy.as_ref(), Seen::policy).await?;
+        if obstacle.is_none() {
+            obstacle = self.put(service, children.service.as_ref(), Seen::service).await?;
         }
-        if let Some((set, _)) = set {
-            let known = self.children.set.as_ref();
-            match self.put("apply a StatefulSet", &set, known).await? {
-                Ok(applied) => self.sensors.child_seen(self.key, Seen::set(&applied)),
-                Err(obstacle) => return Ok(Some(obstacle)),
-            }
+        if obstacle.is_none() {
+            obstacle = self.put(set, children.set.as_ref(), Seen::set).await?;
         }
-        Ok(None)
+        Ok(obstacle)
+    }
+
+    /// The object as it is to be applied, unless it is there as it should be.
+    fn due<K: ResourceExt + Serialize>(&self, object: K, known: Option<&Child>) -> Option<K> {
+        let (object, hash) = pod::hashed(object);
+        let is_there = known.is_some_and(|child| child.hash.as_ref() == Some(&hash) && self.is_ours(child));
+        (!is_there).then_some(object)
     }
 
     /// Applies an object, unless one of that name is somebody else's.
     async fn put<K>(
         &self,
-        action: &'static str,
-        object: &K,
+        object: Option<K>,
         known: Option<&Child>,
-    ) -> Result<Result<K, Obstacle>, Error>
+        seen: impl Fn(&K) -> Seen,
+    ) -> Result<Option<Obstacle>, Error>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
     {
+        let Some(object) = object else { return Ok(None) };
         let api: Api<K> = self.api();
-        let name = object.name_any();
+        let (kind, name) = (K::kind(&()), object.name_any());
         let ours = if let Some(child) = known {
             self.is_ours(child)
         } else {
-            let found = find("get metadata", api.get_metadata(&name)).await?;
+            let found = find("get the metadata of an object of a Sensor", api.get_metadata(&name)).await?;
             found.is_none_or(|found| self.is_ours(&Child::of(&found)))
         };
-        let kind = K::kind(&());
         if !ours {
             let message = format!(
                 "{kind} {name} exists and belongs to something else: delete it, or make the Sensor under another name"
             );
-            return Ok(Err(Obstacle::cluster(NAME_TAKEN, message)));
+            return Ok(Some(Obstacle::cluster(NAME_TAKEN, message)));
         }
-        let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(object));
-        match call(action, api.patch(&name, &params, &patch)).await {
-            Ok(applied) => Ok(Ok(applied)),
+        let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(&object));
+        match call("apply an object of a Sensor", api.patch(&name, &params, &patch)).await {
+            Ok(applied) => {
+                self.sensors.child_seen(self.key, seen(&applied));
+                Ok(None)
+            }
             Err(error) => {
                 let refusal = error
                     .answer()
@@ -217,15 +214,19 @@ impl Work<'_> {
                 let message = format!("the API server refuses {kind} {name}: {}", status.message);
                 // The service account of the namespace may have been deleted: make sure of it next time.
                 self.sensors.namespaces.forget(&self.key.namespace);
-                Ok(Err(Obstacle::cluster(REFUSED, message)))
+                Ok(Some(Obstacle::cluster(REFUSED, message)))
             }
         }
     }
 
-    async fn delete<K>(&self, action: &'static str, name: &str, child: &Child) -> Result<(), Error>
+    /// Deletes an object of ours.
+    async fn delete<K>(&self, name: &str, known: Option<&Child>) -> Result<(), Error>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
+        let Some(child) = known.filter(|child| self.is_ours(child)) else {
+            return Ok(());
+        };
         let params = DeleteParams {
             preconditions: Some(Preconditions {
                 uid: Some(child.uid.clone()),
@@ -233,7 +234,7 @@ impl Work<'_> {
             }),
             ..DeleteParams::background()
         };
-        match find(action, self.api::<K>().delete(name, &params)).await {
+        match find("delete an object of a Sensor", self.api::<K>().delete(name, &params)).await {
             Ok(_) => Ok(()),
             // Another object has that name by now: the one that was meant is gone.
             Err(error) if error.is(Status::is_conflict) => Ok(()),

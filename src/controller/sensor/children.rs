@@ -16,6 +16,7 @@ use crate::controller::agent::pod_state::PodState;
 pub(super) enum Kind {
     Set,
     Service,
+    Policy,
     Pod,
 }
 
@@ -46,6 +47,7 @@ impl Child {
 pub(super) enum Seen {
     Set(Child),
     Service(Child),
+    Policy(Child),
     Pod(PodState),
 }
 
@@ -56,6 +58,10 @@ impl Seen {
 
     pub(super) fn service(object: &impl ResourceExt) -> Self {
         Self::Service(Child::of(object))
+    }
+
+    pub(super) fn policy(object: &impl ResourceExt) -> Self {
+        Self::Policy(Child::of(object))
     }
 
     pub(super) fn pod(object: &Pod) -> Self {
@@ -69,6 +75,7 @@ pub(super) fn key(object: &impl ResourceExt, kind: Kind) -> Option<SensorKey> {
     let name = match kind {
         Kind::Set => pod::set_name(&sensor),
         Kind::Service => pod::service_name(&sensor),
+        Kind::Policy => pod::policy_name(&sensor),
         Kind::Pod => pod::pod_name(&sensor),
     };
     (object.name_any() == name).then(|| SensorKey {
@@ -82,6 +89,7 @@ pub(super) fn key(object: &impl ResourceExt, kind: Kind) -> Option<SensorKey> {
 pub(super) struct Children {
     pub(super) set: Option<Child>,
     pub(super) service: Option<Child>,
+    pub(super) policy: Option<Child>,
     pub(super) pod: Option<PodState>,
 }
 
@@ -92,6 +100,7 @@ impl Children {
         match seen {
             Seen::Set(set) => self.set = Some(set),
             Seen::Service(service) => self.service = Some(service),
+            Seen::Policy(policy) => self.policy = Some(policy),
             Seen::Pod(pod) => self.pod = Some(pod),
         }
         *self != before
@@ -101,6 +110,7 @@ impl Children {
         match kind {
             Kind::Set => self.set = None,
             Kind::Service => self.service = None,
+            Kind::Policy => self.policy = None,
             Kind::Pod => self.pod = None,
         }
     }
@@ -109,6 +119,7 @@ impl Children {
         match kind {
             Kind::Set => self.set.is_some(),
             Kind::Service => self.service.is_some(),
+            Kind::Policy => self.policy.is_some(),
             Kind::Pod => self.pod.is_some(),
         }
     }
@@ -214,6 +225,7 @@ mod tests {
         assert_eq!(table.listed((Kind::Set, None), here()), [of("n")].into());
         assert_eq!(table.of(&of("n")), None);
         table.listed((Kind::Service, None), BTreeMap::new());
+        table.listed((Kind::Policy, None), BTreeMap::new());
         table.listed((Kind::Pod, Some("n")), BTreeMap::new());
         assert!(table.of(&of("n")).unwrap().set.is_some());
         assert_eq!(table.of(&of("m")), None, "pods of that namespace were not listed");

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use super::status::{Facts, Own};
 use crate::api::condition::{self, ConditionType};
 use crate::controller::agent::pod_state::PodReason;
+use crate::link::pod::SENSOR_SERVICE_ACCOUNT;
 
 /// Reason of a condition that does not hold.
 const INACTIVE: &str = "Inactive";
@@ -137,7 +138,14 @@ impl List<'_> {
         }
         let trouble = own.pod.filter(|pod| is_trouble(pod.reason.as_ref()));
         if let Some(pod) = trouble {
-            let message = format!("its pod: {}", pod.message);
+            let message = if pod.reason == PodReason::ImagePullFailed {
+                format!(
+                    "the image of its pod cannot be pulled: see the pod's events; a Secret for its registry is named by the service \
+                     account {SENSOR_SERVICE_ACCOUNT} of the namespace"
+                )
+            } else {
+                format!("its pod: {}", pod.message)
+            };
             return self.set(type_, "False", pod.reason.as_ref(), message);
         }
         let (facts, spoken) = (self.facts, self.facts.spoken().next());

@@ -1,7 +1,7 @@
 //! The objects of a Sensor that listens in a pod of its own. Pure: the same Sensor and settings give the same objects.
 //!
 //! A `StatefulSet` of one: the cluster never runs two pods of one identity, and the claim of the outbox stays with it. Secrets
-//! reach only this pod; it has no Kubernetes token, and the only port is the webhook's.
+//! reach only this pod; it has no Kubernetes token, the only port is the webhook's, and a policy of the network closes the rest.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{
     ResourceRequirements, SecretVolumeSource, Service, ServiceAccount, ServiceAccountTokenProjection, ServicePort,
     ServiceSpec, Volume, VolumeMount, VolumeProjection, VolumeResourceRequirements,
 };
+use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -168,6 +169,38 @@ pub fn service(sensor: &Sensor) -> Service {
 #[must_use]
 pub fn service_name(sensor: &str) -> String {
     format!("{sensor}-webhook")
+}
+
+/// Name of the Sensor's network policy.
+pub(super) fn policy_name(sensor: &str) -> String {
+    set_name(sensor)
+}
+
+/// Lets nobody in but senders to a webhook. Where the pod may connect to is for the pod to hold: names are not known here.
+#[must_use]
+pub fn network_policy(sensor: &Sensor) -> NetworkPolicy {
+    let port = NetworkPolicyPort {
+        protocol: Some("TCP".into()),
+        port: Some(IntOrString::Int(WEBHOOK_PORT.into())),
+        end_port: None,
+    };
+    let webhook = NetworkPolicyIngressRule {
+        ports: Some(vec![port]),
+        from: None,
+    };
+    let is_webhook = sensor.spec.source.webhook.is_some();
+    NetworkPolicy {
+        metadata: meta(sensor, policy_name(&sensor.name_any())),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(LabelSelector {
+                match_labels: Some(BTreeMap::from([(SENSOR_LABEL.into(), sensor.name_any())])),
+                ..LabelSelector::default()
+            }),
+            policy_types: Some(vec!["Ingress".into()]),
+            ingress: Some(is_webhook.then_some(webhook).into_iter().collect()),
+            egress: None,
+        }),
+    }
 }
 
 /// The service account of sensor pods: no rights, no token.
@@ -527,6 +560,19 @@ mod tests {
         assert!(!config.contains('$'));
         let read: SensorPodConfig = serde_json::from_str(&config).unwrap();
         assert_eq!(read.terms.spec.notification, sensor.spec.notification);
+    }
+
+    #[test]
+    fn the_network_lets_senders_to_the_webhook_in_and_nobody_else() {
+        let policy = |sensor: &Sensor| serde_json::to_value(network_policy(sensor)).unwrap()["spec"].clone();
+        let hook = policy(&webhook());
+        assert_eq!(hook["podSelector"]["matchLabels"], json!({"agentloop.dev/sensor": "s"}));
+        assert_eq!(hook["ingress"], json!([{"ports": [{"protocol": "TCP", "port": 8080}]}]));
+        let page = policy(&poll());
+        assert_eq!(
+            (&page["policyTypes"], &page["ingress"]),
+            (&json!(["Ingress"]), &json!([]))
+        );
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(super) async fn reconcile(sensors: &Sensors, key: &SensorKey) -> Result<Acti
     }
     let has_pod = pod::has_pod(&sensor.spec.source);
     let obstacle = match &observed.children {
-        Some(children) => apply(sensors, key, &observed, children).await?,
+        Some(children) => Box::pin(apply(sensors, key, &observed, children)).await?,
         // It is asked for again when they are known.
         None if has_pod => return Ok(Action::await_change()),
         None => None,

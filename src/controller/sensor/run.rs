@@ -9,6 +9,7 @@ use futures::{Stream, StreamExt, future};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::controller::{self, Action, ReconcileRequest, applier};
@@ -105,10 +106,12 @@ impl Sensors {
         let config = || watcher::Config::default().labels(SENSOR_LABEL);
         let sets = watcher(self.api::<PartialObjectMeta<StatefulSet>>(scope), config()).default_backoff();
         let services = watcher(self.api::<PartialObjectMeta<Service>>(scope), config()).default_backoff();
+        let policies = watcher(self.api::<PartialObjectMeta<NetworkPolicy>>(scope), config()).default_backoff();
         let pods = watcher(self.api::<Pod>(scope), config()).default_backoff().modify(trim);
         tokio::join!(
             self.follow_children((Kind::Set, scope), sets, Seen::set),
             self.follow_children((Kind::Service, scope), services, Seen::service),
+            self.follow_children((Kind::Policy, scope), policies, Seen::policy),
             self.follow_children((Kind::Pod, scope), pods, Seen::pod),
         );
     }

@@ -220,6 +220,56 @@ fn a_streak_of_failures_is_one_event_and_its_end_another() {
     assert_eq!(again.consecutive_failures, 0);
 }
 
+/// A pod of its own whose container waits for this reason.
+fn waits_for(reason: &str) -> PodState {
+    let container = serde_json::json!({
+        "name": "sensor", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
+        "state": {"waiting": {"reason": reason}},
+    });
+    let pod = serde_json::json!({"metadata": {"name": "s-sensor-0"}, "status": {"containerStatuses": [container]}});
+    PodState::of(&serde_json::from_value(pod).unwrap())
+}
+
+#[test]
+fn what_keeps_its_own_pod_down_is_said_once_and_stands_until_the_pod_speaks() {
+    let mut case = Case {
+        own: Some(Owned::default()),
+        ..Case::default()
+    };
+    let starting = case.write();
+    assert_eq!(case.reason(ConditionType::Ready), is("False", "Starting"));
+    let own = |case: &mut Case, reason: &str| case.own.as_mut().unwrap().pod = Some(waits_for(reason));
+    own(&mut case, "ImagePullBackOff");
+    let (status, reason, message) = case.says(ConditionType::Connected);
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "ImagePullFailed"));
+    assert!(message.contains("agentloop-sensor"), "{message}");
+    let failed = case.write();
+    assert_eq!(told(&starting, &failed), ["ImagePullFailed"]);
+    own(&mut case, "CrashLoopBackOff");
+    let crashed = case.write();
+    assert_eq!(told(&failed, &crashed), [""; 0], "the same streak");
+    own(&mut case, "ContainerCreating");
+    assert_eq!(
+        case.reason(ConditionType::Connected),
+        is("False", "CrashLooping"),
+        "between two tries"
+    );
+    case.own.as_mut().unwrap().said = Some(SensorPodReport {
+        report: report(3),
+        pending_deliveries: 2,
+    });
+    let well = case.write();
+    assert_eq!(told(&crashed, &well), ["Recovered"]);
+    assert_eq!((well.totals.events, well.pending_deliveries), (3, Some(2)));
+    assert_eq!(
+        (well.receivers.len(), well.receivers[0].uid.as_str()),
+        (1, "s"),
+        "the pod's own part"
+    );
+    case.own.as_mut().unwrap().said = None;
+    assert_eq!(case.write(), well, "after a restart nobody has spoken yet");
+}
+
 #[test]
 fn suspended_it_is_ready_and_waits_for_nothing() {
     let mut case = Case::default();

@@ -52,6 +52,12 @@ const WHERE_AGENTS_ARE: &[(&str, &str)] = &[
     ("services", "create"),
     ("services", "patch"),
     ("services", "delete"),
+    ("networking.k8s.io networkpolicies", "get"),
+    ("networking.k8s.io networkpolicies", "list"),
+    ("networking.k8s.io networkpolicies", "watch"),
+    ("networking.k8s.io networkpolicies", "create"),
+    ("networking.k8s.io networkpolicies", "patch"),
+    ("networking.k8s.io networkpolicies", "delete"),
 ];
 /// What it does outside namespaces: the link asks who holds a token and what they may read, the ledger what labels namespaces have.
 const OUTSIDE: &[(&str, &str)] = &[
