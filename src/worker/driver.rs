@@ -227,6 +227,8 @@ impl<'a> Driver<'a> {
                 link_silent: self.link == Link::Silent,
             })?;
             self.listen(&mut world.heard)?;
+            // What the process before left waiting.
+            self.look_at_scores()?;
         }
         while !self.stopped {
             match self.next(world).await {

@@ -10,6 +10,7 @@ mod gateway;
 mod precheck;
 pub mod process;
 mod restarts;
+mod scoring;
 mod tools;
 
 use std::time::{Duration, Instant};
