@@ -4,6 +4,7 @@
 //!
 //! - [`api`]: the custom resources. Imports nothing of ours.
 //! - [`engine`], [`ledger`], [`scripted`]: pure rules. Import `api`.
+//! - [`disk`]: files of SQLite that one process alone writes. Imports nothing of ours.
 //! - [`sensing`]: what Sensors do with what they hear. Imports `api`.
 //! - [`link`]: where controller, gateway and worker meet. Imports `api`, `ledger` and `sensing`.
 //! - [`telemetry`]: logs, metrics, probes. Imports `api`.
@@ -14,6 +15,7 @@
 pub mod api;
 pub mod cli;
 pub mod controller;
+pub mod disk;
 pub mod engine;
 pub mod gateway;
 pub mod ledger;

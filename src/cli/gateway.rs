@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args as ClapArgs;
-use tokio::signal::unix::{SignalKind, signal};
 
+use super::pod;
 use crate::gateway::{self, Options};
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
@@ -52,10 +51,7 @@ pub(super) struct Args {
 impl Args {
     pub(super) fn run(self) -> anyhow::Result<()> {
         crate::telemetry::log::init();
-        let config: PodConfig = serde_json::from_str(&self.config).map_err(|error| {
-            let (line, column) = (error.line(), error.column());
-            anyhow::anyhow!("{CONFIG_ENV} is not a pod configuration (line {line}, column {column})")
-        })?;
+        let config: PodConfig = pod::configuration(&self.config, "a pod configuration")?;
         let options = Options {
             config,
             socket: self.socket,
@@ -69,22 +65,6 @@ impl Args {
             link_ca_file: self.link_ca_file,
             run_lease: Duration::from_secs(RUN_LEASE_SECONDS),
         };
-        // One thread is enough for one loop, and small.
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("the async runtime cannot start")?;
-        runtime.block_on(async {
-            let mut terminate = signal(SignalKind::terminate()).context("signals cannot be handled")?;
-            let mut interrupt = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
-            let end = async {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-            };
-            gateway::run(options, end).await?;
-            Ok(())
-        })
+        pod::run(async move |end| Ok(gateway::run(options, end.cancelled_owned()).await?))
     }
 }

@@ -10,6 +10,7 @@ mod controller;
 mod crds;
 mod gateway;
 mod journal;
+mod pod;
 mod probe;
 mod run;
 mod sensor;

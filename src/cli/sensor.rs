@@ -3,10 +3,9 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args as ClapArgs;
-use tokio::signal::unix::{SignalKind, signal};
 
+use super::pod;
 use crate::link::pod::{
     CONFIG_ENV, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE, SensorPodConfig,
     WEBHOOK_PORT,
@@ -42,10 +41,7 @@ pub(super) struct Args {
 impl Args {
     pub(super) fn run(self) -> anyhow::Result<()> {
         crate::telemetry::log::init();
-        let config: SensorPodConfig = serde_json::from_str(&self.config).map_err(|error| {
-            let (line, column) = (error.line(), error.column());
-            anyhow::anyhow!("{CONFIG_ENV} is not the configuration of a sensor pod (line {line}, column {column})")
-        })?;
+        let config: SensorPodConfig = pod::configuration(&self.config, "the configuration of a sensor pod")?;
         let options = Options {
             config,
             outbox_dir: self.outbox_dir,
@@ -55,22 +51,6 @@ impl Args {
             link_token_file: self.link_token_file,
             link_ca_file: self.link_ca_file,
         };
-        // One thread is enough for one Sensor, and small.
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("the async runtime cannot start")?;
-        runtime.block_on(async {
-            let mut terminate = signal(SignalKind::terminate()).context("signals cannot be handled")?;
-            let mut interrupt = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
-            let end = async {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-            };
-            sensor::run(options, end).await?;
-            Ok(())
-        })
+        pod::run(async move |end| Ok(sensor::run(options, end.cancelled_owned()).await?))
     }
 }

@@ -3,11 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args as ClapArgs;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
+use super::pod;
 use crate::link::pod::{
     CONFIG_ENV, DRAIN_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, PodConfig, SKILLS_DIR, SOCKET_PATH, WORKSPACE_DIR,
 };
@@ -45,13 +43,7 @@ pub(super) struct Args {
 impl Args {
     pub(super) fn run(self) -> anyhow::Result<()> {
         crate::telemetry::log::init();
-        let config: PodConfig = serde_json::from_str(&self.config).map_err(|error| {
-            anyhow::anyhow!(
-                "{CONFIG_ENV} is not a pod configuration (line {}, column {})",
-                error.line(),
-                error.column()
-            )
-        })?;
+        let config: PodConfig = pod::configuration(&self.config, "a pod configuration")?;
         let options = Options {
             config,
             pod_uid: self.pod_uid,
@@ -62,31 +54,6 @@ impl Args {
             workspace_dir: self.workspace_dir,
             drain: Duration::from_secs(self.drain_seconds),
         };
-        // One thread is enough for one loop, and small.
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("the async runtime cannot start")?;
-        runtime.block_on(async {
-            let terminate = CancellationToken::new();
-            end_on_signals(&terminate).context("signals cannot be handled")?;
-            startup::run(options, terminate).await?;
-            Ok(())
-        })
+        pod::run(async move |end| Ok(startup::run(options, end).await?))
     }
-}
-
-/// SIGTERM, and SIGINT at a terminal, ask for an end in order.
-fn end_on_signals(terminate: &CancellationToken) -> std::io::Result<()> {
-    let mut term = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let terminate = terminate.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        terminate.cancel();
-    });
-    Ok(())
 }

@@ -8,14 +8,15 @@ use std::path::{Path, PathBuf};
 /// For each room, the rooms that it may use. Nothing else is allowed; a new room has to be entered here.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("api", &[]),
+    ("disk", &[]),
     ("engine", &["api"]),
     ("ledger", &["api"]),
     ("scripted", &["api"]),
     ("sensing", &["api"]),
     ("link", &["api", "ledger", "sensing"]),
     ("telemetry", &["api"]),
-    ("worker", &["api", "engine", "link", "sensing", "telemetry"]),
-    ("sensor", &["api", "link", "sensing", "telemetry"]),
+    ("worker", &["api", "disk", "engine", "link", "sensing", "telemetry"]),
+    ("sensor", &["api", "disk", "link", "sensing", "telemetry"]),
     ("gateway", &["api", "engine", "ledger", "link", "scripted", "telemetry"]),
     (
         "controller",

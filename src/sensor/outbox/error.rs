@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rusqlite::ErrorCode;
+use crate::disk::{self, Fault};
 
 /// Why an outbox cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -64,8 +64,7 @@ pub enum OutboxError {
 
 impl OutboxError {
     pub(super) fn from_io(dir: &Path, error: &std::io::Error) -> Self {
-        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
-        if matches!(error.kind(), StorageFull | QuotaExceeded) {
+        if disk::is_full(error) {
             return Self::Full { dir: dir.into() };
         }
         Self::Failed {
@@ -82,13 +81,13 @@ impl OutboxError {
                 detail: "an event cannot be read".into(),
             };
         }
-        match error.sqlite_error_code() {
-            Some(ErrorCode::DiskFull) => Self::Full { dir },
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Corrupted {
+        match disk::fault(error) {
+            Fault::Full => Self::Full { dir },
+            Fault::Damaged => Self::Corrupted {
                 file: file.into(),
                 detail: error.to_string(),
             },
-            _ => Self::Failed {
+            Fault::Other => Self::Failed {
                 dir,
                 detail: error.to_string(),
             },

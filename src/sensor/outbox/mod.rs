@@ -8,15 +8,15 @@ mod error;
 mod schema;
 
 use std::collections::BTreeMap;
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::disk;
 use crate::sensing::delivery::{Event, FieldValue, Notice};
 use crate::sensing::source::Cursor;
 pub use error::OutboxError;
@@ -78,9 +78,10 @@ impl Outbox {
         now: Timestamp,
     ) -> Result<(Self, Restored<S>), OutboxError> {
         std::fs::create_dir_all(dir).map_err(|error| OutboxError::from_io(dir, &error))?;
-        let lock = lock(dir)?;
+        let lock = disk::lock(&dir.join(LOCK_FILE)).map_err(|error| OutboxError::from_io(dir, &error))?;
+        let lock = lock.ok_or_else(|| OutboxError::Locked { dir: dir.into() })?;
         let file = dir.join(FILE);
-        let connection = connect(&file).map_err(|error| OutboxError::from_sqlite(&file, &error))?;
+        let connection = disk::connect(&file).map_err(|error| OutboxError::from_sqlite(&file, &error))?;
         let mut outbox = Self {
             connection,
             file,
@@ -386,25 +387,6 @@ fn text(value: &impl Serialize) -> rusqlite::Result<String> {
 fn parse<T: DeserializeOwned>(json: &str) -> rusqlite::Result<T> {
     serde_json::from_str(json)
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error)))
-}
-
-/// One writer per volume.
-fn lock(dir: &Path) -> Result<File, OutboxError> {
-    let file = File::create(dir.join(LOCK_FILE)).map_err(|error| OutboxError::from_io(dir, &error))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(OutboxError::Locked { dir: dir.into() }),
-        Err(TryLockError::Error(error)) => Err(OutboxError::from_io(dir, &error)),
-    }
-}
-
-fn connect(file: &Path) -> rusqlite::Result<Connection> {
-    let connection = Connection::open(file)?;
-    connection.busy_timeout(Duration::ZERO)?;
-    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-    connection.pragma_update(None, "journal_mode", "WAL")?;
-    connection.pragma_update(None, "synchronous", "FULL")?;
-    Ok(connection)
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
+use crate::disk::{self, Fault};
+
 /// Why a journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
@@ -84,8 +86,7 @@ impl JournalError {
     }
 
     pub(super) fn from_io(dir: &Path, error: &std::io::Error) -> Self {
-        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
-        if matches!(error.kind(), StorageFull | QuotaExceeded) {
+        if disk::is_full(error) {
             return Self::Full { dir: dir.into() };
         }
         Self::Failed {
@@ -96,13 +97,13 @@ impl JournalError {
 
     pub(super) fn from_sqlite(file: &Path, error: &rusqlite::Error) -> Self {
         let dir = file.parent().unwrap_or(file).to_path_buf();
-        match error.sqlite_error_code() {
-            Some(ErrorCode::DiskFull) => Self::Full { dir },
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Corrupted {
+        match disk::fault(error) {
+            Fault::Full => Self::Full { dir },
+            Fault::Damaged => Self::Corrupted {
                 file: file.into(),
                 detail: error.to_string(),
             },
-            _ => Self::Failed {
+            Fault::Other => Self::Failed {
                 dir,
                 detail: error.to_string(),
             },

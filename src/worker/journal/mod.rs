@@ -12,14 +12,14 @@ mod lines;
 mod schema;
 mod write;
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::disk;
 use crate::engine::Record;
 use crate::engine::machine::Snapshot;
 use crate::engine::message::Message;
@@ -110,9 +110,10 @@ impl Journal {
     /// [`Journal::claim`] before the first commit.
     pub fn open(dir: &Path, owner: &Owner) -> Result<(Self, Restored), JournalError> {
         std::fs::create_dir_all(dir).map_err(|error| JournalError::from_io(dir, &error))?;
-        let lock = lock(dir)?;
+        let lock = disk::lock(&dir.join(LOCK_FILE)).map_err(|error| JournalError::from_io(dir, &error))?;
+        let lock = lock.ok_or_else(|| JournalError::Locked { dir: dir.into() })?;
         let file = dir.join(FILE);
-        let connection = connect(&file).map_err(|error| JournalError::from_sqlite(&file, &error))?;
+        let connection = disk::connect(&file).map_err(|error| JournalError::from_sqlite(&file, &error))?;
         let mut journal = Self {
             connection,
             agent: owner.agent_uid.clone(),
@@ -319,27 +320,6 @@ impl Journal {
             detail,
         }
     }
-}
-
-/// One writer per volume, across containers of one node.
-fn lock(dir: &Path) -> Result<File, JournalError> {
-    let file = File::create(dir.join(LOCK_FILE)).map_err(|error| JournalError::from_io(dir, &error))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(JournalError::Locked { dir: dir.into() }),
-        Err(TryLockError::Error(error)) => Err(JournalError::from_io(dir, &error)),
-    }
-}
-
-/// Exclusive locking keeps SQLite's index of the log in memory: no second writer, and no file that a full volume
-/// could deny.
-fn connect(file: &Path) -> rusqlite::Result<Connection> {
-    let connection = Connection::open(file)?;
-    connection.busy_timeout(Duration::ZERO)?;
-    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-    connection.pragma_update(None, "journal_mode", "WAL")?;
-    connection.pragma_update(None, "synchronous", "FULL")?;
-    Ok(connection)
 }
 
 /// Within one Agent, a pod may not write where a newer one has written.

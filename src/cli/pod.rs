@@ -1,0 +1,61 @@
+//! What the roles of a pod share: their configuration as JSON, one thread, and an end in order on a signal.
+
+use anyhow::Context;
+use serde::de::DeserializeOwned;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::link::pod::CONFIG_ENV;
+
+/// Reads a configuration. The error says where it is wrong and nothing of what it holds.
+pub(super) fn configuration<T: DeserializeOwned>(json: &str, what: &str) -> anyhow::Result<T> {
+    serde_json::from_str(json).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        anyhow::anyhow!("{CONFIG_ENV} is not {what} (line {line}, column {column})")
+    })
+}
+
+/// Runs a role to its end. SIGTERM, and SIGINT at a terminal, cancel the token: they ask for an end in order.
+pub(super) fn run(role: impl AsyncFnOnce(CancellationToken) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    // One thread is enough for one loop or one Sensor, and small.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("the async runtime cannot start")?;
+    runtime.block_on(async {
+        let end = CancellationToken::new();
+        end_on_signals(&end).context("signals cannot be handled")?;
+        role(end).await
+    })
+}
+
+fn end_on_signals(end: &CancellationToken) -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let end = end.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        end.cancel();
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::pod::PodConfig;
+
+    #[test]
+    fn a_wrong_configuration_is_said_by_its_place_and_without_its_words() {
+        let error = configuration::<PodConfig>("{\"secret\": canary}", "a pod configuration").unwrap_err();
+        let text = format!("{error:#}");
+        assert!(
+            text.contains(CONFIG_ENV) && text.contains("line 1, column 12"),
+            "{text}"
+        );
+        assert!(!text.contains("canary"), "{text}");
+    }
+}

@@ -1,0 +1,91 @@
+//! Files of SQLite that one process alone writes: how they are taken and opened, and what their errors mean.
+//!
+//! Knows no tables. Who owns a file says in its own words what a person can do about an error.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode};
+
+/// What an error of SQLite means for its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// There is no room on the volume.
+    Full,
+    /// The file is not what was written.
+    Damaged,
+    /// Something else: the volume does not work, or a statement is wrong.
+    Other,
+}
+
+/// One writer per volume, across containers of one node: the lock, or `None` where another process has it. Ends with its
+/// value.
+pub fn lock(path: &Path) -> io::Result<Option<File>> {
+    let file = File::create(path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Exclusive locking keeps SQLite's index of the log in memory: no second writer, and no file that a full volume
+/// could deny.
+pub fn connect(file: &Path) -> rusqlite::Result<Connection> {
+    let connection = Connection::open(file)?;
+    connection.busy_timeout(Duration::ZERO)?;
+    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    Ok(connection)
+}
+
+/// What an error of SQLite means.
+#[must_use]
+pub fn fault(error: &rusqlite::Error) -> Fault {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => Fault::Full,
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Fault::Damaged,
+        _ => Fault::Other,
+    }
+}
+
+/// Whether an error says that there is no room, on the volume or in a quota.
+#[must_use]
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_one_processs_at_a_time_and_free_again_when_it_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let held = lock(&path).unwrap();
+        assert!(held.is_some() && lock(&path).unwrap().is_none());
+        drop(held);
+        assert!(lock(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_damaged_and_a_wrong_statement_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "x".repeat(5000)).unwrap();
+        assert_eq!(fault(&connect(&path).unwrap_err()), Fault::Damaged);
+        let connection = connect(&dir.path().join("good")).unwrap();
+        assert_eq!(fault(&connection.execute("nonsense", []).unwrap_err()), Fault::Other);
+        connection
+            .execute_batch("PRAGMA max_page_count = 2; CREATE TABLE t (x)")
+            .unwrap();
+        let full = connection
+            .execute("INSERT INTO t VALUES (zeroblob(100000))", [])
+            .unwrap_err();
+        assert_eq!(fault(&full), Fault::Full);
+    }
+}
