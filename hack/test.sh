@@ -73,8 +73,8 @@ node_tests() {
 }
 simulate() {
   # Other seeds than those of every test run, and others each time.
-  tests "Simulation of the ledger" env AGENTLOOP_SIM_SCHEDULES="${SCHEDULES:-2000000}" \
-    AGENTLOOP_SIM_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --test it -- ledger::no_schedule
+  tests "Simulations of the ledger and of Sensors" env AGENTLOOP_SIM_SCHEDULES="${SCHEDULES:-2000000}" \
+    AGENTLOOP_SIM_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --test it -- ledger::no_schedule sensing::no_schedule
   tests "Nearly right answers, directives and journals" env AGENTLOOP_FUZZ_ROUNDS="${ROUNDS:-200000}" \
     cargo test --locked --test it -- fuzz::
 }

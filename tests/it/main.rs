@@ -16,6 +16,7 @@ mod local;
 mod metrics;
 mod rooms;
 mod schema;
+mod sensing;
 mod sensor_pods;
 mod sensors;
 mod sources;

@@ -1,0 +1,48 @@
+//! The proof that an event of a Sensor takes effect once: a simulation from seeds, with the real rules, outbox, receivers and
+//! engine, over a road that loses, doubles and reorders, while sensor pod, leader, workers and gateways are killed and frozen.
+//!
+//! `AGENTLOOP_SIM_SEED=n` replays one schedule; `AGENTLOOP_SIM_SCHEDULES=n` sets their number, of which this takes a
+//! hundredth: its files are real.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::wildcard_enum_match_arm
+)]
+
+mod receiver;
+mod world;
+
+use world::World;
+
+/// Schedules of one run.
+const SCHEDULES: u64 = 30_000;
+/// Of the schedules that are asked for so many are one here.
+const SHARE: u64 = 100;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn no_schedule_loses_doubles_or_reorders_an_event_or_pays_twice_for_its_score() {
+    if let Some(seed) = number("AGENTLOOP_SIM_SEED") {
+        World::new(seed).run();
+        return;
+    }
+    let schedules = number("AGENTLOOP_SIM_SCHEDULES").unwrap_or(SCHEDULES) / SHARE;
+    let first = number("AGENTLOOP_SIM_FIRST").unwrap_or(0);
+    let mut sums = [0; 4];
+    for seed in first..first + schedules.max(1) {
+        let found = std::panic::catch_unwind(|| World::new(seed).run());
+        let found = found.unwrap_or_else(|_| panic!("AGENTLOOP_SIM_SEED={seed} replays it"));
+        for (sum, found) in sums.iter_mut().zip(found) {
+            *sum += found;
+        }
+    }
+    let [events, effects, scores, kills] = sums;
+    println!("{schedules} schedules: {events} events, {effects} effects, {scores} scores, {kills} kills");
+    assert!(effects > events && scores > 0 && kills > 0);
+}
