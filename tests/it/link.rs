@@ -7,6 +7,7 @@
 #![allow(clippy::float_cmp)]
 
 mod deliveries;
+mod processes;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -22,14 +22,14 @@ use super::*;
 const SENSOR_TOKEN: &str = "agentloop.dev/link a agentloop-sensor s-sensor-0 p1";
 const KEY: &str = "a key";
 
-fn sensor() -> SensorKey {
+pub(super) fn sensor() -> SensorKey {
     SensorKey {
         namespace: "a".into(),
         name: "s".into(),
     }
 }
 
-fn directives(source: &Value) -> SensorDirectives {
+pub(super) fn directives(source: &Value) -> SensorDirectives {
     let spec = json!({"agentNames": ["x"], "source": source});
     SensorDirectives {
         terms: Some(SensorTerms {
@@ -46,7 +46,7 @@ fn directives(source: &Value) -> SensorDirectives {
     }
 }
 
-fn webhook() -> Value {
+pub(super) fn webhook() -> Value {
     json!({"webhook": {"scheme": "GitHub", "secretKeyRef": {"name": "n", "key": "k"}}})
 }
 
@@ -63,7 +63,7 @@ fn deliver() -> String {
 }
 
 /// A directory with what a pod needs to speak to the controller.
-fn pod(rig: &Rig, token: &str) -> TempDir {
+pub(super) fn pod(rig: &Rig, token: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("ca.crt"), &rig.ca).unwrap();
     std::fs::write(dir.path().join("token"), token).unwrap();
@@ -136,7 +136,7 @@ async fn a_sensor_pod_hears_at_once_what_to_do_and_loses_its_stream_with_its_pla
 }
 
 /// The process of a sensor pod with a webhook.
-struct SensorPod {
+pub(super) struct SensorPod {
     dir: TempDir,
     address: SocketAddr,
     url: String,
@@ -144,7 +144,7 @@ struct SensorPod {
 }
 
 impl SensorPod {
-    fn start(rig: &Rig) -> Self {
+    pub(super) fn start(rig: &Rig) -> Self {
         let dir = pod(rig, SENSOR_TOKEN);
         std::fs::write(dir.path().join("key"), KEY).unwrap();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -161,14 +161,14 @@ impl SensorPod {
     }
 
     /// Kills it, and starts it anew on its volume.
-    async fn kill(&mut self) {
+    pub(super) async fn kill(&mut self) {
         self.child.kill().await.unwrap();
         self.child = run(self.dir.path(), self.address, &self.url);
     }
 
     /// Sends one request, as soon as it listens; again while it says 503, as senders do: it does not know yet who its
     /// receivers are.
-    async fn send(&self, id: &str, text: &str) -> StatusCode {
+    pub(super) async fn send(&self, id: &str, text: &str) -> StatusCode {
         let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, KEY.as_bytes()), text.as_bytes());
         let tag = tag
             .as_ref()
@@ -270,7 +270,7 @@ async fn receive(rig: &Rig, journal: &mut Journal, texts: usize, mut lost: u32) 
     }
 }
 
-async fn until_reported(rig: &Rig, what: &str, wanted: impl Fn(&SensorPodReport) -> bool) -> SensorPodReport {
+pub(super) async fn until_reported(rig: &Rig, what: &str, wanted: impl Fn(&SensorPodReport) -> bool) -> SensorPodReport {
     let reported = async {
         loop {
             match rig.relay.heard(&sensor()) {

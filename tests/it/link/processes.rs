@@ -1,0 +1,115 @@
+//! An event on its whole way through real processes: sensor, gateway and worker, each of which is killed in the middle.
+
+use std::process::Stdio;
+
+use agentloop::link::messages::BudgetTerms;
+use pretty_assertions::assert_eq;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+use super::deliveries::{SensorPod, directives, pod, sensor, until_reported, webhook};
+use super::*;
+
+/// Sleeps for an hour, again and again, unless the Sensor wakes it.
+const SCRIPT: &str = "turns: [{yield: {sleep: 3600, wake_early_if: [sensor/s]}}]";
+const EVENTS: i64 = 30;
+
+/// Gateway and worker of Agent `x`.
+struct AgentPod {
+    dir: TempDir,
+    url: String,
+    gateway: Child,
+    worker: Child,
+}
+
+impl AgentPod {
+    fn start(rig: &Rig) -> Self {
+        let dir = pod(rig, TOKEN);
+        std::fs::write(dir.path().join("script"), SCRIPT).unwrap();
+        let url = rig.url("");
+        Self {
+            gateway: role(&dir, &url, "gateway"),
+            worker: role(&dir, &url, "worker"),
+            dir,
+            url,
+        }
+    }
+
+    async fn kill_gateway(&mut self) {
+        self.gateway.kill().await.unwrap();
+        self.gateway = role(&self.dir, &self.url, "gateway");
+    }
+
+    async fn kill_worker(&mut self) {
+        self.worker.kill().await.unwrap();
+        self.worker = role(&self.dir, &self.url, "worker");
+    }
+
+    /// One value of the journal, once nobody writes it any more.
+    async fn query(&mut self, sql: &str) -> i64 {
+        self.worker.kill().await.unwrap();
+        let journal = rusqlite::Connection::open(self.dir.path().join("journal/journal.sqlite")).unwrap();
+        journal.query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+}
+
+fn role(dir: &TempDir, link: &str, role: &str) -> Child {
+    let config = json!({
+        "namespace": "a", "name": "x", "uid": "x-uid", "epoch": EPOCH, "linkUrl": link,
+        "spec": {
+            "instructions": "Wait.", "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
+            "guardrails": {"loopDetection": {"mode": "Disabled"}},
+            "model": {
+                "api": "Scripted", "name": "scripted", "maxOutputTokens": 200,
+                "scripted": {"configMapKeyRef": {"name": "s", "key": "script"}},
+            },
+        },
+    });
+    let path = |name: &str| dir.path().join(name);
+    Command::new(env!("CARGO_BIN_EXE_agentloop"))
+        .arg(role)
+        .env("AGENTLOOP_POD", config.to_string())
+        .env("AGENTLOOP_POD_UID", "u2")
+        .env("AGENTLOOP_SOCKET", path("gateway.sock"))
+        .env("AGENTLOOP_RECORD_DIR", path("record"))
+        .env("AGENTLOOP_JOURNAL_DIR", path("journal"))
+        .env("AGENTLOOP_SCRIPT_FILE", path("script"))
+        .env("AGENTLOOP_LINK_TOKEN_FILE", path("token"))
+        .env("AGENTLOOP_LINK_CA_FILE", path("ca.crt"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn each_webhook_takes_effect_once_though_sensor_worker_and_gateway_are_killed() {
+    let rig = Rig::start().await;
+    rig.direct(Directives {
+        budget: Some(BudgetTerms::default()),
+        sensors: Some(Vec::new()),
+        ..Directives::default()
+    });
+    rig.relay.expect(&sensor(), "p1", directives(&webhook()));
+    let mut heard = SensorPod::start(&rig);
+    let mut agent = AgentPod::start(&rig);
+    for n in 1..=EVENTS {
+        match n {
+            8 => heard.kill().await,
+            16 => agent.kill_worker().await,
+            24 => agent.kill_gateway().await,
+            _ => {}
+        }
+        let (id, text) = (n.to_string(), format!("{{\"n\": {n}}}"));
+        // 200: it was taken, and the answer was lost with the process.
+        let taken = heard.send(&id, &text).await;
+        assert!([StatusCode::ACCEPTED, StatusCode::OK].contains(&taken), "{n}: {taken}");
+    }
+    let report = until_reported(&rig, "an empty outbox", |report| report.pending_deliveries == 0).await;
+    assert_eq!(report.report.totals.events, EVENTS);
+    let updates = "SELECT count(*) FROM journal WHERE kind = 'SensorUpdated'";
+    assert_eq!(agent.query(updates).await, EVENTS);
+    let turns = "SELECT count(*) FROM journal WHERE kind = 'TurnStarted'";
+    assert!(agent.query(turns).await >= 2, "an event ends the sleep of an hour");
+}
