@@ -270,7 +270,11 @@ async fn receive(rig: &Rig, journal: &mut Journal, texts: usize, mut lost: u32) 
     }
 }
 
-pub(super) async fn until_reported(rig: &Rig, what: &str, wanted: impl Fn(&SensorPodReport) -> bool) -> SensorPodReport {
+pub(super) async fn until_reported(
+    rig: &Rig,
+    what: &str,
+    wanted: impl Fn(&SensorPodReport) -> bool,
+) -> SensorPodReport {
     let reported = async {
         loop {
             match rig.relay.heard(&sensor()) {

@@ -26,6 +26,9 @@ impl AgentPod {
     fn start(rig: &Rig) -> Self {
         let dir = pod(rig, TOKEN);
         std::fs::write(dir.path().join("script"), SCRIPT).unwrap();
+        for volume in ["record", "journal"] {
+            std::fs::create_dir(dir.path().join(volume)).unwrap();
+        }
         let url = rig.url("");
         Self {
             gateway: role(&dir, &url, "gateway"),
@@ -110,6 +113,4 @@ async fn each_webhook_takes_effect_once_though_sensor_worker_and_gateway_are_kil
     assert_eq!(report.report.totals.events, EVENTS);
     let updates = "SELECT count(*) FROM journal WHERE kind = 'SensorUpdated'";
     assert_eq!(agent.query(updates).await, EVENTS);
-    let turns = "SELECT count(*) FROM journal WHERE kind = 'TurnStarted'";
-    assert!(agent.query(turns).await >= 2, "an event ends the sleep of an hour");
 }

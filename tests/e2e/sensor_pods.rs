@@ -1,0 +1,173 @@
+//! A Sensor with a pod of its own, from `kubectl apply` to the loops that its webhooks wake.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use pretty_assertions::assert_eq;
+use ring::hmac;
+use rusqlite::Connection;
+use serde_json::{Value, json};
+
+use super::agents::{Agent, script, scripted};
+use super::cluster::{Namespace, shared};
+use super::host;
+use crate::support::http;
+use crate::support::kubectl::{Kubectl, Proxy};
+
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/webhook.yaml");
+const SENSORS: &str = "sensors.agentloop.dev";
+const SENSOR: &str = "sensors.agentloop.dev/orders";
+const POD: &str = "orders-sensor-0";
+/// The key in the Secret of the example.
+const KEY: &str = "only-to-try-it-out";
+
+/// Who sends to the Service of Sensor `orders`, by way of the API server.
+struct Sender {
+    proxy: Proxy,
+    path: String,
+}
+
+impl Sender {
+    fn of(kubectl: &Kubectl) -> Self {
+        let namespace = kubectl.namespace();
+        Self {
+            proxy: kubectl.proxy(),
+            path: format!("/api/v1/namespaces/{namespace}/services/orders-webhook:80/proxy/"),
+        }
+    }
+
+    /// Status of a request signed with this key; 503 is tried again, as senders do.
+    fn send(&self, key: &str, id: &str, body: &str) -> u16 {
+        let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()), body.as_bytes());
+        let tag = tag
+            .as_ref()
+            .iter()
+            .fold("sha256=".to_owned(), |tag, byte| format!("{tag}{byte:02x}"));
+        let (address, path) = (self.proxy.address(), &self.path);
+        let head = format!(
+            "POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n\
+             X-Hub-Signature-256: {tag}\r\nX-GitHub-Delivery: {id}\r\n"
+        );
+        let deadline = Instant::now() + Duration::from_secs(40);
+        loop {
+            let connection = TcpStream::connect(address).expect("kubectl proxy listens");
+            let (status, said) = http::exchange(connection, &head, body);
+            // The API server's own words for a pod that does not listen are 502 and 503.
+            if ![502, 503].contains(&status) {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "{id}: {status} {said}");
+            std::thread::park_timeout(Duration::from_millis(200));
+        }
+    }
+}
+
+/// Waits until the Sensor's pod takes webhooks; its pod.
+fn until_listening(kubectl: &Kubectl) -> Value {
+    kubectl.wait(SENSOR, "condition=Connected", 90);
+    kubectl.wait(&format!("pod/{POD}"), "condition=Ready", 30);
+    kubectl.get("pod", POD).expect("the pod exists")
+}
+
+/// Events that took effect, by a copy of the Agent's journal.
+fn updates(agent: &Agent<'_>) -> i64 {
+    let args = ["exec", &agent.name, "-c", "worker", "--", "/agentloop", "journal"];
+    let copy = agent.kubectl.command(&args).output().expect("kubectl starts");
+    assert!(copy.status.success(), "{}", String::from_utf8_lossy(&copy.stderr));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), copy.stdout).unwrap();
+    let journal = Connection::open(file.path()).unwrap();
+    let count = "SELECT count(*) FROM journal WHERE kind = 'SensorUpdated'";
+    journal.query_row(count, [], |row| row.get(0)).unwrap()
+}
+
+#[test]
+fn a_signed_webhook_changes_the_hot_state_and_wakes_the_loop_and_its_key_stays_in_the_pod_of_the_sensor() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "webhook");
+    let kubectl = &namespace.kubectl;
+    kubectl.ok(&["apply", "-f", EXAMPLE]);
+    let agent = Agent::named(&namespace, "webhook");
+    until_listening(kubectl);
+    let sensor = kubectl.get(SENSORS, "orders").expect("the Sensor exists");
+    let url = format!("http://orders-webhook.{}.svc/", kubectl.namespace());
+    assert_eq!(sensor["status"]["url"], url);
+    let asleep = agent.until_state("Sleeping", 90);
+    let turns = asleep["status"]["usage"]["turns"].as_i64().unwrap_or_default();
+
+    let (sender, body) = (Sender::of(kubectl), r#"{"order": 4711, "total": 250}"#);
+    assert_eq!(sender.send("another key", "17", body), 401);
+    assert_eq!(sender.send(KEY, "17", body), 202);
+    assert_eq!(sender.send(KEY, "17", body), 200, "known");
+    agent.until_turns(turns + 1, 40);
+    kubectl.until("one event", 30, SENSORS, "orders", |sensor| {
+        (sensor["status"]["events"] == 1 && sensor["status"]["pendingDeliveries"] == 0).then_some(())
+    });
+    let told = kubectl.get(SENSORS, "orders").expect("the Sensor exists");
+    let totals = (&told["status"]["updates"], &told["status"]["notifications"]);
+    assert_eq!(totals, (&json!(1), &json!(1)), "lastOrder was written");
+    assert_eq!(updates(&agent), 1);
+
+    let of_agent = kubectl.get("pod", "webhook").expect("its pod runs");
+    let volumes = of_agent["spec"]["volumes"].to_string();
+    assert!(!volumes.contains("\"orders\""), "an Agent's pod has no key: {volumes}");
+    for args in [
+        &[
+            "get",
+            "agents.agentloop.dev,sensors.agentloop.dev,statefulsets,pods,events",
+            "-o",
+            "yaml",
+        ][..],
+        &["logs", "webhook", "--all-containers", "--tail=-1"],
+        &["logs", POD, "--tail=-1"],
+    ] {
+        assert!(!kubectl.ok(args).contains(KEY), "kubectl {}", args.join(" "));
+    }
+}
+
+#[test]
+fn each_webhook_reaches_two_agents_once_though_the_sensor_is_killed_in_the_middle() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "webhooks");
+    let kubectl = &namespace.kubectl;
+    let turn = json!({"text": "I wait.", "yield": {"sleep": 3600, "wake_early_if": ["sensor/orders"]}});
+    kubectl.apply(&script("waits", &json!({"turns": [turn]})));
+    kubectl.ok(&[
+        "create",
+        "secret",
+        "generic",
+        "orders",
+        &format!("--from-literal=webhook={KEY}"),
+    ]);
+    let agents = ["one", "two"].map(|name| Agent::apply(&namespace, name, &scripted("waits"), &json!({})));
+    kubectl.apply(&sensor());
+    let pod = until_listening(kubectl);
+    let sender = Sender::of(kubectl);
+    for number in 1..=20 {
+        if number == 11 {
+            host::kill(&pod, "sensor");
+        }
+        let status = sender.send(KEY, &number.to_string(), &format!("{{\"number\": {number}}}"));
+        // 200: it was taken, and the answer was lost with the process.
+        assert!([202, 200].contains(&status), "{number}: {status}");
+    }
+    kubectl.until("20 events that all have", 60, SENSORS, "orders", |sensor| {
+        (sensor["status"]["events"] == 20 && sensor["status"]["pendingDeliveries"] == 0).then_some(())
+    });
+    let again = kubectl.get("pod", POD).expect("the pod exists");
+    assert_eq!(again["metadata"]["uid"], pod["metadata"]["uid"], "the same pod");
+    assert_eq!(again["status"]["containerStatuses"][0]["restartCount"], 1);
+    for agent in &agents {
+        assert_eq!(updates(agent), 20, "{}", agent.name);
+    }
+}
+
+/// A webhook for both Agents.
+fn sensor() -> String {
+    let webhook = json!({"scheme": "GitHub", "secretKeyRef": {"name": "orders", "key": "webhook"}});
+    json!({"apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": {"name": "orders"}, "spec": {
+        "agentNames": ["one", "two"], "source": {"webhook": webhook},
+        "notification": {"text": "'Order ' + string(payload.number)"},
+    }})
+    .to_string()
+}
