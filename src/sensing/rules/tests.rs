@@ -142,6 +142,16 @@ fn a_payload_may_be_as_large_and_as_deep_as_its_bounds_and_no_more() {
 }
 
 #[test]
+fn what_is_too_deep_to_be_read_is_no_text() {
+    let mut sensor = Sensor::new(json!({}));
+    let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
+    for levels in [126, 127, 128, 1_000] {
+        assert_eq!(sensor.hears(levels, &nested(levels)), Outcome::Dropped);
+    }
+    assert_eq!(sensor.1.totals.dropped, 4);
+}
+
+#[test]
 fn of_events_within_the_interval_the_newest_comes_at_its_end() {
     let mut sensor = Sensor::new(json!({"limits": {"minIntervalMilliseconds": 1000}}));
     sensor.accepts(0, &json!(1));
