@@ -47,6 +47,7 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
         loop_detection: LoopDetection::default(),
+        light_output_tokens: None,
     });
     engine.set_instructions("You watch a queue. Yield when it is empty.".to_owned());
     let mut now = Timestamp::UNIX_EPOCH;
@@ -100,5 +101,6 @@ fn answer() -> Answer {
         }],
         finish: Finish::ToolCalls,
         tokens: Some(900),
+        cost: None,
     }
 }

@@ -227,5 +227,6 @@ fn answer(purpose: Purpose) -> Answer {
         }],
         finish: Finish::ToolCalls,
         tokens: Some(900),
+        cost: None,
     }
 }
