@@ -207,6 +207,11 @@ fn example(base_url: &str) -> String {
         ("gpt-4.1-mini ", &"smollm2 ".into()),
         ("maxOutputTokens: 1024", &format!("maxOutputTokens: {COMPUTED_TOKENS}")),
         ("contextTokens: 128000", &"contextTokens: 3000".into()),
+        // So small a model does repeat itself, and its loop would be made to sleep.
+        (
+            "maxCallsPerTurn: 10",
+            &"maxCallsPerTurn: 10\n    loopDetection: {mode: Disabled}".into(),
+        ),
     ] {
         assert!(text.contains(from), "the example has {from}");
         text = text.replace(from, to);
@@ -214,9 +219,9 @@ fn example(base_url: &str) -> String {
     text
 }
 
-/// Turns without a pause, each with one call.
+/// Turns without a pause, each with one call, though so small a model repeats itself.
 fn busy() -> serde_json::Value {
-    json!({"guardrails": {"maxConsecutiveTurns": 1000}})
+    json!({"guardrails": {"maxConsecutiveTurns": 1000, "loopDetection": {"mode": "Disabled"}}})
 }
 
 /// Each attempt is a call of its own, so that no key may reach the server twice.
