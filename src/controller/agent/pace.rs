@@ -76,15 +76,17 @@ impl Pace {
 }
 
 /// Of a start people wait for the end. No news of its own: that the pod is up while its loop is not, that the model
-/// has answered, and that no node takes the pod, which each pod says until its new volume claim is bound.
+/// has answered, that nothing ails its Sensors, and that no node takes the pod, which each pod says until its new volume
+/// claim is bound.
 fn is_step_of_a_start(condition: &Condition) -> bool {
+    let well = condition.type_ == ConditionType::SensorsHealthy.as_ref() && condition.status == "True";
     let pod = [
         ConditionType::PodReady,
         ConditionType::Ready,
         ConditionType::Reconciling,
     ];
     let calm = [PodReason::Starting, PodReason::Running, PodReason::Unschedulable];
-    condition.type_ == ConditionType::ModelAvailable.as_ref()
+    well || condition.type_ == ConditionType::ModelAvailable.as_ref()
         || pod.iter().any(|type_| type_.as_ref() == condition.type_)
             && calm.iter().any(|reason| reason.as_ref() == condition.reason)
 }
@@ -232,5 +234,13 @@ mod tests {
         assert_eq!(pace.due(&old, &claim_unbound, at(1)), Due::At(at(15)));
         assert_eq!(pace.due(&old, &starting(PodReason::ImagePullFailed), at(1)), Due::Now);
         assert_eq!(pace.due(&claim_unbound, &running(1), at(1)), Due::Now);
+        for (healthy, due) in [(true, Due::At(at(15))), (false, Due::Now)] {
+            let mut spoken = starting(PodReason::Starting);
+            let type_ = ConditionType::SensorsHealthy;
+            spoken
+                .conditions
+                .push(condition::condition(type_, healthy, "Any", "", None, at(0)));
+            assert_eq!(pace.due(&old, &spoken, at(1)), due, "SensorsHealthy={healthy}");
+        }
     }
 }

@@ -110,6 +110,11 @@ async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
         .join("\n")
         .replace(":8080", &format!(":{port}"));
     let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    // What comes in its first turn does not end the sleep after it.
+    until(&run, "asleep", |run| {
+        (run.agent("webhook")["state"] == "Sleeping").then_some(())
+    })
+    .await;
     for expected in ["202", "200"] {
         let deadline = std::time::Instant::now() + std::time::Duration::from_mins(1);
         loop {

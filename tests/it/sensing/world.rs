@@ -6,7 +6,7 @@ use agentloop::sensing::rules::Rules;
 use agentloop::sensing::source::{Cursor, Heard, Taken};
 use agentloop::sensor::deliverer::{Shared, Shelf};
 use agentloop::sensor::keeper::Keeper;
-use agentloop::sensor::outbox::{self, Outbox};
+use agentloop::sensor::outbox::{self, Outbox, OutboxError};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 use tempfile::TempDir;
@@ -97,7 +97,14 @@ impl World {
     fn outbox(&mut self) -> Shared {
         let (dir, now) = (self.dir.path(), self.now);
         let (_, shared) = self.pod.get_or_insert_with(|| {
-            let (mut outbox, restored) = Outbox::open(dir, UID, now).unwrap();
+            let (mut outbox, restored) = loop {
+                // A process that another test starts at this moment holds the lock of the killed one until it has become
+                // its program.
+                match Outbox::open(dir, UID, now) {
+                    Err(OutboxError::Locked { .. }) => std::thread::yield_now(),
+                    opened => break opened.unwrap(),
+                }
+            };
             let receivers: Vec<_> = (0..RECEIVERS)
                 .map(|place| outbox::Receiver {
                     uid: uid(place),
