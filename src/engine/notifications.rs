@@ -313,7 +313,7 @@ impl Engine {
             return;
         }
         if priority == Priority::High {
-            self.end_sleep("a notification of high priority ended your sleep", out);
+            self.urgent(out);
         } else {
             self.event(&source, out);
             self.event(EVENT, out);

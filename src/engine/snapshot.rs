@@ -154,6 +154,9 @@ pub struct Turn {
     /// Notifications that it has shown.
     #[serde(default)]
     pub shown: Shown,
+    /// What came since the attempt last sent, which did not show it.
+    #[serde(default)]
+    pub unseen: Unseen,
     /// It is a heartbeat, with a conversation of its own.
     #[serde(default)]
     pub heartbeat: bool,
@@ -170,6 +173,16 @@ impl Turn {
             attempt: self.attempt,
         }
     }
+}
+
+/// What came up that would end a sleep, and that no prompt has shown.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+pub struct Unseen {
+    /// Names of events, each once.
+    pub events: Vec<String>,
+    /// Among it was a notification of high priority.
+    pub urgent: bool,
 }
 
 /// Where the present call of a turn stands.

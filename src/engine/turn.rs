@@ -13,7 +13,7 @@ use super::notifications::Shown;
 use super::outbox::{Outbox, answer_line, call_line, line};
 use super::precheck::PreCheck;
 use super::retry::{self, Next};
-use super::snapshot::{Briefing, Lifecycle, Step, Turn};
+use super::snapshot::{Briefing, Lifecycle, Step, Turn, Unseen};
 use super::yield_tool::{self, Pace};
 use super::{CallId, Effect, Purpose, Record, RecordKind, budget, clock, context, prompt};
 use crate::api::agent::Resource;
@@ -51,6 +51,7 @@ impl Engine {
             denials: BTreeMap::new(),
             acted: false,
             shown: Shown::default(),
+            unseen: Unseen::default(),
             heartbeat,
             briefing,
         });
@@ -79,6 +80,7 @@ impl Engine {
         };
         turn.attempt = turn.attempt.saturating_add(1);
         turn.step = Step::Open;
+        turn.unseen = Unseen::default();
         let call = turn.call_id();
         let purpose = turn.purpose();
         self.count_use(Resource::LLMCalls, 1, out);
@@ -416,7 +418,7 @@ impl Engine {
         self.acknowledge_notifications();
         self.look_at_turn(&pace, out);
         self.hot.committed();
-        self.state.turn = None;
+        let unseen = self.state.turn.take().map(|turn| turn.unseen).unwrap_or_default();
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
         let counters = &mut self.state.counters;
         (counters.errors, counters.error_cooldowns, counters.crash_cooldowns) = (0, 0, 0);
@@ -440,6 +442,7 @@ impl Engine {
                 reason,
             } => {
                 self.begin_sleep(wait, wake_early_if, reason, out.now);
+                self.end_sleep_for(&unseen, out);
                 self.state.counters.idle.effective_action(out.now);
                 self.after_turn(true, out);
             }

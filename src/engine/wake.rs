@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::machine::Engine;
 use super::outbox::{Outbox, line};
 use super::resources::Room;
-use super::snapshot::{Lifecycle, Sleep};
+use super::snapshot::{Lifecycle, Sleep, Unseen};
 use super::{RecordKind, clock, yield_tool};
 use crate::api::status::LoopState;
 
@@ -23,17 +23,44 @@ impl Engine {
         }
     }
 
-    /// A named event ends a sleep that named it, also one that lies under a pause: the event will not come again.
+    /// A named event ends a sleep that named it, also one that lies under a pause, and one that a turn under way is about
+    /// to begin: the event will not come again.
     pub(super) fn event(&mut self, name: &str, out: &mut Outbox) {
-        let named = |sleep: &Sleep| sleep.wake_early_if.iter().any(|wanted| matches(wanted, name));
         let cause = format!("the event {name} ended your sleep");
-        if self.state.sleep.as_ref().is_some_and(named) {
+        if self.sleeps_until(name) {
             self.end_sleep(&cause, out);
+        }
+        if let Some(turn) = &mut self.state.turn
+            && !turn.unseen.events.iter().any(|known| known == name)
+        {
+            turn.unseen.events.push(name.to_owned());
         }
         let kept = self.state.pre_check.wake_early_if();
         if kept.iter().any(|wanted| matches(wanted, name)) {
             self.open_pre_check(&cause, out);
         }
+    }
+
+    /// A notification of high priority ends each sleep, as [`Self::event`] ends one that named it.
+    pub(super) fn urgent(&mut self, out: &mut Outbox) {
+        self.end_sleep("a notification of high priority ended your sleep", out);
+        if let Some(turn) = &mut self.state.turn {
+            turn.unseen.urgent = true;
+        }
+    }
+
+    /// The sleep that was just chosen ends for what came after its turn's last prompt: whoever chose it did not know.
+    pub(super) fn end_sleep_for(&mut self, unseen: &Unseen, out: &mut Outbox) {
+        if unseen.urgent {
+            self.end_sleep("a notification of high priority came while you chose to sleep", out);
+        } else if let Some(name) = unseen.events.iter().find(|name| self.sleeps_until(name)) {
+            self.end_sleep(&format!("the event {name} came while you chose to sleep"), out);
+        }
+    }
+
+    fn sleeps_until(&self, event: &str) -> bool {
+        let named = |sleep: &Sleep| sleep.wake_early_if.iter().any(|wanted| matches(wanted, event));
+        self.state.sleep.as_ref().is_some_and(named)
     }
 
     /// The request `wake`, once per token: it acts on a Sleeping loop only.

@@ -319,12 +319,12 @@ async fn a_rule_that_cannot_be_used_stops_the_ear_and_not_the_deliveries() {
         &rig,
         "page",
         "poll",
-        &json!({"updates": [{"field": "a", "value": "payload.(("}]}),
+        &json!({"updates": [{"field": "a", "value": "payload.(("}], "task": {"prompt": "payload.(("}}),
     );
     rig.settle().await;
     assert_eq!(says(&rig, "page", "Accepted"), is("False", "InvalidSpec"));
     let terms = told(&rig, &pod).terms.unwrap();
-    assert!(terms.spec.suspend && terms.spec.updates.is_empty());
+    assert!(terms.spec.suspend && terms.spec.updates.is_empty() && terms.spec.task.is_none());
     assert_eq!(
         set(&rig, "page").unwrap(),
         before,

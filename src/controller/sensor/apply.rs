@@ -106,6 +106,7 @@ fn terms(observed: &Observed) -> SensorTerms {
         terms.spec.updates.clear();
         terms.spec.signals.clear();
         terms.spec.notification = None;
+        terms.spec.task = None;
     }
     terms
 }

@@ -206,11 +206,17 @@ fn one_more_than_may_wait_drops_the_oldest_of_the_lowest_priority_and_the_model_
 #[test]
 fn one_that_is_less_urgent_than_all_that_wait_is_itself_dropped_and_wakes_nobody() {
     let mut driver = Driver::started(settings());
+    driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["sensor/prices"]}"#));
     for id in 0..MOST_WAITING {
-        notify(&mut driver, id, Priority::Normal);
+        driver.feed(Input::Notified(Notification {
+            source: "sensor/rates".into(),
+            ..notification(id, Priority::Normal)
+        }));
     }
-    driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["notification"]}"#));
-    notify(&mut driver, "l", Priority::Low);
+    driver.feed(Input::Notified(Notification {
+        source: "sensor/prices".into(),
+        ..notification("l", Priority::Low)
+    }));
     assert_eq!(driver.notes(RecordKind::NotificationDropped), ["1 dropped"]);
     assert_eq!(driver.state(), LoopState::Sleeping);
 }

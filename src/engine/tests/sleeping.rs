@@ -1,5 +1,7 @@
 //! Sleeps of the agent's own choice: how they begin, what ends them, and what does not.
 
+use super::super::notifications::{Notification, Priority};
+use super::super::sensors::Sensed;
 use super::*;
 use crate::api::agent::Resource;
 use crate::api::status::WakeType;
@@ -251,4 +253,72 @@ fn room_that_can_never_come_is_refused_with_the_fix(#[case] name: &str, #[case] 
     ));
     assert_eq!(driver.state(), LoopState::Running);
     assert!(driver.result().contains(fix), "{}", driver.result());
+}
+
+#[test]
+fn a_sleep_that_was_chosen_before_its_event_was_seen_ends_at_once_also_after_a_crash() {
+    for crash in [false, true] {
+        let mut driver = Driver::started(settings());
+        driver.feed(event_of("prices"));
+        if crash {
+            driver.restart(1);
+        }
+        driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["sensor/prices"]}"#));
+        assert_eq!(driver.state(), LoopState::Running, "{crash}");
+        driver.pass(settings().min_delay);
+        assert_eq!(driver.in_flight.unwrap().turn, 2, "{crash}");
+        let cause = "the event sensor/prices came while you chose to sleep";
+        assert!(driver.observed().contains(cause), "{}", driver.observed());
+    }
+}
+
+#[test]
+fn an_event_that_the_last_prompt_showed_or_that_nobody_waits_for_ends_no_sleep() {
+    let sleep = || calls("yield", r#"{"sleep": 600, "wake_early_if": ["sensor/prices"]}"#);
+    let mut seen = Driver::started(settings());
+    seen.feed(event_of("prices"));
+    seen.answer(calls("yield", "nonsense"));
+    seen.answer(sleep());
+    assert_eq!(
+        seen.state(),
+        LoopState::Sleeping,
+        "the second call of the turn showed it"
+    );
+    let mut other = Driver::started(settings());
+    other.feed(event_of("rates"));
+    other.answer(sleep());
+    assert_eq!(other.state(), LoopState::Sleeping);
+    other.feed(Input::Timer);
+    assert_eq!(other.state(), LoopState::Sleeping);
+}
+
+#[test]
+fn a_notification_of_high_priority_that_no_prompt_showed_ends_a_sleep_and_a_normal_one_does_not() {
+    for (priority, state) in [
+        (Priority::High, LoopState::Running),
+        (Priority::Normal, LoopState::Sleeping),
+    ] {
+        let mut driver = Driver::started(settings());
+        driver.feed(Input::Notified(Notification {
+            id: "n".into(),
+            source: "sensor/prices".into(),
+            priority,
+            text: "news".into(),
+            at: driver.now,
+        }));
+        driver.answer(calls("yield", r#"{"sleep": 600}"#));
+        assert_eq!(driver.state(), state, "{priority}");
+    }
+}
+
+/// An event of a Sensor with nothing but its name.
+fn event_of(sensor: &str) -> Input {
+    Input::Sensed(Sensed {
+        id: format!("{sensor}/1"),
+        sensor: sensor.into(),
+        at: "2026-01-01T00:00:00Z".parse().unwrap(),
+        updates: Vec::new(),
+        notices: Vec::new(),
+        wakes: vec![format!("sensor/{sensor}")],
+    })
 }

@@ -110,7 +110,7 @@ async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
         .join("\n")
         .replace(":8080", &format!(":{port}"));
     let mut run = bench.run(&["--events", "--webhook-port", &port]);
-    // What comes in its first turn does not end the sleep after it.
+    // What its first prompt shows would end no sleep.
     until(&run, "asleep", |run| {
         (run.agent("webhook")["state"] == "Sleeping").then_some(())
     })
