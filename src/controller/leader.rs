@@ -1,26 +1,24 @@
 //! Leader election: one replica at a time holds the Lease, and only that one works.
 //!
-//! The crate `kube-lease-manager` speaks to the Lease. What it leaves open is added here: a holder that cannot renew
-//! knows it before anybody else may take over, a released Lease is taken at once instead of at its expiry, and the
-//! leader's pod carries the label by which the link's Service finds it.
+//! Each write of the Lease replaces exactly the version that this replica has read, so that of two who want it one gets a
+//! conflict. Whether a holder is still there is judged by this replica's own clock: as long as the Lease was changed within
+//! its duration, somebody holds it (both as in client-go's `leaderelection`). A holder that cannot renew knows it before
+//! anybody else may take over; a released Lease is taken at once; the leader's pod carries the label by which the link's
+//! Service finds it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::http::{Method, Request, Response};
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use k8s_openapi::api::coordination::v1::Lease;
+use futures::{Stream, StreamExt, pin_mut};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Patch, PatchParams};
-use kube::runtime::wait::await_condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
-use kube_lease_manager::{LeaseCreateMode, LeaseManager, LeaseManagerError, LeaseParams};
 use serde_json::json;
-use tokio::time::Instant;
-use tower::{Layer, Service};
+use tokio::time::{Instant, sleep, sleep_until};
 
 /// Name of the Lease, in the controller's namespace.
 pub const LEASE_NAME: &str = "agentloop-controller";
@@ -63,10 +61,8 @@ impl LeaseTimes {
 pub struct Candidate {
     /// Watches the Lease.
     pub client: Client,
-    /// Writes the Lease: a client with [`renewals`](Self::renewals) as a layer, and short timeouts.
+    /// Writes the Lease: with short timeouts.
     pub writer: Client,
-    /// Knows when the Lease was last written.
-    pub renewals: Renewals,
     /// The controller's namespace.
     pub namespace: String,
     /// Unique among the replicas; a restarted one goes on under its own name.
@@ -75,75 +71,156 @@ pub struct Candidate {
     pub times: LeaseTimes,
 }
 
+/// What a candidate makes of the Lease.
+#[derive(Debug, PartialEq, Eq)]
+enum Standing {
+    /// Nobody holds it, or this replica's earlier life did.
+    Free,
+    /// Another holds it; without a change it is over after so long.
+    Held(Duration),
+}
+
 impl Candidate {
-    /// Waits until this replica leads. Calls `following` each time it has seen the Lease without getting it yet.
+    /// Waits until this replica leads. Calls `following` once it has seen that another does.
     pub async fn win(self, following: impl Fn()) -> Leadership {
         loop {
             match self.compete(&following).await {
-                Ok(Some(manager)) => {
+                Ok(held) => {
                     tracing::info!(lease = LEASE_NAME, identity = self.identity, "leading");
                     return Leadership {
-                        manager,
-                        renewals: self.renewals,
+                        leases: self.leases(&self.writer),
+                        identity: self.identity,
                         times: self.times,
+                        held: Mutex::new(held),
                     };
                 }
-                Ok(None) => tracing::debug!("the Lease was released"),
                 Err(error) => {
                     tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be read or written; trying again");
-                    tokio::time::sleep(RETRY).await;
+                    sleep(RETRY).await;
                 }
             }
         }
     }
 
-    /// One round: `None` when the Lease was released by its holder and is worth another look.
-    async fn compete(&self, following: &impl Fn()) -> Result<Option<LeaseManager>, LeaseManagerError> {
-        let grace = self.times.valid.saturating_sub(self.times.renew);
-        let params = LeaseParams::new(&self.identity, self.times.valid.as_secs(), grace.as_secs());
-        let manager = LeaseManager::new(
-            self.writer.clone(),
-            LEASE_NAME,
-            &self.namespace,
-            params,
-            LeaseCreateMode::AutoCreate,
-        )
-        .await?;
-        following();
-        let released = self.released();
-        tokio::select! {
-            held = manager.changed() => held.map(|held| held.then_some(manager)),
-            () = released => Ok(None),
+    fn leases(&self, client: &Client) -> Api<Lease> {
+        Api::namespaced(client.clone(), &self.namespace)
+    }
+
+    /// Follows the Lease until it is this replica's.
+    async fn compete(&self, following: &impl Fn()) -> Result<Held, watcher::Error> {
+        let versions = watcher::watch_object(self.leases(&self.client), LEASE_NAME).default_backoff();
+        pin_mut!(versions);
+        let mut seen = next(&mut versions).await?;
+        let (mut since, mut told) = (Instant::now(), false);
+        loop {
+            let standing = seen.as_ref().map_or(Standing::Free, |lease| self.standing(lease));
+            if let Standing::Held(valid) = standing {
+                if !std::mem::replace(&mut told, true) {
+                    following();
+                }
+                tokio::select! {
+                    newer = next(&mut versions) => {
+                        let newer = newer?;
+                        if version(newer.as_ref()) != version(seen.as_ref()) {
+                            since = Instant::now();
+                        }
+                        seen = newer;
+                        continue;
+                    }
+                    () = sleep_until(since + valid) => {}
+                }
+            }
+            match self.take(seen.as_ref()).await {
+                Ok(held) => return Ok(held),
+                // Somebody was faster. What they wrote comes with the watch.
+                Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {
+                    seen = next(&mut versions).await?;
+                    since = Instant::now();
+                }
+                Err(error) => {
+                    tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be written; trying again");
+                    sleep(RETRY).await;
+                }
+            }
         }
     }
 
-    /// Ends when the Lease, held by another before, has no holder or is gone.
-    async fn released(&self) {
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
-        let held = AtomicBool::new(false);
-        let released = |lease: Option<&Lease>| {
-            let spec = lease.and_then(|lease| lease.spec.as_ref());
-            match spec.and_then(|spec| spec.holder_identity.as_deref()) {
-                None | Some("") => held.load(Ordering::Relaxed),
-                Some(holder) => {
-                    held.store(holder != self.identity, Ordering::Relaxed);
-                    false
-                }
+    fn standing(&self, lease: &Lease) -> Standing {
+        match holder(lease) {
+            None => Standing::Free,
+            Some(holder) if holder == self.identity => Standing::Free,
+            Some(_) => {
+                let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
+                let valid = seconds.and_then(|seconds| u64::try_from(seconds).ok());
+                Standing::Held(valid.map_or(self.times.valid, Duration::from_secs))
             }
+        }
+    }
+
+    /// Takes the Lease in place of this version of it, and of no other.
+    async fn take(&self, over: Option<&Lease>) -> kube::Result<Held> {
+        let now = MicroTime(Timestamp::now());
+        let before = over.and_then(|lease| lease.spec.clone()).unwrap_or_default();
+        let anew = before.holder_identity.as_ref() != Some(&self.identity);
+        let spec = LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(self.times.valid.as_secs()).ok(),
+            acquire_time: before.acquire_time.filter(|_| !anew).or(Some(now.clone())),
+            renew_time: Some(now),
+            lease_transitions: Some(before.lease_transitions.unwrap_or(0).saturating_add(i32::from(anew))),
+            ..LeaseSpec::default()
         };
-        while let Err(error) = await_condition(leases.clone(), LEASE_NAME, released).await {
-            // The Lease's expiry ends the wait in any case.
-            tracing::debug!(%error, "the Lease cannot be watched; trying again");
-            tokio::time::sleep(RETRY).await;
+        let named = || ObjectMeta {
+            name: Some(LEASE_NAME.into()),
+            ..ObjectMeta::default()
+        };
+        let lease = Lease {
+            metadata: over.map_or_else(named, |lease| lease.metadata.clone()),
+            spec: Some(spec),
+        };
+        let (leases, sent) = (self.leases(&self.writer), Instant::now());
+        let lease = match over {
+            Some(_) => leases.replace(LEASE_NAME, &PostParams::default(), &lease).await?,
+            None => leases.create(&PostParams::default(), &lease).await?,
+        };
+        Ok(Held { lease, renewed: sent })
+    }
+}
+
+/// The next version of the Lease; `None` when there is none. An error that asking again may mend is not one.
+async fn next(
+    versions: &mut (impl Stream<Item = watcher::Result<Option<Lease>>> + Unpin),
+) -> Result<Option<Lease>, watcher::Error> {
+    loop {
+        match versions.next().await {
+            Some(Ok(lease)) => return Ok(lease),
+            Some(Err(error)) => tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be watched; trying again"),
+            None => return Err(watcher::Error::NoResourceVersion),
         }
     }
 }
 
+fn version(lease: Option<&Lease>) -> Option<&str> {
+    lease?.metadata.resource_version.as_deref()
+}
+
+fn holder(lease: &Lease) -> Option<&str> {
+    let holder = lease.spec.as_ref()?.holder_identity.as_deref()?;
+    Some(holder).filter(|holder| !holder.is_empty())
+}
+
+/// The Lease as last written, and when that was sent: it ends a duration after that at the earliest.
+struct Held {
+    lease: Lease,
+    renewed: Instant,
+}
+
 /// The Lease in hand.
 pub struct Leadership {
-    manager: LeaseManager,
-    renewals: Renewals,
+    leases: Api<Lease>,
+    identity: String,
     times: LeaseTimes,
+    held: Mutex<Held>,
 }
 
 impl Leadership {
@@ -151,106 +228,72 @@ impl Leadership {
     pub async fn hold(&self) -> &'static str {
         let renewed = async {
             loop {
-                match self.manager.changed().await {
+                sleep_until(self.renewed() + self.times.renew).await;
+                match self.renew().await {
                     Ok(true) => {}
                     Ok(false) => return "another replica holds the Lease",
                     Err(error) => {
                         tracing::warn!(%error, lease = LEASE_NAME, "the Lease could not be renewed; trying again");
-                        tokio::time::sleep(RETRY).await;
+                        sleep(RETRY).await;
                     }
                 }
             }
         };
+        let late = async {
+            loop {
+                let end = self.renewed() + self.times.give_up();
+                if Instant::now() >= end {
+                    return "the Lease could not be renewed in time";
+                }
+                sleep_until(end).await;
+            }
+        };
         tokio::select! {
             lost = renewed => lost,
-            () = self.renewals.older_than(self.times.give_up()) => "the Lease could not be renewed in time",
+            late = late => late,
         }
     }
 
     /// Gives the Lease back, so that another replica leads at once.
-    pub async fn release(&self) -> Result<(), LeaseManagerError> {
-        self.manager.release().await
-    }
-}
-
-/// When the Lease was last written with success; a layer around the client that writes it.
-#[derive(Clone)]
-pub struct Renewals(Arc<Mutex<Instant>>);
-
-impl Default for Renewals {
-    fn default() -> Self {
-        Self(Arc::new(Mutex::new(Instant::now())))
-    }
-}
-
-impl Renewals {
-    fn last(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub async fn release(&self) -> kube::Result<()> {
+        let free =
+            |spec: &mut LeaseSpec| (spec.holder_identity, spec.renew_time, spec.acquire_time) = (None, None, None);
+        self.write(free).await.map(drop)
     }
 
-    fn note(&self, sent: Instant) {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *last = (*last).max(sent);
+    async fn renew(&self) -> kube::Result<bool> {
+        self.write(|spec| spec.renew_time = Some(MicroTime(Timestamp::now())))
+            .await
     }
 
-    /// Ends when the last renewal is that old.
-    async fn older_than(&self, age: Duration) {
+    /// Changes the Lease as long as it is this replica's. False: it is not, or it is gone.
+    async fn write(&self, change: impl Fn(&mut LeaseSpec)) -> kube::Result<bool> {
+        let mut lease = self.lock().lease.clone();
         loop {
-            let end = self.last() + age;
-            if Instant::now() >= end {
-                return;
-            }
-            tokio::time::sleep_until(end).await;
-        }
-    }
-}
-
-impl<S> Layer<S> for Renewals {
-    type Service = Renewing<S>;
-
-    fn layer(&self, inner: S) -> Renewing<S> {
-        Renewing {
-            inner,
-            renewals: self.clone(),
-        }
-    }
-}
-
-/// A client whose successful writes are noted.
-#[derive(Clone)]
-pub struct Renewing<S> {
-    inner: S,
-    renewals: Renewals,
-}
-
-impl<S, In, Out> Service<Request<In>> for Renewing<S>
-where
-    S: Service<Request<In>, Response = Response<Out>>,
-    S::Future: Send + 'static,
-    S::Error: 'static,
-    Out: 'static,
-{
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<In>) -> Self::Future {
-        let is_write = request.method() == Method::PATCH;
-        let renewals = self.renewals.clone();
-        // The moment of sending: the Lease ends that much after it at the earliest.
-        let sent = Instant::now();
-        let answer = self.inner.call(request);
-        answer
-            .inspect(move |answer| {
-                if is_write && answer.as_ref().is_ok_and(|answer| answer.status().is_success()) {
-                    renewals.note(sent);
+            lease.spec.as_mut().map(&change);
+            let sent = Instant::now();
+            match self.leases.replace(LEASE_NAME, &PostParams::default(), &lease).await {
+                Ok(lease) => {
+                    *self.lock() = Held { lease, renewed: sent };
+                    return Ok(true);
                 }
-            })
-            .boxed()
+                // Written by another, or by an attempt of this one whose answer was lost.
+                Err(kube::Error::Api(status)) if status.code == 409 => match self.leases.get_opt(LEASE_NAME).await? {
+                    Some(newer) if holder(&newer) == Some(&self.identity) => lease = newer,
+                    _ => return Ok(false),
+                },
+                Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn renewed(&self) -> Instant {
+        self.lock().renewed
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -278,40 +321,5 @@ mod tests {
     #[case::huge(u32::MAX, u32::MAX, false)]
     fn a_lease_leaves_time_for_a_second_try_to_renew_it(#[case] valid: u32, #[case] renew: u32, #[case] good: bool) {
         assert_eq!(LeaseTimes::new(valid, renew).is_ok(), good);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_holder_gives_up_before_its_lease_ends_unless_it_renewed_it() {
-        let times = LeaseTimes::new(15, 5).unwrap();
-        let (renewals, start) = (Renewals::default(), Instant::now());
-        tokio::time::advance(Duration::from_secs(8)).await;
-        renewals.note(start + Duration::from_secs(5));
-        renewals.older_than(times.give_up()).await;
-        assert_eq!(
-            start.elapsed(),
-            Duration::from_secs(18),
-            "13 s after the renewal, 2 s before others may take over"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn only_successful_writes_count_as_renewals() {
-        let renewals = Renewals::default();
-        let start = renewals.last();
-        for (method, status, counts) in [
-            (Method::GET, 200, false),
-            (Method::PATCH, 409, false),
-            (Method::PATCH, 200, true),
-        ] {
-            tokio::time::advance(Duration::from_secs(1)).await;
-            let before = renewals.last();
-            let answer = tower::service_fn(move |_: Request<()>| async move {
-                Ok::<_, std::convert::Infallible>(Response::builder().status(status).body(()).unwrap())
-            });
-            let request = Request::builder().method(method).body(()).unwrap();
-            renewals.layer(answer).call(request).await.unwrap();
-            assert_eq!(renewals.last() != before, counts, "{status}");
-        }
-        assert_eq!(renewals.last() - start, Duration::from_secs(3));
     }
 }

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::agent::Settings;
 use super::budget::persist::Conflict;
-use super::leader::{Candidate, LEASE_NAME, Leadership, LeaseTimes, Renewals, label};
+use super::leader::{Candidate, LEASE_NAME, Leadership, LeaseTimes, label};
 use super::leading::Leader;
 use super::sensor::pod::SensorPodSettings;
 use super::serve::show_codes;
@@ -101,7 +101,7 @@ pub async fn run(options: Options, config: Config, stop: CancellationToken) -> R
     let probes = http::router(metrics.clone(), readiness.clone());
     let probes = tokio::spawn(http::serve(listener, probes, CancellationToken::new()));
     let process = Process {
-        client: client(config.clone(), READ_TIMEOUT, &metrics, None)?,
+        client: client(config.clone(), READ_TIMEOUT, &metrics)?,
         config,
         metrics,
         readiness,
@@ -167,12 +167,10 @@ impl Process {
         let Some(election) = &self.options.election else {
             return Ok(None);
         };
-        let renewals = Renewals::default();
-        let writer = client(self.config.clone(), LEASE_TIMEOUT, &self.metrics, Some(&renewals))?;
+        let writer = client(self.config.clone(), LEASE_TIMEOUT, &self.metrics)?;
         Ok(Some(Candidate {
             client: self.client.clone(),
             writer,
-            renewals,
             namespace: self.options.settings.controller_namespace.clone(),
             identity: election.identity.clone(),
             times: election.times,
@@ -235,25 +233,16 @@ where
     }
 }
 
-/// A client that counts its requests, and notes writes of the Lease when it is for those. It has no rate limit: the
-/// API server has its own. Failed requests are repeated by whoever made them, who knows how long that is worth it.
-fn client(
-    mut config: Config,
-    read_timeout: Duration,
-    metrics: &Metrics,
-    renewals: Option<&Renewals>,
-) -> kube::Result<Client> {
+/// A client that counts its requests. It has no rate limit: the API server has its own. Failed requests are repeated by
+/// whoever made them, who knows how long that is worth it.
+fn client(mut config: Config, read_timeout: Duration, metrics: &Metrics) -> kube::Result<Client> {
     let host = config.cluster_url.authority().map(ToString::to_string);
     let count = CountRequests::new(metrics.requests.clone(), host.unwrap_or_default());
     config.read_timeout = Some(read_timeout);
     config.connect_timeout = Some(read_timeout.min(CONNECT_TIMEOUT));
     config.reset_reader_on_write = true;
     config.default_retry = false;
-    let counted = ClientBuilder::try_from(config)?.with_layer(&count);
-    Ok(match renewals {
-        Some(renewals) => counted.with_layer(renewals).build(),
-        None => counted.build(),
-    })
+    Ok(ClientBuilder::try_from(config)?.with_layer(&count).build())
 }
 
 /// Opens a listener at once, so that a taken port ends the process with a clear word.

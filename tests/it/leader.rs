@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use agentloop::controller::agent::Settings;
-use agentloop::controller::leader::{Candidate, LEADER_LABEL, LEASE_NAME, LeaseTimes, Renewals};
+use agentloop::controller::leader::{Candidate, LEADER_LABEL, LEASE_NAME, LeaseTimes};
 use agentloop::controller::process::{Election, Error, Options, run};
 use axum::http::Request;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -64,7 +64,6 @@ impl Cluster {
 
     /// A replica; while `cut` is true its requests about the Lease fail.
     fn candidate(&self, identity: &str, cut: &Arc<AtomicBool>) -> Candidate {
-        let renewals = Renewals::default();
         let cut = cut.clone();
         let layer = tower::layer::layer_fn(move |inner| {
             let cut = cut.clone();
@@ -78,8 +77,7 @@ impl Cluster {
         let writer = ClientBuilder::try_from(self.config.clone()).unwrap().with_layer(&layer);
         Candidate {
             client: self.client.clone(),
-            writer: writer.with_layer(&renewals).build(),
-            renewals,
+            writer: writer.build(),
             namespace: self.namespace.clone(),
             identity: identity.into(),
             times: LeaseTimes::new(4, 1).unwrap(),
@@ -156,6 +154,34 @@ async fn a_restarted_leader_goes_on_under_its_own_name() {
         .await
         .unwrap();
     assert!(restarted.elapsed() < SECOND, "{:?}", restarted.elapsed());
+    cluster.end().await;
+}
+
+/// All pods of the controller begin again at once, and the Lease of one of them is over.
+#[tokio::test]
+async fn of_replicas_that_all_begin_again_after_the_lease_was_over_one_leads_and_keeps_it() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let names = ["a", "b", "c", "d"];
+    drop(cluster.candidate("a", &connected()).win(|| {}).await);
+    for _ in 0..4 {
+        tokio::time::sleep(SECOND * 9 / 2).await;
+        let (leaders, mut won) = tokio::sync::mpsc::unbounded_channel();
+        let replicas = names.map(|name| {
+            let (replica, leaders) = (cluster.candidate(name, &connected()), leaders.clone());
+            tokio::spawn(async move {
+                let leadership = replica.win(|| {}).await;
+                leaders.send(name).unwrap();
+                leadership.hold().await
+            })
+        });
+        let first = timeout(20 * SECOND, won.recv()).await.unwrap();
+        let second = timeout(3 * SECOND, won.recv()).await;
+        assert!(second.is_err(), "{first:?} and {second:?} lead");
+        for replica in replicas {
+            assert!(!replica.is_finished(), "the leader lost its Lease");
+            replica.abort();
+        }
+    }
     cluster.end().await;
 }
 

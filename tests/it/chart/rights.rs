@@ -72,7 +72,7 @@ const AT_HOME: &[(&str, &str)] = &[
     ("coordination.k8s.io leases agentloop-controller", "get"),
     ("coordination.k8s.io leases agentloop-controller", "list"),
     ("coordination.k8s.io leases agentloop-controller", "watch"),
-    ("coordination.k8s.io leases agentloop-controller", "patch"),
+    ("coordination.k8s.io leases agentloop-controller", "update"),
     ("pods", "patch"),
     ("secrets", "create"),
     ("secrets agentloop-link-ca", "get"),
