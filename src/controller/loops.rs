@@ -83,7 +83,8 @@ impl Loops {
     }
 
     /// Says which pod is the Agent's, what is known of it, and what it is to do. Idempotent; another pod than before
-    /// starts a new entry, and the old pod is refused from then on.
+    /// starts a new entry, and the old pod is refused from then on. What limits its calls and which Sensors run in it is what
+    /// [`Loops::limit`] and [`Loops::sensors`] say, before or after: `directives` says nothing of these.
     pub fn expect(&self, agent: &AgentKey, pod: LivePod, known: Known, directives: Directives) {
         let mut table = self.lock();
         let mut directives = Directives {

@@ -215,6 +215,7 @@ fn run(dir: &Path, address: SocketAddr, link: &str) -> Child {
         .env("AGENTLOOP_WEBHOOK_ADDRESS", address.to_string())
         .env("AGENTLOOP_LINK_TOKEN_FILE", dir.join("token"))
         .env("AGENTLOOP_LINK_CA_FILE", dir.join("ca.crt"))
+        .stdout(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true)
         .spawn()

@@ -2,6 +2,7 @@
 
 use std::process::Stdio;
 
+use agentloop::api::status::LoopState;
 use agentloop::link::messages::BudgetTerms;
 use pretty_assertions::assert_eq;
 use tempfile::TempDir;
@@ -13,6 +14,8 @@ use super::*;
 /// Sleeps for an hour, again and again, unless the Sensor wakes it.
 const SCRIPT: &str = "turns: [{yield: {sleep: 3600, wake_early_if: [sensor/s]}}]";
 const EVENTS: i64 = 30;
+/// So many of them come to a loop that sleeps.
+const ALONE: i64 = 5;
 
 /// Gateway and worker of Agent `x`.
 struct AgentPod {
@@ -86,31 +89,66 @@ fn role(dir: &TempDir, link: &str, role: &str) -> Child {
         .unwrap()
 }
 
+/// Waits until the loop sleeps, and says how many turns it has completed.
+async fn until_asleep(rig: &Rig, after: i64) -> i64 {
+    let asleep = async {
+        loop {
+            let said = rig.loops.heard(&x(), "u2").and_then(|heard| heard.report.loop_);
+            match said {
+                Some(said) if said.state == LoopState::Sleeping && said.turns_completed > after => {
+                    return said.turns_completed;
+                }
+                _ => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    let turns = timeout(Duration::from_secs(20), asleep).await;
+    turns.unwrap_or_else(|_| panic!("it does not sleep: {:?}", rig.loops.heard(&x(), "u2")))
+}
+
+/// Sends one event and waits until it was taken: 202, or 200 when the answer was lost with the process.
+async fn send(heard: &SensorPod, n: i64) {
+    let (id, text) = (n.to_string(), format!("{{\"n\": {n}}}"));
+    let taken = heard.send(&id, &text).await;
+    assert!([StatusCode::ACCEPTED, StatusCode::OK].contains(&taken), "{n}: {taken}");
+}
+
 #[tokio::test]
-async fn each_webhook_takes_effect_once_though_sensor_worker_and_gateway_are_killed() {
+async fn each_webhook_takes_effect_and_wakes_once_though_sensor_worker_and_gateway_are_killed() {
     let rig = Rig::start().await;
-    rig.direct(Directives {
-        budget: Some(BudgetTerms::default()),
-        sensors: Some(Vec::new()),
-        ..Directives::default()
-    });
+    // As ledger and reconciler of Sensors say it: nothing limits the calls, and no Sensor runs in the pod.
+    rig.loops.limit(&x(), Some(BudgetTerms::default()));
+    rig.loops.sensors(&x(), Some(Vec::new()));
     rig.relay.expect(&sensor(), "p1", directives(&webhook()));
     let mut heard = SensorPod::start(&rig);
     let mut agent = AgentPod::start(&rig);
-    for n in 1..=EVENTS {
+    let mut turns = until_asleep(&rig, 0).await;
+    assert_eq!(turns, 1);
+    // One by one, each to a sleeping loop: an event is one wake and one turn, whoever died just before.
+    for n in 1..=ALONE {
         match n {
-            8 => heard.kill().await,
-            16 => agent.kill_worker().await,
-            24 => agent.kill_gateway().await,
+            2 => heard.kill().await,
+            3 => agent.kill_worker().await,
+            4 => agent.kill_gateway().await,
             _ => {}
         }
-        let (id, text) = (n.to_string(), format!("{{\"n\": {n}}}"));
-        // 200: it was taken, and the answer was lost with the process.
-        let taken = heard.send(&id, &text).await;
-        assert!([StatusCode::ACCEPTED, StatusCode::OK].contains(&taken), "{n}: {taken}");
+        send(&heard, n).await;
+        turns = until_asleep(&rig, turns).await;
+        assert_eq!(turns, 1 + n);
+    }
+    for n in ALONE + 1..=EVENTS {
+        match n {
+            10 => heard.kill().await,
+            18 => agent.kill_worker().await,
+            26 => agent.kill_gateway().await,
+            _ => {}
+        }
+        send(&heard, n).await;
     }
     let report = until_reported(&rig, "an empty outbox", |report| report.pending_deliveries == 0).await;
     assert_eq!(report.report.totals.events, EVENTS);
+    let turns = until_asleep(&rig, turns).await;
+    assert!(turns <= 1 + EVENTS, "{turns} turns of {EVENTS} events");
     let updates = "SELECT count(*) FROM journal WHERE kind = 'SensorUpdated'";
     assert_eq!(agent.query(updates).await, EVENTS);
 }
