@@ -3,7 +3,7 @@
 # test.sh plane|node     one half of it; `node` takes the name of a test: test.sh node e2e::restarts
 # test.sh soak           SCHEDULES (2,000,000) of the ledger's simulation, ROUNDS (200,000) of nearly right input, then the
 #                        end-to-end tests again and again, for MINUTES (60), with five minutes of kills for the budgets
-#                        and ten for the journals
+#                        and for Sensors, and ten for the journals
 # Starts the clusters it needs and stops them, whatever happens. Ends with what each part took and cargo's own summaries.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"

@@ -159,18 +159,16 @@ pub fn leading(system: &Kubectl) -> Option<Value> {
 
 /// SIGKILL to a controller, and its pod away, so that the kubelet's back-off does not keep the next one waiting.
 pub fn kill_pod(system: &Kubectl, pod: &Value) {
-    if let Some(pid) = host::find(pod, "controller") {
-        host::signal(pid, "KILL");
-    }
+    host::strike(pod, "controller", "KILL");
     let name = pod["metadata"]["name"].as_str().expect("a pod has a name");
     system.run(&["delete", "pod", name, "--grace-period=0", "--force", "--wait=false"]);
 }
 
 /// A Lease so short that each killed leader is followed soon; the chart's own again with the end of the value.
-struct Short<'a>(&'a Kubectl);
+pub struct Short<'a>(&'a Kubectl);
 
 impl<'a> Short<'a> {
-    fn start(system: &'a Kubectl) -> Self {
+    pub fn start(system: &'a Kubectl) -> Self {
         let mut settings = Vec::new();
         for (at, (name, value)) in [("DURATION", "3"), ("RENEW", "1")].into_iter().enumerate() {
             settings.push("--set-string".to_owned());

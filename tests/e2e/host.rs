@@ -2,8 +2,8 @@
 //!
 //! The image has no shell, so that nothing can be killed or cut off from within.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -53,6 +53,16 @@ pub fn kill(pod: &Value, role: &str) {
     signal(pid(pod, role), "KILL");
 }
 
+/// Sends a signal to the process of a role in a pod; its id, where there was one that it reached.
+pub fn strike(pod: &Value, role: &str, signal: &str) -> Option<u32> {
+    let pid = find(pod, role)?;
+    let mut command = Command::new("kill");
+    command.args([&format!("-{signal}"), &pid.to_string()]);
+    // Between the two it may have ended.
+    let reached = command.stderr(Stdio::null()).status().expect("kill starts").success();
+    reached.then_some(pid)
+}
+
 /// Resident memory of a process in KiB.
 pub fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
@@ -76,12 +86,21 @@ impl Frozen {
         signal(pid, "STOP");
         Self { pid }
     }
+
+    /// The process of a role in a pod, when it runs.
+    pub fn of(pod: &Value, role: &str) -> Option<Self> {
+        strike(pod, role, "STOP").map(|pid| Self { pid })
+    }
 }
 
 impl Drop for Frozen {
     fn drop(&mut self) {
         // It may have been killed meanwhile, by a liveness probe for one.
-        let _ = Command::new("kill").args(["-CONT", &self.pid.to_string()]).status();
+        let mut command = Command::new("kill");
+        let _ = command
+            .args(["-CONT", &self.pid.to_string()])
+            .stderr(Stdio::null())
+            .status();
     }
 }
 
@@ -125,6 +144,22 @@ impl Drop for CutOff {
 /// The directory on this machine behind the claim of an Agent's state.
 pub fn volume(kubectl: &Kubectl, agent: &str) -> PathBuf {
     claim(kubectl, &format!("{agent}-state"))
+}
+
+/// The journal in the claim of an Agent's state. Its worker holds it while it runs.
+pub fn journal(kubectl: &Kubectl, agent: &str) -> PathBuf {
+    file_below(&volume(kubectl, agent), "journal.sqlite").expect("a journal")
+}
+
+/// The file of that name in a folder or one below it.
+fn file_below(folder: &Path, name: &str) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder).ok()?;
+    entries.flatten().map(|entry| entry.path()).find_map(|path| {
+        if path.is_dir() {
+            return file_below(&path, name);
+        }
+        path.file_name().is_some_and(|found| found == name).then_some(path)
+    })
 }
 
 /// The directory on this machine behind a volume claim.

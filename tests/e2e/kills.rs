@@ -4,7 +4,6 @@
 //! `AGENTLOOP_E2E_KILL_SECONDS` says for how long (60).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use agentloop::engine::message::Message;
@@ -166,7 +165,8 @@ fn go_on(agent: &Agent<'_>, turns: i64) {
     agent.until_turns(now + turns, 400);
 }
 
-fn restarts(pod: &Value) -> i64 {
+/// How often the container of a pod that began anew most did so.
+pub fn restarts(pod: &Value) -> i64 {
     let lists = ["containerStatuses", "initContainerStatuses"];
     let all = lists
         .iter()
@@ -206,8 +206,7 @@ impl Found {
         go_on(agent, 2);
         agent.stop(120);
         let usage = agent.object()["status"]["usage"].clone();
-        let file = file_below(&host::volume(agent.kubectl, &agent.name), "journal.sqlite").expect("a journal");
-        let connection = Connection::open(file).unwrap();
+        let connection = Connection::open(host::journal(agent.kubectl, &agent.name)).unwrap();
         let mut found = Self {
             name: agent.name.clone(),
             usage,
@@ -378,15 +377,4 @@ fn snapshot(connection: &Connection) -> Value {
 fn count(connection: &Connection, table: &str) -> i64 {
     let sql = format!("SELECT count(*) FROM {table}");
     connection.query_row(&sql, [], |row| row.get(0)).unwrap()
-}
-
-/// The file of that name in a folder or one below it.
-fn file_below(folder: &Path, name: &str) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(folder).ok()?;
-    entries.flatten().map(|entry| entry.path()).find_map(|path| {
-        if path.is_dir() {
-            return file_below(&path, name);
-        }
-        path.file_name().is_some_and(|found| found == name).then_some(path)
-    })
 }

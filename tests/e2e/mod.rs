@@ -25,6 +25,7 @@ mod quickstart;
 mod release;
 mod resume;
 mod secrets;
+mod sensor_chaos;
 mod sensor_pods;
 mod sensors;
 mod suspend;

@@ -15,20 +15,24 @@ use crate::support::http;
 use crate::support::kubectl::{Kubectl, Proxy};
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/webhook.yaml");
-const SENSORS: &str = "sensors.agentloop.dev";
+pub const SENSORS: &str = "sensors.agentloop.dev";
 const SENSOR: &str = "sensors.agentloop.dev/orders";
-const POD: &str = "orders-sensor-0";
+/// The Sensor's pod.
+pub const POD: &str = "orders-sensor-0";
 /// The key in the Secret of the example.
-const KEY: &str = "only-to-try-it-out";
+pub const KEY: &str = "only-to-try-it-out";
+
+/// Longest time that a sender waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Who sends to the Service of Sensor `orders`, by way of the API server.
-struct Sender {
+pub struct Sender {
     proxy: Proxy,
     path: String,
 }
 
 impl Sender {
-    fn of(kubectl: &Kubectl) -> Self {
+    pub fn of(kubectl: &Kubectl) -> Self {
         let namespace = kubectl.namespace();
         Self {
             proxy: kubectl.proxy(),
@@ -36,8 +40,8 @@ impl Sender {
         }
     }
 
-    /// Status of a request signed with this key; 503 is tried again, as senders do.
-    fn send(&self, key: &str, id: &str, body: &str) -> u16 {
+    /// Status of a request signed with this key; `None`: nobody answered.
+    pub fn post(&self, key: &str, id: &str, body: &str) -> Option<u16> {
         let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()), body.as_bytes());
         let tag = tag
             .as_ref()
@@ -48,22 +52,29 @@ impl Sender {
             "POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n\
              X-Hub-Signature-256: {tag}\r\nX-GitHub-Delivery: {id}\r\n"
         );
+        let connection = TcpStream::connect(address).expect("kubectl proxy listens");
+        connection.set_read_timeout(Some(PATIENCE)).expect("a time above 0");
+        let answer = http::try_exchange(connection, &head, body);
+        answer.map(|(status, _)| status).ok()
+    }
+
+    /// The same, again while it cannot be kept, as senders do.
+    fn send(&self, key: &str, id: &str, body: &str) -> u16 {
         let deadline = Instant::now() + Duration::from_secs(40);
         loop {
-            let connection = TcpStream::connect(address).expect("kubectl proxy listens");
-            let (status, said) = http::exchange(connection, &head, body);
+            let status = self.post(key, id, body);
             // The API server's own words for a pod that does not listen are 502 and 503.
-            if ![502, 503].contains(&status) {
+            if let Some(status) = status.filter(|status| ![502, 503].contains(status)) {
                 return status;
             }
-            assert!(Instant::now() < deadline, "{id}: {status} {said}");
+            assert!(Instant::now() < deadline, "{id}: {status:?}");
             std::thread::park_timeout(Duration::from_millis(200));
         }
     }
 }
 
 /// Waits until the Sensor's pod takes webhooks; its pod.
-fn until_listening(kubectl: &Kubectl) -> Value {
+pub fn until_listening(kubectl: &Kubectl) -> Value {
     kubectl.wait(SENSOR, "condition=Connected", 90);
     kubectl.wait(&format!("pod/{POD}"), "condition=Ready", 30);
     kubectl.get("pod", POD).expect("the pod exists")

@@ -13,12 +13,18 @@ pub fn request(address: &str, method: &str, path: &str, content_type: &str, body
 
 /// Sends a request over a connection and gives the status and the body; `head` is its lines but for the length. It says
 /// HTTP/1.0: then the answer is not chunked and ends with the connection.
-pub fn exchange(mut connection: impl Read + Write, head: &str, body: &str) -> (u16, String) {
+pub fn exchange(connection: impl Read + Write, head: &str, body: &str) -> (u16, String) {
+    try_exchange(connection, head, body).expect("the server reads and answers")
+}
+
+/// The same with a server that may end, or be cut off, in the middle.
+pub fn try_exchange(mut connection: impl Read + Write, head: &str, body: &str) -> std::io::Result<(u16, String)> {
     let request = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
-    connection.write_all(request.as_bytes()).expect("the server reads");
+    connection.write_all(request.as_bytes())?;
     let mut answer = String::new();
-    connection.read_to_string(&mut answer).expect("the server answers");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer has a head");
+    connection.read_to_string(&mut answer)?;
+    let cut = || std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "an answer without head or status");
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(cut)?;
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    (status.expect("an HTTP answer has a status"), body.to_owned())
+    Ok((status.ok_or_else(cut)?, body.to_owned()))
 }
