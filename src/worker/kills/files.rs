@@ -10,6 +10,17 @@ const PAGE: usize = 1024;
 /// A file of that length is taken for the ballast.
 const BALLAST_BYTES: u64 = 1024 * 1024;
 
+/// A folder, in memory where the system has a place for that: syncing costs nothing there.
+pub(super) fn in_memory() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let dir = if memory.is_dir() {
+        tempfile::tempdir_in(memory)
+    } else {
+        tempfile::tempdir()
+    };
+    dir.expect("a directory")
+}
+
 /// The database and its log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Files([Vec<u8>; 2]);
@@ -20,15 +31,9 @@ impl Files {
         Self(NAMES.map(|name| std::fs::read(dir.join(name)).unwrap_or_default()))
     }
 
-    /// A volume that holds them. In memory where the system has a place for that: syncing costs nothing there.
+    /// A volume that holds them.
     pub(super) fn volume(&self) -> TempDir {
-        let memory = Path::new("/dev/shm");
-        let dir = if memory.is_dir() {
-            tempfile::tempdir_in(memory)
-        } else {
-            tempfile::tempdir()
-        };
-        let dir = dir.expect("a directory");
+        let dir = in_memory();
         for (name, bytes) in NAMES.iter().zip(&self.0) {
             if !bytes.is_empty() {
                 std::fs::write(dir.path().join(name), bytes).expect("a file");

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
+use super::folder::Folder;
 use super::script;
 use super::world::{Word, World};
 use crate::engine::machine::{Engine, View};
@@ -58,6 +59,8 @@ struct Stop(End);
 struct Life<'a> {
     steps: Steps<'a>,
     sensors: Sensors,
+    /// The workspace; it is there when a Sensor watches it.
+    folder: Option<Folder>,
     world: &'a mut World,
     watcher: &'a mut dyn Watcher,
     dir: PathBuf,
@@ -80,7 +83,7 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
     // Often: kills then meet logs that have just begun anew, too.
     journal.checkpoint_every(60);
     let settings = world.script.settings.clone();
-    let sensors = Sensors::restore(restored.kept);
+    let sensors = Sensors::restore(restored.kept).with_workspace(true);
     let mut engine = match restored.snapshot {
         Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
         None => Engine::new(settings),
@@ -90,6 +93,7 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
     }
     let mut life = Life {
         sensors,
+        folder: None,
         steps: Steps::new(engine, &mut journal),
         world,
         watcher,
@@ -133,6 +137,9 @@ impl Life<'_> {
         for begun in self.sensors.direct(self.world.now, Some(&terms)) {
             self.sense(begun)?;
         }
+        if terms.iter().any(|terms| terms.spec.source.watch.is_some()) {
+            self.folder = Some(Folder::new(&self.sensors, &self.world.files));
+        }
         for _ in 0..MOST_INPUTS {
             if self.stopped {
                 return Ok(self.steps.view());
@@ -144,6 +151,10 @@ impl Life<'_> {
 
     /// The next thing that happens.
     fn next(&mut self) -> Result<(), Stop> {
+        if let Some(sighting) = self.folder.as_mut().and_then(Folder::sees) {
+            let happened = self.sensors.saw(sighting);
+            return happened.map_or(Ok(()), |happened| self.sense(happened));
+        }
         let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
         match self.sensors.step(self.world.now, scored, scoring) {
             Some(Step::Happened(happened)) => return self.sense(*happened),
@@ -192,12 +203,15 @@ impl Life<'_> {
             return Ok(());
         }
         if let Some(Input::Sensed(event)) = happened.input() {
-            self.world.tick(event);
+            self.world.tell(event);
         }
         self.pause(Moment::Before)?;
         let input = happened.input().cloned();
         let taken = self.steps.sense(self.world.now, input, &happened.kept());
         self.sensors.accept(happened);
+        if let Some(folder) = &mut self.folder {
+            folder.look();
+        }
         self.follow(taken)
     }
 
@@ -215,6 +229,12 @@ impl Life<'_> {
             Word::NewPod => self.feed(Input::Stop {
                 cause: StopCause::Drain,
             }),
+            Word::Files => {
+                if let Some(folder) = &mut self.folder {
+                    folder.put(&self.world.files);
+                }
+                Ok(())
+            }
         }
     }
 
@@ -267,7 +287,8 @@ impl Life<'_> {
                     let snapshot = serde_json::to_string(&self.steps.snapshot()).expect("a snapshot");
                     let prompt = serde_json::to_string(&messages).expect("a prompt");
                     let sensors = serde_json::to_string(&self.sensors.reports()).expect("reports");
-                    (snapshot, prompt, state, sensors, self.world.fingerprint()).hash(&mut hasher);
+                    let files = self.sensors.files();
+                    (snapshot, prompt, state, sensors, files, self.world.fingerprint()).hash(&mut hasher);
                     if !self.watcher.goes_on(hasher.finish()) {
                         return Err(Stop(End::Seen));
                     }

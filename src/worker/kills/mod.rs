@@ -6,12 +6,14 @@
 
 mod clocked;
 mod files;
+mod folder;
 mod history;
 mod life;
 mod random;
 mod scored;
 mod script;
 mod watched;
+mod watched_files;
 mod week;
 mod world;
 
@@ -62,6 +64,10 @@ struct Run {
     history: History,
     /// Turns that are heartbeats.
     heartbeats: BTreeSet<i64>,
+    /// Files that Sensors have told of, and their hashes.
+    told_files: Vec<(String, Option<String>)>,
+    /// Events that Sensors have counted.
+    counted: i64,
 }
 
 /// Watches without killing.
@@ -126,6 +132,7 @@ fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
         .query_row("SELECT max(seq) FROM journal", [], |row| row.get(0))
         .expect("a row");
     assert_eq!(world.told, written, "each line was told");
+    let (told_files, counted) = of_sensors(&connection);
     Run {
         view,
         now: world.now,
@@ -143,7 +150,20 @@ fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
         committed,
         history: History::of(&connection),
         heartbeats: world.heartbeats.clone(),
+        told_files,
+        counted,
     }
+}
+
+/// What is remembered of Sensors: files, and how many events there were.
+fn of_sensors(connection: &Connection) -> (Vec<(String, Option<String>)>, i64) {
+    let files = connection
+        .prepare("SELECT path, hash FROM watched_files ORDER BY path")
+        .and_then(|mut select| select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
+        .expect("rows");
+    let events = "SELECT coalesce(sum(json_extract(memory, '$.rules.totals.events')), 0) FROM deliveries";
+    let counted = connection.query_row(events, [], |row| row.get(0)).expect("a row");
+    (files, counted)
 }
 
 /// The conversation, and the turns in which it was summed up: each time a question and its answer, which never stay.

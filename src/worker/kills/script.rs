@@ -96,6 +96,10 @@ pub(super) enum What {
     Notice(Priority),
     /// The pod is replaced in order.
     NewPod,
+    /// A file of the workspace is written, and says this.
+    Put(&'static str, &'static str),
+    /// A file of the workspace goes.
+    Remove(&'static str),
 }
 
 /// Settings of a spec with these guardrails.
@@ -115,6 +119,24 @@ pub(super) fn clock(uid: &str, cron: &str) -> SensorTerms {
     SensorTerms {
         uid: uid.into(),
         name: "clock".into(),
+        generation: 1,
+        spec: serde_json::from_value(spec).expect("a spec"),
+    }
+}
+
+/// A watch of the folder `inbox` that gives each change as a notification.
+pub(super) fn inbox() -> SensorTerms {
+    let spec = json!({
+        "agentNames": ["a"],
+        "source": {"watch": {"path": "inbox/"}},
+        "limits": {"perMinute": 2},
+        "notification": {
+            "text": "payload.kind + ' ' + payload.path + ': ' + (has(payload.content) ? payload.content : 'gone') + '.'",
+        },
+    });
+    SensorTerms {
+        uid: "inbox".into(),
+        name: "inbox".into(),
         generation: 1,
         spec: serde_json::from_value(spec).expect("a spec"),
     }

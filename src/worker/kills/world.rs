@@ -48,7 +48,9 @@ pub(super) struct World {
     pub(super) link_lost: bool,
     /// All notifications so far: whoever delivers them repeats them.
     pub(super) notices: Vec<Notification>,
-    /// Ticks of clocks, by what they say, and the events that they are.
+    /// The workspace: what each file says, and since when.
+    pub(super) files: BTreeMap<&'static str, (&'static str, Timestamp)>,
+    /// What Sensors told, and the events that it is.
     ticks: BTreeMap<String, String>,
     /// Calls for scores, and what they were about.
     questions: BTreeMap<CallId, String>,
@@ -74,6 +76,7 @@ pub(super) enum Word {
     LinkLost,
     LinkBack,
     NewPod,
+    Files,
 }
 
 impl World {
@@ -98,6 +101,7 @@ impl World {
             budget: Budget::default(),
             link_lost: false,
             notices: Vec::new(),
+            files: BTreeMap::new(),
             ticks: BTreeMap::new(),
             questions: BTreeMap::new(),
             shown: BTreeMap::new(),
@@ -115,6 +119,7 @@ impl World {
             &self.wake,
             &self.resume,
             &self.notices,
+            &self.files,
         );
         format!("{world:?} {:?} {} {}", self.budget, self.now, self.epoch)
     }
@@ -215,8 +220,8 @@ impl World {
         })
     }
 
-    /// A clock ticked; after a kill perhaps again, as the same event.
-    pub(super) fn tick(&mut self, event: &Sensed) {
+    /// A Sensor tells something; after a kill perhaps again, as the same event.
+    pub(super) fn tell(&mut self, event: &Sensed) {
         for notice in &event.notices {
             let before = self.ticks.insert(notice.text.clone(), event.id.clone());
             assert!(
@@ -399,6 +404,14 @@ impl World {
             What::NewPod => {
                 self.epoch += 1;
                 Word::NewPod
+            }
+            What::Put(path, text) => {
+                self.files.insert(path, (text, self.now));
+                Word::Files
+            }
+            What::Remove(path) => {
+                self.files.remove(path);
+                Word::Files
             }
         })
     }

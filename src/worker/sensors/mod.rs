@@ -125,6 +125,14 @@ impl Happened {
     }
 }
 
+#[cfg(test)]
+impl Sensors {
+    /// What is remembered of files, to compare it.
+    pub(in crate::worker) fn files(&self) -> String {
+        format!("{:?}", self.files)
+    }
+}
+
 impl Sensors {
     /// As the journal knows them.
     #[must_use]

@@ -1,6 +1,7 @@
 //! The examples of Sensors that listen in a pod of their own, run as their first lines say; on ports of the test's own.
 
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use tokio::process::{Child, Command};
 
@@ -96,6 +97,34 @@ async fn the_example_of_a_metric_wakes_its_agent_with_a_real_prometheus() {
     until_woken(&mut run, "prometheus").await;
 }
 
+/// The lines of an example that sign and send a request, for this port.
+fn sender(text: &str, port: &str) -> String {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("#   "));
+    let starts = ["id=", "body=", "sum=", "curl "];
+    let lines = lines.filter(|line| starts.iter().any(|start| line.starts_with(start)));
+    let lines: Vec<&str> = lines.collect();
+    lines.join("\n").replace(":8080", &format!(":{port}"))
+}
+
+/// Sends it as soon as somebody listens and knows for whom.
+async fn send(run: &Run, script: &str, expected: &str) {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        let sent = Command::new("sh").args(["-c", script]).output().await.unwrap();
+        let answer = String::from_utf8_lossy(&sent.stdout).into_owned();
+        let early = answer.is_empty() || answer.starts_with("HTTP/1.1 503");
+        if !early {
+            assert!(
+                answer.starts_with(&format!("HTTP/1.1 {expected}")),
+                "{script}\n{answer}"
+            );
+            return;
+        }
+        assert!(Instant::now() < deadline, "{}\n{}", run.out(), run.err());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 #[tokio::test]
 async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
     if !is_there("openssl") || !is_there("curl") {
@@ -103,12 +132,7 @@ async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
     }
     let (mut bench, port) = (Bench::new(), free_port().to_string());
     let text = example(&bench, "webhook.yaml", &[]);
-    let lines = text.lines().filter_map(|line| line.strip_prefix("#   "));
-    let lines = lines.filter(|line| ["body=", "sum=", "curl "].iter().any(|start| line.starts_with(start)));
-    let script = lines
-        .collect::<Vec<_>>()
-        .join("\n")
-        .replace(":8080", &format!(":{port}"));
+    let script = sender(&text, &port);
     let mut run = bench.run(&["--events", "--webhook-port", &port]);
     // What its first prompt shows would end no sleep.
     until(&run, "asleep", |run| {
@@ -116,23 +140,36 @@ async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
     })
     .await;
     for expected in ["202", "200"] {
-        let deadline = std::time::Instant::now() + std::time::Duration::from_mins(1);
-        loop {
-            let sent = Command::new("sh").args(["-c", &script]).output().await.unwrap();
-            let answer = String::from_utf8_lossy(&sent.stdout).into_owned();
-            // Nobody listens yet, or does not know yet for whom.
-            let early = answer.is_empty() || answer.starts_with("HTTP/1.1 503");
-            if !early {
-                assert!(
-                    answer.starts_with(&format!("HTTP/1.1 {expected}")),
-                    "{script}\n{answer}"
-                );
-                break;
-            }
-            assert!(std::time::Instant::now() < deadline, "{}\n{}", run.out(), run.err());
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
+        send(&run, &script, expected).await;
     }
     until_woken(&mut run, "webhook").await;
     assert_eq!(updates(&run), 1, "{}", run.out());
+}
+
+/// The scores that were given so far, as the events say them.
+fn scores(run: &Run) -> Vec<String> {
+    let lines = run.lines().into_iter();
+    let scored = lines.filter(|line| line["event"] == "autonomy:signal_scored");
+    scored.map(|line| line["note"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn the_example_of_a_score_sleeps_on_over_a_low_one_and_takes_up_the_task_of_a_high_one() {
+    if !is_there("openssl") || !is_there("curl") {
+        return;
+    }
+    let (mut bench, port) = (Bench::new(), free_port().to_string());
+    let script = sender(&example(&bench, "score.yaml", &[]), &port);
+    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let asleep = |run: &Run| (run.agent("score")["state"] == "Sleeping").then_some(());
+    until(&run, "asleep", asleep).await;
+    for (id, count) in [("id=1", 1), ("id=2", 2)] {
+        send(&run, &script.replace("id=1", id), "202").await;
+        until(&run, "scored", |run| (scores(run).len() == count).then_some(())).await;
+    }
+    until_woken(&mut run, "score").await;
+    assert_eq!(scores(&run), ["signal/reports/urgent: 20", "signal/reports/urgent: 95"]);
+    let journal = bench.journal("score");
+    let count = |wanted: &str| journal.iter().filter(|(kind, ..)| kind == wanted).count();
+    assert_eq!((count("TurnStarted"), count("Notified")), (2, 1), "{journal:?}");
 }

@@ -1,0 +1,114 @@
+//! Days with a workspace that is watched, on real files, and a kill at each boundary of their journal in turn.
+//!
+//! That a file was seen and what was told of it are one transaction: each change is told once, and none is lost.
+
+use serde_json::json;
+
+use super::script::{Call, Happening, Script, Turn, What};
+use super::week::{Killer, Looks};
+use super::*;
+use crate::api::status::{LoopState, Outcome};
+
+/// Files come one by one, more at once than a minute has room for, while a turn runs, around the end of a pod; they are
+/// changed, written anew with the same content, removed, and come back.
+fn days() -> Script {
+    let asleep = Turn {
+        calls: vec![Call {
+            takes: 90,
+            sleep: Some(6 * 3600),
+            ..Call::default()
+        }],
+    };
+    let happening = |turn, state, after, what| Happening {
+        turn,
+        state,
+        after,
+        what,
+    };
+    let sleeping = |turn, after, what| happening(turn, LoopState::Sleeping, after, what);
+    let happenings = vec![
+        sleeping(1, 60, What::Put("inbox/a", "one")),
+        sleeping(1, 600, What::Put("inbox/b", "two")),
+        sleeping(1, 600, What::Put("inbox/c", "three")),
+        sleeping(1, 600, What::Put("inbox/deep/d", "four")),
+        sleeping(1, 600, What::Put("beside", "not watched")),
+        sleeping(1, 601, What::Put("inbox/a", "one, again")),
+        happening(2, LoopState::Running, 10, What::Put("inbox/e", "five")),
+        happening(2, LoopState::Running, 20, What::Put("inbox/e", "five, longer")),
+        sleeping(2, 60, What::Remove("inbox/b")),
+        sleeping(2, 61, What::Put("inbox/f", "six")),
+        sleeping(2, 600, What::Put("inbox/c", "three")),
+        sleeping(3, 60, What::NewPod),
+        sleeping(3, 60, What::Put("inbox/g", "seven")),
+        sleeping(3, 600, What::Put("inbox/b", "two, anew")),
+        sleeping(4, 60, What::Remove("inbox/deep/d")),
+    ];
+    Script {
+        settings: script::settings(&json!({})),
+        turns: vec![asleep; 5],
+        heartbeat: Turn::default(),
+        happenings,
+        sensors: vec![script::inbox()],
+    }
+}
+
+fn texts_told(run: &Run) -> Vec<&str> {
+    run.shown.keys().map(String::as_str).collect()
+}
+
+fn compare_files(plain: &Run, found: &Run, deaths: &[Death]) {
+    let heard = |run: &Run| i64::try_from(lines(run, "SensorUpdated", None).len()).expect("few");
+    assert_eq!(heard(found), found.counted, "each event that is counted took effect");
+    compare_shown(found);
+    if found.view.is_none() {
+        return;
+    }
+    assert_eq!(found.told_files, plain.told_files);
+    let slept = deaths.iter().any(|death| matches!(death, Death::Downtime(_)));
+    // Of what changes twice while nobody looks, the last is told.
+    if !slept {
+        assert_eq!(texts_told(found), texts_told(plain));
+        assert_eq!(found.counted, plain.counted);
+    }
+}
+
+fn compare_shown(found: &Run) {
+    for (told, turns) in &found.shown {
+        let committed = turns.intersection(&found.committed).count();
+        assert!(committed <= 1, "{told} was shown in {turns:?}");
+        assert!(committed == 1 || found.view.is_none(), "{told} was lost: {turns:?}");
+    }
+}
+
+#[test]
+fn a_worker_killed_at_any_boundary_tells_of_each_file_once_and_loses_none() {
+    let mut looks = Looks::default();
+    let plain = undisturbed(&days(), &mut looks);
+    assert_eq!(plain.view.as_ref().expect("an end").outcome, Some(Outcome::Completed));
+    assert_eq!(
+        texts_told(&plain),
+        [
+            "Created inbox/a: one.",
+            "Created inbox/b: two, anew.",
+            "Created inbox/b: two.",
+            "Created inbox/c: three.",
+            "Created inbox/deep/d: four.",
+            "Created inbox/e: five.",
+            "Created inbox/f: six.",
+            "Created inbox/g: seven.",
+            "Modified inbox/a: one, again.",
+            "Modified inbox/e: five, longer.",
+            "Removed inbox/b: gone.",
+            "Removed inbox/deep/d: gone.",
+        ]
+    );
+    assert_eq!(plain.counted, 12);
+    let paths: Vec<&str> = plain.told_files.iter().map(|(path, _)| &**path).collect();
+    let left = ["inbox/a", "inbox/b", "inbox/c", "inbox/e", "inbox/f", "inbox/g"];
+    assert_eq!(paths, left);
+    compare_files(&plain, &plain, &[]);
+    let mut killer = Killer::new(&plain, &looks, compare_files);
+    undisturbed(&days(), &mut killer);
+    let (boundaries, ways) = killer.count();
+    assert!(boundaries > 20 && ways.len() == 4, "{boundaries}: {ways:?}");
+}
