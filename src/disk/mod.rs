@@ -32,13 +32,15 @@ pub fn lock(path: &Path) -> io::Result<Option<File>> {
 }
 
 /// Exclusive locking keeps SQLite's index of the log in memory: no second writer, and no file that a full volume
-/// could deny.
+/// could deny. What a large change may have to undo is kept in memory too: SQLite would put it into a file under /tmp, and
+/// our containers have neither that folder nor a root that can be written to.
 pub fn connect(file: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open(file)?;
     connection.busy_timeout(Duration::ZERO)?;
     connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
     Ok(connection)
 }
 
@@ -70,6 +72,27 @@ mod tests {
         assert!(held.is_some() && lock(&path).unwrap().is_none());
         drop(held);
         assert!(lock(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_large_change_opens_no_file_beside_its_own_since_a_container_has_no_folder_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let connection = connect(&dir.path().join("file")).unwrap();
+        connection
+            .execute_batch(
+                "CREATE TABLE t (id INTEGER PRIMARY KEY, live INTEGER NOT NULL, text TEXT NOT NULL);
+                 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300)
+                 INSERT INTO t SELECT i, 1, printf('%2000d', i) FROM n;
+                 BEGIN IMMEDIATE;
+                 UPDATE t SET live = 0 WHERE id IN (SELECT id FROM t WHERE live = 1 ORDER BY id LIMIT 200);",
+            )
+            .unwrap();
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let open = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        // What SQLite calls them.
+        let temporary: Vec<_> = open.filter(|path| path.to_string_lossy().contains("etilqs_")).collect();
+        assert!(temporary.is_empty(), "{temporary:?}");
+        connection.execute_batch("COMMIT").unwrap();
     }
 
     #[test]

@@ -111,6 +111,8 @@ fn prepared(path: &Path) -> rusqlite::Result<Connection> {
     db.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     db.pragma_update(None, "journal_mode", "WAL")?;
     db.pragma_update(None, "synchronous", "FULL")?;
+    // A large change would open a file under /tmp, which the container does not have.
+    db.pragma_update(None, "temp_store", "MEMORY")?;
     db.pragma_update(None, "cache_size", -512)?;
     db.pragma_update(None, "journal_size_limit", 4 * 1024 * 1024)?;
     let check: String = db.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
