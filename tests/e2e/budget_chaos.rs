@@ -39,7 +39,7 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     let seconds: u64 = seconds.map_or(40, |text| {
         text.parse().expect("AGENTLOOP_E2E_CHAOS_SECONDS is a number")
     });
-    let short = Short::start(&cluster.system);
+    let short = Short::start(&cluster.system, 3, 1);
     let namespace = Namespace::new(&cluster.system, "chaos");
     let label = |number: usize| format!("{}.{number}", namespace.kubectl.namespace());
     let window = json!({"rolling": {"seconds": 20}});
@@ -168,9 +168,10 @@ pub fn kill_pod(system: &Kubectl, pod: &Value) {
 pub struct Short<'a>(&'a Kubectl);
 
 impl<'a> Short<'a> {
-    pub fn start(system: &'a Kubectl) -> Self {
+    /// Of so many seconds, renewed after so many.
+    pub fn start(system: &'a Kubectl, duration: u64, renew: u64) -> Self {
         let mut settings = Vec::new();
-        for (at, (name, value)) in [("DURATION", "3"), ("RENEW", "1")].into_iter().enumerate() {
+        for (at, (name, value)) in [("DURATION", duration), ("RENEW", renew)].into_iter().enumerate() {
             settings.push("--set-string".to_owned());
             settings.push(format!(
                 "extraEnv[{at}].name=AGENTLOOP_LEASE_{name}_SECONDS,extraEnv[{at}].value={value}"
