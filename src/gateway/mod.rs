@@ -45,9 +45,8 @@ pub use self::store::StoreError;
 
 /// Time for calls in flight once the pod ends. The worker has had its drain before, and the pod has 5 s more in all.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
-/// Time for giving leases back, and for the last report.
-const LAST_LEASES: Duration = Duration::from_secs(1);
-const LAST_REPORT: Duration = Duration::from_millis(1500);
+/// Time for giving leases back and for the last report, at the same time: the rest of the pod's.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// What a gateway runs with.
 #[derive(Clone, Debug)]
@@ -162,8 +161,7 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         () = speak => {}
         () = async { end.await; calls.close(CLOSE_GRACE).await } => {}
     }
-    budget.close(LAST_LEASES).await;
-    uplink.last_report(LAST_REPORT).await;
+    tokio::join!(budget.close(LAST_WORDS), uplink.last_report(LAST_WORDS));
     tracing::info!("ended");
     Ok(())
 }

@@ -24,8 +24,8 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::fro
 /// Shortest time between two reports.
 const COALESCE: Duration = Duration::from_millis(250);
 
-/// Between two attempts of the last report.
-const LAST_PAUSE: Duration = Duration::from_millis(100);
+/// Between two attempts at a last word.
+pub(super) const LAST_PAUSE: Duration = Duration::from_millis(100);
 
 /// One gateway's uplink.
 pub struct Uplink {
@@ -202,7 +202,7 @@ impl Uplink {
     }
 }
 
-fn is_fence(error: &LinkError) -> bool {
+pub(super) fn is_fence(error: &LinkError) -> bool {
     matches!(error, LinkError::Refused(refusal) if refusal.code == RefusalCode::Fenced)
 }
 

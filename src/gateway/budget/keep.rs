@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Budget;
 use super::plan::draws;
 use crate::api::amount::Amount;
 use crate::api::status::LoopState;
 use crate::gateway::contact::View;
+use crate::gateway::uplink::{LAST_PAUSE, is_fence};
 use crate::ledger::account::{GENEROSITY, Granted, Statement};
 use crate::ledger::wallet::Wallet;
 use crate::link::client::LinkError;
@@ -152,10 +153,18 @@ impl Budget {
         if self.store.look(|wallet| wallet.statements().next().is_none()) {
             return;
         }
-        match timeout(limit, self.exchange(None)).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the leader did not take the leases back"),
-            Err(_) => tracing::warn!("giving leases back took too long"),
+        let given = async {
+            // What is not given back now stays reserved until the Agent has a pod again: worth more than one attempt.
+            while let Err(error) = self.exchange(None).await {
+                tracing::warn!(%error, "the leader did not take the leases back");
+                if is_fence(&error) {
+                    return;
+                }
+                sleep(LAST_PAUSE).await;
+            }
+        };
+        if timeout(limit, given).await.is_err() {
+            tracing::warn!("giving leases back took too long");
         }
     }
 

@@ -9,7 +9,7 @@ use agentloop::api::price::Price;
 use agentloop::api::status::LoopState;
 use agentloop::ledger::account::{Statement, Terms};
 use agentloop::ledger::window::WindowRule;
-use agentloop::link::messages::{Directives, LoopReport};
+use agentloop::link::messages::{Directives, LoopReport, RefusalCode};
 use pretty_assertions::assert_eq;
 use reqwest::StatusCode;
 use rstest::rstest;
@@ -477,6 +477,21 @@ async fn leases_go_back_at_the_end_of_the_pod() {
         assert!(ledger.reserved("team").is_zero());
         assert_eq!(ledger.used("team").tokens, 15);
     });
+}
+
+#[tokio::test]
+async fn leases_go_back_at_the_end_of_the_pod_though_the_leader_is_only_just_coming_up() {
+    let mut world = scripted(SCRIPT).await;
+    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    answered(&world, "t1c1a1").await;
+    world.controller.refuse(Some(RefusalCode::NotLeading));
+    world.terminate();
+    while !world.log().contains("the leader did not take the leases back") {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    world.controller.refuse(None);
+    assert!(world.exited().await.success(), "{}", world.log());
+    assert!(world.controller.ledger(|ledger| ledger.reserved("team").is_zero()));
 }
 
 #[tokio::test]
