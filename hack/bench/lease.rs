@@ -47,6 +47,11 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+#[path = "figures.rs"]
+mod figures;
+
+use figures::{figures, say};
+
 const ROUNDS: usize = 500;
 const WARM: usize = 20;
 const EPOCH: i64 = 1;
@@ -88,19 +93,6 @@ async fn main() {
     figures("lease_with_a_write", with);
     let namespaces = Api::<Namespace>::all(client);
     let _ = namespaces.delete(&namespace, &DeleteParams::background()).await;
-}
-
-fn figures(name: &str, mut times: Vec<Duration>) {
-    times.sort_unstable();
-    for share in [50, 99] {
-        let time = times[(times.len() - 1) * share / 100].as_secs_f64() * 1e3;
-        say(&format!("FIGURE {name}_p{share} {time:.2} ms"));
-    }
-}
-
-#[expect(clippy::print_stdout, reason = "figures go to stdout")]
-fn say(line: &str) {
-    println!("{line}");
 }
 
 fn said(lease: &LeaseGrant, spent: Amount) -> Statement {

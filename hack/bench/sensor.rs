@@ -8,12 +8,11 @@
 
 use std::fmt::Write;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agentloop::link::deliveries::{ReceiverTerms, SensorDirectives};
 use agentloop::link::messages::BudgetTerms;
-use agentloop::link::pod::{CONFIG_ENV, SensorPodConfig};
+use agentloop::link::pod::SensorPodConfig;
 use agentloop::link::sensors::SensorTerms;
 use futures::StreamExt;
 use reqwest::{Client, StatusCode};
@@ -21,10 +20,16 @@ use ring::hmac;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+#[path = "figures.rs"]
+mod figures;
 #[path = "leader.rs"]
 mod leader;
+#[path = "process.rs"]
+mod process;
 
+use figures::{figures, say};
 use leader::{SENSOR_TOKEN, Words};
+use process::Process;
 
 /// Events one by one; those before the first that is measured.
 const EVENTS: usize = 1_000;
@@ -65,19 +70,6 @@ async fn main() {
         mebibytes(most),
         mebibytes(world.sensor.kibibytes("RssAnon:"))
     ));
-}
-
-fn figures(name: &str, mut times: Vec<Duration>) {
-    times.sort_unstable();
-    for share in [50, 99] {
-        let time = times[(times.len() - 1) * share / 100].as_secs_f64() * 1e3;
-        say(&format!("FIGURE {name}_p{share} {time:.2} ms"));
-    }
-}
-
-#[expect(clippy::print_stdout, reason = "figures go to stdout")]
-fn say(line: &str) {
-    println!("{line}");
 }
 
 fn mebibytes(kibibytes: u64) -> f64 {
@@ -136,14 +128,14 @@ impl World {
             json!({"namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 1, "linkUrl": link, "spec": spec()});
         Self {
             words,
-            sensor: Process::start(
+            sensor: start(
                 "sensor",
                 dir,
                 &json!(config),
                 &[("AGENTLOOP_WEBHOOK_ADDRESS", webhook.to_string())],
             ),
-            _gateway: Process::start("gateway", dir, &agent, &[]),
-            _worker: Process::start("worker", dir, &agent, &[("AGENTLOOP_POD_UID", "pod-1".into())]),
+            _gateway: start("gateway", dir, &agent, &[]),
+            _worker: start("worker", dir, &agent, &[("AGENTLOOP_POD_UID", "pod-1".into())]),
             sender: Sender {
                 client: Client::builder()
                     .no_proxy()
@@ -256,43 +248,20 @@ impl Sender {
     }
 }
 
-/// A role of the program.
-struct Process(Child);
-
-impl Process {
-    fn start(role: &str, dir: &Path, config: &Value, more: &[(&str, String)]) -> Self {
-        let token = if role == "sensor" { "sensor-token" } else { "token" };
-        let process = Command::new(env!("CARGO_BIN_EXE_agentloop"))
-            .arg(role)
-            .env_clear()
-            .env(CONFIG_ENV, config.to_string())
-            .env("AGENTLOOP_SOCKET", dir.join("socket"))
-            .env("AGENTLOOP_RECORD_DIR", dir.join("record"))
-            .env("AGENTLOOP_JOURNAL_DIR", dir.join("journal"))
-            .env("AGENTLOOP_OUTBOX_DIR", dir.join("outbox"))
-            .env("AGENTLOOP_SCRIPT_FILE", dir.join("script"))
-            .env("AGENTLOOP_SENSOR_KEY_FILE", dir.join("key"))
-            .env("AGENTLOOP_LINK_TOKEN_FILE", dir.join(token))
-            .env("AGENTLOOP_LINK_CA_FILE", dir.join("ca.crt"))
-            .envs(more.iter().map(|(name, value)| (name, value)))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("it starts");
-        Self(process)
-    }
-
-    /// A line of the system's word on its memory.
-    fn kibibytes(&self, name: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
-        line.trim().trim_end_matches(" kB").parse().expect("a number")
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A role with its files in this directory.
+fn start(role: &str, dir: &Path, config: &Value, more: &[(&str, String)]) -> Process {
+    let token = if role == "sensor" { "sensor-token" } else { "token" };
+    let files = [
+        ("AGENTLOOP_SOCKET", "socket"),
+        ("AGENTLOOP_RECORD_DIR", "record"),
+        ("AGENTLOOP_JOURNAL_DIR", "journal"),
+        ("AGENTLOOP_OUTBOX_DIR", "outbox"),
+        ("AGENTLOOP_SCRIPT_FILE", "script"),
+        ("AGENTLOOP_SENSOR_KEY_FILE", "key"),
+        ("AGENTLOOP_LINK_TOKEN_FILE", token),
+        ("AGENTLOOP_LINK_CA_FILE", "ca.crt"),
+    ];
+    let files = files.map(|(name, file)| (name, dir.join(file).into_os_string()));
+    let more = more.iter().map(|(name, value)| (*name, value.into()));
+    Process::start(role, config, files.into_iter().chain(more))
 }

@@ -2,15 +2,18 @@
 //!
 //! Holds no rule about loops. Nothing is done before its record is on disk.
 
+mod actions;
+mod sensing;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::agent::Model;
@@ -18,34 +21,28 @@ use crate::api::failure::{Failure, FailureKind};
 use crate::engine::machine::Engine;
 use crate::engine::message::Answer;
 use crate::engine::tally::Tally;
-use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId, ToolSpec};
-use crate::engine::{CallId, Effect, Input, Known, StopCause};
-use crate::link::deliveries::{Delivered, Delivery};
+use crate::engine::tool::{ToolOutcome, ToolRunId, ToolSpec};
+use crate::engine::{CallId, Input, Known, StopCause};
+use crate::link::deliveries::Delivery;
 use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::Session;
 
 use super::contact::{Clocks, Contact};
 use super::deliveries::Deliveries;
 use super::events;
-use super::gateway_client::{Errand, GatewayClient, Heard};
+use super::gateway_client::{GatewayClient, Heard};
 use super::instructions::Instructions;
 use super::journal::{Journal, JournalError};
-use super::model::Format;
 use super::outbox::Outbox;
 use super::readings::{Ask, Readings};
 use super::report;
+use super::sensors::Sensors;
 use super::sensors::lookout::{Lookouts, Sighting};
-use super::sensors::{Happened, Sensors, Step};
 use super::steps::{Steps, Taken};
 use super::tool_source::{self, ToolSource};
 
 /// Longest sleep until the clocks are looked at again: a suspended machine or a clock that was set is noticed by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
-
-/// Things that happen to Sensors which are taken before anything else is looked at.
-const SENSORS_AT_ONCE: usize = 64;
-/// What a source may take beyond a run's timeout to say that it is over.
-const TIMEOUT_SLACK: Duration = Duration::from_secs(2);
 
 /// What the driver hears of the world.
 pub struct World {
@@ -206,45 +203,11 @@ impl<'a> Driver<'a> {
             // A loop that is never started begins no turn.
             self.stop(StopCause::Suspend)?;
         } else {
-            let budget = world.heard.borrow().as_ref().map(Heard::budget);
-            if self.contact.is_silent(Clocks::now()) {
-                self.link = Link::Silent;
-            }
-            self.offer()?;
-            self.steps.adopt(&Tally {
-                trips: session.known.usage.guardrail_trips.clone(),
-                tools: session.known.usage.by_tool.clone(),
-            });
-            self.feed(Input::Started {
-                agent: self.agent.clone(),
-                epoch: session.epoch,
-                known: Known {
-                    turn: session.known.turn,
-                    tool_calls: session.known.usage.tool_calls,
-                    actions: session.known.usage.actions,
-                },
-                budget: budget.unwrap_or_default(),
-                link_silent: self.link == Link::Silent,
-            })?;
-            self.listen(&mut world.heard)?;
-            // What the process before left waiting.
-            self.look_at_scores()?;
+            self.begin(session, world)?;
         }
         while !self.stopped {
-            match self.next(world).await {
-                Happening::Called(call, result) => self.called(call, result)?,
-                Happening::Ran(run, outcome) => self.feed(Input::ToolFinished { run, outcome })?,
-                Happening::Offered => self.offer()?,
-                Happening::Heard => self.listen(&mut world.heard)?,
-                Happening::Terminated => {
-                    self.terminated = true;
-                    self.stop(StopCause::Drain)?;
-                }
-                Happening::Delivered(delivery) => self.take_delivery(&delivery)?,
-                Happening::Saw(sighting) => self.see(sighting)?,
-                Happening::Asked(ask) => self.readings.answer(ask, &self.steps)?,
-                Happening::Moment => {}
-            }
+            let happening = self.next(world).await;
+            self.take(happening, world)?;
             self.look_at_clocks()?;
             self.look_at_scores()?;
         }
@@ -255,6 +218,50 @@ impl<'a> Driver<'a> {
             // Without a cause the engine found out by itself that it is fenced.
             Some(StopCause::Drain | StopCause::Fenced) | None => Ended::Exit,
         })
+    }
+
+    /// Starts the engine with all that is known.
+    fn begin(&mut self, session: &Session, world: &mut World) -> Result<(), JournalError> {
+        let budget = world.heard.borrow().as_ref().map(Heard::budget);
+        if self.contact.is_silent(Clocks::now()) {
+            self.link = Link::Silent;
+        }
+        self.offer()?;
+        self.steps.adopt(&Tally {
+            trips: session.known.usage.guardrail_trips.clone(),
+            tools: session.known.usage.by_tool.clone(),
+        });
+        self.feed(Input::Started {
+            agent: self.agent.clone(),
+            epoch: session.epoch,
+            known: Known {
+                turn: session.known.turn,
+                tool_calls: session.known.usage.tool_calls,
+                actions: session.known.usage.actions,
+            },
+            budget: budget.unwrap_or_default(),
+            link_silent: self.link == Link::Silent,
+        })?;
+        self.listen(&mut world.heard)?;
+        // What the process before left waiting.
+        self.look_at_scores()
+    }
+
+    fn take(&mut self, happening: Happening, world: &mut World) -> Result<(), JournalError> {
+        match happening {
+            Happening::Called(call, result) => self.called(call, result),
+            Happening::Ran(run, outcome) => self.feed(Input::ToolFinished { run, outcome }),
+            Happening::Offered => self.offer(),
+            Happening::Heard => self.listen(&mut world.heard),
+            Happening::Terminated => {
+                self.terminated = true;
+                self.stop(StopCause::Drain)
+            }
+            Happening::Delivered(delivery) => self.take_delivery(&delivery),
+            Happening::Saw(sighting) => self.see(sighting),
+            Happening::Asked(ask) => self.readings.answer(ask, &self.steps),
+            Happening::Moment => Ok(()),
+        }
     }
 
     async fn next(&mut self, world: &mut World) -> Happening {
@@ -315,72 +322,6 @@ impl<'a> Driver<'a> {
             self.feed(Input::DrainEnded)?;
         }
         self.look_at_sensors(now.wall)
-    }
-
-    /// Whether Sensors that run here are heard: a loop that is to stop leaves what comes to the next pod.
-    fn listens(&self) -> bool {
-        self.stop.is_none() && !self.stopped && self.steps.hears()
-    }
-
-    /// Takes what is due of Sensors.
-    fn look_at_sensors(&mut self, now: Timestamp) -> Result<(), JournalError> {
-        for _ in 0..SENSORS_AT_ONCE {
-            let Some(happened) = self.listens().then(|| self.sensors.due(now)).flatten() else {
-                break;
-            };
-            self.sense(happened)?;
-        }
-        Ok(())
-    }
-
-    /// Has waiting events scored, and lets those take effect of which all is known.
-    fn look_at_scores(&mut self) -> Result<(), JournalError> {
-        while self.listens() {
-            let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
-            match self.sensors.step(Timestamp::now(), scored, scoring) {
-                Some(Step::Happened(happened)) => self.sense(*happened)?,
-                Some(Step::Hear(input)) => self.feed(input)?,
-                None => break,
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes events of a Sensor's pod, and says through which one they are on disk. What is left over comes again.
-    fn take_delivery(&mut self, delivery: &Delivery) -> Result<(), JournalError> {
-        for _ in 0..SENSORS_AT_ONCE {
-            let Some(happened) = self.listens().then(|| self.sensors.take(delivery)).flatten() else {
-                break;
-            };
-            self.sense(happened)?;
-        }
-        if self.listens() {
-            self.deliveries.delivered(Delivered {
-                sensor: delivery.sensor.clone(),
-                through: self.sensors.through(&delivery.sensor),
-            });
-        }
-        Ok(())
-    }
-
-    /// Takes what is seen of files; a change is heard as soon as it finds room.
-    fn see(&mut self, sighting: Sighting) -> Result<(), JournalError> {
-        let happened = self.sensors.saw(sighting);
-        happened.map_or(Ok(()), |happened| self.sense(happened))
-    }
-
-    /// Lets the loop hear what happened to a Sensor. What is to be remembered of it is on disk then.
-    fn sense(&mut self, happened: Happened) -> Result<(), JournalError> {
-        if !self.listens() {
-            return Ok(());
-        }
-        self.freshen();
-        let taken = self
-            .steps
-            .sense(Timestamp::now(), happened.input().cloned(), &happened.kept());
-        self.sensors.accept(happened);
-        self.outbox.report(self.report());
-        self.follow(taken)
     }
 
     /// Takes what the gateway said last.
@@ -477,69 +418,6 @@ impl<'a> Driver<'a> {
         LoopReport {
             sensors: self.sensors.reports(),
             ..report::of(self.steps.view())
-        }
-    }
-
-    fn act(&mut self, effect: Effect) {
-        match effect {
-            // Committed before.
-            Effect::Record(_) => {}
-            Effect::CallModel {
-                call,
-                purpose,
-                messages,
-                state,
-                tools,
-            } => {
-                let light = self.light_model.filter(|_| purpose.uses_light_model());
-                let model = light.unwrap_or(self.model);
-                let format = Format::of(model, &tools);
-                let body = format.request_with_state(model, &messages, state, &tools);
-                let gateway = self.gateway.clone();
-                self.in_flight = Some(call);
-                self.calls
-                    .spawn(async move { (call, gateway.call((call, purpose), format, body).await) });
-            }
-            Effect::CancelCall { .. } => self.cut_call(),
-            Effect::RunTool(run, limit) => self.run_tool(run, limit),
-            Effect::CancelTool(run) => {
-                if let Some(task) = self.running.remove(&run) {
-                    task.abort();
-                }
-            }
-            Effect::Acknowledge { call } => self.outbox.errand(Errand::Acknowledge(call)),
-            Effect::SetTimer(at) => self.timer = at,
-            Effect::Report => self.outbox.report(self.report()),
-            Effect::Stopped => {
-                self.stopped = true;
-                self.outbox.report(self.report());
-            }
-        }
-    }
-
-    fn run_tool(&mut self, run: ToolRun, limit: SignedDuration) {
-        let id = run.id;
-        let limit = Duration::try_from(limit).unwrap_or_default();
-        let source = self.tools.clone();
-        let task = self.runs.spawn(async move {
-            let Some(source) = source else {
-                return ToolOutcome::Unavailable {
-                    message: "the Agent has no source of tools any more".into(),
-                };
-            };
-            let ran = timeout(limit + TIMEOUT_SLACK, source.run(run, limit)).await;
-            ran.unwrap_or_else(|_| ToolOutcome::Unknown {
-                message: "no answer in time".into(),
-            })
-        });
-        self.running.insert(id, task);
-    }
-
-    /// Cuts the call in flight, here and at the gateway.
-    fn cut_call(&mut self) {
-        self.calls = JoinSet::new();
-        if let Some(call) = self.in_flight.take() {
-            self.outbox.errand(Errand::Cancel(call));
         }
     }
 }

@@ -4,6 +4,8 @@
 
 mod journal;
 mod process;
+#[path = "../process.rs"]
+mod role;
 
 use std::path::Path;
 use std::time::Duration;

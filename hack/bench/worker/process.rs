@@ -3,13 +3,11 @@
 
 use std::convert::Infallible;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use agentloop::link::messages::Known;
-use agentloop::link::pod::CONFIG_ENV;
 use agentloop::link::socket::{CALL_HEADER, Session, SocketEvent};
 use agentloop::worker::journal::copy;
 use axum::body::{Body, Bytes};
@@ -25,6 +23,7 @@ use tempfile::TempDir;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::journal;
+use crate::role::Process;
 
 /// Pause between two turns.
 pub const DELAY_MILLISECONDS: u32 = 20;
@@ -56,7 +55,7 @@ pub fn figures() {
 /// How long after each moment at which a turn was due the gateway had its first call.
 async fn wakes(dir: &Path) -> Vec<Duration> {
     let mut gateway = Gateway::start(dir, true);
-    let worker = Worker::start(dir, 128_000);
+    let process = worker(dir, 128_000);
     let mut asked = Vec::new();
     for _ in 0..=WAKES {
         asked.push(gateway.next().await);
@@ -66,7 +65,7 @@ async fn wakes(dir: &Path) -> Vec<Duration> {
     while copy(dir, &mut copied).is_err() {
         copied = std::fs::File::create(&path).expect("a file");
     }
-    drop(worker);
+    drop(process);
     let connection = rusqlite::Connection::open(&path).expect("a copy");
     let completed = "SELECT at FROM journal WHERE kind = 'TurnCompleted' ORDER BY turn";
     let mut select = connection.prepare(completed).expect("a table");
@@ -92,10 +91,10 @@ async fn resumes(name: &str, in_order: bool) {
         }
         let mut gateway = Gateway::start(dir.path(), false);
         let start = Instant::now();
-        let worker = Worker::start(dir.path(), 128_000);
+        let process = worker(dir.path(), 128_000);
         gateway.next().await;
         times.push(start.elapsed());
-        memory.push([worker.kibibytes("VmRSS:"), worker.kibibytes("VmHWM:")]);
+        memory.push([process.kibibytes("VmRSS:"), process.kibibytes("VmHWM:")]);
     }
     crate::say(name, &mut times);
     memory.sort_unstable();
@@ -168,39 +167,16 @@ async fn events() -> Response {
     ([("content-type", "text/event-stream")], body).into_response()
 }
 
-struct Worker(Child);
-
-impl Worker {
-    fn start(dir: &Path, context_tokens: u32) -> Self {
-        let config = json!({
-            "namespace": "default", "name": "a", "uid": "agent", "epoch": 1, "linkUrl": "https://unused",
-            "spec": journal::spec(context_tokens),
-        });
-        let process = Command::new(env!("CARGO_BIN_EXE_agentloop"))
-            .arg("worker")
-            .env_clear()
-            .env(CONFIG_ENV, config.to_string())
-            .env("AGENTLOOP_POD_UID", "pod-1")
-            .env("AGENTLOOP_SOCKET", dir.join("socket"))
-            .env("AGENTLOOP_JOURNAL_DIR", dir)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("a worker starts");
-        Self(process)
-    }
-
-    /// A line of the system's word on its memory.
-    fn kibibytes(&self, name: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
-        line.trim().trim_end_matches(" kB").parse().expect("a number")
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A worker with its files in this directory.
+fn worker(dir: &Path, context_tokens: u32) -> Process {
+    let config = json!({
+        "namespace": "default", "name": "a", "uid": "agent", "epoch": 1, "linkUrl": "https://unused",
+        "spec": journal::spec(context_tokens),
+    });
+    let variables = [
+        ("AGENTLOOP_POD_UID", "pod-1".into()),
+        ("AGENTLOOP_SOCKET", dir.join("socket").into_os_string()),
+        ("AGENTLOOP_JOURNAL_DIR", dir.into()),
+    ];
+    Process::start("worker", &config, variables)
 }

@@ -1,0 +1,84 @@
+//! What follows from a step of the loop: calls, runs of tools, reports and timers.
+//!
+//! Nothing here waits, and nothing decides: the engine said it, and its records are on disk.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::Driver;
+use crate::engine::Effect;
+use crate::engine::tool::{ToolOutcome, ToolRun};
+use crate::worker::gateway_client::Errand;
+use crate::worker::model::Format;
+
+/// What a source may take beyond a run's timeout to say that it is over.
+const TIMEOUT_SLACK: Duration = Duration::from_secs(2);
+
+impl Driver<'_> {
+    /// Does what follows from a step; its records are on disk.
+    pub(super) fn act(&mut self, effect: Effect) {
+        match effect {
+            // Committed before.
+            Effect::Record(_) => {}
+            Effect::CallModel {
+                call,
+                purpose,
+                messages,
+                state,
+                tools,
+            } => {
+                let light = self.light_model.filter(|_| purpose.uses_light_model());
+                let model = light.unwrap_or(self.model);
+                let format = Format::of(model, &tools);
+                let body = format.request_with_state(model, &messages, state, &tools);
+                let gateway = self.gateway.clone();
+                self.in_flight = Some(call);
+                self.calls
+                    .spawn(async move { (call, gateway.call((call, purpose), format, body).await) });
+            }
+            Effect::CancelCall { .. } => self.cut_call(),
+            Effect::RunTool(run, limit) => self.run_tool(run, limit),
+            Effect::CancelTool(run) => {
+                if let Some(task) = self.running.remove(&run) {
+                    task.abort();
+                }
+            }
+            Effect::Acknowledge { call } => self.outbox.errand(Errand::Acknowledge(call)),
+            Effect::SetTimer(at) => self.timer = at,
+            Effect::Report => self.outbox.report(self.report()),
+            Effect::Stopped => {
+                self.stopped = true;
+                self.outbox.report(self.report());
+            }
+        }
+    }
+
+    fn run_tool(&mut self, run: ToolRun, limit: SignedDuration) {
+        let id = run.id;
+        let limit = Duration::try_from(limit).unwrap_or_default();
+        let source = self.tools.clone();
+        let task = self.runs.spawn(async move {
+            let Some(source) = source else {
+                return ToolOutcome::Unavailable {
+                    message: "the Agent has no source of tools any more".into(),
+                };
+            };
+            let ran = timeout(limit + TIMEOUT_SLACK, source.run(run, limit)).await;
+            ran.unwrap_or_else(|_| ToolOutcome::Unknown {
+                message: "no answer in time".into(),
+            })
+        });
+        self.running.insert(id, task);
+    }
+
+    /// Cuts the call in flight, here and at the gateway.
+    pub(super) fn cut_call(&mut self) {
+        self.calls = JoinSet::new();
+        if let Some(call) = self.in_flight.take() {
+            self.outbox.errand(Errand::Cancel(call));
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What Sensors tell the loop, as it comes: ticks, files, deliveries of other pods, and scores.
+//!
+//! Decides only when it is heard: what it does is the engine's, and what is remembered of it that of [`Sensors`].
+//!
+//! [`Sensors`]: crate::worker::sensors::Sensors
+
+use jiff::Timestamp;
+
+use super::Driver;
+use crate::link::deliveries::{Delivered, Delivery};
+use crate::worker::journal::JournalError;
+use crate::worker::sensors::lookout::Sighting;
+use crate::worker::sensors::{Happened, Step};
+
+/// Things that happen to Sensors which are taken before anything else is looked at.
+const SENSORS_AT_ONCE: usize = 64;
+
+impl Driver<'_> {
+    /// Whether Sensors that run here are heard: a loop that is to stop leaves what comes to the next pod.
+    pub(super) fn listens(&self) -> bool {
+        self.stop.is_none() && !self.stopped && self.steps.hears()
+    }
+
+    /// Takes what is due of Sensors.
+    pub(super) fn look_at_sensors(&mut self, now: Timestamp) -> Result<(), JournalError> {
+        for _ in 0..SENSORS_AT_ONCE {
+            let Some(happened) = self.listens().then(|| self.sensors.due(now)).flatten() else {
+                break;
+            };
+            self.sense(happened)?;
+        }
+        Ok(())
+    }
+
+    /// Has waiting events scored, and lets those take effect of which all is known.
+    pub(super) fn look_at_scores(&mut self) -> Result<(), JournalError> {
+        while self.listens() {
+            let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
+            match self.sensors.step(Timestamp::now(), scored, scoring) {
+                Some(Step::Happened(happened)) => self.sense(*happened)?,
+                Some(Step::Hear(input)) => self.feed(input)?,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes events of a Sensor's pod, and says through which one they are on disk. What is left over comes again.
+    pub(super) fn take_delivery(&mut self, delivery: &Delivery) -> Result<(), JournalError> {
+        for _ in 0..SENSORS_AT_ONCE {
+            let Some(happened) = self.listens().then(|| self.sensors.take(delivery)).flatten() else {
+                break;
+            };
+            self.sense(happened)?;
+        }
+        if self.listens() {
+            self.deliveries.delivered(Delivered {
+                sensor: delivery.sensor.clone(),
+                through: self.sensors.through(&delivery.sensor),
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes what is seen of files; a change is heard as soon as it finds room.
+    pub(super) fn see(&mut self, sighting: Sighting) -> Result<(), JournalError> {
+        let happened = self.sensors.saw(sighting);
+        happened.map_or(Ok(()), |happened| self.sense(happened))
+    }
+
+    /// Lets the loop hear what happened to a Sensor. What is to be remembered of it is on disk then.
+    pub(super) fn sense(&mut self, happened: Happened) -> Result<(), JournalError> {
+        if !self.listens() {
+            return Ok(());
+        }
+        self.freshen();
+        let taken = self
+            .steps
+            .sense(Timestamp::now(), happened.input().cloned(), &happened.kept());
+        self.sensors.accept(happened);
+        self.outbox.report(self.report());
+        self.follow(taken)
+    }
+}
