@@ -138,8 +138,6 @@ impl Engine {
                 self.link_silent = link_silent;
                 self.start(epoch, known, budget, out);
             }
-            Input::HotState { updates } => self.hot_state_updated(updates, out),
-            Input::Notified(notification) => self.notified(notification, out),
             Input::Sensed(event) => self.sensed(event, out),
             Input::Score(question) => self.score(question, out),
             Input::ScoreTaken { id } => self.score_taken(&id),
@@ -148,7 +146,6 @@ impl Engine {
             Input::Answered { call, answer } => self.answered(call, &answer, out),
             Input::Failed { call, failure } => self.failed(call, failure, out),
             Input::Timer => self.timer = None,
-            Input::Event { name } => self.event(&name, out),
             Input::WakeRequested { token } => self.wake_requested(token, out),
             Input::ResumeRequested { token } => self.resume_requested(token, out),
             Input::BudgetChanged { budget } => self.budget_changed(budget, out),

@@ -43,17 +43,14 @@ mod wake;
 mod work;
 mod yield_tool;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::api::failure::Failure;
 use budget::Budget;
 use message::{Answer, Message, Tool};
-use notifications::Notification;
 use sensors::Sensed;
 use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
@@ -139,13 +136,6 @@ pub enum Input {
         /// All of it, in the order of the prompt.
         tools: Vec<ToolSpec>,
     },
-    /// Newest values for fields of the hot state, from outside.
-    HotState {
-        /// By field. Each is taken or refused for itself; what the schema does not name is passed over.
-        updates: BTreeMap<String, Value>,
-    },
-    /// Something from outside that the model is to see. A repeat under the same id has no effect.
-    Notified(Notification),
     /// An event of a Sensor, whole. Always journalled while the loop hears, see [`machine::Engine::hears`].
     Sensed(Sensed),
     /// A Sensor does not hear or understand what comes, for the first time since it last did.
@@ -169,11 +159,6 @@ pub enum Input {
     },
     /// The moment of the last [`Effect::SetTimer`] has come. Harmless when early or repeated.
     Timer,
-    /// A named event; wakes a sleep that named it in `wake_early_if`.
-    Event {
-        /// Its name.
-        name: String,
-    },
     /// The request `agentloop.dev/wake`, handled once per token: ends a sleep, and nothing else.
     WakeRequested {
         /// Value of the annotation.

@@ -223,13 +223,6 @@ pub(super) fn ago(age: SignedDuration) -> String {
 }
 
 impl Engine {
-    /// Values from outside. Each is taken or refused for itself.
-    pub(super) fn hot_state_updated(&mut self, updates: BTreeMap<String, Value>, out: &mut Outbox) {
-        for (name, value) in updates {
-            self.write_field(&name, value, out.now, out);
-        }
-    }
-
     /// Takes a value of that moment, or keeps the last good one and says why; in the journal once, until a write succeeds.
     pub(super) fn write_field(&mut self, name: &str, value: Value, at: Timestamp, out: &mut Outbox) {
         if let Err(refused) = self.hot.write(name, value, at) {

@@ -51,7 +51,7 @@ fn the_limit_of_actions_clears_by_its_moment_only_and_for_one_action() {
         Input::ResumeRequested { token: "r".into() },
         Input::LinkBack,
         Input::Timer,
-        Input::Event { name: "chat".into() },
+        happens("chat"),
     ] {
         driver.feed(input);
         assert_eq!(driver.reasons(), [PauseReason::ActionsPerMinute]);

@@ -40,7 +40,7 @@ fn change(driver: &mut Driver, budget: Budget) {
 /// What ends no refusal.
 fn try_everything_else(driver: &mut Driver) {
     driver.feed(Input::WakeRequested { token: "w".into() });
-    driver.feed(Input::Event { name: "chat".into() });
+    driver.feed(happens("chat"));
     driver.feed(Input::LinkBack);
     driver.feed(Input::Timer);
     let same = driver.budget.clone();

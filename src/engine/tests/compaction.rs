@@ -387,7 +387,7 @@ fn a_summary_leaves_when_there_is_no_room_for_it() {
 #[test]
 fn notifications_are_not_seen_in_a_call_for_a_summary() {
     let mut driver = full(narrow());
-    driver.feed(Input::Notified(super::super::notifications::Notification {
+    driver.feed(notified(super::super::notifications::Notification {
         id: "n".into(),
         source: "sensor/prices".into(),
         priority: super::super::notifications::Priority::Normal,

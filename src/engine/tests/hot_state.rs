@@ -1,14 +1,12 @@
 //! The hot state in the loop: the block at the end of each prompt, and the runs that fill it before a turn.
 
-use std::collections::BTreeMap;
-
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::super::hot_state::Field;
 use super::super::tool::{ToolEffect, ToolOutcome, ToolSpec};
 use super::super::{Input, RecordKind, StopCause};
-use super::{Driver, Effect, LoopState, Settings, calls, says, seconds, settings};
+use super::{Driver, Effect, LoopState, Settings, calls, says, seconds, settings, value_of, without_its_line};
 use crate::api::hot_state::FieldType;
 
 fn field(name: &str, kind: FieldType, refresh_tool: Option<&str>) -> Field {
@@ -41,9 +39,7 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
 }
 
 fn write(driver: &mut Driver, name: &str, value: Value) -> Vec<Effect> {
-    driver.feed(Input::HotState {
-        updates: BTreeMap::from([(name.into(), value)]),
-    })
+    without_its_line(driver.feed(value_of(name, value)))
 }
 
 /// A loop with a number `n` that the tool `s__n` gives, and another tool that acts.

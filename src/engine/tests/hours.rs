@@ -78,7 +78,7 @@ fn a_sleep_that_ends_outside_the_hours_and_an_event_in_them_wait_for_the_next() 
     let mut driver = at("2026-05-04T22:59:00Z", by_day());
     driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["chat"]}"#));
     driver.pass(seconds(120));
-    driver.feed(Input::Event { name: "chat".into() });
+    driver.feed(happens("chat"));
     driver.pass(SignedDuration::from_hours(8));
     assert_eq!(driver.in_flight, None);
     driver.pass(SignedDuration::from_hours(1));

@@ -507,7 +507,7 @@ fn a_turn_that_is_tried_again_repeats_nothing() {
 fn who_hears_of_something_may_answer_the_same_again() {
     let mut driver = watched(DetectionMode::Enforce);
     for id in 0..8 {
-        driver.feed(Input::Notified(Notification {
+        driver.feed(notified(Notification {
             id: id.to_string(),
             source: "sensor/prices".into(),
             priority: Priority::Normal,

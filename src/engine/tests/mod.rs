@@ -6,6 +6,7 @@ mod budget_health;
 mod compaction;
 mod context;
 mod corpus;
+mod events;
 mod failures;
 mod gate;
 mod heartbeat;
@@ -34,6 +35,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
+use self::events::{happens, notified, value_of, without_its_line};
 use super::budget::{Budget, Probe};
 use super::guardrails::active_hours::{ActiveHours, At};
 use super::machine::{Engine, Snapshot};
@@ -127,7 +129,7 @@ fn resume(driver: &mut Driver, token: &str) {
 /// What must not end a pause that is not theirs.
 fn try_everything_but(driver: &mut Driver, resume_too: bool) {
     driver.feed(Input::WakeRequested { token: "w".into() });
-    driver.feed(Input::Event { name: "chat".into() });
+    driver.feed(happens("chat"));
     driver.feed(Input::LinkBack);
     driver.feed(Input::Timer);
     if resume_too {
@@ -434,10 +436,7 @@ impl Driver {
                     | Input::SensorFailed { .. }
                     | Input::Score(_)
                     | Input::ScoreTaken { .. }
-                    | Input::HotState { .. }
-                    | Input::Notified(_)
                     | Input::LinkSilent
-                    | Input::Event { .. }
                     | Input::WakeRequested { .. }
                     | Input::ResumeRequested { .. }
                     | Input::LinkLost

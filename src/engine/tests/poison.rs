@@ -4,7 +4,7 @@ use super::super::notifications::{MOST_FAILURES, Notification, Priority};
 use super::*;
 
 fn notify(driver: &mut Driver, text: &str) {
-    driver.feed(Input::Notified(Notification {
+    driver.feed(notified(Notification {
         id: text.into(),
         source: "sensor/prices".into(),
         priority: Priority::Normal,

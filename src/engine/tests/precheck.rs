@@ -1,7 +1,5 @@
 //! The pre-check: when it is asked, that it fails open, and that a sleep goes on.
 
-use std::collections::BTreeMap;
-
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -36,9 +34,7 @@ fn checking() -> Settings {
 }
 
 fn write(driver: &mut Driver, name: &str, value: &Value) {
-    driver.feed(Input::HotState {
-        updates: BTreeMap::from([(name.into(), value.clone())]),
-    });
+    driver.feed(value_of(name, value.clone()));
 }
 
 fn sleeps(driver: &mut Driver, arguments: &str) {
@@ -258,9 +254,7 @@ fn the_first_turn_is_never_skipped_nor_one_that_no_sleep_of_its_own_end_precedes
     driver.turn();
     assert_eq!(in_flight(&driver), "t2c1a1", "no sleep");
     sleeps(&mut driver, r#"{"sleep": 100, "wake_early_if": ["spike"]}"#);
-    driver.feed(Input::Event {
-        name: "signal/prices/spike".into(),
-    });
+    driver.feed(happens("signal/prices/spike"));
     driver.pass(seconds(1));
     assert_eq!(in_flight(&driver), "t3c1a1", "an event");
     sleeps(&mut driver, r#"{"sleep": 100}"#);
@@ -290,7 +284,7 @@ fn without_settings_for_it_nothing_is_asked() {
 }
 
 fn notification() -> Input {
-    Input::Notified(Notification {
+    notified(Notification {
         id: "a".into(),
         source: "sensor/news".into(),
         priority: Priority::Low,
@@ -316,14 +310,11 @@ fn a_notification_lets_the_turn_run_whether_it_came_before_or_meanwhile() {
 #[test]
 fn what_would_have_ended_the_sleep_early_is_heard_meanwhile() {
     for (input, cause) in [
-        (
-            Input::Event { name: "spike".into() },
-            "the event spike ended your sleep",
-        ),
+        (happens("spike"), "the event spike ended your sleep"),
         (Input::WakeRequested { token: "1".into() }, "you were asked to wake"),
     ] {
         let mut driver = slept();
-        driver.feed(Input::Event { name: "other".into() });
+        driver.feed(happens("other"));
         driver.feed(input);
         driver.answer(says(NO));
         assert_eq!(in_flight(&driver), "t2c1a1");

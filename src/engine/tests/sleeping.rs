@@ -47,13 +47,9 @@ fn test_loop_wakes_event_that_it_named_and_no_other() {
     let wake = driver.engine.view().wake.unwrap();
     assert_eq!((wake.r#type, wake.value.as_str()), (WakeType::Event, "chat,spike"));
     driver.pass(seconds(1));
-    driver.feed(Input::Event {
-        name: "notification".into(),
-    });
+    driver.feed(happens("notification"));
     assert_eq!(driver.state(), LoopState::Sleeping);
-    driver.feed(Input::Event {
-        name: "signal/prices/spike".into(),
-    });
+    driver.feed(happens("signal/prices/spike"));
     assert_eq!(driver.state(), LoopState::Running);
     assert!(
         driver
@@ -103,7 +99,7 @@ fn a_sleeping_loop_that_loses_the_link_is_paused_and_sleeps_on_when_it_is_back()
 fn an_event_under_a_pause_is_not_lost_by_a_crash() {
     let mut driver = asleep(r#"{"sleep": 600, "wake_early_if": ["chat"]}"#);
     driver.feed(Input::LinkLost);
-    driver.feed(Input::Event { name: "chat".into() });
+    driver.feed(happens("chat"));
     assert_eq!(driver.state(), LoopState::Paused);
     driver.pass(seconds(1));
     driver.restart(1);
@@ -299,7 +295,7 @@ fn a_notification_of_high_priority_that_no_prompt_showed_ends_a_sleep_and_a_norm
         (Priority::Normal, LoopState::Sleeping),
     ] {
         let mut driver = Driver::started(settings());
-        driver.feed(Input::Notified(Notification {
+        driver.feed(notified(Notification {
             id: "n".into(),
             source: "sensor/prices".into(),
             priority,

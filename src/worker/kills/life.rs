@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::folder::Folder;
 use super::script;
-use super::world::{Word, World};
+use super::world::{self, Word, World};
 use crate::engine::machine::{Engine, View};
 use crate::engine::tool::{ToolOutcome, ToolRunId};
 use crate::engine::{CallId, Effect, Input, Known, Purpose, StopCause};
@@ -220,7 +220,7 @@ impl Life<'_> {
             Word::Wake(token) => self.feed(Input::WakeRequested { token }),
             Word::Resume(token) => self.feed(Input::ResumeRequested { token }),
             Word::Budget(budget) => self.feed(Input::BudgetChanged { budget }),
-            Word::Notice(notice) => self.feed(Input::Notified(notice)),
+            Word::Notice(notice) => self.feed(Input::Sensed(world::event(notice))),
             Word::LinkLost => {
                 self.feed(Input::LinkSilent)?;
                 self.feed(Input::LinkLost)

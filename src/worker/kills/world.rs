@@ -13,7 +13,7 @@ use crate::engine::budget::Budget;
 use crate::engine::machine::View;
 use crate::engine::message::Answer;
 use crate::engine::notifications::Notification;
-use crate::engine::sensors::Sensed;
+use crate::engine::sensors::{Notice, Sensed};
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::engine::{CallId, Purpose};
 use crate::worker::journal::Line;
@@ -419,6 +419,25 @@ impl World {
 
 pub(super) fn seconds(seconds: i64) -> SignedDuration {
     SignedDuration::from_secs(seconds)
+}
+
+/// The event whose notification this is.
+pub(super) fn event(notification: Notification) -> Sensed {
+    let Notification {
+        id,
+        source,
+        priority,
+        text,
+        at,
+    } = notification;
+    Sensed {
+        id,
+        sensor: "news".into(),
+        at,
+        updates: Vec::new(),
+        notices: vec![Notice { source, priority, text }],
+        wakes: Vec::new(),
+    }
 }
 
 fn failure(kind: FailureKind) -> Failure {
