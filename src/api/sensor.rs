@@ -396,7 +396,8 @@ pub struct SensorStatus {
     pub url: Option<String>,
 }
 
-/// What a Sensor has done so far; never steps back. A Sensor that runs in its receivers' pods counts for each of them.
+/// What a Sensor has done so far; never steps back. A Sensor that runs in its receivers' pods counts for each of them, and so
+/// does what comes of the scores of its signals, wherever it runs.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Totals {

@@ -21,13 +21,14 @@ pub struct SensorTerms {
     pub spec: SensorSpec,
 }
 
-/// What a pod says of a Sensor that it runs. Totals and levels: repeats do no harm.
+/// What a pod says of a Sensor that it runs, or that has events scored there. Totals and levels: repeats do no harm.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SensorReport {
     /// Uid of the Sensor.
     pub uid: String,
-    /// Generation of the spec that it runs by.
+    /// Generation of the spec that it runs by. 0: it runs in a pod of its own, and of `totals` only what scores did in
+    /// this one is said.
     pub generation: i64,
     /// What it did since the pod's Agent first heard of it; kept with the journal.
     pub totals: Totals,

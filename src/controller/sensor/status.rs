@@ -94,16 +94,29 @@ impl Facts<'_> {
             awake: true,
             report: &said.report,
         });
-        let receivers = self.receivers.iter().filter(|_| self.own.is_none());
-        let receivers = receivers.filter_map(|receiver| {
+        own.into_iter()
+            .chain(self.in_receivers().filter(|_| self.own.is_none()))
+    }
+
+    /// What the pods of receivers said.
+    fn in_receivers(&self) -> impl Iterator<Item = Speaker<'_>> {
+        self.receivers.iter().filter_map(|receiver| {
             Some(Speaker {
                 uid: &receiver.facts.uid,
                 name: &receiver.name,
                 awake: !receiver.facts.suspended,
                 report: receiver.report.as_ref()?,
             })
+        })
+    }
+
+    /// Whose totals count. Of a Sensor with a pod of its own also receivers in whose pods scores did something.
+    fn counting(&self) -> impl Iterator<Item = Speaker<'_>> {
+        let scored = self.in_receivers().filter(|speaker| {
+            let totals = speaker.report.totals;
+            self.own.is_some() && totals != Totals::default()
         });
-        own.into_iter().chain(receivers)
+        self.speakers().chain(scored)
     }
 
     /// What was said of the spec as it is now by pods that should run it.
@@ -227,7 +240,7 @@ fn count(facts: &Facts<'_>) -> Counted {
         beyond: facts.beyond.clone(),
     };
     counted.beyond.retain(|uid, _| facts.agents.contains(uid));
-    for Speaker { uid, name, report, .. } in facts.speakers() {
+    for Speaker { uid, name, report, .. } in facts.counting() {
         let said = sane(report.totals);
         if let Some(known) = counted.receivers.iter_mut().find(|known| known.uid == uid) {
             counted.totals = add(counted.totals, since(known.totals, said));

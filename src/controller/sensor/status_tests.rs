@@ -271,6 +271,38 @@ fn what_keeps_its_own_pod_down_is_said_once_and_stands_until_the_pod_speaks() {
 }
 
 #[test]
+fn what_scores_did_in_receivers_counts_with_what_its_own_pod_did_and_says_nothing_of_how_it_is() {
+    let own = Owned {
+        said: Some(SensorPodReport {
+            report: report(3),
+            pending_deliveries: 0,
+        }),
+        ..Owned::default()
+    };
+    let mut case = Case {
+        own: Some(own),
+        ..Case::default()
+    };
+    let scored = |notifications, errors| SensorReport {
+        generation: 0,
+        totals: Totals {
+            notifications,
+            errors,
+            ..Totals::default()
+        },
+        ..report(0)
+    };
+    case.receivers = vec![receiver("a", Some(scored(2, 1))), receiver("b", Some(scored(0, 0)))];
+    let status = case.write();
+    let sum = |status: &SensorStatus| (status.totals.events, status.totals.notifications, status.totals.errors);
+    assert_eq!(sum(&status), (3, 3, 1));
+    assert_eq!(case.reason(ConditionType::Ready), is("True", "Listening"));
+    assert_eq!(case.write(), status, "the same word again counts nothing");
+    case.receivers[1].report = Some(scored(1, 0));
+    assert_eq!(sum(&case.write()), (3, 4, 1));
+}
+
+#[test]
 fn suspended_it_is_ready_and_waits_for_nothing() {
     let mut case = Case::default();
     case.receivers[0].report.as_mut().unwrap().next_attempt_at = Some(now());

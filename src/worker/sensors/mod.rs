@@ -289,12 +289,13 @@ impl Sensors {
         self.memories.insert(happened.sensor, happened.memory);
     }
 
-    /// What is said of those that run here.
+    /// What is said of those that run here, and of those that run elsewhere and have something scored here.
     #[must_use]
     pub fn reports(&self) -> Vec<SensorReport> {
         let nothing = Memory::default();
         let of = |(uid, running): (&String, &Running)| running.report(self.memories.get(uid).unwrap_or(&nothing));
-        self.running.iter().map(of).collect()
+        let running = self.running.iter().map(of);
+        running.chain(self.scored_elsewhere()).collect()
     }
 }
 

@@ -4,6 +4,7 @@
 //! effect once its signals are known. Bounded: beyond [`MOST_WAITING`] events of one Sensor the next ones stay where they
 //! are, in the outbox of the Sensor's pod or at the clock. The engine asks; here it is decided what, and what follows.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 use jiff::{SignedDuration, Timestamp};
@@ -11,11 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{Happened, Memory, Sensors, sensed};
 use crate::engine::{Input, scoring};
+use crate::link::sensors::SensorReport;
 use crate::sensing::delivery::Event;
 use crate::sensing::trial::{Question, Verdict};
 
 /// Events of one Sensor that wait at most.
 pub const MOST_WAITING: usize = 16;
+
+/// Sensors that run elsewhere and are reported at most: those whose numbers are newest, since old ones may be gone.
+pub const MOST_TOLD: usize = 64;
 
 /// What waits of a Sensor.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -208,6 +213,27 @@ impl Sensors {
                 input: Some(Input::Sensed(sensed(uid, &name, event))),
                 files: Vec::new(),
             })
+        })
+    }
+}
+
+impl Sensors {
+    /// What scores did for Sensors that run in pods of their own, whose pods cannot count it.
+    pub(super) fn scored_elsewhere(&self) -> impl Iterator<Item = SensorReport> {
+        let elsewhere = self.memories.iter().filter(|(uid, memory)| {
+            let scored = !memory.waiting.name.is_empty();
+            scored && !self.running.contains_key(*uid)
+        });
+        let mut newest: Vec<_> = elsewhere.collect();
+        newest.sort_by_key(|(_, memory)| Reverse(memory.through));
+        newest.into_iter().take(MOST_TOLD).map(|(uid, memory)| SensorReport {
+            uid: uid.clone(),
+            generation: 0,
+            totals: memory.rules.totals,
+            last: None,
+            consecutive_failures: 0,
+            failure: None,
+            next_attempt_at: None,
         })
     }
 }

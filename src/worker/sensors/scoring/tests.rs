@@ -234,6 +234,30 @@ fn signals_without_a_score_count_as_errors_and_the_streak_ends_with_a_score() {
 }
 
 #[test]
+fn what_scores_did_for_a_sensor_in_a_pod_of_its_own_is_reported_and_of_64_such_sensors_at_most() {
+    let mut worker = Worker::default();
+    assert!(worker.takes("uid", event(1, vec![question("a", 0)])));
+    worker.settles(10);
+    assert_eq!(worker.scores(10, Some(80)), settled(1, 1, 1));
+    assert!(worker.takes("uid", event(2, vec![question("a", 0)])));
+    worker.settles(10);
+    worker.scores(10, None);
+    let report = worker.sensors().reports().remove(0);
+    let totals = (report.totals.events, report.totals.notifications, report.totals.errors);
+    assert_eq!((&*report.uid, report.generation, totals), ("uid", 0, (0, 2, 1)));
+    for seq in 3..=65 {
+        assert!(worker.takes(&format!("uid-{seq}"), event(seq, vec![question("a", 0)])));
+    }
+    let said = |worker: &Worker| {
+        let reports = worker.sensors().reports();
+        (reports.len(), reports.iter().any(|report| report.uid == "uid"))
+    };
+    assert_eq!(said(&worker), (64, true));
+    assert!(worker.takes("uid-66", event(66, vec![question("a", 0)])));
+    assert_eq!(said(&worker), (64, false), "the oldest");
+}
+
+#[test]
 fn an_outcome_of_nothing_that_waits_is_taken_and_changes_nothing() {
     let mut worker = Worker::default();
     assert!(worker.takes("uid", event(1, vec![question("a", 0)])));
