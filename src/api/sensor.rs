@@ -404,10 +404,10 @@ pub struct Totals {
     /// Events accepted.
     #[schemars(range(min = 0))]
     pub events: i64,
-    /// Fields written.
+    /// Fields written; those that a score let through, once for each receiver.
     #[schemars(range(min = 0))]
     pub updates: i64,
-    /// Notifications given.
+    /// Notifications given; those that a score let through, once for each receiver.
     #[schemars(range(min = 0))]
     pub notifications: i64,
     /// Events that were no news: the same again.
@@ -416,7 +416,7 @@ pub struct Totals {
     /// Events beyond `spec.limits`.
     #[schemars(range(min = 0))]
     pub dropped: i64,
-    /// Failures to hear or to understand.
+    /// Failures to hear or to understand; signals without a score, once for each receiver.
     #[schemars(range(min = 0))]
     pub errors: i64,
 }

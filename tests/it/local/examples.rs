@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
 
 use super::process::{Bench, Run};
-use super::sources::{free_port, is_there, until, updates};
+use super::sources::{free_port, is_there, said, until, updates};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 
@@ -144,6 +144,23 @@ async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
     }
     until_woken(&mut run, "webhook").await;
     assert_eq!(updates(&run), 1, "{}", run.out());
+}
+
+#[tokio::test]
+async fn a_report_without_a_score_wakes_all_the_same_and_is_an_error_of_its_sensor_that_runs_elsewhere() {
+    if !is_there("openssl") || !is_there("curl") {
+        return;
+    }
+    let (mut bench, port) = (Bench::new(), free_port().to_string());
+    let changes = [(r#"'{"score": 20}'"#, "no idea".to_owned())];
+    let script = sender(&example(&bench, "score.yaml", &changes), &port);
+    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let asleep = |run: &Run| (run.agent("score")["state"] == "Sleeping").then_some(());
+    until(&run, "asleep", asleep).await;
+    send(&run, &script, "202").await;
+    until(&run, "counted", |run| (said(run)["errors"] == 1).then_some(())).await;
+    assert_eq!(said(&run)["events"], 1, "the pod's own part");
+    until_woken(&mut run, "score").await;
 }
 
 /// The scores that were given so far, as the events say them.

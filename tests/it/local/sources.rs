@@ -145,7 +145,7 @@ async fn until_events(run: &mut Run, events: usize) {
 }
 
 /// The last line about the Sensor.
-fn said(run: &Run) -> Value {
+pub fn said(run: &Run) -> Value {
     let mut lines = run.lines().into_iter().filter(|line| line["type"] == "sensor");
     lines.next_back().unwrap_or(Value::Null)
 }
