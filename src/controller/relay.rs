@@ -136,6 +136,8 @@ impl Relay {
             revision,
         };
         table.lines.insert(agent.clone(), line);
+        // What waits for the word of the gateway before this one may wait in vain; sent again it comes here.
+        table.waiting.retain(|(receiver, _), _| receiver != agent);
         for entry in table.pods.values() {
             if entry.sensor.namespace == agent.namespace {
                 entry.directives.send_if_modified(|directives| {
@@ -162,7 +164,9 @@ impl Relay {
         let heard = self.pass(pod, deliver)?;
         match timeout(self.wait, heard).await {
             Ok(Ok(through)) => Ok(Delivered { sensor, through }),
-            Ok(Err(_)) => Err(away("a newer request took this one's place")),
+            Ok(Err(_)) => Err(away(
+                "a newer request took this one's place, or a new gateway its receiver's",
+            )),
             Err(_) => Err(away("the receiver did not say in time that it has these events")),
         }
     }
@@ -375,6 +379,28 @@ mod tests {
         drop(gateway);
         assert_eq!(code(&relay, pod("p1", "a"), of()).await, RefusalCode::Away);
         assert!(relay.lock().lines.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gateway_that_comes_ends_the_wait_for_the_word_of_the_one_before_it_and_for_no_other() {
+        let relay = relay();
+        let _line = relay.listen(&agent());
+        let pod = pod("p1", "a");
+        let begun = tokio::time::Instant::now();
+        let (answer, _line) = tokio::join!(relay.deliver(&pod, deliver("sensor-uid", "x-uid")), async {
+            relay.listen(&agent())
+        });
+        assert_eq!(answer.unwrap_err().code, RefusalCode::Away);
+        assert!(begun.elapsed().is_zero(), "{:?}", begun.elapsed());
+        let (answer, ()) = tokio::join!(relay.deliver(&pod, deliver("sensor-uid", "x-uid")), async {
+            let other = AgentKey {
+                name: "y".into(),
+                ..agent()
+            };
+            drop(relay.listen(&other));
+            relay.delivered(&agent(), word(7));
+        });
+        assert_eq!(answer, Ok(word(7)));
     }
 
     #[tokio::test(start_paused = true)]

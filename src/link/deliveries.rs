@@ -21,6 +21,8 @@ pub use crate::sensing::delivery::{Delivery, Event};
 
 /// Most bytes of the events of one [`Deliver`]; an event is never so long.
 pub const MOST_DELIVERY_BYTES: usize = 192 * 1024;
+/// Most events of one [`Deliver`]: a receiver takes so many before it looks at anything else.
+pub const MOST_DELIVERY_EVENTS: usize = 64;
 /// Seconds that the controller waits for a receiver's word.
 pub const DELIVERY_SECONDS: u64 = 5;
 /// Seconds that a gateway lets its worker wait for a delivery.

@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::disk;
+use crate::link::deliveries::MOST_DELIVERY_EVENTS;
 use crate::sensing::delivery::{Event, FieldValue, Notice};
 use crate::sensing::source::Cursor;
 pub use error::OutboxError;
@@ -192,7 +193,8 @@ impl Outbox {
         read().map_err(|error| self.sqlite(&error))
     }
 
-    /// The next events for a receiver, in order: as many as have `most` bytes in all, but one at least.
+    /// The next events for a receiver, in order: as many as it takes at once and as have `most` bytes in all, but one at
+    /// least.
     pub fn next(&self, receiver: &str, most: usize) -> Result<Vec<Event>, OutboxError> {
         self.read_next(receiver, most).map_err(|error| self.sqlite(&error))
     }
@@ -200,9 +202,9 @@ impl Outbox {
     fn read_next(&self, receiver: &str, most: usize) -> rusqlite::Result<Vec<Event>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT seq, json FROM events
-             WHERE seq > (SELECT through FROM receivers WHERE uid = ?1) ORDER BY seq",
+             WHERE seq > (SELECT through FROM receivers WHERE uid = ?1) ORDER BY seq LIMIT ?2",
         )?;
-        let mut rows = statement.query([receiver])?;
+        let mut rows = statement.query(params![receiver, index(MOST_DELIVERY_EVENTS)])?;
         let (mut events, mut bytes) = (Vec::new(), 0);
         while let Some(row) = rows.next()? {
             let event = self.event(row.get(0)?, &row.get::<_, String>(1)?)?;

@@ -267,6 +267,24 @@ fn as_many_events_go_at_once_as_have_room_and_one_at_least() {
 }
 
 #[test]
+fn no_more_events_go_at_once_than_a_receiver_takes() {
+    let dir = dir();
+    let (mut outbox, _) = open(dir.path());
+    outbox.receive(&[receiver("a")]).unwrap();
+    let most = index(MOST_DELIVERY_EVENTS);
+    for n in 1..=most + 2 {
+        take(&mut outbox, &event(n, "x"));
+        let offered = outbox.next("uid-a", ALL).unwrap();
+        assert_eq!(index(offered.len()), n.min(most), "of {n}");
+    }
+    for (through, left) in [(1, most), (2, most), (3, most - 1)] {
+        outbox.acknowledge("uid-a", START + through).unwrap();
+        let offered = outbox.next("uid-a", ALL).unwrap();
+        assert_eq!((offered[0].seq, index(offered.len())), (START + through + 1, left));
+    }
+}
+
+#[test]
 fn what_gives_no_event_still_remembers_where_to_go_on() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());

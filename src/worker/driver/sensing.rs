@@ -7,13 +7,13 @@
 use jiff::Timestamp;
 
 use super::Driver;
-use crate::link::deliveries::{Delivered, Delivery};
+use crate::link::deliveries::{Delivered, Delivery, MOST_DELIVERY_EVENTS};
 use crate::worker::journal::JournalError;
 use crate::worker::sensors::lookout::Sighting;
 use crate::worker::sensors::{Happened, Step};
 
 /// Things that happen to Sensors which are taken before anything else is looked at.
-const SENSORS_AT_ONCE: usize = 64;
+const SENSORS_AT_ONCE: usize = MOST_DELIVERY_EVENTS;
 
 impl Driver<'_> {
     /// Whether Sensors that run here are heard: a loop that is to stop leaves what comes to the next pod.
