@@ -5,7 +5,8 @@
 //! - [`api`]: the custom resources. Imports nothing of ours.
 //! - [`engine`], [`ledger`], [`scripted`]: pure rules. Import `api`.
 //! - [`disk`]: files of SQLite that one process alone writes. Imports nothing of ours.
-//! - [`sensing`]: what Sensors do with what they hear. Imports `api`.
+//! - [`mcp`]: the client of MCP, for those who run tools. Imports nothing of ours.
+//! - [`sensing`]: what Sensors do with what they hear. Imports `api` and `mcp`.
 //! - [`link`]: where controller, gateway and worker meet. Imports `api`, `ledger` and `sensing`.
 //! - [`telemetry`]: logs, metrics, probes. Imports `api`.
 //! - [`controller`], [`gateway`], [`worker`], [`sensor`]: the roles. Never import each other.
@@ -21,6 +22,7 @@ pub mod gateway;
 pub mod ledger;
 pub mod link;
 pub mod local;
+pub mod mcp;
 pub mod scripted;
 pub mod sensing;
 pub mod sensor;

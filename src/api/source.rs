@@ -5,6 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bounds::DNS_SUBDOMAIN;
+use super::endpoint::Tls;
+use super::polled_tool::PolledTool;
 use super::tools::SecretRef;
 
 /// A name of an HTTP header.
@@ -12,8 +14,10 @@ const HEADER: &str = "^[A-Za-z0-9][-A-Za-z0-9_]*$";
 
 /// Something that is asked again and again. A failure doubles the time to the next attempt, up to 300 s.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("has(self.http) != has(self.prometheus)").message(
-    "spec.source.poll must have exactly one of http and prometheus, such as http: {url: \"https://example.com/prices\"}"
+#[x_kube(validation = Rule::new(
+    "[has(self.http), has(self.prometheus), has(self.tool)].filter(one, one).size() == 1"
+).message(
+    "spec.source.poll must have exactly one of http, prometheus and tool, such as http: {url: \"https://example.com/prices\"}"
 ))]
 #[serde(rename_all = "camelCase")]
 pub struct Poll {
@@ -32,6 +36,9 @@ pub struct Poll {
     /// without times, so that the same values again are no news.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prometheus: Option<Prometheus>,
+    /// A tool of an MCP server that changes nothing. What it gives as structured content is the payload, or else its text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool: Option<PolledTool>,
 }
 
 fn interval() -> u32 {
@@ -44,9 +51,14 @@ fn timeout() -> u32 {
 
 /// A page and how it is asked for.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("!has(self.body) || self.method == 'POST'").message(
-    "spec.source.poll.http.body needs method: POST"
-))]
+#[x_kube(
+    validation = Rule::new("!has(self.body) || self.method == 'POST'").message(
+        "spec.source.poll.http.body needs method: POST"
+    ),
+    validation = Rule::new("!has(self.tls) || self.url.startsWith('https://')").message(
+        "spec.source.poll.http.tls needs a url that starts with https://"
+    )
+)]
 #[serde(rename_all = "camelCase")]
 pub struct Http {
     /// Its address: http or https, a host, no user.
@@ -62,6 +74,9 @@ pub struct Http {
     /// With it, redirects to another host are not followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers_secret_ref: Option<SecretRef>,
+    /// How TLS is made, where the system's roots do not do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<Tls>,
     /// JSON that is sent, with method `POST`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16_384))]
@@ -82,6 +97,9 @@ pub enum Method {
 
 /// A query of a Prometheus.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("!has(self.tls) || self.url.startsWith('https://')").message(
+    "spec.source.poll.prometheus.tls needs a url that starts with https://"
+))]
 #[serde(rename_all = "camelCase")]
 pub struct Prometheus {
     /// Address of the server, without `/api/v1/query`.
@@ -93,6 +111,12 @@ pub struct Prometheus {
     /// The query, in `PromQL`.
     #[schemars(length(min = 1, max = 4096))]
     pub query: String,
+    /// A Secret whose keys are names of headers and whose values are sent with each request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers_secret_ref: Option<SecretRef>,
+    /// How TLS is made, where the system's roots do not do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<Tls>,
 }
 
 /// A connection that stays open. When it ends it is made again; each failure doubles the time to that, up to 300 s.
@@ -122,6 +146,9 @@ fn idle() -> u32 {
 
 /// Server-sent events.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("!has(self.tls) || self.url.startsWith('https://')").message(
+    "spec.source.stream.sse.tls needs a url that starts with https://"
+))]
 #[serde(rename_all = "camelCase")]
 pub struct Sse {
     /// Address of the stream.
@@ -133,10 +160,16 @@ pub struct Sse {
     /// A Secret whose keys are names of headers and whose values are sent with each request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers_secret_ref: Option<SecretRef>,
+    /// How TLS is made, where the system's roots do not do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<Tls>,
 }
 
 /// Messages of a WebSocket.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("!has(self.tls) || self.url.startsWith('wss://')").message(
+    "spec.source.stream.webSocket.tls needs a url that starts with wss://"
+))]
 #[serde(rename_all = "camelCase")]
 pub struct WebSocket {
     /// Its address.
@@ -148,6 +181,9 @@ pub struct WebSocket {
     /// A Secret whose keys are names of headers and whose values are sent with the request for the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers_secret_ref: Option<SecretRef>,
+    /// How TLS is made, where the system's roots do not do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<Tls>,
     /// A text that is sent once each connection is made, such as `{"op": "subscribe", "channel": "ticker"}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16_384))]

@@ -7,8 +7,8 @@ use clap::Args as ClapArgs;
 
 use super::pod;
 use crate::link::pod::{
-    CONFIG_ENV, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE, SensorPodConfig,
-    WEBHOOK_PORT,
+    CONFIG_ENV, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR, SENSOR_HEADERS_DIR,
+    SENSOR_KEY_FILE, SensorPodConfig, WEBHOOK_PORT,
 };
 use crate::sensor::{self, Options};
 
@@ -24,6 +24,12 @@ pub(super) struct Args {
     /// The mounted headers of the source; read for each request.
     #[arg(long, env = "AGENTLOOP_SENSOR_HEADERS_DIR", default_value = SENSOR_HEADERS_DIR)]
     headers_dir: PathBuf,
+    /// The mounted authority that the source trusts; read for each connection.
+    #[arg(long, env = "AGENTLOOP_SENSOR_CA_DIR", default_value = SENSOR_CA_DIR)]
+    ca_dir: PathBuf,
+    /// The mounted certificate that the source is known by; read for each connection.
+    #[arg(long, env = "AGENTLOOP_SENSOR_CERTIFICATE_DIR", default_value = SENSOR_CERTIFICATE_DIR)]
+    certificate_dir: PathBuf,
     /// The mounted key of the webhook; read for each request.
     #[arg(long, env = "AGENTLOOP_SENSOR_KEY_FILE", default_value = SENSOR_KEY_FILE)]
     key_file: PathBuf,
@@ -46,6 +52,8 @@ impl Args {
             config,
             outbox_dir: self.outbox_dir,
             headers_dir: self.headers_dir,
+            ca_dir: self.ca_dir,
+            certificate_dir: self.certificate_dir,
             key_file: self.key_file,
             webhook_address: self.webhook_address,
             link_token_file: self.link_token_file,

@@ -49,6 +49,10 @@ pub const SENSOR_SERVICE_ACCOUNT: &str = "agentloop-sensor";
 pub const OUTBOX_DIR: &str = "/var/lib/agentloop/sensor";
 /// Mounted Secret of a source's `headersSecretRef` (sensor): a file per header.
 pub const SENSOR_HEADERS_DIR: &str = "/etc/agentloop/headers";
+/// Mounted key of a source's `tls.caSecretRef` (sensor).
+pub const SENSOR_CA_DIR: &str = "/etc/agentloop/tls/ca";
+/// Mounted keys of a source's `tls.clientCertificateSecretRef` (sensor).
+pub const SENSOR_CERTIFICATE_DIR: &str = "/etc/agentloop/tls/certificate";
 /// Mounted Secret key of `source.webhook.secretKeyRef` (sensor).
 pub const SENSOR_KEY_FILE: &str = "/etc/agentloop/key/value";
 /// Port of a sensor pod's webhook.

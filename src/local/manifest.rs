@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::ByteString;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::schema::Schema;
 use super::server::namespace_key;
@@ -17,7 +17,7 @@ use super::store::{AGENTS, BUDGETS, CONFIG_MAPS, Key, NAMESPACES, SECRETS, SENSO
 use crate::api::sensor::Source;
 use crate::api::{Agent, AgentBudget, Sensor};
 use crate::controller::agent::{Referred, Settings, problem};
-use crate::controller::sensor::pod;
+use crate::controller::sensor::secrets::needed;
 use crate::sensing;
 
 /// Namespace of objects that name none.
@@ -387,14 +387,19 @@ fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(
 
 /// Whether the Secrets of a source are there.
 fn secrets<'a>(source: &Source, find: impl Fn(&str) -> Option<&'a Value>) -> Result<(), String> {
-    let headers = pod::headers(source).map(|(field, secret)| (field, &secret.name, None));
-    let key = pod::key(source).map(|key| ("spec.source.webhook.secretKeyRef", &key.name, Some(&key.key)));
-    for (field, name, key) in headers.into_iter().chain(key) {
+    for needed in needed(source) {
+        let (field, name) = (&needed.field, needed.name);
         let secret = find(name).ok_or_else(|| {
             format!("{field}: Secret {name} is not in these files: add it (or --secret-from-env), or correct the name")
         })?;
-        if let Some(key) = key.filter(|key| secret["data"].get(key.as_str()).is_none()) {
-            return Err(format!("{field}: Secret {name} has no key {key}"));
+        let keys: Vec<_> = secret["data"]
+            .as_object()
+            .into_iter()
+            .flat_map(Map::keys)
+            .cloned()
+            .collect();
+        if let Some(message) = needed.lacks(&keys) {
+            return Err(message);
         }
     }
     Ok(())

@@ -13,8 +13,9 @@ use super::volumes::{Volumes, make_folder};
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE,
-    LINK_TOKEN_FILE, OUTBOX_DIR, PodConfig, RECORD_DIR, SCRIPT_FILE, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE,
-    SENSOR_SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_PATH, SensorPodConfig, TOOL_HEADERS_DIR, WORKSPACE_DIR,
+    LINK_TOKEN_FILE, OUTBOX_DIR, PodConfig, RECORD_DIR, SCRIPT_FILE, SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR,
+    SENSOR_HEADERS_DIR, SENSOR_KEY_FILE, SENSOR_SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_PATH, SensorPodConfig,
+    TOOL_HEADERS_DIR, WORKSPACE_DIR,
 };
 use crate::link::server::PodKind;
 use crate::{gateway, sensor};
@@ -121,6 +122,8 @@ fn sensor(pod: &Pod, volumes: &Volumes, webhooks: &Webhooks) -> Result<sensor::O
         config,
         outbox_dir: file(OUTBOX_DIR),
         headers_dir: file(SENSOR_HEADERS_DIR),
+        ca_dir: file(SENSOR_CA_DIR),
+        certificate_dir: file(SENSOR_CERTIFICATE_DIR),
         key_file: file(SENSOR_KEY_FILE),
         link_token_file: file(LINK_TOKEN_FILE),
         link_ca_file: file(LINK_CA_FILE),

@@ -79,6 +79,7 @@ pub fn compile(name: &str, spec: &SensorSpec) -> Result<Compiled, Mistakes> {
     let (schedule, watch) = (spec.source.schedule.as_ref(), spec.source.watch.as_ref());
     let calendar = schedule.and_then(|schedule| compiling.take_all(schedule::Calendar::compile(schedule)));
     let scope = watch.and_then(|watch| compiling.take(watch::Scope::of(watch)));
+    compiling.take(source::endpoint::check(spec));
     let rules = compiling.take_all(rules::Rules::compile(name, spec));
     compiling.end(|| {
         Some(Compiled {

@@ -39,6 +39,10 @@ pub struct Options {
     pub outbox_dir: PathBuf,
     /// Directory with a file for each header of a Secret.
     pub headers_dir: PathBuf,
+    /// Directory with the authority that a source trusts.
+    pub ca_dir: PathBuf,
+    /// Directory with the certificate that a source is known by.
+    pub certificate_dir: PathBuf,
     /// File of the webhook's key.
     pub key_file: PathBuf,
     /// Where the webhook listens.
@@ -94,6 +98,8 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         outbox,
         sources: Sources {
             headers_dir: options.headers_dir,
+            ca_dir: options.ca_dir,
+            certificate_dir: options.certificate_dir,
             key_file: options.key_file,
             webhook_address: options.webhook_address,
             policy: Arc::new(policy),

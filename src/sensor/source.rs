@@ -5,18 +5,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::Url;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::SensorSpec;
+use crate::api::sensor::Source;
 use crate::api::source::{Poll, Stream, Webhook};
 use crate::sensing::address::AddressPolicy;
+use crate::sensing::source::endpoint::url;
 use crate::sensing::source::http::{Failure, Place};
 use crate::sensing::source::poll::{Poller, Question};
 use crate::sensing::source::sse;
+use crate::sensing::source::tls::TlsFiles;
 use crate::sensing::source::web_socket;
 use crate::sensing::source::webhook::Receiver;
 use crate::sensing::source::webhook::signature::Rule;
@@ -31,6 +33,10 @@ const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 pub struct Sources {
     /// Directory with a file for each header of a Secret.
     pub headers_dir: PathBuf,
+    /// Directory with the authority that a source trusts.
+    pub ca_dir: PathBuf,
+    /// Directory with the certificate that a source is known by.
+    pub certificate_dir: PathBuf,
     /// File of the webhook's key.
     pub key_file: PathBuf,
     /// Where the webhook listens.
@@ -54,67 +60,14 @@ impl Sources {
         let most_bytes = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
         let source = &spec.source;
         let task = match (&source.poll, &source.stream, &source.webhook) {
-            (Some(poll), _, _) => tokio::spawn(self.poller(poll, most_bytes)?.run(cursor, feed)),
-            (_, Some(stream), _) => self.listen(stream, most_bytes, cursor, feed)?,
+            (Some(poll), _, _) => tokio::spawn(poller(poll, self.place(source, most_bytes)?)?.run(cursor, feed)),
+            (_, Some(stream), _) => listen(stream, self.place(source, most_bytes)?, cursor, feed)?,
             (_, _, Some(webhook)) => {
                 tokio::spawn(receive(self.receiver(webhook, most_bytes), self.webhook_address, feed))
             }
             (None, None, None) => return Err(Failure("this Sensor has no source of a sensor pod".into())),
         };
         Ok(Running(task))
-    }
-
-    fn poller(&self, poll: &Poll, most_bytes: usize) -> Result<Poller, Failure> {
-        let (place, question) = match (&poll.http, &poll.prometheus) {
-            (Some(http), _) => {
-                let question = Question::Page {
-                    method: http.method,
-                    body: http.body.clone(),
-                };
-                (
-                    self.place(&http.url, http.headers_secret_ref.is_some(), most_bytes)?,
-                    question,
-                )
-            }
-            (_, Some(prometheus)) => {
-                let url = format!("{}/api/v1/query", prometheus.url.trim_end_matches('/'));
-                let query = prometheus.query.clone();
-                (self.place(&url, false, most_bytes)?, Question::Prometheus { query })
-            }
-            (None, None) => return Err(Failure("spec.source.poll says nothing to ask".into())),
-        };
-        Ok(Poller {
-            place,
-            question,
-            interval: Duration::from_secs(poll.interval_seconds.into()),
-            timeout: Duration::from_secs(poll.timeout_seconds.into()),
-        })
-    }
-
-    fn listen(
-        &self,
-        stream: &Stream,
-        most_bytes: usize,
-        cursor: Cursor,
-        feed: Feed,
-    ) -> Result<JoinHandle<()>, Failure> {
-        let idle = Duration::from_secs(stream.idle_timeout_seconds.into());
-        match (&stream.sse, &stream.web_socket) {
-            (Some(sse), _) => {
-                let place = self.place(&sse.url, sse.headers_secret_ref.is_some(), most_bytes)?;
-                Ok(tokio::spawn(sse::Listener { place, idle }.run(cursor, feed)))
-            }
-            (_, Some(socket)) => {
-                let url = socket.url.replacen("ws", "http", 1);
-                let listener = web_socket::Listener {
-                    place: self.place(&url, socket.headers_secret_ref.is_some(), most_bytes)?,
-                    subscribe: socket.subscribe.clone(),
-                    idle,
-                };
-                Ok(tokio::spawn(listener.run(feed)))
-            }
-            (None, None) => Err(Failure("spec.source.stream says nothing to listen to".into())),
-        }
     }
 
     fn receiver(&self, webhook: &Webhook, most_bytes: usize) -> Receiver {
@@ -129,13 +82,57 @@ impl Sources {
         }
     }
 
-    fn place(&self, url: &str, has_headers: bool, most_bytes: usize) -> Result<Place, Failure> {
+    fn place(&self, source: &Source, most_bytes: usize) -> Result<Place, Failure> {
+        let endpoint = source.endpoint();
+        let endpoint = endpoint.ok_or_else(|| Failure("spec.source says no address".into()))?;
         Ok(Place {
-            url: Url::parse(url).map_err(|error| Failure(format!("the url is no address: {error}")))?,
-            headers_dir: has_headers.then(|| self.headers_dir.clone()),
+            url: url(&endpoint).map_err(|invalid| Failure(invalid.to_string()))?,
+            headers_dir: endpoint.headers.map(|_| self.headers_dir.clone()),
+            tls: TlsFiles::new(endpoint.tls, &self.ca_dir, &self.certificate_dir),
             policy: Arc::clone(&self.policy),
             most_bytes,
         })
+    }
+}
+
+fn poller(poll: &Poll, mut place: Place) -> Result<Poller, Failure> {
+    let question = if let Some(http) = &poll.http {
+        Question::Page {
+            method: http.method,
+            body: http.body.clone(),
+        }
+    } else if let Some(prometheus) = &poll.prometheus {
+        let path = format!("{}/api/v1/query", place.url.path().trim_end_matches('/'));
+        place.url.set_path(&path);
+        Question::Prometheus {
+            query: prometheus.query.clone(),
+        }
+    } else if let Some(tool) = &poll.tool {
+        Question::Tool(tool.clone())
+    } else {
+        return Err(Failure("spec.source.poll says nothing to ask".into()));
+    };
+    Ok(Poller {
+        place,
+        question,
+        interval: Duration::from_secs(poll.interval_seconds.into()),
+        timeout: Duration::from_secs(poll.timeout_seconds.into()),
+    })
+}
+
+fn listen(stream: &Stream, place: Place, cursor: Cursor, feed: Feed) -> Result<JoinHandle<()>, Failure> {
+    let idle = Duration::from_secs(stream.idle_timeout_seconds.into());
+    match (&stream.sse, &stream.web_socket) {
+        (Some(_), _) => Ok(tokio::spawn(sse::Listener { place, idle }.run(cursor, feed))),
+        (_, Some(socket)) => {
+            let listener = web_socket::Listener {
+                place,
+                subscribe: socket.subscribe.clone(),
+                idle,
+            };
+            Ok(tokio::spawn(listener.run(feed)))
+        }
+        (None, None) => Err(Failure("spec.source.stream says nothing to listen to".into())),
     }
 }
 

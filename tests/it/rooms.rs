@@ -12,10 +12,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("engine", &["api"]),
     ("ledger", &["api"]),
     ("scripted", &["api"]),
-    ("sensing", &["api"]),
+    ("mcp", &[]),
+    ("sensing", &["api", "mcp"]),
     ("link", &["api", "ledger", "sensing"]),
     ("telemetry", &["api"]),
-    ("worker", &["api", "disk", "engine", "link", "sensing", "telemetry"]),
+    (
+        "worker",
+        &["api", "disk", "engine", "link", "mcp", "sensing", "telemetry"],
+    ),
     ("sensor", &["api", "disk", "link", "sensing", "telemetry"]),
     ("gateway", &["api", "engine", "ledger", "link", "scripted", "telemetry"]),
     (

@@ -1,7 +1,8 @@
-//! Sources against peers that nobody here wrote: Debian's Prometheus, and streams that Python serves.
+//! Sources against peers that nobody here wrote: Debian's Prometheus, an MCP server, and streams that Python serves.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod tool;
 mod web_socket;
 
 use std::process::Stdio;
@@ -12,6 +13,7 @@ use agentloop::sensing::address::AddressPolicy;
 use agentloop::sensing::source::http::Place;
 use agentloop::sensing::source::poll::{Poller, Question};
 use agentloop::sensing::source::sse::Listener;
+use agentloop::sensing::source::tls::TlsFiles;
 use agentloop::sensing::source::{Arrival, Cursor, Feed, Heard, Taken};
 use pretty_assertions::assert_eq;
 use serde_json::json;
@@ -27,6 +29,7 @@ fn place(url: &str) -> Place {
     Place {
         url: url.parse().unwrap(),
         headers_dir: None,
+        tls: TlsFiles::default(),
         policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
         most_bytes: 10_000,
     }

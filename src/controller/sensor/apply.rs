@@ -20,6 +20,7 @@ use super::children::{Child, Children, Seen};
 use super::conditions::{INVALID_SPEC, NAME_TAKEN, REFUSED, SECRET_NOT_FOUND};
 use super::index::SensorKey;
 use super::pod::{self, LONGEST_CONFIG, MANAGER};
+use super::secrets;
 use super::sensors::{Observed, Sensors};
 use crate::api::Sensor;
 use crate::controller::agent::error::{Error, call, find};
@@ -257,32 +258,16 @@ impl Work<'_> {
             return Ok(Some(Obstacle::spec(INVALID_SPEC, message)));
         }
         let source = &self.sensor.spec.source;
-        let mut missing = None;
-        if let Some((field, reference)) = pod::headers(source) {
-            let name = &reference.name;
-            missing = match self.keys(name).await? {
-                None => Some(format!(
-                    "{field}: Secret {name} does not exist in this namespace: create it with a key for each header, such as \
-                     Authorization, or correct the name"
-                )),
-                Some(keys) if keys.is_empty() => Some(format!(
-                    "{field}: Secret {name} has no key: add one for each header, such as Authorization"
-                )),
-                Some(_) => None,
+        for needed in secrets::needed(source) {
+            let missing = match self.keys(needed.name).await? {
+                None => Some(needed.absent()),
+                Some(found) => needed.lacks(&found),
             };
-        } else if let Some(reference) = pod::key(source) {
-            let (field, name, key) = ("spec.source.webhook.secretKeyRef", &reference.name, &reference.key);
-            missing = match self.keys(name).await? {
-                None => Some(format!(
-                    "{field}: Secret {name} does not exist in this namespace: create it with the key {key}, or correct the name"
-                )),
-                Some(keys) if !keys.contains(key) => Some(format!(
-                    "{field}: Secret {name} has no key {key}: add it, or correct the key"
-                )),
-                Some(_) => None,
-            };
+            if let Some(message) = missing {
+                return Ok(Some(Obstacle::spec(SECRET_NOT_FOUND, message)));
+            }
         }
-        Ok(missing.map(|message| Obstacle::spec(SECRET_NOT_FOUND, message)))
+        Ok(None)
     }
 
     /// The keys of a Secret; what they hold is dropped at once.

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetPersistentVolumeClaimRetentionPolicy, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
-    ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction, KeyToPath,
-    PersistentVolumeClaim, PersistentVolumeClaimSpec, PodSpec, PodTemplateSpec, Probe, ProjectedVolumeSource,
-    ResourceRequirements, SecretVolumeSource, Service, ServiceAccount, ServiceAccountTokenProjection, ServicePort,
-    ServiceSpec, Volume, VolumeMount, VolumeProjection, VolumeResourceRequirements,
+    ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction, PersistentVolumeClaim,
+    PersistentVolumeClaimSpec, PodSpec, PodTemplateSpec, Probe, ProjectedVolumeSource, ResourceRequirements, Service,
+    ServiceAccount, ServiceAccountTokenProjection, ServicePort, ServiceSpec, Volume, VolumeMount, VolumeProjection,
+    VolumeResourceRequirements,
 };
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -19,14 +19,13 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
 
+use super::secrets::{self, Needed};
 use crate::api::sensor::Source;
-use crate::api::source::KeyRef;
-use crate::api::tools::SecretRef;
 use crate::api::{LINK_AUDIENCE, Sensor};
 use crate::controller::restricted;
 use crate::link::pod::{
-    CONFIG_ENV, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE,
-    SENSOR_SERVICE_ACCOUNT, SensorPodConfig, WEBHOOK_PORT, WORKER_UID,
+    CONFIG_ENV, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_SERVICE_ACCOUNT, SensorPodConfig,
+    WEBHOOK_PORT, WORKER_UID,
 };
 use crate::link::sensors::SensorTerms;
 
@@ -43,7 +42,7 @@ const COMMAND: [&str; 2] = ["/agentloop", "sensor"];
 /// Seconds a link token lives; the kubelet renews it.
 const TOKEN_SECONDS: i64 = 3600;
 /// Readable by the pod's group alone.
-const GROUP_READABLE: i32 = 0o440;
+pub(super) const GROUP_READABLE: i32 = 0o440;
 /// Seconds a pod has to finish what it is asked.
 const GRACE_SECONDS: i64 = 10;
 
@@ -282,12 +281,7 @@ fn container(sensor: &Sensor, settings: &SensorPodSettings) -> Container {
         mount("link-token", directory(LINK_TOKEN_FILE), true),
         mount("link-ca", directory(LINK_CA_FILE), true),
     ];
-    if headers(source).is_some() {
-        mounts.push(mount("headers", SENSOR_HEADERS_DIR, true));
-    }
-    if key(source).is_some() {
-        mounts.push(mount("key", directory(SENSOR_KEY_FILE), true));
-    }
+    mounts.extend(secrets::needed(source).iter().map(Needed::mount));
     let webhook = source.webhook.is_some();
     Container {
         name: "sensor".into(),
@@ -340,27 +334,6 @@ pub(super) fn config(sensor: &Sensor, settings: &SensorPodSettings) -> String {
         .replace('$', "\\u0024")
 }
 
-/// The Secret with the source's headers, and the field that names it.
-#[must_use]
-pub fn headers(source: &Source) -> Option<(&'static str, &SecretRef)> {
-    let http = source.poll.as_ref().and_then(|poll| poll.http.as_ref());
-    let stream = source.stream.as_ref();
-    let sse = stream.and_then(|stream| stream.sse.as_ref());
-    let socket = stream.and_then(|stream| stream.web_socket.as_ref());
-    let http = http.and_then(|http| http.headers_secret_ref.as_ref());
-    let sse = sse.and_then(|sse| sse.headers_secret_ref.as_ref());
-    let socket = socket.and_then(|socket| socket.headers_secret_ref.as_ref());
-    http.map(|secret| ("spec.source.poll.http.headersSecretRef", secret))
-        .or_else(|| sse.map(|secret| ("spec.source.stream.sse.headersSecretRef", secret)))
-        .or_else(|| socket.map(|secret| ("spec.source.stream.webSocket.headersSecretRef", secret)))
-}
-
-/// The key of the source's webhook.
-#[must_use]
-pub fn key(source: &Source) -> Option<&KeyRef> {
-    source.webhook.as_ref().map(|webhook| &webhook.secret_key_ref)
-}
-
 fn volumes(sensor: &Sensor) -> Vec<Volume> {
     let storage = &sensor.spec.storage;
     let mut volumes = vec![
@@ -396,31 +369,8 @@ fn volumes(sensor: &Sensor) -> Vec<Volume> {
             ..Volume::default()
         });
     }
-    if let Some((_, secret)) = headers(&sensor.spec.source) {
-        volumes.push(secret_volume("headers", &secret.name, None));
-    }
-    if let Some(key) = key(&sensor.spec.source) {
-        let item = KeyToPath {
-            key: key.key.clone(),
-            path: file(SENSOR_KEY_FILE).into(),
-            ..KeyToPath::default()
-        };
-        volumes.push(secret_volume("key", &key.name, Some(vec![item])));
-    }
+    volumes.extend(secrets::needed(&sensor.spec.source).iter().map(Needed::volume));
     volumes
-}
-
-fn secret_volume(name: &str, secret: &str, items: Option<Vec<KeyToPath>>) -> Volume {
-    Volume {
-        name: name.into(),
-        secret: Some(SecretVolumeSource {
-            secret_name: Some(secret.into()),
-            items,
-            default_mode: Some(GROUP_READABLE),
-            ..SecretVolumeSource::default()
-        }),
-        ..Volume::default()
-    }
 }
 
 fn projected(name: &str, source: VolumeProjection) -> Volume {
@@ -434,7 +384,7 @@ fn projected(name: &str, source: VolumeProjection) -> Volume {
     }
 }
 
-fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
+pub(super) fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
     VolumeMount {
         name: volume.into(),
         mount_path: path.into(),
@@ -443,11 +393,11 @@ fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
     }
 }
 
-fn directory(path: &str) -> &str {
+pub(super) fn directory(path: &str) -> &str {
     path.rsplit_once('/').map_or("/", |(directory, _)| directory)
 }
 
-fn file(path: &str) -> &str {
+pub(super) fn file(path: &str) -> &str {
     path.rsplit_once('/').map_or(path, |(_, file)| file)
 }
 
@@ -521,6 +471,33 @@ mod tests {
         assert_eq!(names(&pod["volumes"]), ["link-token", "link-ca", "outbox", "headers"]);
         assert_eq!(pod["volumes"][3]["secret"]["secretName"], "keys");
         assert_eq!(pod["containers"][0]["ports"], Value::Null);
+    }
+
+    #[test]
+    fn of_the_secrets_of_tls_the_pod_has_just_the_keys_it_needs() {
+        let tls = json!({"caSecretRef": {"name": "roots"}, "clientCertificateSecretRef": {"name": "me"}});
+        let socket = json!({"url": "wss://example.com", "tls": tls});
+        let pod = template(&sensor(
+            &json!({"agentNames": ["x"], "source": {"stream": {"webSocket": socket}}}),
+        ));
+        assert_eq!(
+            names(&pod["volumes"]),
+            ["link-token", "link-ca", "tls-ca", "tls-certificate"]
+        );
+        let items = |keys: &[&str]| {
+            let items = keys.iter().map(|key| json!({"key": key, "path": key}));
+            items.collect::<Vec<_>>()
+        };
+        let ca = &pod["volumes"][2]["secret"];
+        assert_eq!(ca["secretName"], "roots");
+        assert_eq!(ca["items"], json!(items(&["ca.crt"])));
+        assert_eq!(
+            pod["volumes"][3]["secret"]["items"],
+            json!(items(&["tls.crt", "tls.key"]))
+        );
+        let mounts = &pod["containers"][0]["volumeMounts"];
+        assert_eq!(mounts[3]["mountPath"], "/etc/agentloop/tls/ca");
+        assert_eq!(mounts[4]["mountPath"], "/etc/agentloop/tls/certificate");
     }
 
     #[test]

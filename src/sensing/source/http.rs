@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect::{Attempt, Policy};
-use reqwest::{Client, ClientBuilder, Response, StatusCode, Url};
+use reqwest::{Client, Response, StatusCode, Url};
 
+use super::tls::{Material, TlsFiles};
 use crate::api::tools::is_tool_header;
 use crate::sensing::address::{AddressPolicy, Resolver};
 
@@ -32,39 +33,74 @@ pub struct Place {
     pub url: Url,
     /// Directory with a file for each header of a Secret; read for each request.
     pub headers_dir: Option<PathBuf>,
+    /// How TLS is made.
+    pub tls: TlsFiles,
     /// Where requests may go.
     pub policy: Arc<AddressPolicy>,
     /// Most bytes of a payload.
     pub most_bytes: usize,
 }
 
+/// The client of a place, which is made anew when the Secrets of its TLS change.
+pub struct Clients<'a> {
+    place: &'a Place,
+    is_upgraded: bool,
+    made: Option<(Material, Client)>,
+}
+
+impl Clients<'_> {
+    /// The client for the next connection.
+    pub fn get(&mut self) -> Result<Client, Failure> {
+        let material = self.place.tls.read()?;
+        if let Some((made_of, client)) = &self.made
+            && *made_of == material
+        {
+            return Ok(client.clone());
+        }
+        let client = self.place.client(self.is_upgraded, &material)?;
+        self.made = Some((material, client.clone()));
+        Ok(client)
+    }
+}
+
 impl Place {
-    /// A client that goes only where it may, also when it is redirected.
-    pub fn client(&self) -> Result<Client, Failure> {
-        self.build(Client::builder())
+    /// Clients that go only where they may, also when they are redirected.
+    #[must_use]
+    pub fn clients(&self) -> Clients<'_> {
+        Clients {
+            place: self,
+            is_upgraded: false,
+            made: None,
+        }
     }
 
-    /// One whose connections can become something else, such as a WebSocket: that is no matter of HTTP/2.
-    pub fn client_to_upgrade(&self) -> Result<Client, Failure> {
-        self.build(Client::builder().http1_only())
+    /// The same for connections that become something else, such as a WebSocket: that is no matter of HTTP/2.
+    #[must_use]
+    pub fn clients_to_upgrade(&self) -> Clients<'_> {
+        Clients {
+            is_upgraded: true,
+            ..self.clients()
+        }
     }
 
-    fn build(&self, builder: ClientBuilder) -> Result<Client, Failure> {
-        let builder = builder
+    fn client(&self, is_upgraded: bool, material: &Material) -> Result<Client, Failure> {
+        let builder = Client::builder()
             .user_agent(USER_AGENT)
             .no_proxy()
             .dns_resolver(Arc::new(Resolver(Arc::clone(&self.policy))))
             .redirect(self.redirects())
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_keepalive(KEEPALIVE);
-        let builder = match self.url.scheme() {
-            // The system's CA roots, without which there is no client.
-            "https" => builder,
-            _ => builder.tls_certs_only([]),
-        };
-        builder
-            .build()
-            .map_err(|error| Failure(format!("no connection is possible: {}", cause(&error))))
+        let builder = if is_upgraded { builder.http1_only() } else { builder };
+        let builder = material.apply(builder, self.url.scheme() == "https")?;
+        builder.build().map_err(|error| {
+            let advice = if material.has_identity() {
+                "; look at tls.clientCertificateSecretRef"
+            } else {
+                ""
+            };
+            Failure(format!("no connection is possible: {}{advice}", cause(&error)))
+        })
     }
 
     /// Whether the address itself may be asked.
@@ -143,7 +179,16 @@ pub async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, Failur
 /// Why there was no answer.
 #[must_use]
 pub fn unreachable(error: &reqwest::Error) -> Failure {
-    Failure(format!("no answer: {}", cause(error)))
+    let cause = cause(error);
+    // As rustls says it.
+    let advice = if cause.starts_with("invalid peer certificate") {
+        "; look at tls.caSecretRef"
+    } else if cause.contains("received fatal alert") && cause.to_ascii_lowercase().contains("certificate") {
+        "; look at tls.clientCertificateSecretRef"
+    } else {
+        ""
+    };
+    Failure(format!("no answer: {cause}{advice}"))
 }
 
 /// Why an answer is none.

@@ -4,10 +4,12 @@
 //! is lost with a crash is heard again. Knows nothing of rules or receivers. Says never text of a payload.
 
 pub mod backoff;
+pub mod endpoint;
 pub mod http;
 pub mod poll;
 mod reopening;
 pub mod sse;
+pub mod tls;
 pub mod web_socket;
 pub mod webhook;
 

@@ -1,4 +1,6 @@
-//! Sources that ask again and again: pages, and queries of a Prometheus.
+//! Sources that ask again and again: pages, queries of a Prometheus, and tools.
+
+mod talk;
 
 use std::time::Duration;
 
@@ -8,9 +10,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use self::talk::Talk;
 use super::backoff::{Backoff, jitter};
 use super::http::{Failure, Place, body, refused, unreachable};
 use super::{Cursor, Feed, Heard, Taken};
+use crate::api::polled_tool::PolledTool;
 use crate::api::source::Method;
 
 /// Longest validator of a page that is kept.
@@ -31,6 +35,8 @@ pub enum Question {
         /// The query.
         query: String,
     },
+    /// A tool of the MCP server whose address this is.
+    Tool(PolledTool),
 }
 
 /// Asks again and again.
@@ -50,12 +56,13 @@ impl Poller {
     /// Asks until it is dropped.
     pub async fn run(self, mut cursor: Cursor, feed: Feed) {
         let mut backoff = Backoff::new(self.interval);
-        let client = self.place.client();
+        let mut clients = self.place.clients();
+        let mut talk = Talk::default();
         loop {
             let begun = Instant::now();
-            let result = match &client {
-                Ok(client) => self.attempt(client, &mut cursor, &feed).await,
-                Err(failure) => Err(failure.clone()),
+            let result = match clients.get() {
+                Ok(client) => self.attempt(&client, &mut cursor, &mut talk, &feed).await,
+                Err(failure) => Err(failure),
             };
             match result {
                 Ok(()) => {
@@ -72,8 +79,8 @@ impl Poller {
         }
     }
 
-    async fn attempt(&self, client: &Client, cursor: &mut Cursor, feed: &Feed) -> Result<(), Failure> {
-        let answer = timeout(self.timeout, self.ask(client, cursor));
+    async fn attempt(&self, client: &Client, cursor: &mut Cursor, talk: &mut Talk, feed: &Feed) -> Result<(), Failure> {
+        let answer = timeout(self.timeout, self.ask(client, cursor, talk));
         let answer = answer.await.map_err(|_| {
             Failure(format!(
                 "no whole answer within {} s (timeoutSeconds)",
@@ -98,9 +105,14 @@ impl Poller {
     }
 
     /// What there is to hear; `None`: nothing new.
-    async fn ask(&self, client: &Client, cursor: &Cursor) -> Result<Option<Heard>, Failure> {
+    async fn ask(&self, client: &Client, cursor: &Cursor, talk: &mut Talk) -> Result<Option<Heard>, Failure> {
         self.place.check()?;
-        let request = self.request(client, cursor).headers(self.place.headers()?);
+        let request = match &self.question {
+            Question::Page { method, body } => self.page(client, *method, body.as_deref(), cursor),
+            Question::Prometheus { query } => self.query(client, query),
+            Question::Tool(tool) => return talk.ask(client, &self.place, tool).await.map(Some),
+        };
+        let request = request.headers(self.place.headers()?);
         let response = request.send().await.map_err(|error| unreachable(&error))?;
         let status = response.status();
         if status == StatusCode::NOT_MODIFIED {
@@ -114,21 +126,19 @@ impl Poller {
         let cursor = validators(response.headers());
         let payload = body(response, self.place.most_bytes).await?;
         match self.question {
-            Question::Page { .. } => Ok(Some(Heard {
+            Question::Prometheus { .. } => self.result(payload).map(Some),
+            Question::Page { .. } | Question::Tool(_) => Ok(Some(Heard {
                 id: None,
                 payload,
                 cursor,
             })),
-            Question::Prometheus { .. } => self.result(payload).map(Some),
         }
     }
 
-    fn request(&self, client: &Client, cursor: &Cursor) -> RequestBuilder {
+    fn page(&self, client: &Client, method: Method, body: Option<&str>, cursor: &Cursor) -> RequestBuilder {
         let url = self.place.url.clone();
-        match &self.question {
-            Question::Page {
-                method: Method::Get, ..
-            } => {
+        match method {
+            Method::Get => {
                 let request = client.get(url);
                 match (&cursor.etag, &cursor.last_modified) {
                     (Some(etag), _) => request.header(IF_NONE_MATCH, etag),
@@ -136,19 +146,17 @@ impl Poller {
                     (None, None) => request,
                 }
             }
-            Question::Page {
-                method: Method::Post,
-                body,
-            } => client
+            Method::Post => client
                 .post(url)
                 .header(CONTENT_TYPE, "application/json")
-                .body(body.clone().unwrap_or_default()),
-            Question::Prometheus { query } => {
-                let mut url = url;
-                url.query_pairs_mut().append_pair("query", query);
-                client.get(url).header(ACCEPT, "application/json")
-            }
+                .body(body.unwrap_or_default().to_owned()),
         }
+    }
+
+    fn query(&self, client: &Client, query: &str) -> RequestBuilder {
+        let mut url = self.place.url.clone();
+        url.query_pairs_mut().append_pair("query", query);
+        client.get(url).header(ACCEPT, "application/json")
     }
 
     fn result(&self, payload: Vec<u8>) -> Result<Heard, Failure> {

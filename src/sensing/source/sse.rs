@@ -29,12 +29,12 @@ impl Listener {
     /// Listens until it is dropped.
     pub async fn run(self, mut cursor: Cursor, feed: Feed) {
         let mut reopening = Reopening::default();
-        let client = self.place.client();
+        let mut clients = self.place.clients();
         loop {
             let begun = Instant::now();
-            let result = match &client {
-                Ok(client) => self.follow(client, &mut cursor, &feed, &mut reopening).await,
-                Err(failure) => Err(failure.clone()),
+            let result = match clients.get() {
+                Ok(client) => self.follow(&client, &mut cursor, &feed, &mut reopening).await,
+                Err(failure) => Err(failure),
             };
             reopening.rest(begun.elapsed(), result, &feed).await;
         }

@@ -42,12 +42,12 @@ impl Listener {
     /// Listens until it is dropped.
     pub async fn run(self, feed: Feed) {
         let mut reopening = Reopening::default();
-        let client = self.place.client_to_upgrade();
+        let mut clients = self.place.clients_to_upgrade();
         loop {
             let begun = Instant::now();
-            let result = match &client {
-                Ok(client) => self.follow(client, &feed).await,
-                Err(failure) => Err(failure.clone()),
+            let result = match clients.get() {
+                Ok(client) => self.follow(&client, &feed).await,
+                Err(failure) => Err(failure),
             };
             reopening.rest(begun.elapsed(), result, &feed).await;
         }

@@ -7,7 +7,7 @@ mod catalog;
 mod name;
 mod result;
 mod server;
-mod socket;
+mod way;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Tools {
     /// Begins to connect the servers of a spec through the gateway's socket. Fails only when the client of the socket
     /// cannot be made.
     pub fn new(spec: &api::tools::Tools, socket: &Path) -> reqwest::Result<Self> {
-        let http = socket::client(socket)?;
+        let http = way::client(socket)?;
         let servers = spec.servers.iter();
         let servers: Vec<_> = servers
             .map(|server| Arc::new(Server::new(server.clone(), http.clone())))

@@ -1,16 +1,13 @@
-//! What a tool said, as text for a model. Pure.
+//! What a tool said, as the outcome of a run. Pure.
 
-use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
-use serde_json::Value;
+use rmcp::model::CallToolResult;
 
 use crate::engine::tool::ToolOutcome;
-
-/// In place of kinds of later versions of the protocol.
-const UNKNOWN: &str = "[content of a kind that is not known here was left out]";
+use crate::mcp::text;
 
 /// The outcome that a result tells of.
 pub(super) fn outcome(result: &CallToolResult) -> ToolOutcome {
-    let text = text(result);
+    let text = text::of(result);
     if result.is_error == Some(true) {
         ToolOutcome::Failed { text }
     } else {
@@ -18,66 +15,21 @@ pub(super) fn outcome(result: &CallToolResult) -> ToolOutcome {
     }
 }
 
-/// The same for a run whose result is no text for a model, but a value: what is structured alone, where there is any.
+/// The same for a run whose result is no text for a model, but a value.
 pub(super) fn value(result: &CallToolResult) -> ToolOutcome {
-    match &result.structured_content {
-        Some(structured) if result.is_error != Some(true) => ToolOutcome::Done {
-            text: structured.to_string(),
-        },
-        Some(_) | None => outcome(result),
+    if result.is_error == Some(true) {
+        return outcome(result);
     }
-}
-
-fn text(result: &CallToolResult) -> String {
-    let mut parts: Vec<String> = result.content.iter().map(block).collect();
-    if let Some(structured) = &result.structured_content
-        && !is_said(&parts, structured)
-    {
-        parts.push(structured.to_string());
+    ToolOutcome::Done {
+        text: text::value(result),
     }
-    parts.join("\n")
-}
-
-/// Whether the texts say the same already: servers repeat structured content as text, for clients that know only text.
-/// A single value is wrapped as `{"result": …}`, and a list as a text for each of its items.
-fn is_said(parts: &[String], structured: &Value) -> bool {
-    let read = |text: &String| serde_json::from_str::<Value>(text).unwrap_or_else(|_| Value::String(text.clone()));
-    let said: Vec<Value> = parts.iter().map(read).collect();
-    let inner = structured.as_object().filter(|object| object.len() == 1);
-    let inner = inner.and_then(|object| object.get("result"));
-    let is_same = |value: &Value| said == [value.clone()] || value.as_array() == Some(&said);
-    is_same(structured) || inner.is_some_and(is_same)
-}
-
-fn block(block: &ContentBlock) -> String {
-    match block {
-        ContentBlock::Text(text) => text.text.clone(),
-        ContentBlock::Image(image) => left_out("image", Some(&image.mime_type), &image.data),
-        ContentBlock::Audio(audio) => left_out("audio", Some(&audio.mime_type), &audio.data),
-        ContentBlock::Resource(resource) => match &resource.resource {
-            ResourceContents::TextResourceContents { uri, text, .. } => format!("[{uri}]\n{text}"),
-            ResourceContents::BlobResourceContents {
-                uri, mime_type, blob, ..
-            } => format!("[{uri}]\n{}", left_out("blob", mime_type.as_deref(), blob)),
-            _ => UNKNOWN.into(),
-        },
-        ContentBlock::ResourceLink(link) => format!("[link to {}: {}]", link.name, link.uri),
-        _ => UNKNOWN.into(),
-    }
-}
-
-/// A note in place of what a model cannot read. `data` is base64: four characters for three bytes.
-fn left_out(kind: &str, mime_type: Option<&str>, data: &str) -> String {
-    let bytes = data.trim_end_matches('=').len() * 3 / 4;
-    let mime_type = mime_type.unwrap_or("unknown type");
-    format!("[{kind} of {bytes} bytes, {mime_type}, left out]")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use pretty_assertions::assert_eq;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn of(result: Value) -> ToolOutcome {
         outcome(&serde_json::from_value(result).unwrap())

@@ -8,18 +8,9 @@ use std::time::Duration;
 use reqwest::Client;
 use rmcp::ClientHandler;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, ClientCapabilities, ClientConfig, Implementation, JsonObject,
-    PaginatedRequestParams, ProtocolVersion, RequestMetaObject, SubscriptionFilter, Tool,
+    CallToolRequestParams, CallToolResponse, ClientConfig, JsonObject, RequestMetaObject, SubscriptionFilter, Tool,
 };
-use rmcp::service::{
-    ClientInitializeError, ClientLifecycleMode, ClientServiceExt, NotificationContext, RoleClient, RunningService,
-    ServiceError, Subscription,
-};
-use rmcp::transport::DynamicTransportError;
-use rmcp::transport::common::client_side_sse::ExponentialBackoff;
-use rmcp::transport::streamable_http_client::{
-    StreamableHttpClientTransport, StreamableHttpClientTransportConfig, StreamableHttpError,
-};
+use rmcp::service::{NotificationContext, RoleClient, RunningService, Subscription};
 use serde_json::json;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -27,25 +18,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::catalog::Catalog;
 use super::result;
-use super::socket::{Socket, Trouble};
+use super::way::Gateway;
 use crate::api::tools::ToolServer;
 use crate::engine::tool::{ToolOutcome, ToolRun};
+use crate::mcp::http::Http;
+use crate::mcp::{self, Miss, PATIENCE};
 
 /// Key of the idempotency key in `_meta` of a call: the same for each repeat of one run.
 pub const IDEMPOTENCY_META: &str = "agentloop.dev/idempotency-key";
 /// First and longest wait before a server is connected again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
-/// Longest time that connecting, or a page of the list, may take. Discovery alone waits 10 s for servers of the older
-/// revision that do not answer it.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a run waits for a server that answered before and is gone: a restart of it takes about as long.
 const AWAY: Duration = Duration::from_secs(10);
 /// Time after which the list is read again although the server did not say that it changed: not all say so.
 const REFRESH: Duration = Duration::from_mins(5);
-/// Most pages of a list.
-const MAX_PAGES: usize = 64;
-/// Tries to open a broken stream of notifications again before the server counts as gone.
-const STREAM_TRIES: usize = 3;
 
 /// One server of the spec.
 pub(super) struct Server {
@@ -75,32 +61,7 @@ impl ClientHandler for Listener {
     }
 
     fn get_info(&self) -> ClientConfig {
-        let own = Implementation::new("agentloop", env!("CARGO_PKG_VERSION"));
-        ClientConfig::new(ClientCapabilities::default(), own)
-    }
-}
-
-/// Why a request to a server led to nothing. The words are ours, but for `Said`.
-#[derive(Debug, PartialEq, Eq)]
-enum Miss {
-    /// The server certainly did not get it.
-    NotSent(String),
-    /// It got it and did nothing: its status.
-    Refused(u16),
-    /// It may have got it.
-    NoAnswer(String),
-    /// It answered with an error, in its own words, which are for the model and for nobody else.
-    Said { code: i32, words: String },
-}
-
-impl Miss {
-    /// For the log: never the server's words.
-    fn for_log(&self) -> String {
-        match self {
-            Self::NotSent(words) | Self::NoAnswer(words) => words.clone(),
-            Self::Refused(status) => format!("the server refused with status {status}"),
-            Self::Said { code, .. } => format!("the server answered with error {code}"),
-        }
+        mcp::own_config()
     }
 }
 
@@ -154,23 +115,12 @@ impl Server {
         let lost = CancellationToken::new();
         let changed = Arc::new(Notify::new());
         let uri = format!("http://gateway/v1/mcp/{}", self.spec.name);
-        let mut config = StreamableHttpClientTransportConfig::with_uri(uri).reinit_on_expired_session(false);
-        let mut retry = ExponentialBackoff::default();
-        retry.max_times = Some(STREAM_TRIES);
-        config.retry_config = Arc::new(retry);
-        let socket = Socket::new(self.http.clone(), lost.clone());
-        let transport = StreamableHttpClientTransport::with_client(socket, config);
+        let http = Http::new(self.http.clone(), Gateway, lost.clone());
         let listener = Listener {
             changed: Arc::clone(&changed),
         };
-        let lifecycle = ClientLifecycleMode::Auto {
-            preferred_versions: vec![ProtocolVersion::V_2026_07_28],
-            legacy_version: Some(ProtocolVersion::V_2025_11_25),
-        };
-        let service = timeout(PATIENCE, listener.serve_with_lifecycle(transport, lifecycle))
-            .await
-            .map_err(|_| Miss::NoAnswer("it does not answer".into()))?
-            .map_err(|error| unconnected(&error))?;
+        let connected = timeout(PATIENCE, mcp::connect(listener, http, uri)).await;
+        let service = connected.map_err(|_| Miss::NoAnswer("it does not answer".into()))??;
         let session = Session {
             number,
             service,
@@ -287,23 +237,7 @@ impl Server {
 
 impl Session {
     async fn list(&self) -> Result<Vec<Tool>, Miss> {
-        let mut tools = Vec::new();
-        let mut cursor = None;
-        for _ in 0..MAX_PAGES {
-            let params = PaginatedRequestParams::default().with_cursor(cursor);
-            let page = timeout(PATIENCE, self.service.list_tools(Some(params)))
-                .await
-                .map_err(|_| Miss::NoAnswer("it does not answer a question for its tools".into()))?
-                .map_err(|error| miss(&error))?;
-            tools.extend(page.tools);
-            cursor = page.next_cursor;
-            if cursor.is_none() {
-                return Ok(tools);
-            }
-        }
-        Err(Miss::NoAnswer(format!(
-            "its list of tools has more than {MAX_PAGES} pages"
-        )))
+        mcp::tools(self.service.peer()).await
     }
 
     /// Servers of the newer revision tell of changes to those who ask. `None`: it does not, or by another way.
@@ -325,7 +259,7 @@ impl Session {
         // A call that is dropped, here or with the run, is cancelled at the server.
         let answer = match timeout_at(deadline, self.service.call_tool_once(params)).await {
             Err(_) => return Err(Miss::NoAnswer("it did not answer in time".into())),
-            Ok(answer) => answer.map_err(|error| miss(&error))?,
+            Ok(answer) => answer.map_err(|error| Miss::of(&error))?,
         };
         match answer {
             CallToolResponse::Complete(result) if run.id.is_refresh() => Ok(result::value(&result)),
@@ -345,54 +279,5 @@ async fn heard(subscription: &mut Option<Subscription>) -> bool {
     match subscription {
         Some(subscription) => matches!(subscription.next().await, Ok(Some(_))),
         None => std::future::pending().await,
-    }
-}
-
-fn miss(error: &ServiceError) -> Miss {
-    match error {
-        ServiceError::McpError(error) => Miss::Said {
-            code: error.code.0,
-            words: error.message.to_string(),
-        },
-        ServiceError::TransportSend(error) => transport_miss(error),
-        ServiceError::TransportClosed => Miss::NoAnswer("the connection broke before an answer".into()),
-        ServiceError::Cancelled { .. } => Miss::NoAnswer("the server cancelled it".into()),
-        ServiceError::UnexpectedResponse
-        | ServiceError::SubscriptionLagged { .. }
-        | ServiceError::Timeout { .. }
-        | ServiceError::InputRequiredRoundsExceeded { .. }
-        | _ => Miss::NoAnswer("the server's answer is not of MCP".into()),
-    }
-}
-
-fn transport_miss(error: &DynamicTransportError) -> Miss {
-    match error.error.downcast_ref::<StreamableHttpError<Trouble>>() {
-        Some(StreamableHttpError::Client(Trouble::NotSent(words))) => Miss::NotSent(words.clone()),
-        Some(StreamableHttpError::Client(Trouble::NoAnswer(words))) => Miss::NoAnswer(words.clone()),
-        Some(StreamableHttpError::Client(Trouble::Refused(status))) => Miss::Refused(*status),
-        Some(StreamableHttpError::SessionExpired) => Miss::NotSent("it has forgotten the session".into()),
-        _ => Miss::NoAnswer("the connection broke before an answer".into()),
-    }
-}
-
-fn unconnected(error: &ClientInitializeError) -> Miss {
-    match error {
-        ClientInitializeError::TransportError { error, .. } => transport_miss(error),
-        ClientInitializeError::JsonRpcError(error) => Miss::Said {
-            code: error.code.0,
-            words: String::new(),
-        },
-        ClientInitializeError::NoCompatibleProtocolVersion { .. } => {
-            Miss::NoAnswer("it speaks no version of MCP that is known here".into())
-        }
-        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => unconnected(fallback),
-        ClientInitializeError::ExpectedInitResponse(_)
-        | ClientInitializeError::ExpectedInitResult(_)
-        | ClientInitializeError::ConflictInitResponseId(..)
-        | ClientInitializeError::UncorrelatedErrorResponse { .. }
-        | ClientInitializeError::ConnectionClosed(_)
-        | ClientInitializeError::NoPreferredProtocolVersion
-        | ClientInitializeError::Cancelled
-        | _ => Miss::NoAnswer("it does not speak MCP at this address".into()),
     }
 }

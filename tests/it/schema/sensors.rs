@@ -45,6 +45,8 @@ pub fn rows() -> Vec<Row> {
     let mut rows = general();
     rows.extend(pods());
     rows.extend(web_sockets());
+    rows.extend(polled_tools());
+    rows.extend(tls());
     rows
 }
 
@@ -81,7 +83,7 @@ fn pods() -> Vec<Row> {
             vec![named(&"a".repeat(46)), named("0-prices"), named("prices.eu")],
         ),
         row(
-            "spec.source.poll must have exactly one of http and prometheus",
+            "spec.source.poll must have exactly one of http, prometheus and tool",
             vec![page(&json!({})), query("http://prometheus:9090")],
             vec![
                 poll(&json!({"intervalSeconds": 5})),
@@ -160,6 +162,79 @@ fn web_sockets() -> Vec<Row> {
             ],
         ),
     ]
+}
+
+/// The rules of polls of tools.
+fn polled_tools() -> Vec<Row> {
+    let tool = |url: &str| {
+        source(&json!({"poll": {"tool": {"server": {"url": url}, "name": "prices", "arguments": {"a": [1]}}}}))
+    };
+    vec![row(
+        "spec.source.poll.tool.server.url must start with http",
+        vec![tool("http://prices:8080/mcp"), tool("https://example.com/mcp")],
+        vec![tool("example.com"), tool("stdio://prices")],
+    )]
+}
+
+/// The rules of TLS.
+fn tls() -> Vec<Row> {
+    type Wrapping = fn(Value) -> Value;
+    let places: [(&str, &str, Wrapping); 5] = [
+        (
+            "spec.source.poll.http.tls needs a url that starts with https://",
+            "http",
+            |place| json!({"poll": {"http": place}}),
+        ),
+        (
+            "spec.source.poll.prometheus.tls needs a url that starts with https://",
+            "http",
+            |place| json!({"poll": {"prometheus": with(place, &json!({"query": "up"}))}}),
+        ),
+        (
+            "spec.source.poll.tool.server.tls needs a url that starts with https://",
+            "http",
+            |place| json!({"poll": {"tool": {"server": place, "name": "t"}}}),
+        ),
+        (
+            "spec.source.stream.sse.tls needs a url that starts with https://",
+            "http",
+            |place| json!({"stream": {"sse": place}}),
+        ),
+        (
+            "spec.source.stream.webSocket.tls needs a url that starts with wss://",
+            "ws",
+            |place| json!({"stream": {"webSocket": place}}),
+        ),
+    ];
+    let ca = json!({"caSecretRef": {"name": "roots"}});
+    let rules = places.map(|(says, scheme, wrap)| {
+        let place = |secure: &str, tls: &Value| {
+            let place = json!({"url": format!("{scheme}{secure}://example.com/")});
+            let with_tls = if tls.is_null() {
+                place.clone()
+            } else {
+                with(place.clone(), &json!({"tls": tls}))
+            };
+            source(&wrap(with_tls))
+        };
+        row(
+            says,
+            vec![place("s", &ca), place("s", &Value::Null), place("", &Value::Null)],
+            vec![place("", &ca)],
+        )
+    });
+    let each = |tls: &Value| {
+        let place = |scheme: &str| json!({"url": format!("{scheme}s://example.com/"), "tls": tls});
+        Vec::from(places.map(|(_, scheme, wrap)| source(&wrap(place(scheme)))))
+    };
+    let certificate = json!({"clientCertificateSecretRef": {"name": "me"}});
+    let mut rows = Vec::from(rules);
+    rows.push(row(
+        "tls of a source must have caSecretRef, clientCertificateSecretRef or both",
+        [each(&ca), each(&certificate)].concat(),
+        each(&json!({})),
+    ));
+    rows
 }
 
 /// The rules of all Sensors.

@@ -373,6 +373,16 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "spec.source.stream.idleTimeoutSeconds: Invalid value: 0",
         ),
         (
+            source(&json!({"poll": {"tool": {"server": {"url": "https://example.com/"}, "name": "two words"}}})),
+            "spec.source.poll.tool.name: Invalid value",
+        ),
+        (
+            source(
+                &json!({"poll": {"tool": {"server": {"url": "https://example.com/"}, "name": "t", "arguments": [1]}}}),
+            ),
+            "spec.source.poll.tool.arguments: Invalid value",
+        ),
+        (
             source(&json!({"stream": {"webSocket": {"url": "wss://example.com/", "subscribe": ""}}})),
             "spec.source.stream.webSocket.subscribe: Invalid value",
         ),

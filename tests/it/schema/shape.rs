@@ -13,6 +13,7 @@ const EMBEDDED: &[&str] = &[
     "spec.pod.tolerations[]",
     "spec.pod.topologySpreadConstraints[]",
     "spec.pod.imagePullSecrets[]",
+    "spec.source.poll.tool.arguments",
     "status.conditions[]",
 ];
 

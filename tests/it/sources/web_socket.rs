@@ -1,5 +1,6 @@
 //! A WebSocket that Python's own library serves.
 
+use std::path::Path;
 use std::time::Duration;
 
 use agentloop::sensing::source::Feed;
@@ -14,7 +15,7 @@ use crate::tools::python::interpreter;
 /// Serves numbers to who asks with the right header, in texts, bytes and fragments, and breaks off after every third; each
 /// connection goes on where the one before ended, since who listens cannot say it.
 const SERVER: &str = r#"
-import asyncio, json, sys
+import asyncio, json, ssl, sys
 from websockets.asyncio.server import serve
 count = 0
 async def numbers(socket):
@@ -31,15 +32,22 @@ async def numbers(socket):
     else:
         socket.transport.abort()
 async def main():
-    async with serve(numbers, "127.0.0.1", int(sys.argv[1]), ping_interval=0.2):
+    tls = None
+    if len(sys.argv) > 2:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=sys.argv[2] + "/ca.crt")
+        tls.load_cert_chain(sys.argv[2] + "/tls.crt", sys.argv[2] + "/tls.key")
+        tls.verify_mode = ssl.CERT_REQUIRED
+    async with serve(numbers, "127.0.0.1", int(sys.argv[1]), ping_interval=0.2, ssl=tls):
         await asyncio.get_running_loop().create_future()
 asyncio.run(main())
 "#;
 
-fn server() -> (Child, u16) {
+/// With a directory it makes TLS, and knows clients by certificates of the same authority.
+fn server(tls: Option<&Path>) -> (Child, u16) {
     let port = free_port();
     let server = Command::new(interpreter("websocket-server/requirements.txt"))
         .args(["-c", SERVER, &port.to_string()])
+        .args(tls)
         .kill_on_drop(true)
         .spawn()
         .unwrap();
@@ -61,7 +69,7 @@ async fn a_web_socket_of_python_is_heard_in_order_however_it_sends_and_ends() {
     }
     let secret = tempfile::tempdir().unwrap();
     std::fs::write(secret.path().join("X-Token"), "t0ken").unwrap();
-    let (_server, port) = server();
+    let (_server, port) = server(None);
     let mut listener = listener(port);
     listener.place.headers_dir = Some(secret.path().into());
     let (feed, mut arrivals) = Feed::new();
@@ -78,7 +86,7 @@ async fn a_web_socket_of_python_that_refuses_is_said_without_its_words() {
     if !is_there("python3") {
         return;
     }
-    let (_server, port) = server();
+    let (_server, port) = server(None);
     let (feed, _arrivals) = Feed::new();
     let mut condition = feed.condition();
     let task = tokio::spawn(listener(port).run(feed));
@@ -89,5 +97,52 @@ async fn a_web_socket_of_python_that_refuses_is_said_without_its_words() {
         "the server closed the WebSocket with code 1008: against its policy; look at headersSecretRef and subscribe";
     assert_eq!(failed.failure.as_deref(), Some(said));
     drop(failed);
+    task.abort();
+}
+
+/// An authority and a certificate of it, for server and client, as files of a directory.
+fn certificates(dir: &Path) {
+    let ca_key = rcgen::KeyPair::generate().unwrap();
+    let mut ca = rcgen::CertificateParams::new(vec![]).unwrap();
+    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    // Newer Pythons insist on these.
+    ca.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign];
+    std::fs::write(dir.join("ca.crt"), ca.self_signed(&ca_key).unwrap().pem()).unwrap();
+    let issuer = rcgen::Issuer::new(ca, ca_key);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut both = rcgen::CertificateParams::new(vec!["127.0.0.1".into()]).unwrap();
+    both.use_authority_key_identifier_extension = true;
+    let certificate = both.signed_by(&key, &issuer).unwrap().pem();
+    std::fs::write(dir.join("tls.crt"), certificate).unwrap();
+    std::fs::write(dir.join("tls.key"), key.serialize_pem()).unwrap();
+}
+
+#[tokio::test]
+async fn a_web_socket_of_python_that_wants_a_certificate_is_heard_with_the_secrets_and_not_without() {
+    if !is_there("python3") {
+        return;
+    }
+    let (tls, headers) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    certificates(tls.path());
+    std::fs::write(headers.path().join("X-Token"), "t0ken").unwrap();
+    let (_server, port) = server(Some(tls.path()));
+    let mut listener = listener(port);
+    listener.place.url.set_scheme("https").unwrap();
+    listener.place.headers_dir = Some(headers.path().into());
+    listener.place.tls.ca_dir = Some(tls.path().into());
+    let without = listener.clone();
+    listener.place.tls.certificate_dir = Some(tls.path().into());
+    let (feed, mut arrivals) = Feed::new();
+    let task = tokio::spawn(listener.run(feed));
+    let payload: serde_json::Value = serde_json::from_slice(&next(&mut arrivals).await.payload).unwrap();
+    assert_eq!(payload, json!({"n": 1}));
+    task.abort();
+
+    let (feed, mut arrivals) = Feed::new();
+    let mut condition = feed.condition();
+    let task = tokio::spawn(without.run(feed));
+    let failed = condition.wait_for(|condition| condition.consecutive_failures >= 2);
+    drop(tokio::time::timeout(super::SOON, failed).await.unwrap().unwrap());
+    assert!(arrivals.try_recv().is_err());
     task.abort();
 }

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::sensing::address::AddressPolicy;
+use crate::sensing::source::tls::TlsFiles;
 use crate::sensing::source::{Arrival, Condition};
 
 type Answers = Arc<Mutex<VecDeque<Response>>>;
@@ -58,6 +59,7 @@ fn poller(url: &str, allowed: &str, question: Question) -> Poller {
         place: Place {
             url: url.parse().unwrap(),
             headers_dir: None,
+            tls: TlsFiles::default(),
             policy: Arc::new(AddressPolicy::new(vec![allowed.parse().unwrap()], vec![])),
             most_bytes: 100,
         },

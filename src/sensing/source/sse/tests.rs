@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::sensing::address::AddressPolicy;
 use crate::sensing::source::Arrival;
+use crate::sensing::source::tls::TlsFiles;
 
 fn event(data: &str, id: Option<&str>, last_id: Option<&str>) -> Event {
     Event {
@@ -102,6 +103,7 @@ fn listener(url: &str, idle: Duration) -> Listener {
         place: Place {
             url: url.parse().unwrap(),
             headers_dir: None,
+            tls: TlsFiles::default(),
             policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
             most_bytes: 20,
         },

@@ -13,6 +13,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::{CloseFrame, Frame};
 
 use super::*;
 use crate::sensing::address::AddressPolicy;
+use crate::sensing::source::tls::TlsFiles;
 use crate::sensing::source::{Arrival, Condition};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -26,6 +27,7 @@ fn listener(url: &str, idle: Duration) -> Listener {
         place: Place {
             url: url.parse().unwrap(),
             headers_dir: None,
+            tls: TlsFiles::default(),
             policy: Arc::new(AddressPolicy::new(vec![LOOPBACK.parse().unwrap()], vec![])),
             most_bytes: MOST,
         },

@@ -1,9 +1,9 @@
-//! HTTP to a tool server through the gateway's socket, as the protocol's own client library wants it.
+//! HTTP to a tool server, as the protocol's own client library wants it, with bounds on what is read.
 //!
 //! Says of each failed request whether the server may have got it: a tool that may have run is never run again unasked.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::future::Future;
 use std::sync::Arc;
 
 use axum::body::Bytes;
@@ -18,20 +18,18 @@ use rmcp::transport::streamable_http_client::{
 use sse_stream::{Sse, SseStream};
 use tokio_util::sync::CancellationToken;
 
-use crate::link::socket::{MCP_FAILURE_HEADER, NOT_SENT};
-
 const JSON: &str = "application/json";
 const EVENT_STREAM: &str = "text/event-stream";
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// Longest message of a server. A result that a model gets is far shorter (`tools.maxResultBytes`).
-pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 /// As much of a refusal as is read.
 const MAX_REFUSAL_BYTES: usize = 16 * 1024;
 
-/// Why a request has no answer. The words are the gateway's or ours, never the server's.
+/// Why a request has no answer. The words are ours, never the server's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Trouble {
+pub enum Trouble {
     /// The server certainly did not get it.
     #[error("{0}")]
     NotSent(String),
@@ -45,57 +43,49 @@ pub(super) enum Trouble {
 
 type Failed = StreamableHttpError<Trouble>;
 
+/// What is special about the way to a server.
+pub trait Way: Clone + Send + Sync + 'static {
+    /// Adds what the way needs to a request.
+    fn prepare(&self, request: RequestBuilder) -> Result<RequestBuilder, Trouble>;
+
+    /// Why a request had no answer at all.
+    fn unanswered(&self, error: &reqwest::Error) -> Trouble;
+
+    /// The answer, unless it is the way's own and stands for a failure.
+    fn judge(&self, response: Response) -> impl Future<Output = Result<Response, Trouble>> + Send;
+}
+
 /// Speaks to one server.
 #[derive(Clone)]
-pub(super) struct Socket {
-    http: Client,
+pub struct Http<W> {
+    client: Client,
+    way: W,
     /// Cancelled once the server is known to be gone, or to have forgotten the session.
     lost: CancellationToken,
 }
 
-/// A client of the gateway's socket at `path`, for all servers.
-pub(super) fn client(path: &Path) -> reqwest::Result<Client> {
-    Client::builder()
-        .unix_socket(path)
-        .no_proxy()
-        // There is no TLS on this socket, so no roots are loaded.
-        .tls_certs_only([])
-        // The gateway keeps the connections that are worth keeping.
-        .pool_max_idle_per_host(0)
-        .build()
-}
-
-impl Socket {
+impl<W: Way> Http<W> {
     /// For one connection, which ends with `lost`.
-    pub(super) fn new(http: Client, lost: CancellationToken) -> Self {
-        Self { http, lost }
+    #[must_use]
+    pub fn new(client: Client, way: W, lost: CancellationToken) -> Self {
+        Self { client, way, lost }
     }
 
     /// Sends a request that belongs to a session, or to none.
-    async fn send(&self, mut request: RequestBuilder, session: Option<&str>) -> Result<Response, Failed> {
+    async fn send(&self, request: RequestBuilder, session: Option<&str>) -> Result<Response, Failed> {
+        let mut request = self.way.prepare(request).map_err(StreamableHttpError::Client)?;
         if let Some(session) = session {
             request = request.header(SESSION_ID, session);
         }
-        let response = request.send().await.map_err(|error| {
-            let away = "the pod's gateway is away".to_owned();
-            StreamableHttpError::Client(if error.is_connect() {
-                Trouble::NotSent(away)
-            } else {
-                Trouble::NoAnswer(away)
-            })
-        })?;
-        let status = response.status();
-        if let Some(kind) = response.headers().get(MCP_FAILURE_HEADER) {
-            let is_unsent = kind == NOT_SENT;
-            let words = read(response, MAX_REFUSAL_BYTES).await.unwrap_or_default();
-            let words = String::from_utf8_lossy(&words).into_owned();
-            if is_unsent {
+        let response = request.send().await;
+        let response = response.map_err(|error| StreamableHttpError::Client(self.way.unanswered(&error)))?;
+        let response = self.way.judge(response).await.map_err(|trouble| {
+            if matches!(trouble, Trouble::NotSent(_)) {
                 self.lost.cancel();
-                return Err(StreamableHttpError::Client(Trouble::NotSent(words)));
             }
-            return Err(StreamableHttpError::Client(Trouble::NoAnswer(words)));
-        }
-        if status == StatusCode::NOT_FOUND && session.is_some() {
+            StreamableHttpError::Client(trouble)
+        })?;
+        if response.status() == StatusCode::NOT_FOUND && session.is_some() {
             self.lost.cancel();
             return Err(StreamableHttpError::SessionExpired);
         }
@@ -103,7 +93,7 @@ impl Socket {
     }
 }
 
-impl StreamableHttpClient for Socket {
+impl<W: Way> StreamableHttpClient for Http<W> {
     type Error = Trouble;
 
     async fn post_message(
@@ -115,7 +105,7 @@ impl StreamableHttpClient for Socket {
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<StreamableHttpPostResponse, Failed> {
         let request = self
-            .http
+            .client
             .post(uri.as_ref())
             .header(ACCEPT, format!("{EVENT_STREAM}, {JSON}"))
             .headers(headers.into_iter().collect())
@@ -157,7 +147,7 @@ impl StreamableHttpClient for Socket {
         _auth_header: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), Failed> {
-        let request = self.http.delete(uri.as_ref()).headers(headers.into_iter().collect());
+        let request = self.client.delete(uri.as_ref()).headers(headers.into_iter().collect());
         self.send(request, Some(&session_id)).await.map(|_| ())
     }
 
@@ -170,7 +160,7 @@ impl StreamableHttpClient for Socket {
         headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Failed> {
         let mut request = self
-            .http
+            .client
             .get(uri.as_ref())
             .header(ACCEPT, EVENT_STREAM)
             .headers(headers.into_iter().collect());
@@ -214,6 +204,12 @@ async fn refusal(response: Response, message: &ClientJsonRpcMessage) -> Result<S
 /// Whether a status may mean that a request is unknown, and not that its sender is.
 fn says_unknown(status: StatusCode) -> bool {
     status.is_client_error() && status != StatusCode::UNAUTHORIZED && status != StatusCode::FORBIDDEN
+}
+
+/// A short text, such as a refusal; nothing, if it is longer.
+pub async fn words(response: Response) -> String {
+    let words = read(response, MAX_REFUSAL_BYTES).await.unwrap_or_default();
+    String::from_utf8_lossy(&words).into_owned()
 }
 
 fn no_answer(words: impl Into<String>) -> Failed {

@@ -1,0 +1,202 @@
+//! The Secrets of a source: what they must have, and how the pod has them. Pure.
+
+use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMount};
+
+use super::pod::{GROUP_READABLE, directory, file, mount};
+use crate::api::sensor::Source;
+use crate::link::pod::{SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE};
+
+/// A Secret that a source needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needed<'a> {
+    /// The field that names it.
+    pub field: String,
+    /// Its name.
+    pub name: &'a str,
+    what: What<'a>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What<'a> {
+    /// Each key is a header.
+    Headers,
+    /// The key of a webhook.
+    Key(&'a str),
+    /// An authority that is trusted.
+    Authority,
+    /// A client's certificate and its key.
+    Certificate,
+}
+
+/// The Secrets of a source.
+#[must_use]
+pub fn needed(source: &Source) -> Vec<Needed<'_>> {
+    let Some(endpoint) = source.endpoint() else {
+        let webhook = source.webhook.as_ref().map(|webhook| Needed {
+            field: "spec.source.webhook.secretKeyRef".into(),
+            name: &webhook.secret_key_ref.name,
+            what: What::Key(&webhook.secret_key_ref.key),
+        });
+        return webhook.into_iter().collect();
+    };
+    let secrets = [
+        (endpoint.headers_secret(), What::Headers),
+        (endpoint.ca_secret(), What::Authority),
+        (endpoint.certificate_secret(), What::Certificate),
+    ];
+    let needed = secrets.into_iter().filter_map(|(named, what)| {
+        let named = named?;
+        Some(Needed {
+            field: named.field,
+            name: &named.secret.name,
+            what,
+        })
+    });
+    needed.collect()
+}
+
+impl<'a> What<'a> {
+    /// The keys that are used; `None`: all.
+    fn keys(self) -> Option<Vec<&'a str>> {
+        match self {
+            Self::Headers => None,
+            Self::Key(key) => Some(vec![key]),
+            Self::Authority => Some(vec!["ca.crt"]),
+            Self::Certificate => Some(vec!["tls.crt", "tls.key"]),
+        }
+    }
+
+    fn volume(self) -> &'static str {
+        match self {
+            Self::Headers => "headers",
+            Self::Key(_) => "key",
+            Self::Authority => "tls-ca",
+            Self::Certificate => "tls-certificate",
+        }
+    }
+
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Headers => SENSOR_HEADERS_DIR,
+            Self::Key(_) => directory(SENSOR_KEY_FILE),
+            Self::Authority => SENSOR_CA_DIR,
+            Self::Certificate => SENSOR_CERTIFICATE_DIR,
+        }
+    }
+}
+
+impl Needed<'_> {
+    /// That there is no such Secret.
+    pub(super) fn absent(&self) -> String {
+        let with = match self.what.keys() {
+            None => "a key for each header, such as Authorization".to_owned(),
+            Some(keys) => format!("the key {}", keys.join(" and the key ")),
+        };
+        format!(
+            "{}: Secret {} does not exist in this namespace: create it with {with}, or correct the name",
+            self.field, self.name
+        )
+    }
+
+    /// What the Secret lacks, by the keys that it has.
+    #[must_use]
+    pub fn lacks(&self, found: &[String]) -> Option<String> {
+        let Self { field, name, what } = self;
+        let Some(keys) = what.keys() else {
+            return found
+                .is_empty()
+                .then(|| format!("{field}: Secret {name} has no key: add one for each header, such as Authorization"));
+        };
+        let key = keys.into_iter().find(|key| !found.iter().any(|found| found == key))?;
+        let fix = match what {
+            What::Key(_) => "correct the key",
+            What::Headers | What::Authority | What::Certificate => "name another Secret",
+        };
+        Some(format!("{field}: Secret {name} has no key {key}: add it, or {fix}"))
+    }
+
+    /// Its keys, and no other: the Secret of an authority may have its private key too.
+    pub(super) fn volume(&self) -> Volume {
+        let item = |key: &str| KeyToPath {
+            key: key.into(),
+            path: if let What::Key(_) = self.what {
+                file(SENSOR_KEY_FILE)
+            } else {
+                key
+            }
+            .into(),
+            ..KeyToPath::default()
+        };
+        let items = self.what.keys().map(|keys| keys.into_iter().map(item).collect());
+        Volume {
+            name: self.what.volume().into(),
+            secret: Some(SecretVolumeSource {
+                secret_name: Some(self.name.into()),
+                items,
+                default_mode: Some(GROUP_READABLE),
+                ..SecretVolumeSource::default()
+            }),
+            ..Volume::default()
+        }
+    }
+
+    pub(super) fn mount(&self) -> VolumeMount {
+        mount(self.what.volume(), self.what.directory(), true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn missing(source: Value, found: Option<&[&str]>) -> Vec<String> {
+        let source: Source = serde_json::from_value(source).unwrap();
+        let found: Option<Vec<String>> = found.map(|keys| keys.iter().map(|key| (*key).to_owned()).collect());
+        let missing = |needed: &Needed<'_>| match &found {
+            None => Some(needed.absent()),
+            Some(found) => needed.lacks(found),
+        };
+        needed(&source).iter().filter_map(missing).collect()
+    }
+
+    #[test]
+    fn what_is_missing_is_said_with_its_field_and_a_fix() {
+        let tls = json!({"caSecretRef": {"name": "roots"}, "clientCertificateSecretRef": {"name": "me"}});
+        let source =
+            || json!({"stream": {"webSocket": {"url": "wss://a", "headersSecretRef": {"name": "keys"}, "tls": tls}}});
+        let field = "spec.source.stream.webSocket";
+        let absent = "does not exist in this namespace: create it with";
+        assert_eq!(
+            missing(source(), None),
+            [
+                format!(
+                    "{field}.headersSecretRef: Secret keys {absent} a key for each header, such as Authorization, or correct the name"
+                ),
+                format!("{field}.tls.caSecretRef: Secret roots {absent} the key ca.crt, or correct the name"),
+                format!(
+                    "{field}.tls.clientCertificateSecretRef: Secret me {absent} the key tls.crt and the key tls.key, or correct the name"
+                ),
+            ]
+        );
+        assert_eq!(
+            missing(source(), Some(&["ca.crt", "tls.crt"])),
+            [format!(
+                "{field}.tls.clientCertificateSecretRef: Secret me has no key tls.key: add it, or name another Secret"
+            )]
+        );
+        assert_eq!(
+            missing(source(), Some(&["ca.crt", "tls.crt", "tls.key"])),
+            Vec::<String>::new()
+        );
+        let webhook = json!({"webhook": {"scheme": "GitHub", "secretKeyRef": {"name": "hooks", "key": "main"}}});
+        let said = "spec.source.webhook.secretKeyRef: Secret hooks has no key main: add it, or correct the key";
+        assert_eq!(missing(webhook.clone(), Some(&[])), [said]);
+        assert_eq!(missing(webhook, Some(&["main"])), Vec::<String>::new());
+        let page = json!({"poll": {"http": {"url": "https://a", "headersSecretRef": {"name": "keys"}}}});
+        let said = "spec.source.poll.http.headersSecretRef: Secret keys has no key: add one for each header, such as Authorization";
+        assert_eq!(missing(page, Some(&[])), [said]);
+    }
+}

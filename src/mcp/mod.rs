@@ -1,0 +1,75 @@
+//! The client of the Model Context Protocol, as far as those who run tools share it: the worker, and polls of Sensors.
+//!
+//! Owns how requests travel and how failures and results are told. Decides nothing: neither what may run nor when.
+
+pub mod http;
+mod miss;
+pub mod text;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rmcp::ClientHandler;
+use rmcp::model::{ClientCapabilities, ClientConfig, Implementation, PaginatedRequestParams, ProtocolVersion, Tool};
+use rmcp::service::{ClientLifecycleMode, ClientServiceExt, Peer, RoleClient, RunningService};
+use rmcp::transport::common::client_side_sse::ExponentialBackoff;
+use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig};
+use tokio::time::timeout;
+
+use self::http::{Http, Way};
+pub use self::miss::Miss;
+
+/// Longest time that connecting, or a page of the list, may take. Discovery alone waits 10 s for servers of the older
+/// revision that do not answer it.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Most pages of a list.
+const MAX_PAGES: usize = 64;
+/// Tries to open a broken stream of notifications again before the server counts as gone.
+const STREAM_TRIES: usize = 3;
+
+/// Who asks.
+#[must_use]
+pub fn own_config() -> ClientConfig {
+    let own = Implementation::new("agentloop", env!("CARGO_PKG_VERSION"));
+    ClientConfig::new(ClientCapabilities::default(), own)
+}
+
+/// A connection to the server at `uri`, of either generation of the protocol.
+pub async fn connect<H: ClientHandler, W: Way>(
+    handler: H,
+    http: Http<W>,
+    uri: String,
+) -> Result<RunningService<RoleClient, H>, Miss> {
+    let mut config = StreamableHttpClientTransportConfig::with_uri(uri).reinit_on_expired_session(false);
+    let mut retry = ExponentialBackoff::default();
+    retry.max_times = Some(STREAM_TRIES);
+    config.retry_config = Arc::new(retry);
+    let transport = StreamableHttpClientTransport::with_client(http, config);
+    let lifecycle = ClientLifecycleMode::Auto {
+        preferred_versions: vec![ProtocolVersion::V_2026_07_28],
+        legacy_version: Some(ProtocolVersion::V_2025_11_25),
+    };
+    let connected = handler.serve_with_lifecycle(transport, lifecycle).await;
+    connected.map_err(|error| miss::unconnected(&error))
+}
+
+/// All tools of a server.
+pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, Miss> {
+    let mut tools = Vec::new();
+    let mut cursor = None;
+    for _ in 0..MAX_PAGES {
+        let params = PaginatedRequestParams::default().with_cursor(cursor);
+        let page = timeout(PATIENCE, server.list_tools(Some(params)))
+            .await
+            .map_err(|_| Miss::NoAnswer("it does not answer a question for its tools".into()))?
+            .map_err(|error| Miss::of(&error))?;
+        tools.extend(page.tools);
+        cursor = page.next_cursor;
+        if cursor.is_none() {
+            return Ok(tools);
+        }
+    }
+    Err(Miss::NoAnswer(format!(
+        "its list of tools has more than {MAX_PAGES} pages"
+    )))
+}

@@ -1,0 +1,110 @@
+//! The address of a source: what of it can be said to be wrong without asking.
+
+use reqwest::Url;
+use serde_json::Value;
+
+use crate::api::SensorSpec;
+use crate::api::endpoint::Endpoint;
+use crate::sensing::Invalid;
+
+/// Most bytes of a tool's arguments, as JSON.
+const MOST_ARGUMENT_BYTES: usize = 16 * 1024;
+
+/// The address that requests go to; that of a WebSocket with `http` for `ws`.
+pub fn url(endpoint: &Endpoint<'_>) -> Result<Url, Invalid> {
+    let wrong = |detail: String| Invalid {
+        field: format!("{}.url", endpoint.field),
+        detail,
+    };
+    let text = match endpoint.url.strip_prefix("ws") {
+        Some(rest) => format!("http{rest}"),
+        None => endpoint.url.to_owned(),
+    };
+    let url = Url::parse(&text).map_err(|error| wrong(format!("is no address: {error}")))?;
+    if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
+        return Err(wrong("is no address of HTTP or of a WebSocket".into()));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(wrong(
+            "must not carry a user or password: put them into a Secret as the header Authorization and name it in \
+             headersSecretRef"
+                .into(),
+        ));
+    }
+    if url.fragment().is_some() {
+        return Err(wrong("must have no fragment: remove everything from '#' on".into()));
+    }
+    Ok(url)
+}
+
+/// Whether the source of a spec has an address that can be asked, if it needs one, and nothing too long to ask with.
+pub fn check(spec: &SensorSpec) -> Result<(), Invalid> {
+    if let Some(endpoint) = spec.source.endpoint() {
+        url(&endpoint)?;
+    }
+    let tool = spec.source.poll.as_ref().and_then(|poll| poll.tool.as_ref());
+    let bytes = tool.map_or(0, |tool| Value::Object(tool.arguments.clone()).to_string().len());
+    if bytes > MOST_ARGUMENT_BYTES {
+        return Err(Invalid {
+            field: "spec.source.poll.tool.arguments".into(),
+            detail: format!("may have {MOST_ARGUMENT_BYTES} bytes as JSON, and has {bytes}"),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn of(url: &str) -> Endpoint<'_> {
+        Endpoint {
+            field: "spec.source.poll.http",
+            url,
+            headers: None,
+            tls: None,
+        }
+    }
+
+    #[rstest]
+    #[case("https://example.com/a?b=c", "https://example.com/a?b=c")]
+    #[case("ws://example.com:81/ticker", "http://example.com:81/ticker")]
+    #[case("wss://example.com/", "https://example.com/")]
+    #[case("http://[::1]:80/@/", "http://[::1]/@/")]
+    fn an_address_is_taken_as_it_is(#[case] text: &str, #[case] expected: &str) {
+        assert_eq!(url(&of(text)).unwrap().as_str(), expected);
+    }
+
+    #[rstest]
+    #[case("https://", "is no address: empty host")]
+    #[case("http://a:65536/", "is no address: invalid port number")]
+    #[case("ftp://a/", "is no address of HTTP or of a WebSocket")]
+    #[case(
+        "https://me:secret@a/",
+        "must not carry a user or password: put them into a Secret as the header Authorization and name it in headersSecretRef"
+    )]
+    #[case(
+        "https://me@a/",
+        "must not carry a user or password: put them into a Secret as the header Authorization and name it in headersSecretRef"
+    )]
+    #[case("https://a/#b", "must have no fragment: remove everything from '#' on")]
+    fn what_is_wrong_with_an_address_is_said_before_it_is_asked(#[case] text: &str, #[case] detail: &str) {
+        let invalid = url(&of(text)).unwrap_err();
+        assert_eq!(invalid.to_string(), format!("spec.source.poll.http.url: {detail}"));
+    }
+
+    #[test]
+    fn arguments_of_a_tool_may_have_16_kib_and_no_byte_more() {
+        let check = |bytes: usize| {
+            let arguments = serde_json::json!({"a": "x".repeat(bytes - r#"{"a":""}"#.len())});
+            let tool = serde_json::json!({"server": {"url": "https://a/"}, "name": "t", "arguments": arguments});
+            let spec = serde_json::json!({"agentNames": ["x"], "source": {"poll": {"tool": tool}}});
+            super::check(&serde_json::from_value(spec).unwrap())
+        };
+        assert_eq!(check(16 * 1024), Ok(()));
+        let said = "spec.source.poll.tool.arguments: may have 16384 bytes as JSON, and has 16385";
+        assert_eq!(check(16 * 1024 + 1).unwrap_err().to_string(), said);
+    }
+}

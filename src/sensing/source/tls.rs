@@ -1,0 +1,101 @@
+//! TLS of a source, from the files of its Secrets.
+
+use std::path::{Path, PathBuf};
+
+use reqwest::{Certificate, ClientBuilder, Identity};
+
+use super::http::Failure;
+use crate::api::endpoint::Tls;
+
+/// Keys of the Secrets, by the names that Kubernetes gives them.
+const ROOTS: &str = "ca.crt";
+const CERTIFICATE: &str = "tls.crt";
+const KEY: &str = "tls.key";
+
+/// Where the Secrets of a source's `tls` are mounted, as far as the spec names them; read for each connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Directory with `ca.crt`.
+    pub ca_dir: Option<PathBuf>,
+    /// Directory with `tls.crt` and `tls.key`.
+    pub certificate_dir: Option<PathBuf>,
+}
+
+/// What the files say.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) struct Material {
+    roots: Option<Vec<u8>>,
+    identity: Option<Vec<u8>>,
+}
+
+impl TlsFiles {
+    /// The files of a spec whose Secrets are mounted there.
+    #[must_use]
+    pub fn new(tls: Option<&Tls>, ca_dir: &Path, certificate_dir: &Path) -> Self {
+        let has_ca = tls.is_some_and(|tls| tls.ca_secret_ref.is_some());
+        let has_certificate = tls.is_some_and(|tls| tls.client_certificate_secret_ref.is_some());
+        Self {
+            ca_dir: has_ca.then(|| ca_dir.to_owned()),
+            certificate_dir: has_certificate.then(|| certificate_dir.to_owned()),
+        }
+    }
+
+    pub(super) fn read(&self) -> Result<Material, Failure> {
+        let roots = self.ca_dir.as_ref().map(|dir| read(dir, ROOTS, "caSecretRef"));
+        let identity = self.certificate_dir.as_ref().map(|dir| {
+            let certificate = read(dir, CERTIFICATE, "clientCertificateSecretRef")?;
+            let key = read(dir, KEY, "clientCertificateSecretRef")?;
+            Ok([certificate, b"\n".to_vec(), key].concat())
+        });
+        Ok(Material {
+            roots: roots.transpose()?,
+            identity: identity.transpose()?,
+        })
+    }
+}
+
+impl Material {
+    /// A builder whose clients make TLS so, if they make any.
+    pub(super) fn apply(&self, builder: ClientBuilder, makes_tls: bool) -> Result<ClientBuilder, Failure> {
+        let builder = match &self.roots {
+            Some(pem) => builder.tls_certs_only(roots(pem)?),
+            // The system's, without which there is no client.
+            None if makes_tls => builder,
+            None => builder.tls_certs_only([]),
+        };
+        let Some(pem) = &self.identity else {
+            return Ok(builder);
+        };
+        let identity = Identity::from_pem(pem).map_err(|_| {
+            wrong(
+                "clientCertificateSecretRef",
+                "has no certificate in tls.crt, or no key in tls.key",
+            )
+        })?;
+        Ok(builder.identity(identity))
+    }
+
+    /// Whether a client that cannot be made is the fault of what a Secret says.
+    pub(super) fn has_identity(&self) -> bool {
+        self.identity.is_some()
+    }
+}
+
+fn roots(pem: &[u8]) -> Result<Vec<Certificate>, Failure> {
+    let found = Certificate::from_pem_bundle(pem).unwrap_or_default();
+    if found.is_empty() {
+        return Err(wrong("caSecretRef", "has no certificate in PEM under ca.crt"));
+    }
+    Ok(found)
+}
+
+fn read(dir: &Path, file: &str, field: &str) -> Result<Vec<u8>, Failure> {
+    std::fs::read(dir.join(file)).map_err(|_| wrong(field, &format!("has no key {file}")))
+}
+
+fn wrong(field: &str, what: &str) -> Failure {
+    Failure(format!("the Secret of tls.{field} {what}"))
+}
+
+#[cfg(test)]
+mod tests;
