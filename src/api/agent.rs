@@ -200,11 +200,11 @@ pub struct TextSource {
     pub config_map_key_ref: KeyRef,
 }
 
-/// One key of a ConfigMap or Secret in the Agent's own namespace.
+/// One key of a ConfigMap or Secret in the same namespace.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyRef {
-    /// Name of the object, in the Agent's own namespace.
+    /// Name of the object, in the same namespace.
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub name: String,
     /// Key in its data.

@@ -116,11 +116,11 @@ pub struct ToolServer {
     pub tools: Vec<ToolRules>,
 }
 
-/// A whole Secret in the Agent's own namespace.
+/// A whole Secret in the same namespace.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretRef {
-    /// Name of the Secret, in the Agent's own namespace.
+    /// Name of the Secret, in the same namespace.
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub name: String,
 }

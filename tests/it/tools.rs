@@ -2,7 +2,7 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod everything;
+pub mod everything;
 mod example;
 pub mod python;
 

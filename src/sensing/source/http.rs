@@ -120,6 +120,7 @@ impl Place {
 
     fn redirects(&self) -> Policy {
         let policy = Arc::clone(&self.policy);
+        let starts_plain = self.url.scheme() != "https";
         let home = self.headers_dir.is_some().then(|| self.url.origin());
         Policy::custom(move |attempt: Attempt<'_>| {
             if attempt.previous().len() > MOST_REDIRECTS {
@@ -133,6 +134,12 @@ impl Place {
                 let what = "the server redirects to another host, which must not get the headers of the Secret: write \
                             that host's address into the url";
                 return attempt.error(Failure(what.into()));
+            }
+            // Its client knows no authority.
+            if starts_plain && attempt.url().scheme() == "https" {
+                return attempt.error(Failure(
+                    "the server redirects to https: write that address into the url".into(),
+                ));
             }
             attempt.follow()
         })
@@ -180,15 +187,30 @@ pub async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, Failur
 #[must_use]
 pub fn unreachable(error: &reqwest::Error) -> Failure {
     let cause = cause(error);
-    // As rustls says it.
-    let advice = if cause.starts_with("invalid peer certificate") {
-        "; look at tls.caSecretRef"
-    } else if cause.contains("received fatal alert") && cause.to_ascii_lowercase().contains("certificate") {
-        "; look at tls.clientCertificateSecretRef"
-    } else {
-        ""
-    };
+    let advice = advice(&cause);
     Failure(format!("no answer: {cause}{advice}"))
+}
+
+/// Which field to look at when TLS came to nothing, by what rustls says of it.
+fn advice(cause: &str) -> &'static str {
+    /// What servers refuse the certificate of a client with, or one that is missing.
+    const REFUSALS: [&str; 8] = [
+        "BadCertificate",
+        "UnsupportedCertificate",
+        "CertificateRevoked",
+        "CertificateExpired",
+        "CertificateUnknown",
+        "UnknownCA",
+        "AccessDenied",
+        "CertificateRequired",
+    ];
+    if cause.starts_with("invalid peer certificate") {
+        return "; look at tls.caSecretRef";
+    }
+    match cause.strip_prefix("received fatal alert: ") {
+        Some(alert) if REFUSALS.contains(&alert) => "; look at tls.clientCertificateSecretRef",
+        _ => "",
+    }
 }
 
 /// Why an answer is none.
@@ -216,4 +238,55 @@ fn cause(error: &reqwest::Error) -> String {
         cause = inner;
     }
     cause.to_string().chars().take(MOST_CAUSE).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use rustls::{AlertDescription, CertificateError, Error};
+
+    use super::*;
+
+    #[rstest]
+    #[case::an_authority(
+        Error::InvalidCertificate(CertificateError::UnknownIssuer),
+        "; look at tls.caSecretRef"
+    )]
+    #[case::no_certificate(
+        Error::AlertReceived(AlertDescription::CertificateRequired),
+        "; look at tls.clientCertificateSecretRef"
+    )]
+    #[case::not_known(
+        Error::AlertReceived(AlertDescription::UnknownCA),
+        "; look at tls.clientCertificateSecretRef"
+    )]
+    #[case::bad(
+        Error::AlertReceived(AlertDescription::BadCertificate),
+        "; look at tls.clientCertificateSecretRef"
+    )]
+    #[case::unsupported(
+        Error::AlertReceived(AlertDescription::UnsupportedCertificate),
+        "; look at tls.clientCertificateSecretRef"
+    )]
+    #[case::revoked(
+        Error::AlertReceived(AlertDescription::CertificateRevoked),
+        "; look at tls.clientCertificateSecretRef"
+    )]
+    #[case::expired(
+        Error::AlertReceived(AlertDescription::CertificateExpired),
+        "; look at tls.clientCertificateSecretRef"
+    )]
+    #[case::unclear(
+        Error::AlertReceived(AlertDescription::CertificateUnknown),
+        "; look at tls.clientCertificateSecretRef"
+    )]
+    #[case::denied(
+        Error::AlertReceived(AlertDescription::AccessDenied),
+        "; look at tls.clientCertificateSecretRef"
+    )]
+    #[case::no_host(Error::AlertReceived(AlertDescription::UnrecognisedName), "")]
+    #[case::no_protocol(Error::AlertReceived(AlertDescription::ProtocolVersion), "")]
+    fn tls_that_fails_names_the_field_of_the_certificate_at_fault(#[case] error: Error, #[case] expected: &str) {
+        assert_eq!(advice(&error.to_string()), expected);
+    }
 }

@@ -7,6 +7,7 @@ use tokio::process::{Child, Command};
 
 use super::process::{Bench, Run};
 use super::sources::{free_port, is_there, said, until, updates};
+use crate::tools::everything::{self, Everything};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 
@@ -123,6 +124,30 @@ async fn send(run: &Run, script: &str, expected: &str) {
         assert!(Instant::now() < deadline, "{}\n{}", run.out(), run.err());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+#[tokio::test]
+async fn the_example_of_a_tool_wakes_its_agent_with_the_mcp_projects_own_server() {
+    if !everything::is_there() {
+        return;
+    }
+    let (mut bench, mut server) = (Bench::new(), Everything::start().await);
+    // What it says in the first turn does not end the sleep after it.
+    server.kill();
+    let changes = [
+        ("http://127.0.0.1:3001/mcp", server.url()),
+        ("intervalSeconds: 30", "intervalSeconds: 1".to_owned()),
+    ];
+    example(&bench, "poll-tool.yaml", &changes);
+    let mut run = bench.run(&["--events"]);
+    until(&run, "asleep", |run| {
+        (run.agent("poll-tool")["state"] == "Sleeping").then_some(())
+    })
+    .await;
+    server.go().await;
+    until_woken(&mut run, "poll-tool").await;
+    // The weather of this server stays as it is, which is no event.
+    assert_eq!(updates(&run), 1, "{}", run.out());
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::{Bench, LONG, done, names, run};
 
 /// Whether there is an npm for it. Says so when there is none.
-fn is_there() -> bool {
+pub fn is_there() -> bool {
     let is_there = Command::new("npm").arg("--version").output().is_ok();
     if !is_there {
         eprintln!("SKIPPED: there is no npm; this test needs it for its MCP server");
@@ -20,7 +20,7 @@ fn is_there() -> bool {
     is_there
 }
 
-struct Everything {
+pub struct Everything {
     packages: PathBuf,
     directory: TempDir,
     port: u16,
@@ -28,7 +28,7 @@ struct Everything {
 }
 
 impl Everything {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/hack/node-env.sh");
         let output = Command::new(script)
             .arg("mcp-server/everything")
@@ -49,7 +49,7 @@ impl Everything {
     }
 
     /// Starts it, also again, on the same port.
-    async fn go(&mut self) {
+    pub async fn go(&mut self) {
         let log = std::fs::File::create(self.log()).unwrap();
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/hack/mcp-server/everything/start.mjs");
         let mut child = Command::new("node")
@@ -74,7 +74,7 @@ impl Everything {
         self.directory.path().join("log")
     }
 
-    fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}/mcp", self.port)
     }
 
@@ -99,7 +99,7 @@ impl Everything {
     }
 
     /// SIGKILL.
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         let (mut child, _stdin) = self.process.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();

@@ -280,6 +280,14 @@ async fn redirects_are_followed_five_times_and_not_six() {
 }
 
 #[tokio::test]
+async fn a_redirect_to_tls_names_the_url_that_is_to_be_mended() {
+    let server = server(vec![Redirect::temporary("https://127.0.0.1:9/").into_response()]).await;
+    let failed = failure(poller(&server.url, LOOPBACK, page())).await;
+    let said = "no answer: the server redirects to https: write that address into the url";
+    assert_eq!(failed.failure.as_deref(), Some(said));
+}
+
+#[tokio::test]
 async fn the_headers_of_a_secret_go_to_its_host_only() {
     let other = server(vec!["stolen".into_response()]).await;
     let server = server(vec![
