@@ -38,5 +38,7 @@ pub use status::AgentStatus;
 pub const GROUP: &str = "agentloop.dev";
 /// The label that every object made for an Agent carries; its value is the Agent's name.
 pub const AGENT_LABEL: &str = "agentloop.dev/agent";
+/// The label of everything made for one Sensor; its value is the Sensor's name.
+pub const SENSOR_LABEL: &str = "agentloop.dev/sensor";
 /// Audience of the projected token with which a pod speaks to the controller.
 pub const LINK_AUDIENCE: &str = "agentloop.dev/link";

@@ -6,9 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::manifest::Marks;
 use super::names;
-use crate::api::AGENT_LABEL;
 use crate::api::status::PodStatus;
-use crate::controller::sensor::pod::SENSOR_LABEL;
+use crate::api::{AGENT_LABEL, SENSOR_LABEL};
 
 /// Reasons of the condition `PodReady`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::IntoStaticStr, strum::EnumIter)]

@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use super::secrets::{self, Needed};
 use crate::api::sensor::Source;
-use crate::api::{LINK_AUDIENCE, Sensor};
+use crate::api::{LINK_AUDIENCE, SENSOR_LABEL, Sensor};
 use crate::controller::restricted;
 use crate::link::pod::{
     CONFIG_ENV, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_SERVICE_ACCOUNT, SensorPodConfig,
@@ -29,8 +29,6 @@ use crate::link::pod::{
 };
 use crate::link::sensors::SensorTerms;
 
-/// The label of everything made for one Sensor; its value is the Sensor's name.
-pub(in crate::controller) const SENSOR_LABEL: &str = "agentloop.dev/sensor";
 /// The field manager of what is applied.
 pub(super) const MANAGER: &str = "agentloop-controller";
 /// Annotation: hash of the object as it was applied.

@@ -22,10 +22,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::children::{self, Kind, Seen};
 use super::index::SensorKey;
-use super::pod::SENSOR_LABEL;
 use super::publish;
 use super::sensors::Sensors;
-use crate::api::Sensor;
+use crate::api::{SENSOR_LABEL, Sensor};
 use crate::controller::agent::error::Error;
 use crate::controller::agent::pod_state::trim;
 use crate::controller::agent::{ErrorKind, Finished, backoff};
