@@ -252,6 +252,25 @@ impl ModelServer {
         self.ends(label).iter().map(Line::used).sum()
     }
 
+    /// The same if so many calls are known to nobody else, since they were cut after a moment: the server may have
+    /// answered into a connection whose other end was gone.
+    pub fn used_but_for_cut(&self, label: &str, since: f64, unknown: i64) -> Used {
+        let mut unnoticed = unknown - self.used(label).unknown_calls;
+        let used = |line: &Line| {
+            let used = line.used();
+            if unnoticed <= 0 || line.at < since || used.unknown_calls > 0 {
+                return used;
+            }
+            unnoticed -= 1;
+            Used {
+                calls: 1,
+                unknown_calls: 1,
+                ..Used::default()
+            }
+        };
+        self.ends(label).iter().map(used).sum()
+    }
+
     /// Waits until the lines of a label show what is looked for.
     pub fn until<T>(&self, what: &str, label: &str, seconds: u64, mut seen: impl FnMut(&[Line]) -> Option<T>) -> T {
         let deadline = Instant::now() + Duration::from_secs(seconds);
