@@ -334,7 +334,7 @@ async fn a_rule_that_cannot_be_used_stops_the_ear_and_not_the_deliveries() {
         &rig,
         "page",
         "poll",
-        &json!({"updates": [{"field": "a", "value": "payload"}]}),
+        &json!({"updates": [{"field": "a", "value": "payload"}], "task": null}),
     );
     rig.settle().await;
     let terms = told(&rig, &pod).terms.unwrap();
