@@ -3,7 +3,9 @@ FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY Cargo.toml Cargo.lock rust-toolchain.toml ./
 COPY src src
+# Cargo looks for the roots of tests and benches that Cargo.toml names; they are not compiled.
 COPY tests/it/main.rs tests/it/main.rs
+COPY hack/bench hack/bench
 # An explicit target keeps the static flag away from build scripts and proc macros, which cannot be static.
 RUN target="$(uname -m)-unknown-linux-gnu" \
  && RUSTFLAGS="-C target-feature=+crt-static" cargo rustc --locked --release --target "$target" --bin agentloop \

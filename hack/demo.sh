@@ -41,7 +41,7 @@ own_cluster() {
   local tools_pid log
   as_root_or_say "a cluster on this machine"
   "$ROOT/hack/packages.sh" build image plane node
-  say "Building the cluster's tools and the image (the first time takes a quarter of an hour; cached after that)"
+  say "Building the cluster's tools and the image (the first time takes half an hour or more on two cores; cached after that)"
   log=$(mktemp)
   setsid "$devcluster/tools.sh" plane node helm >"$log" 2>&1 &
   tools_pid=$!

@@ -42,12 +42,17 @@ fn run(context_tokens: u32) -> Vec<Duration> {
         active_hours: None,
         context_tokens,
         max_output_tokens: 1_000,
+        history_tokens: context_tokens,
         actions_per_minute: 10,
         pre_check: None,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
         loop_detection: LoopDetection::default(),
+        spec: 0,
+        quick_text_turns: 0,
+        longest_text_delay: SignedDuration::ZERO,
         light_output_tokens: None,
+        light_context_tokens: 0,
     });
     engine.set_instructions("You watch a queue. Yield when it is empty.".to_owned());
     let mut now = Timestamp::UNIX_EPOCH;
@@ -93,6 +98,7 @@ fn call_of(effect: &Effect) -> Option<agentloop::engine::CallId> {
 
 fn answer() -> Answer {
     Answer {
+        reasoning: None,
         text: Some("The queue holds 3 items; none is older than a minute. ".repeat(4)),
         tool_calls: vec![ToolCall {
             id: "call_1".to_owned(),
@@ -101,6 +107,7 @@ fn answer() -> Answer {
         }],
         finish: Finish::ToolCalls,
         tokens: Some(900),
+        input_tokens: None,
         cost: None,
     }
 }

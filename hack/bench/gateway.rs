@@ -246,13 +246,14 @@ fn limits() -> BudgetTerms {
         cost: Some(PLENTY),
         ..LimitAmounts::default()
     };
+    let price = Price {
+        input_per_million: "3.00".into(),
+        output_per_million: "15.00".into(),
+        ..Price::default()
+    };
     BudgetTerms {
         accounts: vec![account("team", tokens), account("platform", cost)],
-        price: Some(Price {
-            input_per_million: "3.00".into(),
-            output_per_million: "15.00".into(),
-            ..Price::default()
-        }),
+        prices: [("m".to_owned(), price)].into(),
         min_output_tokens: 100,
         ..BudgetTerms::default()
     }

@@ -1,7 +1,7 @@
 //! A leader for benches: the real server of the link and the real relay of events, for one Agent `a` and one Sensor `s` of
 //! the namespace `ns`. It grants one lease of each account, once and for all.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use agentloop::link::deliveries::{
 };
 use agentloop::link::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRequest, Telling};
 use agentloop::link::messages::{
-    AccountAnswer, Attach, Attached, BudgetTerms, Directives, Known, LeaseAnswer, LeaseGrant, LeaseRequest, Refusal,
-    Report,
+    AccountAnswer, Attach, Attached, BudgetTerms, Directives, Known, LeaseAnswer, LeaseGrant, LeaseRequest, PROTOCOL,
+    Refusal, Report,
 };
 use agentloop::link::server::{Limits, Link, PodIdentity, PodKind, serve};
 use axum_server::tls_rustls::RustlsConfig;
@@ -88,7 +88,7 @@ struct Generous {
 }
 
 impl Link for Generous {
-    async fn authenticate(&self, token: &str) -> Result<PodIdentity, Refusal> {
+    async fn authenticate(&self, token: &str, _address: IpAddr) -> Result<PodIdentity, Refusal> {
         Ok(identity(match token {
             SENSOR_TOKEN => PodKind::Sensor,
             _ => PodKind::Agent,
@@ -97,6 +97,7 @@ impl Link for Generous {
 
     fn attach(&self, _pod: &PodIdentity, attach: &Attach) -> Result<Attached, Refusal> {
         Ok(Attached {
+            protocol: PROTOCOL,
             epoch: attach.epoch,
             known: Known::default(),
             directives: self.directives.borrow().clone(),
@@ -111,6 +112,8 @@ impl Link for Generous {
         let granted = LeaseGrant {
             lease: 1,
             granted: Amount::each(|_| PLENTY),
+            spent: Amount::ZERO,
+            returned: Amount::ZERO,
             valid_milliseconds: None,
         };
         let accounts = request.accounts.into_iter().map(|said| AccountAnswer {
@@ -132,7 +135,7 @@ impl Link for Generous {
         Ok(EventsAnswer::default())
     }
 
-    async fn read(&self, _token: &str, _request: &ReadRequest) -> Result<Telling, ReadRefusal> {
+    async fn read(&self, _token: &str, _address: IpAddr, _request: &ReadRequest) -> Result<Telling, ReadRefusal> {
         Ok(Box::pin(futures::stream::empty()))
     }
 

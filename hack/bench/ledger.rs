@@ -45,6 +45,8 @@ fn reserve_and_settle() -> f64 {
     let granted = Granted {
         lease: 1,
         granted: all,
+        spent: Amount::ZERO,
+        returned: Amount::ZERO,
         ends: None,
     };
     let accounts = ["team", "platform"];

@@ -11,7 +11,7 @@ pub use super::active_hours::{ActiveHours, Day};
 use super::bounds::{DNS_SUBDOMAIN, KEY};
 pub use super::hot_state::{FieldType, HotField, HotState};
 use super::light_model;
-pub use super::model::{Model, ModelApi, OutputLimitParameter, ToolCalling};
+pub use super::model::{Model, ModelApi, OutputLimitParameter, PromptCache, Reasoning, ReasoningEffort, ToolCalling};
 pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateStrategy};
 pub use super::rate_limit::{RateLimit, Resource};
 pub use super::skill::Skill;
@@ -220,7 +220,8 @@ pub struct KeyRef {
     "message": "spec.loop.minDelayMilliseconds (default 100) must not exceed spec.loop.maxDelayMilliseconds (default 10000): lower the first or raise the second",
 }]))]
 pub struct Loop {
-    /// Pause between two turns, in milliseconds, 1 to 3,600,000; each failed turn in a row doubles it.
+    /// Pause between two turns, in milliseconds, 1 to 3,600,000; each failed turn in a row doubles it. After a turn that calls
+    /// no tool it is at least 1 s, doubled with each further one in a row up to 60 s.
     #[schemars(range(min = 1, max = 3_600_000))]
     pub min_delay_milliseconds: u32,
     /// Longest delay after failed turns, in milliseconds, 1 to 3,600,000.
@@ -233,6 +234,12 @@ pub struct Loop {
     /// next one begins with fresh news once there is room. `Block`: it waits and goes on. A turn without an answer yet
     /// waits in either case.
     pub exhaustion_policy: ExhaustionPolicy,
+    /// Tokens of earlier turns with which a turn begins at most, 1,000 to 10,000,000. Beyond that the results of old tool
+    /// calls are left out of the prompt, and then the oldest turns are summed up. Each call pays for all of them: fewer
+    /// make a long life cheaper, more let the model remember word for word. It never has more than 80 % of
+    /// `model.contextTokens`. The turn under way may fill the whole context window.
+    #[schemars(range(min = 1000, max = 10_000_000))]
+    pub history_tokens: u32,
 }
 
 /// What becomes of a turn that finds no room in a rate limit.
@@ -252,6 +259,7 @@ impl Default for Loop {
             max_delay_milliseconds: 10_000,
             max_consecutive_errors: 5,
             exhaustion_policy: ExhaustionPolicy::Skip,
+            history_tokens: 24_000,
         }
     }
 }
@@ -323,7 +331,7 @@ impl Default for Continuous {
 #[serde(rename_all = "camelCase", default)]
 pub struct Guardrails {
     /// Turns without a sleep, 1 to 10,000, until the loop is made to sleep (60 s, doubled each time, at most
-    /// `maxSleepSeconds`).
+    /// `maxSleepSeconds`). Sleeps of less than a minute count together: each minute of them takes one turn off the count.
     #[schemars(range(min = 1, max = 10_000))]
     pub max_consecutive_turns: u32,
     /// Model calls in one turn, 1 to 1,000; at the cap the turn ends and the model is told so in the next one.
@@ -334,8 +342,9 @@ pub struct Guardrails {
     #[schemars(range(min = 1, max = 600))]
     pub actions_per_minute: u32,
     /// Seconds awake without an effective action, 1 to 2,592,000, until the loop ends with outcome `Idle`. A `yield` that
-    /// sleeps and a tool result not seen before begin anew; pauses and failed calls do not count. A changed spec or the
-    /// annotation `agentloop.dev/wake` starts the loop again.
+    /// sleeps for a minute or more and a tool result not seen before, be it an error, begin anew. Pauses, failed calls and runs
+    /// of tools do not count, and of an answered call 30 s at most. A changed spec or the annotation `agentloop.dev/wake`
+    /// starts the loop again.
     #[schemars(range(min = 1, max = 2_592_000))]
     pub idle_timeout_seconds: u32,
     /// Hours outside of which no call is made: a call in flight is finished, the loop goes on with the next window.
@@ -435,7 +444,7 @@ impl Default for Guardrails {
         Self {
             max_consecutive_turns: 50,
             max_calls_per_turn: 25,
-            actions_per_minute: 10,
+            actions_per_minute: 60,
             idle_timeout_seconds: 600,
             active_hours: None,
             rate_limits: Vec::new(),

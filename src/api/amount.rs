@@ -207,6 +207,12 @@ impl LimitAmounts {
         })
     }
 
+    /// The first kind of which there may be nothing at all.
+    #[must_use]
+    pub fn none_of(&self) -> Option<Kind> {
+        self.kinds().find(|kind| self.get(*kind) == Some(0))
+    }
+
     /// The limit of one kind.
     #[must_use]
     pub fn get(&self, kind: Kind) -> Option<i64> {

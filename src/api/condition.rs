@@ -46,7 +46,8 @@ pub enum ConditionType {
     SensorsHealthy,
     /// Of a Sensor: it listens.
     Connected,
-    /// Of a Sensor: what it has given is known after a restart of each receiver.
+    /// Of a Sensor: what it has given is known after a restart of each receiver. Of an Agent: False, and there, when its
+    /// state is lost with its pod.
     Durable,
     /// Of an AgentBudget: a limit is used to `spec.warnAtPercent` or more.
     NearLimit,

@@ -7,6 +7,13 @@ use super::sensor::Source;
 use super::source::Stream;
 use super::tools::SecretRef;
 
+/// The key of certificates that are trusted, by the name that Kubernetes gives it.
+pub const ROOTS_KEY: &str = "ca.crt";
+/// The key of a certificate in a Secret of type `kubernetes.io/tls`.
+pub const CERTIFICATE_KEY: &str = "tls.crt";
+/// The key of its private key there.
+pub const PRIVATE_KEY_KEY: &str = "tls.key";
+
 /// How TLS is made where the system's roots do not do. Secrets that change are used for the next connection.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[x_kube(validation = Rule::new("has(self.caSecretRef) || has(self.clientCertificateSecretRef)").message(
@@ -63,13 +70,6 @@ impl<'a> Endpoint<'a> {
     pub fn certificate_secret(&self) -> Option<NamedSecret<'a>> {
         let secret = self.tls?.client_certificate_secret_ref.as_ref();
         self.named("tls.clientCertificateSecretRef", secret)
-    }
-
-    /// All of them.
-    #[must_use]
-    pub fn secrets(&self) -> Vec<NamedSecret<'a>> {
-        let secrets = [self.headers_secret(), self.ca_secret(), self.certificate_secret()];
-        secrets.into_iter().flatten().collect()
     }
 
     fn named(&self, name: &str, secret: Option<&'a SecretRef>) -> Option<NamedSecret<'a>> {
@@ -179,7 +179,12 @@ mod tests {
             let source = source(spec);
             let endpoint = source.endpoint().unwrap();
             assert_eq!((endpoint.field, endpoint.url), (field, url));
-            let secrets = endpoint.secrets().into_iter();
+            let secrets = [
+                endpoint.headers_secret(),
+                endpoint.ca_secret(),
+                endpoint.certificate_secret(),
+            ];
+            let secrets = secrets.into_iter().flatten();
             let secrets: Vec<_> = secrets.map(|named| (named.field, named.secret.name.as_str())).collect();
             let expected = [
                 (format!("{field}.headersSecretRef"), "keys"),

@@ -1,6 +1,6 @@
 //! What `spec.model.headers` and `spec.model.extraBody` may hold, and what they may not: names, and their schema.
 //!
-//! The gateway asks the same lists again, of the whole request: a worker could write what a manifest may not.
+//! The gateway asks the same lists again, without regard to case. A worker may not write any field but its own.
 
 use schemars::Schema;
 use serde_json::{Map, Value, json};
@@ -35,11 +35,15 @@ pub const RESERVED_HEADERS: [&str; 20] = [
 ];
 
 /// Fields of a request that other fields of the spec say, or that the loop and the gateway write; with their types.
-pub const OWN_FIELDS: [(&str, &str); 10] = [
+pub const OWN_FIELDS: [(&str, &str); 14] = [
+    ("cache_control", "object"),
     ("max_completion_tokens", "integer"),
     ("max_tokens", "integer"),
     ("messages", "objects"),
     ("model", "string"),
+    ("output_config", "object"),
+    ("prompt_cache_key", "string"),
+    ("reasoning_effort", "string"),
     ("response_format", "object"),
     ("stream", "boolean"),
     ("stream_options", "object"),
@@ -50,17 +54,22 @@ pub const OWN_FIELDS: [(&str, &str); 10] = [
 
 /// Fields of a request that raise the bill beyond its bound, go round the output limit, or bring the answer by another
 /// way than the one that is metered; of both wire formats and their servers, with their types.
-pub const REFUSED_FIELDS: [(&str, &str); 36] = [
+pub const REFUSED_FIELDS: [(&str, &str); 47] = [
     ("n", "integer"),
     ("anthropic_beta", "strings"),
     ("audio", "object"),
     ("background", "boolean"),
     ("best_of", "integer"),
     ("betas", "strings"),
+    ("chat_template", "string"),
+    ("compound_custom", "object"),
     ("container", "string"),
     ("context_management", "object"),
     ("conversation", "string"),
     ("data_sources", "objects"),
+    ("documents", "objects"),
+    ("enable_enhancement", "boolean"),
+    ("enable_search", "boolean"),
     ("fallback_credit_token", "string"),
     ("fallbacks", "objects"),
     ("inference_geo", "string"),
@@ -75,19 +84,28 @@ pub const REFUSED_FIELDS: [(&str, &str); 36] = [
     ("options", "object"),
     ("plugins", "objects"),
     ("prediction", "object"),
+    ("preset", "string"),
     ("previous_response_id", "string"),
     ("prompt", "string"),
+    ("prompt_mode", "string"),
     ("provider", "object"),
     ("route", "string"),
+    ("safety_model", "string"),
+    ("search_options", "object"),
     ("search_parameters", "object"),
+    ("search_settings", "object"),
     ("service_tier", "string"),
     ("speed", "string"),
     ("store", "boolean"),
     ("tier", "string"),
+    ("transforms", "strings"),
     ("use_beam_search", "boolean"),
     ("web_search", "boolean"),
     ("web_search_options", "object"),
 ];
+
+/// A field that `spec.model.reasoning` says for Anthropic, and that servers of OpenAI chat completions read as they like.
+const THINKING: &str = "thinking";
 
 /// The schema of headers.
 pub(super) fn headers(schema: &mut Schema) {
@@ -119,9 +137,12 @@ pub(super) fn extra_body(schema: &mut Schema) {
             .chain(&REFUSED_FIELDS)
             .filter(|(name, _)| *name != "n")
     };
-    let properties: Map<String, Value> = declared()
+    let mut properties: Map<String, Value> = declared()
         .map(|(name, kind)| ((*name).to_owned(), declaration(kind)))
         .collect();
+    let mut thinking = declaration("object");
+    thinking["description"] = "A switch of some servers of OpenAIChat. Refused with api AnthropicMessages.".into();
+    properties.insert(THINKING.into(), thinking);
     let absent = |fields: &[(&str, &str)]| {
         let names = fields.iter().filter(|(name, _)| *name != "n");
         names
@@ -132,7 +153,7 @@ pub(super) fn extra_body(schema: &mut Schema) {
     let named = |fields: &[(&str, &str)]| fields.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     let rules = json!([{
         "rule": absent(&OWN_FIELDS),
-        "message": format!("spec.model.extraBody must not set {}: other fields of the spec say these, or the loop writes them", named(&OWN_FIELDS)),
+        "message": format!("spec.model.extraBody must not set {}: other fields of the spec say these (spec.model.reasoning, spec.model.promptCache and others), or the loop writes them", named(&OWN_FIELDS)),
     }, {
         "rule": absent(&REFUSED_FIELDS),
         "message": format!("spec.model.extraBody must not set {}: they could raise the bill beyond its bound, or change what is metered", named(&REFUSED_FIELDS)),

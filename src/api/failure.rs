@@ -35,6 +35,8 @@ pub enum FailureKind {
     AuthenticationFailed,
     /// The server refused the request (any other 4xx) or its answer could not be read.
     BadResponse,
+    /// The request does not fit into the model's context window. The same request never will: it must become shorter.
+    ContextExceeded,
     /// The worker or a stop cut the call.
     Cancelled,
     /// The pod has had no contact with the controller for the whole run lease.
@@ -85,6 +87,7 @@ impl FailureKind {
             | Self::QuotaExceeded
             | Self::AuthenticationFailed
             | Self::BadResponse
+            | Self::ContextExceeded
             | Self::Cancelled
             | Self::LinkLost
             | Self::Fenced

@@ -44,6 +44,53 @@ pub enum ToolCalling {
     Structured,
 }
 
+/// How much a model reasons before it answers.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningEffort {
+    /// As little as the model can. Of `OpenAIChat` only.
+    Minimal,
+    /// Little.
+    Low,
+    /// In between.
+    Medium,
+    /// Much.
+    High,
+}
+
+/// How much a model may reason before it answers: by a word, or by a number of tokens.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[x_kube(
+    validation = Rule::new("has(self.effort) != has(self.budgetTokens)").message(
+        "spec.model.reasoning must have exactly one of effort and budgetTokens"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct Reasoning {
+    /// How much the model reasons, in a word. `OpenAIChat`: sent as `reasoning_effort`. `AnthropicMessages`: sent as
+    /// `output_config.effort` with adaptive thinking, for Claude 4.6 and later; `Minimal` does not exist there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effort: Option<ReasoningEffort>,
+    /// Most tokens of reasoning in one answer, 1,024 to 1,000,000, less than maxOutputTokens, of which they are a part.
+    /// For `AnthropicMessages` only: extended thinking, as Claude has it up to version 4.6.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1024, max = 1_000_000))]
+    pub budget_tokens: Option<u32>,
+}
+
+/// How long a provider is asked to keep the conversation in its cache.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptCache {
+    /// What would have cost least for the last calls.
+    #[default]
+    Auto,
+    /// Five minutes.
+    FiveMinutes,
+    /// An hour.
+    OneHour,
+    /// Not at all.
+    Disabled,
+}
+
 /// The model of an Agent.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[x_kube(
@@ -80,8 +127,29 @@ pub enum ToolCalling {
     validation = Rule::new("self.api == 'OpenAIChat' || self.toolCalling == 'Native'").message(
         "spec.model.toolCalling Structured is for api OpenAIChat only: remove it"
     ),
-    validation = Rule::new("self.maxOutputTokens < self.contextTokens").message(
-        "spec.model.maxOutputTokens (default 4096) must be less than spec.model.contextTokens (default 128000): an answer has to fit the context window"
+    validation = Rule::new("self.api != 'Scripted' || (!has(self.reasoning) && self.promptCache == 'Auto')").message(
+        "spec.model.reasoning and spec.model.promptCache have no meaning with api Scripted: remove them"
+    ),
+    validation = Rule::new("self.api == 'AnthropicMessages' || !has(self.reasoning) || !has(self.reasoning.budgetTokens)").message(
+        "spec.model.reasoning.budgetTokens is for api AnthropicMessages only: set spec.model.reasoning.effort instead"
+    ),
+    validation = Rule::new("self.api != 'AnthropicMessages' || !has(self.reasoning) || !has(self.reasoning.effort) || self.reasoning.effort != 'Minimal'").message(
+        "spec.model.reasoning.effort Minimal is for api OpenAIChat only: set Low"
+    ),
+    validation = Rule::new("!has(self.reasoning) || !has(self.reasoning.budgetTokens) || self.reasoning.budgetTokens < self.maxOutputTokens").message(
+        "spec.model.reasoning.budgetTokens must be less than spec.model.maxOutputTokens, of which it is a part: raise the second or lower the first"
+    ),
+    validation = Rule::new("!has(self.reasoning) || !has(self.reasoning.budgetTokens) || self.reasoning.budgetTokens * 2 < self.contextTokens").message(
+        "spec.model.reasoning.budgetTokens must be less than half of spec.model.contextTokens: an answer takes at most half of the window"
+    ),
+    validation = Rule::new("self.api != 'AnthropicMessages' || !has(self.reasoning) || !has(self.temperature)").message(
+        "spec.model.temperature must be absent with spec.model.reasoning and api AnthropicMessages, which refuses both together: remove it"
+    ),
+    validation = Rule::new("self.api != 'AnthropicMessages' || !has(self.extraBody) || !has(self.extraBody.thinking)").message(
+        "spec.model.extraBody must not set thinking with api AnthropicMessages: set spec.model.reasoning instead"
+    ),
+    validation = Rule::new("self.api == 'AnthropicMessages' || self.promptCache in ['Auto', 'Disabled']").message(
+        "spec.model.promptCache FiveMinutes and OneHour are for api AnthropicMessages only: set Auto or Disabled"
     ),
     validation = Rule::new("self.streamIdleTimeoutSeconds <= self.timeoutSeconds").message(
         "spec.model.streamIdleTimeoutSeconds (default 60) must not exceed spec.model.timeoutSeconds (default 300): lower the first or raise the second"
@@ -133,7 +201,8 @@ pub struct Model {
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     #[schemars(transform = extra::extra_body)]
     pub extra_body: Map<String, Value>,
-    /// Most tokens one answer may have, 1 to 1,000,000; written into each request by the gateway.
+    /// Most tokens one answer may have, reasoning included, 1 to 1,000,000; written into each request by the gateway. At most
+    /// half of `contextTokens` is used: the prompt has to fit beside the answer.
     #[serde(default = "default_max_output_tokens")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_output_tokens: u32,
@@ -152,6 +221,16 @@ pub struct Model {
         "spec.model.temperature must be a decimal number from 0 to 2 in quotes, such as '0.7'"
     ))]
     pub temperature: Option<String>,
+    /// How much the model reasons before it answers. Its reasoning is output and counts against maxOutputTokens. Absent:
+    /// the server's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<Reasoning>,
+    /// How long the provider is asked to keep the conversation in its cache, so that the next call reads it at a lower
+    /// price. `AnthropicMessages`: `FiveMinutes`, `OneHour`, `Disabled`, or `Auto`, which takes what would have cost least for
+    /// the last calls, by their pauses, their sizes and the model's prices. `OpenAIChat`, where servers cache by
+    /// themselves: `Auto` sends a `prompt_cache_key` to api.openai.com, `Disabled` does not.
+    #[serde(default)]
+    pub prompt_cache: PromptCache,
     /// Whether answers are streamed from the server.
     #[serde(default = "default_true")]
     pub stream: bool,
@@ -177,8 +256,16 @@ pub struct Model {
     pub scripted: Option<TextSource>,
 }
 
+impl Model {
+    /// Most tokens of one answer: `maxOutputTokens`, and at most half of the window.
+    #[must_use]
+    pub fn output_limit(&self) -> u32 {
+        self.max_output_tokens.min(self.context_tokens / 2).max(1)
+    }
+}
+
 fn default_max_output_tokens() -> u32 {
-    4096
+    16_384
 }
 fn default_context_tokens() -> u32 {
     128_000

@@ -155,6 +155,11 @@ pub struct Schedule {
     /// time skips comes once, right after the gap; one that the change back repeats comes once. A schedule with `*` or a
     /// step as its minute or hour goes by the clock on the wall instead: not in the gap, and in both of the repeated hours.
     #[schemars(length(min = 9, max = 128))]
+    #[x_kube(validation = Rule::new(
+        "self.matches('^ *([0-9*][0-9*,/-]* +){2}[0-9*?L][0-9*?,/LW-]* +[0-9*A-Za-z][0-9A-Za-z*,/-]* +[0-9*?A-Za-z][0-9A-Za-z*?,/#-]* *$')"
+    ).message(
+        "spec.source.schedule.cron must be five fields: minute, hour, day of month, month and day of week, such as 0 8 * * 1-5"
+    ))]
     pub cron: String,
     /// The IANA time zone of `cron`.
     #[serde(default = "utc")]
@@ -413,9 +418,13 @@ pub struct Totals {
     /// Events that were no news: the same again.
     #[schemars(range(min = 0))]
     pub filtered: i64,
-    /// Events beyond `spec.limits`.
+    /// Events beyond `spec.limits`, and those that waited too long for a receiver.
     #[schemars(range(min = 0))]
     pub dropped: i64,
+    /// Deliveries to a webhook that were refused: not signed, too large, no JSON though they say so, or sent again under
+    /// another id.
+    #[schemars(range(min = 0))]
+    pub refused: i64,
     /// Failures to hear or to understand; signals without a score, once for each receiver.
     #[schemars(range(min = 0))]
     pub errors: i64,

@@ -121,6 +121,17 @@ pub enum PauseReason {
     SuspendedBySpec,
     /// The provider asked to wait (Retry-After); cleared at that moment.
     ProviderRateLimit,
+    /// The model's server does not answer; the open turn waits, and the call is tried again with a growing delay of at
+    /// most 5 minutes. Cleared at that moment or by a resume request.
+    ModelUnreachable,
+    /// The server refuses the API key (401, 403); the open turn waits, and the call is tried again once a minute. Cleared
+    /// at that moment or by a resume request.
+    AuthenticationFailed,
+    /// The account at the server has no credit or quota (402, or 429 that says so); the open turn waits, and the call is
+    /// tried again once a minute. Cleared at that moment or by a resume request.
+    QuotaExceeded,
+    /// The model refused two turns or more in a row; cleared by the cool-down or a resume request.
+    ModelRefused,
     /// `guardrails.maxConsecutiveTurns`; cleared when the forced sleep ends.
     MaxConsecutiveTurns,
     /// `guardrails.actionsPerMinute`; cleared when the oldest of these actions is 60 s old.

@@ -110,7 +110,20 @@ pub struct ToolServer {
     /// each of its tools counts as `Write` and not idempotent, unless `tools` says otherwise.
     #[serde(default)]
     pub trusted: bool,
-    /// Rules for single tools; at most 128. All other tools of the server are offered too, under the rules above.
+    /// The only tools of this server that are offered to the model, by the server's own names; at most 128. Absent or
+    /// empty: all of them. Name the tools that the Agent needs: each one that is offered costs tokens in every call, and a
+    /// tool that is not offered cannot be called. An Agent is offered at most 127 tools in all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "set", "items" = {
+        "type": "string",
+        "description": "Name of a tool as its server has it, without the server's name.",
+        "minLength": 1,
+        "maxLength": 128,
+        "pattern": TOOL,
+    }))]
+    pub only: Vec<String>,
+    /// Rules for single tools; at most 128. Tools without a rule are offered too, under the defaults above, unless `only`
+    /// leaves them out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub tools: Vec<ToolRules>,

@@ -14,9 +14,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::controller::agent::Settings;
 use crate::controller::leader::LeaseTimes;
-use crate::controller::policy::{AgentPrices, MIN_OUTPUT_TOKENS, Policy, PriceTable};
+use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS, PodPolicy, Policy, PriceTable};
 use crate::controller::process::{self, Election, Options};
 use crate::controller::sensor::pod::SensorPodSettings;
+use crate::link::pod::{AgentEgress, PrivateAddresses};
 use crate::sensing::address::Cidr;
 
 /// Threads of the async runtime.
@@ -65,15 +66,27 @@ pub(super) struct Args {
     /// Further ranges of addresses to which Sensors may not connect.
     #[arg(long, env = "AGENTLOOP_EGRESS_DENIED_CIDRS", value_delimiter = ',', value_parser = range)]
     egress_denied_cidrs: Vec<String>,
+    /// Whether Agents may connect to addresses of private networks, which pods and Services mostly have: Allow or Deny.
+    #[arg(long, env = "AGENTLOOP_AGENT_EGRESS_PRIVATE_ADDRESSES", default_value_t = PrivateAddresses::Allow)]
+    agent_egress_private_addresses: PrivateAddresses,
+    /// Ranges of addresses, separated by commas, to which Agents may connect though they are closed.
+    #[arg(long, env = "AGENTLOOP_AGENT_EGRESS_ALLOWED_CIDRS", value_delimiter = ',', value_parser = range)]
+    agent_egress_allowed_cidrs: Vec<String>,
+    /// Further ranges of addresses to which Agents may not connect.
+    #[arg(long, env = "AGENTLOOP_AGENT_EGRESS_DENIED_CIDRS", value_delimiter = ',', value_parser = range)]
+    agent_egress_denied_cidrs: Vec<String>,
     /// Address under which pods reach the link; absent: the Service `agentloop-link` of this namespace, port 8443.
     #[arg(long, env = "AGENTLOOP_LINK_URL")]
     link_url: Option<String>,
     /// Where the link is served.
     #[arg(long, env = "AGENTLOOP_LINK_ADDRESS", default_value = "0.0.0.0:8443")]
     link_address: SocketAddr,
-    /// Where probes and metrics are served.
+    /// Where metrics are served.
     #[arg(long, env = "AGENTLOOP_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     metrics_address: SocketAddr,
+    /// Where probes are served: /healthz and /readyz.
+    #[arg(long, env = "AGENTLOOP_PROBE_ADDRESS", default_value = "0.0.0.0:8081")]
+    probe_address: SocketAddr,
     /// Work only while holding the Lease, so that several replicas may run. False: this process leads alone.
     #[arg(
         long, env = "AGENTLOOP_LEADER_ELECT", action = ArgAction::Set, default_value_t = true,
@@ -104,6 +117,12 @@ pub(super) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=1_000_000)
     )]
     min_output_tokens: u32,
+    /// Priority classes that Agents may name, separated by commas; *: all but system-*, which have to be named.
+    #[arg(long, env = "AGENTLOOP_ALLOWED_PRIORITY_CLASSES", value_delimiter = ',', default_value = ANY)]
+    allowed_priority_classes: Vec<String>,
+    /// Beginnings of annotations that Agents may put on their pods, separated by commas; *: all.
+    #[arg(long, env = "AGENTLOOP_ALLOWED_ANNOTATION_PREFIXES", value_delimiter = ',', default_value = ANY)]
+    allowed_annotation_prefixes: Vec<String>,
 }
 
 impl Args {
@@ -157,13 +176,21 @@ impl Args {
         if !link_hosts.contains(&host) {
             link_hosts.push(host);
         }
+        // A variable without any value gives one empty one.
+        let given = |list: Vec<String>| -> Vec<String> {
+            let values = list.iter().map(|value| value.trim().to_owned());
+            values.filter(|value| !value.is_empty()).collect()
+        };
         let policy = Policy {
             prices: self.prices_file.as_deref().map(prices).transpose()?.unwrap_or_default(),
             require_budget: self.require_budget,
             agent_prices: self.agent_prices,
             min_output_tokens: self.min_output_tokens,
+            pods: PodPolicy {
+                priority_classes: given(self.allowed_priority_classes),
+                annotation_prefixes: given(self.allowed_annotation_prefixes),
+            },
         };
-        let given = |ranges: Vec<String>| ranges.into_iter().filter(|range| !range.is_empty()).collect();
         let sensor_pods = SensorPodSettings {
             image: self.image.clone(),
             image_pull_policy: self.image_pull_policy.clone(),
@@ -179,6 +206,11 @@ impl Args {
                 image: self.image,
                 image_pull_policy: self.image_pull_policy,
                 link_url,
+                egress: AgentEgress {
+                    private_addresses: self.agent_egress_private_addresses,
+                    allowed_ranges: given(self.agent_egress_allowed_cidrs),
+                    denied_ranges: given(self.agent_egress_denied_cidrs),
+                },
                 controller_namespace: namespace,
                 watch_namespaces: watch_namespaces.iter().map(|name| name.trim().into()).collect(),
                 gateway_resources: self.gateway_resources,
@@ -188,6 +220,7 @@ impl Args {
             },
             sensor_pods,
             metrics_address: self.metrics_address,
+            probe_address: self.probe_address,
             link_address: self.link_address,
             link_hosts,
             pod_name,
@@ -324,11 +357,15 @@ mod tests {
             "--require-budget",
             "--agent-prices=Deny",
             "--min-output-tokens=9",
+            "--allowed-priority-classes=a, b",
+            "--allowed-annotation-prefixes=",
         ];
         let policy = options(&flags).unwrap().settings.policy;
         assert_eq!(policy.prices["m:1"].output_per_million, "15.00");
         assert!(policy.require_budget && policy.agent_prices == AgentPrices::Deny);
         assert_eq!(policy.min_output_tokens, 9);
+        assert_eq!(policy.pods.priority_classes, ["a", "b"]);
+        assert!(policy.pods.annotation_prefixes.is_empty());
         std::fs::write(file.path(), r#"{"m": {"inputPerMillion": "3.00"}}"#).unwrap();
         let error = format!("{:#}", options(&["--pod-name=a", &flag]).unwrap_err());
         assert!(

@@ -1,9 +1,10 @@
-//! `agentloop probe`: asks the gateway of this pod whether it serves. Needs nothing but the socket's path, so that it
-//! is cheap enough to be run as an exec probe.
+//! `agentloop probe`: asks a process of this pod whether it serves. Needs nothing but the socket's path, so that it is cheap
+//! enough to be run as an exec probe.
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -18,7 +19,7 @@ const HEALTHY: &[u8] = b"HTTP/1.1 200 ";
 /// Flags of `agentloop probe`.
 #[derive(ClapArgs, Debug)]
 pub(super) struct Args {
-    /// The gateway's socket.
+    /// The socket of the process; a leading @ means one in the abstract namespace.
     #[arg(long, env = "AGENTLOOP_SOCKET", default_value = SOCKET_PATH)]
     socket: PathBuf,
 }
@@ -26,16 +27,22 @@ pub(super) struct Args {
 impl Args {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let socket = self.socket.display();
-        let mut stream =
-            UnixStream::connect(&self.socket).with_context(|| format!("no gateway listens on {socket}"))?;
+        let mut stream = connect(&self.socket).with_context(|| format!("nobody listens on {socket}"))?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
-        stream.write_all(REQUEST).context("the gateway took no question")?;
+        stream.write_all(REQUEST).context("the process took no question")?;
         let mut answer = [0; HEALTHY.len()];
-        stream.read_exact(&mut answer).context("the gateway gave no answer")?;
+        stream.read_exact(&mut answer).context("the process gave no answer")?;
         if answer != HEALTHY {
-            bail!("the gateway on {socket} does not serve");
+            bail!("the process on {socket} does not serve");
         }
         Ok(())
+    }
+}
+
+fn connect(socket: &Path) -> std::io::Result<UnixStream> {
+    match socket.to_str().and_then(|socket| socket.strip_prefix('@')) {
+        Some(name) => UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?),
+        None => UnixStream::connect(socket),
     }
 }

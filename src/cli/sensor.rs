@@ -8,7 +8,7 @@ use clap::Args as ClapArgs;
 use super::pod;
 use crate::link::pod::{
     CONFIG_ENV, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR, SENSOR_HEADERS_DIR,
-    SENSOR_KEY_FILE, SensorPodConfig, WEBHOOK_PORT,
+    SENSOR_HEALTH_SOCKET, SENSOR_KEY_FILE, SensorPodConfig, WEBHOOK_PORT,
 };
 use crate::sensor::{self, Options};
 
@@ -36,6 +36,9 @@ pub(super) struct Args {
     /// Where the webhook listens.
     #[arg(long, env = "AGENTLOOP_WEBHOOK_ADDRESS", default_value_t = SocketAddr::from((Ipv6Addr::UNSPECIFIED, WEBHOOK_PORT)))]
     webhook_address: SocketAddr,
+    /// Name of the abstract socket on which probes are answered, with a leading @.
+    #[arg(long, env = "AGENTLOOP_SENSOR_HEALTH_SOCKET", default_value = SENSOR_HEALTH_SOCKET)]
+    health_socket: String,
     /// The projected token for the controller; read for each request.
     #[arg(long, env = "AGENTLOOP_LINK_TOKEN_FILE", default_value = LINK_TOKEN_FILE)]
     link_token_file: PathBuf,
@@ -56,9 +59,10 @@ impl Args {
             certificate_dir: self.certificate_dir,
             key_file: self.key_file,
             webhook_address: self.webhook_address,
+            health_socket: self.health_socket.trim_start_matches('@').to_owned(),
             link_token_file: self.link_token_file,
             link_ca_file: self.link_ca_file,
         };
-        pod::run(async move |end| Ok(sensor::run(options, end.cancelled_owned()).await?))
+        pod::run(async move |end| Ok(Box::pin(sensor::run(options, end.cancelled_owned())).await?))
     }
 }

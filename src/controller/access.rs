@@ -5,15 +5,16 @@
 //! right that was taken away counts from the next one on.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
 use kube::{Api, Client};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::gate::Gate;
 use super::loops::AgentKey;
 use super::readings::unavailable;
 use crate::link::events::{ReadRefusal, ReadRefusalCode};
@@ -27,7 +28,7 @@ const MAX_QUESTIONS: usize = 8;
 pub struct Access {
     tokens: Api<TokenReview>,
     rights: Api<SubjectAccessReview>,
-    slots: Semaphore,
+    gate: Gate,
 }
 
 impl Access {
@@ -37,13 +38,18 @@ impl Access {
         Self {
             tokens: Api::all(client.clone()),
             rights: Api::all(client),
-            slots: Semaphore::new(MAX_QUESTIONS),
+            gate: Gate::new(MAX_QUESTIONS),
         }
     }
 
-    /// Whether who holds `token` may `get` this subresource of the Agent.
-    pub async fn check(&self, token: &str, agent: &AgentKey, subresource: &str) -> Result<(), ReadRefusal> {
-        timeout(ANSWER_TIMEOUT, self.ask(token, agent, subresource))
+    /// Whether who holds `token`, which came from `address`, may `get` this subresource of the Agent.
+    pub async fn check(
+        &self,
+        (token, address): (&str, IpAddr),
+        agent: &AgentKey,
+        subresource: &str,
+    ) -> Result<(), ReadRefusal> {
+        timeout(ANSWER_TIMEOUT, self.ask((token, address), agent, subresource))
             .await
             .unwrap_or_else(|_| {
                 tracing::warn!(
@@ -54,8 +60,15 @@ impl Access {
             })
     }
 
-    async fn ask(&self, token: &str, agent: &AgentKey, subresource: &str) -> Result<(), ReadRefusal> {
-        let _slot = self.slots.acquire().await.map_err(|_| cannot_check())?;
+    async fn ask(
+        &self,
+        (token, address): (&str, IpAddr),
+        agent: &AgentKey,
+        subresource: &str,
+    ) -> Result<(), ReadRefusal> {
+        let _pass = self.gate.enter(address).await.ok_or_else(|| {
+            unavailable("too many tokens of this address were to be checked, or were wrong; try again in some seconds")
+        })?;
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.into()),
@@ -65,7 +78,8 @@ impl Access {
             ..TokenReview::default()
         };
         let answer = self.tokens.create(&PostParams::default(), &review).await;
-        let user = holder(answer.map_err(|error| failed(&error))?.status.unwrap_or_default())?;
+        let user = holder(answer.map_err(|error| failed(&error))?.status.unwrap_or_default())
+            .inspect_err(|_| self.gate.was_wrong(address))?;
         let name = user.username.clone().unwrap_or_default();
         let question = question(user, agent, subresource);
         let answer = self.rights.create(&PostParams::default(), &question).await;

@@ -50,6 +50,7 @@ pub async fn run(alone: Alone, stop: CancellationToken) -> Result<(), Error> {
             settings: alone.settings,
             sensor_pods: alone.sensor_pods,
             metrics_address: nowhere,
+            probe_address: nowhere,
             link_address: address,
             link_hosts: vec![address.ip().to_string()],
             pod_name: None,

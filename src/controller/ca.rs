@@ -18,6 +18,8 @@ const AUTHORITY_LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
 const LEAF_LIFE: SignedDuration = SignedDuration::from_hours(90 * 24);
 /// A successor is made, and a server certificate renewed, when less than this is left.
 const RENEW_BEFORE: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// How long a namespace that does not get the bundle is waited for.
+const PATIENCE: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// How long an authority is published before it signs.
 const OVERLAP: SignedDuration = SignedDuration::from_hours(24);
 /// Certificates are valid from this long before they are made, for clocks that are late.
@@ -126,10 +128,12 @@ impl Authorities {
         Ok(changed)
     }
 
-    /// Notes that the whole bundle is published now. True when that is new.
-    pub fn note_published(&mut self, now: Timestamp) -> bool {
+    /// Notes what is published now. `everywhere`: every namespace has the whole bundle; one that never gets it holds the
+    /// others up for [`PATIENCE`] and no longer, since the old authority expires. True when that is new.
+    pub fn note_published(&mut self, now: Timestamp, everywhere: bool) -> bool {
         let unpublished = self.0.iter_mut().filter(|authority| authority.published.is_none());
-        unpublished.map(|authority| authority.published = Some(now)).count() > 0
+        let due = unpublished.filter(|authority| everywhere || authority.not_after - AUTHORITY_LIFE + PATIENCE <= now);
+        due.map(|authority| authority.published = Some(now)).count() > 0
     }
 
     /// Who signs: the newest that has been published long enough, else the oldest.
@@ -187,7 +191,7 @@ mod tests {
         assert_eq!(authorities.advance(start(), fake), Ok(true));
         assert_eq!(authorities.signer(start()).unwrap().certificate, authorities.bundle());
         assert_eq!(authorities.advance(start(), fake), Ok(false));
-        assert!(!authorities.note_published(start()));
+        assert!(!authorities.note_published(start(), true));
     }
 
     #[test]
@@ -215,9 +219,23 @@ mod tests {
             "it was made, but never published"
         );
         let published = made + DAY * 3;
-        assert!(authorities.note_published(published));
+        assert!(
+            !authorities.note_published(published - HOUR, false),
+            "a namespace lacks it"
+        );
+        assert!(authorities.note_published(published, true));
         assert_eq!(signer(&authorities, published + DAY - HOUR), old);
         assert_eq!(signer(&authorities, published + DAY), new);
+    }
+
+    #[test]
+    fn a_namespace_that_never_gets_the_bundle_holds_a_successor_up_for_a_week_and_no_longer() {
+        let mut authorities = Authorities::default();
+        authorities.advance(start(), fake).unwrap();
+        let made = start() + AUTHORITY_LIFE - DAY * 20;
+        authorities.advance(made, fake).unwrap();
+        assert!(!authorities.note_published(made + DAY * 7 - HOUR, false));
+        assert!(authorities.note_published(made + DAY * 7, false));
     }
 
     #[test]
@@ -242,7 +260,7 @@ mod tests {
         let mut now = start();
         while now < start() + AUTHORITY_LIFE * 10 {
             authorities.advance(now, fake).unwrap();
-            authorities.note_published(now);
+            authorities.note_published(now, true);
             let signer = authorities.signer(now).unwrap();
             assert!(signer.not_after > now, "{now}: the signer has expired");
             bundles.push(authorities.bundle());

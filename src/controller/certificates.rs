@@ -96,11 +96,11 @@ impl Certificates {
         self.bundle.subscribe()
     }
 
-    /// Looks after the certificates until `stop`.
-    pub async fn maintain(mut self, stop: CancellationToken) {
+    /// Looks after the certificates until `stop`. `published`: the bundles that those have published who do so.
+    pub async fn maintain(mut self, published: Vec<watch::Receiver<String>>, stop: CancellationToken) {
         let mut pause = Duration::ZERO;
         while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
-            pause = match self.refresh().await {
+            pause = match self.refresh(&published).await {
                 Ok(()) => CHECK_EVERY,
                 Err(error) => {
                     tracing::warn!(%error, "the link's certificates could not be checked; trying again in 30 s");
@@ -111,17 +111,21 @@ impl Certificates {
     }
 
     /// One look: authorities, bundle, note of its publication, server certificate.
-    pub async fn refresh(&mut self) -> Result<(), Error> {
+    pub async fn refresh(&mut self, published: &[watch::Receiver<String>]) -> Result<(), Error> {
         let now = (self.clock)();
         let authorities = advance(&self.secrets, now).await?;
         let bundle = authorities.bundle();
         self.bundle.send_if_modified(|old| {
             let new = *old != bundle;
-            *old = bundle;
+            old.clone_from(&bundle);
             new
         });
-        // Noted only after the reconciler was told, so that a crash in between makes the successor wait longer.
-        let authorities = update(&self.secrets, |authorities| Ok(authorities.note_published(now))).await?;
+        // Noted only once every namespace has it, so that no pod meets a certificate that it cannot check.
+        let everywhere = published.iter().all(|published| *published.borrow() == bundle);
+        let authorities = update(&self.secrets, |authorities| {
+            Ok(authorities.note_published(now, everywhere))
+        })
+        .await?;
         let signer = signer(&authorities, now)?;
         if self.leaf.is_due(signer, now) {
             self.leaf = signer.sign(&self.hosts, now)?;

@@ -1,32 +1,44 @@
-//! Which pod holds a token: asks the API server (TokenReview) and remembers its answer for a short while.
+//! Which pod holds a token: asks the API server (TokenReview) and believes its answer as long as the token is valid.
 //!
-//! Only tokens of the link's audience, bound to a pod, of the service account of agent pods are taken. Keeps hashes of
-//! tokens, never tokens.
+//! Only tokens of the link's audience, bound to a pod, of the service account of agent pods are taken; what cannot be such
+//! a token is refused without a question. That the pod still exists is not looked at here: the table of live loops, and that of
+//! sensor pods, know each pod by its uid and refuse one that is gone. Keeps hashes of tokens, never tokens.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use ring::digest::{SHA256, digest};
-use tokio::sync::Semaphore;
+use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
+use super::gate::Gate;
 use crate::api::LINK_AUDIENCE;
 use crate::link::messages::{Refusal, RefusalCode};
 use crate::link::pod::{SENSOR_SERVICE_ACCOUNT, SERVICE_ACCOUNT};
 use crate::link::server::{PodIdentity, PodKind};
 
-/// How long an answer is believed.
-const REMEMBER: Duration = Duration::from_mins(1);
-/// Most answers kept.
-const MAX_REMEMBERED: usize = 20_000;
+/// Shortest and longest time for which an answer is believed, whatever the token says of its end: clocks differ.
+const BELIEVED: (Duration, Duration) = (Duration::from_mins(1), Duration::from_hours(1));
+/// How long a refusal is remembered.
+const REFUSED: Duration = Duration::from_secs(10);
+/// Most answers of a kind kept. The least used make room.
+const MAX_REMEMBERED: usize = 32_768;
 /// Longest time for one review of a token.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most reviews of tokens at once; the rest wait.
 const MAX_REVIEWS: usize = 16;
+/// Longest token that is looked at.
+const MAX_TOKEN_BYTES: usize = 8 * 1024;
+/// A token that expired longer ago than this is refused without a question. The API server's clock may be behind.
+const LONG_EXPIRED: i64 = 300;
 /// Extra of a token's user: the name of the pod it is bound to.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 /// Extra of a token's user: the uid of the pod it is bound to.
@@ -35,8 +47,9 @@ const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 /// Tells pods apart by their tokens.
 pub struct Identities {
     reviews: Api<TokenReview>,
-    slots: Semaphore,
-    remembered: Mutex<Memory>,
+    gate: Gate,
+    known: Mutex<Memory<PodIdentity>>,
+    refused: Mutex<Memory<Refusal>>,
 }
 
 impl Identities {
@@ -45,29 +58,53 @@ impl Identities {
     pub fn new(client: Client) -> Self {
         Self {
             reviews: Api::all(client),
-            slots: Semaphore::new(MAX_REVIEWS),
-            remembered: Mutex::default(),
+            gate: Gate::new(MAX_REVIEWS),
+            known: Mutex::default(),
+            refused: Mutex::default(),
         }
     }
 
-    /// The pod that holds `token`.
-    pub async fn of(&self, token: &str) -> Result<PodIdentity, Refusal> {
+    /// The pod that holds `token`, which came from `address`.
+    pub async fn of(&self, token: &str, address: IpAddr) -> Result<PodIdentity, Refusal> {
+        let wall = Timestamp::now();
+        let expires = claimed(token, wall)?;
         let hash = hash(token);
-        if let Some(pod) = self.memory().get(&hash, Instant::now()) {
+        let asked = Instant::now();
+        if let Some(pod) = lock(&self.known).get(&hash, asked) {
             return Ok(pod);
         }
-        let asked = Instant::now();
-        let status = timeout(REVIEW_TIMEOUT, self.review(token)).await.map_err(|_| {
-            tracing::warn!("a TokenReview took longer than {} s", REVIEW_TIMEOUT.as_secs());
-            cannot_check()
-        })??;
-        let pod = identify(&status)?;
-        self.memory().put(hash, pod.clone(), asked);
-        Ok(pod)
+        if let Some(refusal) = lock(&self.refused).get(&hash, asked) {
+            return Err(refusal);
+        }
+        let status = timeout(REVIEW_TIMEOUT, self.review(token, address))
+            .await
+            .map_err(|_| {
+                tracing::warn!("a TokenReview took longer than {} s", REVIEW_TIMEOUT.as_secs());
+                cannot_check()
+            })??;
+        match identify(&status) {
+            Ok(pod) => {
+                let left = Duration::try_from(expires.duration_since(wall)).unwrap_or_default();
+                let believed = left.clamp(BELIEVED.0, BELIEVED.1);
+                lock(&self.known).put(hash, pod.clone(), asked + believed);
+                Ok(pod)
+            }
+            Err(refusal) => {
+                self.gate.was_wrong(address);
+                lock(&self.refused).put(hash, refusal.clone(), asked + REFUSED);
+                Err(refusal)
+            }
+        }
     }
 
-    async fn review(&self, token: &str) -> Result<TokenReviewStatus, Refusal> {
-        let _slot = self.slots.acquire().await.map_err(|_| cannot_check())?;
+    async fn review(&self, token: &str, address: IpAddr) -> Result<TokenReviewStatus, Refusal> {
+        let Some(_pass) = self.gate.enter(address).await else {
+            return Err(Refusal {
+                code: RefusalCode::NotLeading,
+                message: "too many tokens of this address were to be checked, or were wrong; try again in some seconds"
+                    .into(),
+            });
+        };
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.into()),
@@ -83,9 +120,74 @@ impl Identities {
             }
         }
     }
+}
 
-    fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(memory: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the token of a service account says of itself.
+#[derive(Deserialize)]
+struct Claims {
+    aud: Audiences,
+    exp: i64,
+    sub: String,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Audiences {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// When the token expires, as it says itself; refused when it cannot be one that is taken here, whoever signed it.
+fn claimed(token: &str, now: Timestamp) -> Result<Timestamp, Refusal> {
+    let claims = claims(token).ok_or_else(|| Refusal {
+        code: RefusalCode::Unauthenticated,
+        message: "the token is not one of a service account".into(),
+    })?;
+    let audiences = match &claims.aud {
+        Audiences::One(one) => std::slice::from_ref(one),
+        Audiences::Many(many) => many.as_slice(),
+    };
+    let expires = Timestamp::from_second(claims.exp).map_err(|_| not_valid())?;
+    if !audiences.iter().any(|audience| audience == LINK_AUDIENCE) || now.as_second() - claims.exp > LONG_EXPIRED {
+        return Err(not_valid());
+    }
+    let account = service_account(&claims.sub).and_then(|(_, account)| kind(account));
+    account.map(|_| expires).ok_or_else(other_account)
+}
+
+/// The middle one of the three parts of a JSON web token.
+fn claims(token: &str) -> Option<Claims> {
+    if token.len() > MAX_TOKEN_BYTES {
+        return None;
+    }
+    let mut parts = token.split('.');
+    let (Some(_), Some(claims), Some(signature), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return None;
+    };
+    if signature.is_empty() {
+        return None;
+    }
+    serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()
+}
+
+fn not_valid() -> Refusal {
+    Refusal {
+        code: RefusalCode::Unauthenticated,
+        message: format!("the token is expired, or not of audience {LINK_AUDIENCE}"),
+    }
+}
+
+fn other_account() -> Refusal {
+    Refusal {
+        code: RefusalCode::Unknown,
+        message: format!(
+            "the token is not one of a pod with service account {SERVICE_ACCOUNT} or {SENSOR_SERVICE_ACCOUNT}"
+        ),
     }
 }
 
@@ -93,10 +195,7 @@ impl Identities {
 fn identify(status: &TokenReviewStatus) -> Result<PodIdentity, Refusal> {
     let audiences = status.audiences.iter().flatten();
     if status.authenticated != Some(true) || !audiences.into_iter().any(|audience| audience == LINK_AUDIENCE) {
-        return Err(Refusal {
-            code: RefusalCode::Unauthenticated,
-            message: format!("the token is expired, or not of audience {LINK_AUDIENCE}"),
-        });
+        return Err(not_valid());
     }
     let user = status.user.clone().unwrap_or_default();
     let account = user.username.as_deref().and_then(service_account);
@@ -110,12 +209,7 @@ fn identify(status: &TokenReviewStatus) -> Result<PodIdentity, Refusal> {
         }),
         _ => None,
     };
-    pod.ok_or_else(|| Refusal {
-        code: RefusalCode::Unknown,
-        message: format!(
-            "the token is not one of a pod with service account {SERVICE_ACCOUNT} or {SENSOR_SERVICE_ACCOUNT}"
-        ),
-    })
+    pod.ok_or_else(other_account)
 }
 
 fn kind(account: &str) -> Option<PodKind> {
@@ -150,23 +244,36 @@ fn hash(token: &str) -> Hash {
     hash
 }
 
-/// Answers by hash of the token, and when they were asked for.
-#[derive(Default)]
-struct Memory(HashMap<Hash, (PodIdentity, Instant)>);
+/// Answers by hash of the token, and until when they are good. Two halves: when the young one is full, it becomes the old
+/// one, whose answers go unless they were used meanwhile.
+struct Memory<T> {
+    young: HashMap<Hash, (T, Instant)>,
+    old: HashMap<Hash, (T, Instant)>,
+}
 
-impl Memory {
-    fn get(&self, hash: &Hash, now: Instant) -> Option<PodIdentity> {
-        let (pod, asked) = self.0.get(hash)?;
-        (now.duration_since(*asked) < REMEMBER).then(|| pod.clone())
+impl<T> Default for Memory<T> {
+    fn default() -> Self {
+        Self {
+            young: HashMap::new(),
+            old: HashMap::new(),
+        }
+    }
+}
+
+impl<T: Clone> Memory<T> {
+    fn get(&mut self, hash: &Hash, now: Instant) -> Option<T> {
+        if let Some(aged) = self.old.remove(hash) {
+            self.put(*hash, aged.0, aged.1);
+        }
+        let (answer, until) = self.young.get(hash)?;
+        (now < *until).then(|| answer.clone())
     }
 
-    fn put(&mut self, hash: Hash, pod: PodIdentity, asked: Instant) {
-        if self.0.len() >= MAX_REMEMBERED {
-            self.0.retain(|_, (_, old)| asked.duration_since(*old) < REMEMBER);
+    fn put(&mut self, hash: Hash, answer: T, until: Instant) {
+        if self.young.len() >= MAX_REMEMBERED / 2 {
+            self.old = std::mem::take(&mut self.young);
         }
-        if self.0.len() < MAX_REMEMBERED {
-            self.0.insert(hash, (pod, asked));
-        }
+        self.young.insert(hash, (answer, until));
     }
 }
 
@@ -238,26 +345,87 @@ mod tests {
         assert_eq!(identify(&refused).unwrap_err().code, RefusalCode::Unauthenticated);
     }
 
-    #[test]
-    fn an_answer_is_remembered_for_less_than_a_minute() {
-        let pod = identify(&status(LINK_AUDIENCE, ACCOUNT, BOUND)).unwrap();
-        let (mut memory, asked) = (Memory::default(), Instant::now());
-        memory.put(hash("token"), pod.clone(), asked);
-        let almost = asked + REMEMBER - Duration::from_millis(1);
-        assert_eq!(memory.get(&hash("token"), almost), Some(pod));
-        assert_eq!(memory.get(&hash("token"), asked + REMEMBER), None);
-        assert_eq!(memory.get(&hash("tokem"), asked), None);
+    fn token(claims: &serde_json::Value) -> String {
+        format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims.to_string()))
+    }
+
+    #[rstest]
+    #[case::of_an_agent_pod(
+        r#"{"aud": ["agentloop.dev/link"], "exp": 2000, "sub": "system:serviceaccount:a:agentloop-agent"}"#,
+        None
+    )]
+    #[case::of_a_sensor_pod(
+        r#"{"aud": "agentloop.dev/link", "exp": 2000, "sub": "system:serviceaccount:a:agentloop-sensor"}"#,
+        None
+    )]
+    #[case::just_expired(
+        r#"{"aud": "agentloop.dev/link", "exp": 700, "sub": "system:serviceaccount:a:agentloop-agent"}"#,
+        None
+    )]
+    #[case::expired(
+        r#"{"aud": "agentloop.dev/link", "exp": 699, "sub": "system:serviceaccount:a:agentloop-agent"}"#,
+        Some(RefusalCode::Unauthenticated)
+    )]
+    #[case::another_audience(
+        r#"{"aud": ["x"], "exp": 2000, "sub": "system:serviceaccount:a:agentloop-agent"}"#,
+        Some(RefusalCode::Unauthenticated)
+    )]
+    #[case::another_account(
+        r#"{"aud": ["agentloop.dev/link"], "exp": 2000, "sub": "system:serviceaccount:a:default"}"#,
+        Some(RefusalCode::Unknown)
+    )]
+    #[case::a_person(
+        r#"{"aud": ["agentloop.dev/link"], "exp": 2000, "sub": "ann"}"#,
+        Some(RefusalCode::Unknown)
+    )]
+    #[case::no_end(
+        r#"{"aud": ["agentloop.dev/link"], "sub": "system:serviceaccount:a:agentloop-agent"}"#,
+        Some(RefusalCode::Unauthenticated)
+    )]
+    fn what_a_token_says_of_itself_is_looked_at_first(#[case] claims: &str, #[case] refused: Option<RefusalCode>) {
+        let now = Timestamp::from_second(1000).unwrap();
+        let claimed = claimed(&token(&serde_json::from_str(claims).unwrap()), now);
+        assert_eq!(claimed.err().map(|refusal| refusal.code), refused);
     }
 
     #[test]
-    fn the_memory_is_bounded_and_old_answers_make_room() {
-        let pod = identify(&status(LINK_AUDIENCE, ACCOUNT, BOUND)).unwrap();
-        let (mut memory, asked) = (Memory::default(), Instant::now());
-        for number in 0..=MAX_REMEMBERED {
-            memory.put(hash(&number.to_string()), pod.clone(), asked);
+    fn what_is_no_token_of_a_service_account_is_refused() {
+        let good = token(&serde_json::json!({"aud": LINK_AUDIENCE, "exp": 2000, "sub": ACCOUNT}));
+        let now = Timestamp::from_second(1000).unwrap();
+        assert!(claimed(&good, now).is_ok());
+        let [unsigned, longer] = [good.trim_end_matches("c2ln").to_owned(), format!("{good}.x")];
+        let large = format!("{good}{}", "x".repeat(MAX_TOKEN_BYTES));
+        for bad in ["", "nonsense", "a.b.c", "..", &unsigned, &longer, &large] {
+            assert_eq!(
+                claimed(bad, now).unwrap_err().code,
+                RefusalCode::Unauthenticated,
+                "{bad:.40}"
+            );
         }
-        assert_eq!(memory.0.len(), MAX_REMEMBERED);
-        memory.put(hash("new"), pod, asked + REMEMBER);
-        assert_eq!(memory.0.len(), 1);
+        let largest = format!("{good}{}", "x".repeat(MAX_TOKEN_BYTES - good.len()));
+        assert!(claimed(&largest, now).is_ok());
+    }
+
+    #[test]
+    fn an_answer_is_good_until_its_end() {
+        let (mut memory, until) = (Memory::default(), Instant::now());
+        memory.put(hash("token"), 1, until);
+        assert_eq!(memory.get(&hash("token"), until - Duration::from_millis(1)), Some(1));
+        assert_eq!(memory.get(&hash("token"), until), None);
+        assert_eq!(memory.get(&hash("tokem"), until - Duration::from_millis(1)), None);
+    }
+
+    #[test]
+    fn the_memory_is_bounded_and_keeps_what_is_used() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let until = now + Duration::from_secs(1);
+        for number in 0..3 * MAX_REMEMBERED {
+            memory.put(hash(&number.to_string()), number, until);
+            assert!(memory.young.len() + memory.old.len() <= MAX_REMEMBERED);
+            if number % 1000 == 0 {
+                assert_eq!(memory.get(&hash("0"), now), Some(0));
+            }
+        }
+        assert_eq!(memory.get(&hash("1"), now), None);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Each write of the Lease replaces exactly the version that this replica has read, so that of two who want it one gets a
 //! conflict. Whether a holder is still there is judged by this replica's own clock: as long as the Lease was changed within
-//! its duration, somebody holds it (both as in client-go's `leaderelection`). A holder that cannot renew knows it before
+//! its duration, somebody holds it (both as in client-go's `leaderelection`). The Lease is watched, and read when the watch
+//! brings nothing for the time of two renewals. A holder that cannot renew knows it before
 //! anybody else may take over; a released Lease is taken at once; the leader's pod carries the label by which the link's
 //! Service finds it.
 
@@ -28,6 +29,9 @@ pub const LEADER_LABEL: &str = "agentloop.dev/leader";
 const RETRY: Duration = Duration::from_secs(1);
 /// How long before the Lease's end a holder that could not renew gives up, for clocks that differ.
 const SAFETY: Duration = Duration::from_secs(2);
+
+/// How a Lease is lost that somebody deletes.
+const GONE: &str = "the Lease is gone";
 
 /// How long a Lease is valid, and how often it is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,22 +87,18 @@ enum Standing {
 impl Candidate {
     /// Waits until this replica leads. Calls `following` once it has seen that another does.
     pub async fn win(self, following: impl Fn()) -> Leadership {
-        loop {
-            match self.compete(&following).await {
-                Ok(held) => {
-                    tracing::info!(lease = LEASE_NAME, identity = self.identity, "leading");
-                    return Leadership {
-                        leases: self.leases(&self.writer),
-                        identity: self.identity,
-                        times: self.times,
-                        held: Mutex::new(held),
-                    };
-                }
-                Err(error) => {
-                    tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be read or written; trying again");
-                    sleep(RETRY).await;
-                }
+        let held = loop {
+            if let Some(held) = self.compete(&following).await {
+                break held;
             }
+            sleep(RETRY).await;
+        };
+        tracing::info!(lease = LEASE_NAME, identity = self.identity, "leading");
+        Leadership {
+            leases: self.leases(&self.writer),
+            identity: self.identity,
+            times: self.times,
+            held: Mutex::new(held),
         }
     }
 
@@ -106,41 +106,56 @@ impl Candidate {
         Api::namespaced(client.clone(), &self.namespace)
     }
 
-    /// Follows the Lease until it is this replica's.
-    async fn compete(&self, following: &impl Fn()) -> Result<Held, watcher::Error> {
+    /// Follows the Lease until it is this replica's; `None`: it must be watched anew.
+    async fn compete(&self, following: &impl Fn()) -> Option<Held> {
         let versions = watcher::watch_object(self.leases(&self.client), LEASE_NAME).default_backoff();
         pin_mut!(versions);
         let mut seen = next(&mut versions).await?;
-        let (mut since, mut told) = (Instant::now(), false);
+        let (mut since, mut heard, mut told) = (Instant::now(), Instant::now(), false);
+        // A holder renews at least once in this time, so a watch that brings nothing for so long may be dead.
+        let quiet = self.times.renew * 2;
         loop {
             let standing = seen.as_ref().map_or(Standing::Free, |lease| self.standing(lease));
             if let Standing::Held(valid) = standing {
                 if !std::mem::replace(&mut told, true) {
                     following();
                 }
-                tokio::select! {
-                    newer = next(&mut versions) => {
-                        let newer = newer?;
-                        if version(newer.as_ref()) != version(seen.as_ref()) {
-                            since = Instant::now();
-                        }
-                        seen = newer;
-                        continue;
+                let newer = tokio::select! {
+                    newer = next(&mut versions) => Some(newer?),
+                    () = sleep_until(since + valid) => None,
+                    () = sleep_until(heard + quiet) => Some(self.read().await.unwrap_or_else(|| seen.clone())),
+                };
+                if let Some(newer) = newer {
+                    heard = Instant::now();
+                    if version(newer.as_ref()) != version(seen.as_ref()) {
+                        since = heard;
                     }
-                    () = sleep_until(since + valid) => {}
+                    seen = newer;
+                    continue;
                 }
             }
             match self.take(seen.as_ref()).await {
-                Ok(held) => return Ok(held),
-                // Somebody was faster. What they wrote comes with the watch.
-                Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {
-                    seen = next(&mut versions).await?;
-                    since = Instant::now();
-                }
+                Ok(held) => return Some(held),
+                // Somebody was faster. The watch may be dead: what they wrote is read.
+                Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => match self.read().await {
+                    Some(newer) => (seen, since, heard) = (newer, Instant::now(), Instant::now()),
+                    None => sleep(RETRY).await,
+                },
                 Err(error) => {
                     tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be written; trying again");
                     sleep(RETRY).await;
                 }
+            }
+        }
+    }
+
+    /// The Lease as it is now, which may be that there is none; `None`: it cannot be read.
+    async fn read(&self) -> Option<Option<Lease>> {
+        match self.leases(&self.writer).get_opt(LEASE_NAME).await {
+            Ok(lease) => Some(lease),
+            Err(error) => {
+                tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be read; trying again");
+                None
             }
         }
     }
@@ -187,15 +202,12 @@ impl Candidate {
     }
 }
 
-/// The next version of the Lease; `None` when there is none. An error that asking again may mend is not one.
-async fn next(
-    versions: &mut (impl Stream<Item = watcher::Result<Option<Lease>>> + Unpin),
-) -> Result<Option<Lease>, watcher::Error> {
+/// The next version of the Lease, which may be that there is none; `None` at the end of the watch. Errors are waited out.
+async fn next(versions: &mut (impl Stream<Item = watcher::Result<Option<Lease>>> + Unpin)) -> Option<Option<Lease>> {
     loop {
-        match versions.next().await {
-            Some(Ok(lease)) => return Ok(lease),
-            Some(Err(error)) => tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be watched; trying again"),
-            None => return Err(watcher::Error::NoResourceVersion),
+        match versions.next().await? {
+            Ok(lease) => return Some(lease),
+            Err(error) => tracing::warn!(%error, lease = LEASE_NAME, "the Lease cannot be watched; trying again"),
         }
     }
 }
@@ -230,8 +242,8 @@ impl Leadership {
             loop {
                 sleep_until(self.renewed() + self.times.renew).await;
                 match self.renew().await {
-                    Ok(true) => {}
-                    Ok(false) => return "another replica holds the Lease",
+                    Ok(None) => {}
+                    Ok(Some(lost)) => return lost,
                     Err(error) => {
                         tracing::warn!(%error, lease = LEASE_NAME, "the Lease could not be renewed; trying again");
                         sleep(RETRY).await;
@@ -261,13 +273,13 @@ impl Leadership {
         self.write(free).await.map(drop)
     }
 
-    async fn renew(&self) -> kube::Result<bool> {
+    async fn renew(&self) -> kube::Result<Option<&'static str>> {
         self.write(|spec| spec.renew_time = Some(MicroTime(Timestamp::now())))
             .await
     }
 
-    /// Changes the Lease as long as it is this replica's. False: it is not, or it is gone.
-    async fn write(&self, change: impl Fn(&mut LeaseSpec)) -> kube::Result<bool> {
+    /// Changes the Lease as long as it is this replica's; else how it was lost.
+    async fn write(&self, change: impl Fn(&mut LeaseSpec)) -> kube::Result<Option<&'static str>> {
         let mut lease = self.lock().lease.clone();
         loop {
             lease.spec.as_mut().map(&change);
@@ -275,14 +287,15 @@ impl Leadership {
             match self.leases.replace(LEASE_NAME, &PostParams::default(), &lease).await {
                 Ok(lease) => {
                     *self.lock() = Held { lease, renewed: sent };
-                    return Ok(true);
+                    return Ok(None);
                 }
                 // Written by another, or by an attempt of this one whose answer was lost.
                 Err(kube::Error::Api(status)) if status.code == 409 => match self.leases.get_opt(LEASE_NAME).await? {
                     Some(newer) if holder(&newer) == Some(&self.identity) => lease = newer,
-                    _ => return Ok(false),
+                    Some(_) => return Ok(Some("another replica holds the Lease")),
+                    None => return Ok(Some(GONE)),
                 },
-                Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
+                Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Some(GONE)),
                 Err(error) => return Err(error),
             }
         }
@@ -308,7 +321,14 @@ pub async fn label(pods: &Api<Pod>, pod: &str, leads: bool) -> kube::Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use axum::http::{Method, Request, Response};
+    use kube::client::Body;
     use rstest::rstest;
+    use serde_json::Value;
 
     use super::*;
 
@@ -321,5 +341,97 @@ mod tests {
     #[case::huge(u32::MAX, u32::MAX, false)]
     fn a_lease_leaves_time_for_a_second_try_to_renew_it(#[case] valid: u32, #[case] renew: u32, #[case] good: bool) {
         assert_eq!(LeaseTimes::new(valid, renew).is_ok(), good);
+    }
+
+    /// A holder of a Lease that was renewed now, on an API server that answers so.
+    fn holder(answer: impl Fn(&Method) -> (u16, Value) + Clone + Send + Sync + 'static) -> Leadership {
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (status, body) = answer(request.method());
+            let response = Response::builder()
+                .status(status)
+                .body(Body::from(body.to_string().into_bytes()));
+            async move { Ok::<_, tower::BoxError>(response?) }
+        });
+        let lease = serde_json::from_value(lease("a")).unwrap();
+        Leadership {
+            leases: Api::namespaced(Client::new(service, "ns"), "ns"),
+            identity: "a".into(),
+            times: LeaseTimes::new(15, 5).unwrap(),
+            held: Mutex::new(Held {
+                lease,
+                renewed: Instant::now(),
+            }),
+        }
+    }
+
+    fn lease(holder: &str) -> Value {
+        let metadata = json!({"name": LEASE_NAME, "namespace": "ns", "resourceVersion": "1"});
+        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {"holderIdentity": holder}})
+    }
+
+    fn failed(code: u16) -> (u16, Value) {
+        (
+            code,
+            json!({"kind": "Status", "status": "Failure", "message": "", "reason": if code == 404 { "NotFound" } else { "" }, "code": code}),
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_gives_up_before_its_lease_ends_unless_it_renewed_it() {
+        // Until then it can renew; afterwards the server only fails.
+        for (renews_for, gave_up) in [(0, 13), (5, 18)] {
+            let begun = Instant::now();
+            let leadership = holder(move |_| {
+                if begun.elapsed() <= Duration::from_secs(renews_for) {
+                    (200, lease("a"))
+                } else {
+                    failed(500)
+                }
+            });
+            assert_eq!(leadership.hold().await, "the Lease could not be renewed in time");
+            assert_eq!(
+                begun.elapsed(),
+                Duration::from_secs(gave_up),
+                "13 s after the last renewal, 2 s before others may take over"
+            );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_successful_writes_count_as_renewals() {
+        for (status, counts) in [(500, false), (503, false), (200, true)] {
+            let leadership = holder(move |_| {
+                if status == 200 {
+                    (200, lease("a"))
+                } else {
+                    failed(status)
+                }
+            });
+            let before = leadership.renewed();
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert_eq!(leadership.renew().await.is_ok(), counts, "{status}");
+            assert_eq!(leadership.renewed() != before, counts, "{status}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_conflict_loses_the_lease_to_another_and_not_to_ones_own_write_whose_answer_was_lost() {
+        let conflicts = |times: usize, found: (u16, Value)| {
+            let left = Arc::new(AtomicUsize::new(times));
+            let leadership = holder(move |method| match *method {
+                Method::GET => found.clone(),
+                _ if left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() => failed(409),
+                _ => (200, lease("a")),
+            });
+            async move { leadership.renew().await.unwrap() }
+        };
+        assert_eq!(conflicts(1, (200, lease("a"))).await, None);
+        assert_eq!(
+            conflicts(1, (200, lease("b"))).await,
+            Some("another replica holds the Lease")
+        );
+        assert_eq!(conflicts(1, failed(404)).await, Some(GONE));
+        let gone = holder(|_| failed(404));
+        assert_eq!(gone.renew().await.unwrap(), Some(GONE));
     }
 }

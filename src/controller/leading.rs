@@ -55,6 +55,13 @@ impl Ground {
     }
 }
 
+/// What pods must trust, and what of it has reached the namespaces of each kind of pod.
+struct CaBundle {
+    now: watch::Receiver<String>,
+    with_agents: watch::Sender<String>,
+    with_sensors: watch::Sender<String>,
+}
+
 /// The leader's work.
 pub(super) struct Leader {
     pub(super) client: Client,
@@ -100,12 +107,17 @@ impl Leader {
         stop: &CancellationToken,
     ) -> JoinSet<Error> {
         let ((loops, changed), listener, agents) = (ground.loops, ground.listener, Arc::default());
-        let bundle = certificates.bundle();
+        let bundle = CaBundle {
+            now: certificates.bundle(),
+            with_agents: watch::Sender::default(),
+            with_sensors: watch::Sender::default(),
+        };
+        let published = vec![bundle.with_agents.subscribe(), bundle.with_sensors.subscribe()];
         let (events, queue) = Sink::new();
         let budgets = self.budgets(&loops, events.clone(), clock);
         let (relay, said) = Relay::new(Duration::from_secs(DELIVERY_SECONDS));
         let relay = Arc::new(relay);
-        let sensors = self.sensors((&loops, &relay), bundle.clone(), events, clock);
+        let sensors = self.sensors((&loops, &relay), &bundle, events, clock);
         let link = self.link((&loops, relay), &agents, &budgets, clock);
         let (tls, ends) = (certificates.tls(), stop.clone());
 
@@ -140,7 +152,7 @@ impl Leader {
         });
         let ends = stop.clone();
         parts.spawn(async move {
-            certificates.maintain(ends).await;
+            certificates.maintain(published, ends).await;
             Error::PartEnded("the care of certificates")
         });
         parts
@@ -163,7 +175,7 @@ impl Leader {
     fn sensors(
         &self,
         (loops, relay): (&Arc<Loops>, &Arc<Relay>),
-        ca_bundle: watch::Receiver<String>,
+        bundle: &CaBundle,
         events: Sink,
         clock: &Clock,
     ) -> Arc<Sensors> {
@@ -175,7 +187,8 @@ impl Leader {
             loops: loops.clone(),
             relay: relay.clone(),
             pods: self.options.sensor_pods.clone(),
-            ca_bundle,
+            ca_bundle: bundle.now.clone(),
+            published: bundle.with_sensors.clone(),
             events,
             reconciles: Reconciles::new(self.metrics.clone(), "sensor", settings.workers),
             clock: clock.clone(),
@@ -214,7 +227,7 @@ impl Leader {
         &self,
         loops: Arc<Loops>,
         changed: mpsc::UnboundedReceiver<AgentKey>,
-        ca_bundle: watch::Receiver<String>,
+        bundle: CaBundle,
         agents: Arc<OnceLock<agent::AgentsView>>,
         (budgets, sensors): (&Arc<Budgets>, &Arc<Sensors>),
         clock: &Clock,
@@ -232,7 +245,8 @@ impl Leader {
             budgets: budgets.clone(),
             sensors: sensors.clone(),
             changed,
-            ca_bundle,
+            ca_bundle: bundle.now,
+            published: bundle.with_agents,
             observer,
             clock: clock.clone(),
             instance: self.instance(),

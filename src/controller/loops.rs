@@ -60,6 +60,8 @@ struct Table {
     readings: u64,
     /// What runs in each Agent's pod, likewise.
     sensors: HashMap<AgentKey, Vec<SensorTerms>>,
+    /// Which events can wake each Agent's loop, likewise.
+    wake_events: HashMap<AgentKey, Vec<String>>,
 }
 
 /// The table of live loops.
@@ -90,6 +92,7 @@ impl Loops {
         let mut directives = Directives {
             budget: table.limits.get(agent).cloned(),
             sensors: table.sensors.get(agent).cloned(),
+            wake_events: table.wake_events.get(agent).cloned(),
             ..directives
         };
         match table.entries.get_mut(agent) {
@@ -132,16 +135,22 @@ impl Loops {
         };
     }
 
-    /// Says which Sensors run in an Agent's pod, at once. `None`: that is not decided, and those that run go on.
-    pub fn sensors(&self, agent: &AgentKey, sensors: Option<Vec<SensorTerms>>) {
+    /// Says which Sensors run in an Agent's pod and which events can wake its loop, at once. `None`: that is not decided,
+    /// and what was said before goes on.
+    pub fn sensors(&self, agent: &AgentKey, sensors: Option<Vec<SensorTerms>>, wake_events: Option<Vec<String>>) {
         let mut table = self.lock();
         if let Some(entry) = table.entries.get(agent) {
             entry.directives.send_if_modified(|directives| {
-                let new = directives.sensors != sensors;
+                let new = (&directives.sensors, &directives.wake_events) != (&sensors, &wake_events);
                 directives.sensors.clone_from(&sensors);
+                directives.wake_events.clone_from(&wake_events);
                 new
             });
         }
+        match wake_events {
+            Some(names) => table.wake_events.insert(agent.clone(), names),
+            None => table.wake_events.remove(agent),
+        };
         match sensors {
             Some(sensors) => table.sensors.insert(agent.clone(), sensors),
             None => table.sensors.remove(agent),
@@ -186,6 +195,14 @@ impl Loops {
             .get(agent)
             .filter(|entry| entry.pod.uid == pod_uid)
             .and_then(|entry| entry.heard.clone())
+    }
+
+    /// How many leases the Agent's gateway lost with its storage, as it last said; 0 until it has.
+    #[must_use]
+    pub fn lost_leases(&self, agent: &AgentKey) -> i64 {
+        let table = self.lock();
+        let heard = table.entries.get(agent).and_then(|entry| entry.heard.as_ref());
+        heard.map_or(0, |heard| heard.report.budget.lost_leases)
     }
 
     /// How many calls limits refused to the Agent, as its gateway last said.

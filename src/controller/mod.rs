@@ -8,6 +8,8 @@ pub mod alone;
 pub mod budget;
 pub mod ca;
 pub mod certificates;
+pub mod connection;
+mod gate;
 pub mod identity;
 pub mod leader;
 mod leading;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::client::ClientBuilder;
 use kube::{Api, Client, Config};
 use prometheus::IntGauge;
 use tokio::time::timeout;
@@ -16,20 +15,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::agent::Settings;
 use super::budget::persist::Conflict;
+use super::connection::{READ_TIMEOUT, client};
 use super::leader::{Candidate, LEASE_NAME, Leadership, LeaseTimes, label};
 use super::leading::Leader;
 use super::sensor::pod::SensorPodSettings;
 use super::serve::show_codes;
-use crate::telemetry::http::{self, Readiness};
+use crate::telemetry::http::{self, Limits, Readiness};
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::requests::CountRequests;
 
-/// Longest silence on a connection to the API server; longer than a watch is quiet.
-const READ_TIMEOUT: Duration = Duration::from_secs(295);
-/// The same for requests about the Lease, which must fail early enough for another try.
+/// Longest silence on a connection for requests about the Lease, which must fail early enough for another try.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest time to connect to the API server.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest pause between two attempts to reach the API server.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// How long each of the last requests (label, Lease) may take.
@@ -42,8 +37,10 @@ pub struct Options {
     pub settings: Settings,
     /// What is decided for the pods of Sensors.
     pub sensor_pods: SensorPodSettings,
-    /// Where probes and metrics are served.
+    /// Where metrics are served.
     pub metrics_address: SocketAddr,
+    /// Where probes are served.
+    pub probe_address: SocketAddr,
     /// Where the link is served.
     pub link_address: SocketAddr,
     /// Names and addresses in the link's certificate.
@@ -97,9 +94,11 @@ pub async fn run(options: Options, config: Config, stop: CancellationToken) -> R
     show_codes(&metrics);
     let leads = metrics.leader.with_label_values(&[LEASE_NAME]);
     let readiness = Readiness::waiting("contact with the Kubernetes API");
-    let listener = listen(options.metrics_address)?;
-    let probes = http::router(metrics.clone(), readiness.clone());
-    let probes = tokio::spawn(http::serve(listener, probes, CancellationToken::new()));
+    let probes = http::probes(readiness.clone());
+    let probes = http::serve(listen(options.probe_address)?, probes, Limits::default());
+    let scrapes = http::metrics(metrics.clone(), http::SCRAPE_WAIT);
+    let scrapes = http::serve(listen(options.metrics_address)?, scrapes, Limits::default());
+    let served = [tokio::spawn(probes), tokio::spawn(scrapes)];
     let process = Process {
         client: client(config.clone(), READ_TIMEOUT, &metrics)?,
         config,
@@ -110,7 +109,7 @@ pub async fn run(options: Options, config: Config, stop: CancellationToken) -> R
     let result = Box::pin(process.run(&leads, &stop)).await;
     leads.set(0);
     // Probes answer until the very end.
-    probes.abort();
+    served.iter().for_each(tokio::task::JoinHandle::abort);
     result
 }
 
@@ -231,18 +230,6 @@ where
             }
         }
     }
-}
-
-/// A client that counts its requests. It has no rate limit: the API server has its own. Failed requests are repeated by
-/// whoever made them, who knows how long that is worth it.
-fn client(mut config: Config, read_timeout: Duration, metrics: &Metrics) -> kube::Result<Client> {
-    let host = config.cluster_url.authority().map(ToString::to_string);
-    let count = CountRequests::new(metrics.requests.clone(), host.unwrap_or_default());
-    config.read_timeout = Some(read_timeout);
-    config.connect_timeout = Some(read_timeout.min(CONNECT_TIMEOUT));
-    config.reset_reader_on_write = true;
-    config.default_retry = false;
-    Ok(ClientBuilder::try_from(config)?.with_layer(&count).build())
 }
 
 /// Opens a listener at once, so that a taken port ends the process with a clear word.

@@ -8,15 +8,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::loops::AgentKey;
 use crate::link::deliveries::{Deliver, Delivered, Delivery, SensorDirectives, SensorPodReport};
-use crate::link::messages::{Refusal, RefusalCode};
+use crate::link::messages::{REPORT_SECONDS, Refusal, RefusalCode};
 use crate::link::server::PodIdentity;
 
 /// Deliveries that wait for one gateway to read them; more are refused.
 const QUEUE: usize = 4;
+
+/// A sensor pod that said nothing for so long is silent: it missed two reports.
+pub const SILENCE: Duration = Duration::from_secs(2 * REPORT_SECONDS);
 
 /// A Sensor, by namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,6 +34,16 @@ struct Entry {
     sensor: SensorKey,
     directives: watch::Sender<SensorDirectives>,
     heard: Option<SensorPodReport>,
+    /// When it last spoke, or was first expected.
+    contact: Instant,
+    /// The reconciler was woken because of its silence.
+    noticed: bool,
+}
+
+impl Entry {
+    fn is_silent(&self) -> bool {
+        self.contact.elapsed() >= SILENCE
+    }
 }
 
 struct Line {
@@ -47,7 +60,7 @@ struct Table {
     /// Number of the gateway that came last.
     came: u64,
     /// Who waits for a receiver's word about a Sensor.
-    waiting: HashMap<(AgentKey, String), oneshot::Sender<i64>>,
+    waiting: HashMap<(AgentKey, String), oneshot::Sender<Delivered>>,
 }
 
 /// The relay.
@@ -89,6 +102,8 @@ impl Relay {
             sensor: sensor.clone(),
             directives: watch::Sender::new(directives),
             heard: None,
+            contact: Instant::now(),
+            noticed: false,
         };
         table.pods.insert(pod_uid.into(), entry);
     }
@@ -106,16 +121,46 @@ impl Relay {
         entry.heard.clone()
     }
 
+    /// Whether the Sensor's pod has said nothing for [`SILENCE`]; `None`: no pod of it was expected yet.
+    #[must_use]
+    pub fn is_silent(&self, sensor: &SensorKey) -> Option<bool> {
+        let table = self.lock();
+        let entry = table.pods.values().find(|entry| entry.sensor == *sensor)?;
+        Some(entry.is_silent())
+    }
+
+    /// Wakes the reconciler for each pod whose silence began since the last sweep. Its end wakes it by itself.
+    pub fn sweep(&self) {
+        for entry in self.lock().pods.values_mut() {
+            if entry.is_silent() && !entry.noticed {
+                entry.noticed = true;
+                let _ = self.changed.send(entry.sensor.clone());
+            }
+        }
+    }
+
+    /// A sensor pod has spoken.
+    fn hear(&self, entry: &mut Entry) {
+        entry.contact = Instant::now();
+        if std::mem::take(&mut entry.noticed) {
+            // The receiver is gone only while the process ends.
+            let _ = self.changed.send(entry.sensor.clone());
+        }
+    }
+
     /// What a sensor pod is to do, now and later.
     pub fn attach(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, Refusal> {
         let mut table = self.lock();
-        Ok(speaker(&mut table, pod)?.directives.subscribe())
+        let entry = speaker(&mut table, pod)?;
+        self.hear(entry);
+        Ok(entry.directives.subscribe())
     }
 
     /// A sensor pod reports. The reconciler is woken when what it says is new.
     pub fn report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), Refusal> {
         let mut table = self.lock();
         let entry = speaker(&mut table, pod)?;
+        self.hear(entry);
         if entry.heard.as_ref() != Some(&report) {
             entry.heard = Some(report);
             // The receiver is gone only while the process ends.
@@ -152,18 +197,17 @@ impl Relay {
 
     /// A receiver has events on disk.
     pub fn delivered(&self, agent: &AgentKey, delivered: Delivered) {
-        let waiting = self.lock().waiting.remove(&(agent.clone(), delivered.sensor));
+        let waiting = self.lock().waiting.remove(&(agent.clone(), delivered.sensor.clone()));
         if let Some(waiting) = waiting {
-            let _ = waiting.send(delivered.through);
+            let _ = waiting.send(delivered);
         }
     }
 
     /// Passes events on, and waits for the word that the receiver has them.
     pub async fn deliver(&self, pod: &PodIdentity, deliver: Deliver) -> Result<Delivered, Refusal> {
-        let sensor = deliver.delivery.sensor.clone();
         let heard = self.pass(pod, deliver)?;
         match timeout(self.wait, heard).await {
-            Ok(Ok(through)) => Ok(Delivered { sensor, through }),
+            Ok(Ok(delivered)) => Ok(delivered),
             Ok(Err(_)) => Err(away(
                 "a newer request took this one's place, or a new gateway its receiver's",
             )),
@@ -171,9 +215,10 @@ impl Relay {
         }
     }
 
-    fn pass(&self, pod: &PodIdentity, deliver: Deliver) -> Result<oneshot::Receiver<i64>, Refusal> {
+    fn pass(&self, pod: &PodIdentity, mut deliver: Deliver) -> Result<oneshot::Receiver<Delivered>, Refusal> {
         let mut table = self.lock();
         let entry = speaker(&mut table, pod)?;
+        self.hear(entry);
         let directives = entry.directives.borrow();
         let terms = directives.terms.as_ref();
         if terms.is_none_or(|terms| terms.uid != deliver.delivery.sensor) {
@@ -189,17 +234,19 @@ impl Relay {
             name: receiver.name.clone(),
         };
         drop(directives);
+        // The gateway of this name may still be one of an Agent that is gone: it must not take what is another's.
+        deliver.delivery.receiver = deliver.receiver;
         // First: the word may come before this function ends.
         let (word, heard) = oneshot::channel();
         let key = (agent.clone(), deliver.delivery.sensor.clone());
         let sent = table
             .lines
             .get(&agent)
-            .map(|line| line.deliveries.try_send(deliver.delivery));
+            .map(|line| line.deliveries.try_reserve().map(|place| place.send(deliver.delivery)));
         match sent {
             Some(Ok(())) => {}
-            Some(Err(mpsc::error::TrySendError::Full(_))) => return Err(away("the receiver is slow; try again")),
-            Some(Err(mpsc::error::TrySendError::Closed(_))) | None => {
+            Some(Err(mpsc::error::TrySendError::Full(()))) => return Err(away("the receiver is slow; try again")),
+            Some(Err(mpsc::error::TrySendError::Closed(()))) | None => {
                 table.lines.remove(&agent);
                 return Err(away("the receiver has no pod that listens; try again"));
             }
@@ -314,6 +361,8 @@ mod tests {
             delivery: Delivery {
                 sensor: sensor.into(),
                 name: "s".into(),
+                receiver: receiver.into(),
+                outbox: "o".into(),
                 events: vec![event],
             },
         }
@@ -328,6 +377,7 @@ mod tests {
     fn word(through: i64) -> Delivered {
         Delivered {
             sensor: "sensor-uid".into(),
+            outbox: "o".into(),
             through,
         }
     }
@@ -350,6 +400,7 @@ mod tests {
                 Delivered {
                     sensor: "other".into(),
                     through: 9,
+                    ..Delivered::default()
                 },
             );
             relay.delivered(
@@ -437,6 +488,34 @@ mod tests {
         assert_eq!(first.unwrap_err().code, RefusalCode::Away);
         assert_eq!(second, Ok(word(7)));
         assert!(relay.lock().waiting.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_says_nothing_for_30_seconds_is_silent_until_it_speaks() {
+        let (relay, mut changed) = Relay::new(Duration::ZERO);
+        assert_eq!(relay.is_silent(&sensor()), None);
+        relay.expect(&sensor(), "p1", directives());
+        let speak = || drop(relay.attach(&pod("p1", "a")).unwrap());
+        for again in 0..2 {
+            speak();
+            tokio::time::advance(SILENCE.checked_sub(Duration::from_millis(1)).unwrap()).await;
+            relay.sweep();
+            assert_eq!(relay.is_silent(&sensor()), Some(false));
+            assert!(changed.try_recv().is_err(), "{again}");
+            tokio::time::advance(Duration::from_millis(1)).await;
+            relay.sweep();
+            relay.sweep();
+            assert_eq!(relay.is_silent(&sensor()), Some(true));
+            assert_eq!(changed.try_recv(), Ok(sensor()), "once");
+            assert!(changed.try_recv().is_err());
+            speak();
+            assert_eq!(changed.try_recv(), Ok(sensor()), "it speaks again");
+            assert_eq!(relay.is_silent(&sensor()), Some(false));
+        }
+        // A pod that takes its place has as long to speak.
+        tokio::time::advance(SILENCE).await;
+        relay.expect(&sensor(), "p2", directives());
+        assert_eq!(relay.is_silent(&sensor()), Some(false));
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 //!
 //! A pod speaks for the Agent of its own namespace and name, and only while the reconciler expects that very pod.
 
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -12,12 +13,11 @@ use tokio::time::{Instant, sleep};
 use super::access::Access;
 use super::agent::{AgentsView, Clock};
 use super::budget::Budgets;
-use super::budget::facts::ledger_name;
 use super::identity::Identities;
 use super::loops::{AgentKey, LivePod, Loops};
 use super::readings::{self, Taken};
 use super::relay::Relay;
-use crate::ledger::account::Who;
+use crate::ledger::account::{AgentName, Who};
 use crate::link::deliveries::{Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport};
 use crate::link::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRefusalCode, ReadRequest, Telling};
 use crate::link::messages::{
@@ -84,13 +84,19 @@ impl ControllerLink {
 }
 
 impl Link for ControllerLink {
-    async fn authenticate(&self, token: &str) -> Result<PodIdentity, Refusal> {
+    async fn authenticate(&self, token: &str, address: IpAddr) -> Result<PodIdentity, Refusal> {
         self.view()?;
-        self.identities.of(token).await
+        self.identities.of(token, address).await
     }
 
     fn attach(&self, pod: &PodIdentity, attach: &Attach) -> Result<Attached, Refusal> {
         let (known, directives) = self.enter(pod, attach.epoch)?;
+        let agent = AgentKey {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+        };
+        // Before its directives are read: they carry the prices of these models.
+        self.budgets.models_seen(&agent, &attach.models);
         self.metrics.link_attaches.inc();
         tracing::info!(
             namespace = pod.namespace,
@@ -100,6 +106,7 @@ impl Link for ControllerLink {
         );
         let directives = directives.borrow().clone();
         Ok(Attached {
+            protocol: attach.protocol,
             epoch: attach.epoch,
             known,
             directives,
@@ -109,21 +116,43 @@ impl Link for ControllerLink {
     fn report(&self, pod: &PodIdentity, report: Report) -> Result<(), Refusal> {
         let agent = self.agent_of(pod)?;
         let speaker = live(pod, report.epoch);
+        let (before, lost) = (self.loops.lost_leases(&agent), report.budget.lost_leases);
         self.loops.report(&agent, &speaker, report, (self.clock)())?;
         self.metrics.link_reports.inc();
+        if let Ok(leases) = u64::try_from(lost.saturating_sub(before))
+            && leases > 0
+        {
+            self.metrics.lost_leases.inc_by(leases);
+            tracing::warn!(
+                namespace = pod.namespace,
+                agent = pod.name,
+                leases,
+                "the Agent's storage went back to an earlier state, such as a snapshot: all that was left of its leases \
+                 counts as spent"
+            );
+        }
         Ok(())
     }
 
     async fn lease(&self, pod: &PodIdentity, request: LeaseRequest) -> Result<LeaseAnswer, Refusal> {
-        let agent = self.agent_of(pod)?;
-        self.loops.enter(&agent, &live(pod, request.epoch), (self.clock)())?;
+        self.view()?;
         let who = Who {
             record: request.record.clone(),
-            agent: ledger_name(&agent),
+            agent: AgentName {
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+            },
             pod_uid: pod.uid.clone(),
             epoch: request.epoch,
         };
-        self.budgets.lease(&who, &request).await
+        let entered = self
+            .agent_of(pod)
+            .and_then(|agent| self.loops.enter(&agent, &live(pod, request.epoch), (self.clock)()));
+        match entered {
+            Ok(()) => self.budgets.lease(&who, &request).await,
+            // Its Agent is gone, or has another pod: what this one holds comes back all the same.
+            Err(refusal) => self.budgets.take_back(&who, &request).ok_or(refusal),
+        }
     }
 
     fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, Refusal> {
@@ -146,16 +175,16 @@ impl Link for ControllerLink {
         }
     }
 
-    async fn read(&self, token: &str, request: &ReadRequest) -> Result<Telling, ReadRefusal> {
+    async fn read(&self, token: &str, address: IpAddr, request: &ReadRequest) -> Result<Telling, ReadRefusal> {
         let agents = self.view().map_err(|refusal| readings::unavailable(&refusal.message))?;
         let agent = AgentKey {
             namespace: request.namespace.clone(),
             name: request.name.clone(),
         };
         // First, so that who may not read learns nothing of what there is.
-        self.access.check(token, &agent, EVENTS).await?;
+        self.access.check((token, address), &agent, EVENTS).await?;
         if request.words {
-            self.access.check(token, &agent, WORDS).await?;
+            self.access.check((token, address), &agent, WORDS).await?;
         }
         if !agents.contains(&agent) {
             return Err(ReadRefusal {

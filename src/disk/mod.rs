@@ -2,12 +2,18 @@
 //!
 //! Knows no tables. Who owns a file says in its own words what a person can do about an error.
 
+mod ballast;
+
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
+
+pub use ballast::{BALLAST_BYTES, Ballast};
+/// File systems of other machines whose locks and flushes SQLite warns of.
+const NETWORK: [&str; 5] = ["nfs", "nfs4", "cifs", "smb3", "smbfs"];
 
 /// What an error of SQLite means for its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +37,14 @@ pub fn lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Exclusive locking keeps SQLite's index of the log in memory: no second writer, and no file that a full volume
-/// could deny. What a large change may have to undo is kept in memory too: SQLite would put it into a file under /tmp, and
-/// our containers have neither that folder nor a root that can be written to.
-pub fn connect(file: &Path) -> rusqlite::Result<Connection> {
+/// Opens a file, waiting up to `wait` for another process that still holds it.
+///
+/// Exclusive locking keeps SQLite's index of the log in memory: no second writer, and no file that a full volume could
+/// deny. What a large change may have to undo is kept in memory too: SQLite would put it into a file under /tmp, and our
+/// containers have neither that folder nor a root that can be written to.
+pub fn connect(file: &Path, wait: Duration) -> rusqlite::Result<Connection> {
     let connection = Connection::open(file)?;
-    connection.busy_timeout(Duration::ZERO)?;
+    connection.busy_timeout(wait)?;
     connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
@@ -60,6 +68,26 @@ pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+/// The network file system that a directory is on, where it is on one whose locks and flushes cannot be trusted.
+#[must_use]
+pub fn network_file_system(dir: &Path) -> Option<String> {
+    let dir = dir.canonicalize().ok()?;
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    type_of(&mounts, &dir).filter(|kind| NETWORK.contains(&kind.as_str()))
+}
+
+/// The file system of a directory, by the kernel's list of mounts: that of the longest mount point which it is in, and of
+/// those the one mounted last.
+fn type_of(mounts: &str, dir: &Path) -> Option<String> {
+    let mounts = mounts.lines().filter_map(|line| {
+        let (place, kind) = line.split_once(" - ")?;
+        let point = place.split(' ').nth(4)?.replace("\\040", " ");
+        let kind = kind.split(' ').next()?;
+        dir.starts_with(&point).then(|| (point.len(), kind.to_owned()))
+    });
+    mounts.max_by_key(|(length, _)| *length).map(|(_, kind)| kind)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,7 +105,7 @@ mod tests {
     #[test]
     fn a_large_change_opens_no_file_beside_its_own_since_a_container_has_no_folder_for_it() {
         let dir = tempfile::tempdir().unwrap();
-        let connection = connect(&dir.path().join("file")).unwrap();
+        let connection = connect(&dir.path().join("file"), Duration::ZERO).unwrap();
         connection
             .execute_batch(
                 "CREATE TABLE t (id INTEGER PRIMARY KEY, live INTEGER NOT NULL, text TEXT NOT NULL);
@@ -96,12 +124,25 @@ mod tests {
     }
 
     #[test]
+    fn the_file_system_of_a_directory_is_that_of_its_nearest_mount() {
+        let mounts = "22 1 0:20 / / rw,relatime - overlay overlay rw\n\
+                      36 22 98:0 /pv /var/lib/agentloop rw,noatime shared:1 master:2 - nfs4 server:/pv rw,vers=4.2\n\
+                      37 36 98:1 / /var/lib/agentloop/my\\040disk rw - ext4 /dev/sdb rw\n";
+        let type_of = |dir: &str| super::type_of(mounts, Path::new(dir)).unwrap();
+        assert_eq!(type_of("/var/lib/agentloop/worker"), "nfs4");
+        assert_eq!(type_of("/var/lib/agentloop/my disk/worker"), "ext4");
+        assert_eq!(type_of("/var/lib/agentloops"), "overlay");
+        assert!(NETWORK.contains(&"nfs4"));
+        assert_eq!(network_file_system(&std::env::temp_dir()), None);
+    }
+
+    #[test]
     fn a_file_of_something_else_is_damaged_and_a_wrong_statement_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, "x".repeat(5000)).unwrap();
-        assert_eq!(fault(&connect(&path).unwrap_err()), Fault::Damaged);
-        let connection = connect(&dir.path().join("good")).unwrap();
+        assert_eq!(fault(&connect(&path, Duration::ZERO).unwrap_err()), Fault::Damaged);
+        let connection = connect(&dir.path().join("good"), Duration::ZERO).unwrap();
         assert_eq!(fault(&connection.execute("nonsense", []).unwrap_err()), Fault::Other);
         connection
             .execute_batch("PRAGMA max_page_count = 2; CREATE TABLE t (x)")

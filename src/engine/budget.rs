@@ -13,7 +13,7 @@ use super::budget_health::Health;
 use super::machine::Engine;
 use super::outbox::{Outbox, call_line};
 use super::snapshot::{Hold, Step};
-use super::{Effect, RecordKind, clock, context};
+use super::{Effect, RecordKind, clock};
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::PauseReason;
 
@@ -70,6 +70,7 @@ pub(super) fn reason_of(kind: FailureKind) -> Option<PauseReason> {
         | FailureKind::QuotaExceeded
         | FailureKind::AuthenticationFailed
         | FailureKind::BadResponse
+        | FailureKind::ContextExceeded
         | FailureKind::Cancelled
         | FailureKind::LinkLost
         | FailureKind::Fenced
@@ -92,6 +93,10 @@ pub(super) fn waits_for_room(reason: PauseReason) -> bool {
         | PauseReason::LoopDetected
         | PauseReason::SuspendedBySpec
         | PauseReason::ProviderRateLimit
+        | PauseReason::ModelUnreachable
+        | PauseReason::AuthenticationFailed
+        | PauseReason::QuotaExceeded
+        | PauseReason::ModelRefused
         | PauseReason::MaxConsecutiveTurns
         | PauseReason::ActionsPerMinute
         | PauseReason::RateWindow
@@ -131,7 +136,14 @@ impl Engine {
             self.shorten_compaction(compaction, out);
             return;
         }
-        if failure.kind == FailureKind::CallExceedsLimit && self.state.turn.is_some() && self.shorten(out) {
+        let limit = self
+            .state
+            .budget
+            .tokens
+            .filter(|_| self.state.turn.is_some() && !self.is_heartbeat());
+        if let (FailureKind::CallExceedsLimit, Some(limit)) = (failure.kind, limit)
+            && self.shorten(limit, out)
+        {
             return;
         }
         // Of several limits, the one that refused last is named.
@@ -248,19 +260,6 @@ impl Engine {
         let note = FailureKind::BudgetExhausted.as_ref();
         out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
         self.refused(PauseReason::BudgetExhausted, stopped(message), out);
-    }
-
-    /// A call that is larger than a whole limit: half of the history leaves, when that can help, and then the summary.
-    fn shorten(&mut self, out: &mut Outbox) -> bool {
-        let Some(limit) = self.state.budget.tokens.filter(|_| !self.is_heartbeat()) else {
-            return false;
-        };
-        let surplus = context::half(&self.transcript, self.fixed_tokens(), limit);
-        if surplus > 0 {
-            self.forget(surplus, out);
-            return true;
-        }
-        self.drop_summary(out)
     }
 }
 

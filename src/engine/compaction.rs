@@ -1,15 +1,16 @@
-//! Compaction: a call asks the model for a summary of the oldest turns, which takes their place in the prompt.
+//! Compaction: a call asks the model for a summary of the oldest messages, which takes their place in the prompt.
 //!
-//! Owns when such a call is made, what it asks, and what its answer is worth. It is a call of the turn that needs the room:
-//! metered, limited, journalled and repeated like any other, but it counts for nothing that limits the turn itself. The
-//! summarised turns leave the live transcript in the transaction that takes the summary, and stay in the journal's
-//! history. A summary that is not to be had stops nothing: its turns leave without one, and the model is told.
+//! Owns what such a call asks, and what its answer is worth; `window` says when it is made. It is a call of the turn that
+//! needs the room: metered, limited, journalled and repeated like any other, but it counts for nothing that limits the turn
+//! itself. What was summed up leaves the live transcript in the transaction that takes the summary, and stays in the
+//! journal's history. A summary that is not to be had stops nothing: its messages leave with a
+//! [`Digest`](super::digest::Digest), and the model is told.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::context::{self, Surplus};
+use super::context;
 use super::machine::Engine;
 use super::message::{Answer, Finish, Message};
 use super::outbox::{Outbox, answer_line, line};
@@ -21,8 +22,14 @@ use crate::api::failure::{Failure, FailureKind};
 pub const MOST_BYTES: u64 = 16 * 1024;
 /// Tokens that a summary must replace: a call to save fewer costs more than they are worth.
 pub const LEAST_REPLACED: u64 = 500;
-/// Attempts that fail until the turns leave without a summary.
+/// Attempts that fail until the turn goes on without a summary.
 pub const MOST_FAILURES: u32 = 2;
+/// Summaries in one turn: each is of as much as fits into one call.
+pub const MOST_SUMMARIES: u32 = 4;
+/// Fewest bytes of a summary that comes with tool calls: fewer only say what the calls are for.
+const LEAST_BESIDE_CALLS: usize = 200;
+/// Fewest bytes that a summary may have.
+const LEAST_BYTES: u64 = 512;
 /// Wait before the attempt after a failed one.
 const AGAIN: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
 /// Bytes of a word of a summary, its space included: a little many.
@@ -31,12 +38,23 @@ const BYTES_PER_WORD: u64 = 8;
 /// A summary that is being made.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compaction {
-    /// It is of so many of the oldest messages: whole turns.
+    /// It is of so many of the oldest messages: whole turns, or whole calls of one that is too large.
     messages: usize,
     /// Most bytes of it.
     most_bytes: u64,
     /// Attempts at it that failed.
     failures: u32,
+}
+
+/// Whether the oldest messages can be summed up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Like this.
+    Worth(Compaction),
+    /// So many of them are too large for one call.
+    TooLarge(usize),
+    /// There was no summary to be had in this turn, or they are too small to be worth one.
+    None,
 }
 
 impl Turn {
@@ -49,9 +67,9 @@ impl Turn {
         }
     }
 
-    /// Number of its present call among those that are not for a summary.
+    /// Number of its present call among those that are not for a summary, and were answered with something.
     pub fn own_call(&self) -> u32 {
-        self.call.saturating_sub(self.compactions)
+        self.call.saturating_sub(self.compactions).saturating_sub(self.silent)
     }
 }
 
@@ -60,63 +78,54 @@ impl Engine {
         self.state.turn.as_ref()?.compaction
     }
 
-    /// Plans a summary of what must leave: of all of it, or of as much of its newest turns as fits into the window and the
-    /// limits, the ones before them leaving without one. False: it all leaves without one.
-    pub(super) fn plan_compaction(&mut self, surplus: &Surplus, out: &mut Outbox) -> bool {
-        // One that did not help is none to repeat.
-        if self.state.turn.as_ref().is_none_or(|turn| turn.compactions > 0) {
-            return false;
+    /// A summary of the `leaving` oldest messages, or of as many of them as fit into one call: the rest takes another.
+    pub(super) fn plan_compaction(&self, leaving: usize) -> Plan {
+        let may = |turn: &Turn| !turn.heartbeat && !turn.unsummed && turn.compactions < MOST_SUMMARIES;
+        if leaving == 0 || !self.state.turn.as_ref().is_some_and(may) {
+            return Plan::None;
         }
-        let window = self
-            .settings
-            .context_tokens
-            .saturating_sub(self.settings.max_output_tokens);
-        let most = self.state.budget.tokens.unwrap_or(u64::MAX).min(window.into());
         let asked = context::system(&prompt::summarise(MOST_BYTES / BYTES_PER_WORD));
-        let room = most.saturating_sub(self.fixed_tokens().saturating_add(asked));
-        let Some(from) = self.worth_a_summary(surplus.summarised, room) else {
-            return false;
-        };
-        if from > 0 {
-            self.forget(from, out);
-        }
-        let oldest = &self.transcript[..surplus.summarised - from];
-        // It leaves half of what it replaces free, and a quarter of the room to itself.
-        let replaced = context::prompt(oldest, 0);
-        let compaction = Compaction {
-            messages: oldest.len(),
-            most_bytes: MOST_BYTES.min(surplus.room).min(replaced * 2),
-            failures: 0,
-        };
-        if let Some(turn) = &mut self.state.turn {
-            turn.compaction = Some(compaction);
-        }
-        true
+        let limit = self.state.budget.tokens.unwrap_or(u64::MAX);
+        let limit = self.state.sizes.estimated(limit).saturating_sub(self.fixed_tokens());
+        let room = self.room(0);
+        let most = room.whole.min(limit).saturating_sub(asked);
+        self.plan_within(leaving, most, room)
     }
 
-    /// The first of the newest whole turns, of so many of the oldest messages, that fit into so many tokens and are worth a
-    /// summary.
-    fn worth_a_summary(&self, messages: usize, most: u64) -> Option<usize> {
-        let oldest = self.transcript.get(..messages)?;
-        let from = context::newest(oldest, most)?;
-        (context::prompt(&oldest[from..], 0) >= LEAST_REPLACED).then_some(from)
+    fn plan_within(&self, leaving: usize, most: u64, room: context::Room) -> Plan {
+        let oldest = &self.transcript[..leaving.min(self.transcript.len())];
+        let cleared = self.cleared();
+        let messages = context::first(oldest, cleared, most).unwrap_or(0);
+        let replaced = context::size(&oldest[..messages], cleared);
+        if replaced >= LEAST_REPLACED {
+            // It leaves half of what it replaces free, and three quarters of the room to others.
+            let most_bytes = MOST_BYTES.min(room.share.max(room.history)).min(replaced * 2);
+            return Plan::Worth(Compaction {
+                messages,
+                most_bytes: most_bytes.max(LEAST_BYTES),
+                failures: 0,
+            });
+        }
+        if messages == oldest.len() {
+            return Plan::None;
+        }
+        let next = context::cuts(oldest).find(|cut| *cut > messages);
+        Plan::TooLarge(next.unwrap_or(oldest.len()))
     }
 
-    /// The call for a summary is larger than a whole limit. What a call costs at most is counted by bytes where the server has
-    /// not billed the same text before, so it can be too large all the same: the older half leaves without a summary, and the
-    /// call is made again for the rest while that is worth one.
+    /// The call for a summary is larger than a whole limit, or than the window. Sizes are estimates, so it can be too large
+    /// all the same: one of the older half is made, while that is worth it.
     pub(super) fn shorten_compaction(&mut self, compaction: Compaction, out: &mut Outbox) {
-        let oldest = &self.transcript[..compaction.messages.min(self.transcript.len())];
-        let half = context::prompt(oldest, 0) / 2;
-        let Some(from) = self.worth_a_summary(oldest.len(), half) else {
-            self.end_compaction(out);
+        let messages = compaction.messages.min(self.transcript.len());
+        let half = context::size(&self.transcript[..messages], self.cleared()) / 2;
+        let Plan::Worth(shorter) = self.plan_within(messages, half, self.room(0)) else {
+            self.end_compaction(false, out);
             return;
         };
-        self.forget(from, out);
         if let Some(turn) = &mut self.state.turn {
             turn.compaction = Some(Compaction {
-                messages: compaction.messages - from,
-                ..compaction
+                failures: compaction.failures,
+                ..shorter
             });
             turn.step = Step::Due(out.now);
         }
@@ -124,27 +133,45 @@ impl Engine {
 
     /// What the next attempt is for, and its prompt without the system message.
     pub(super) fn conversation(&self) -> (Purpose, Vec<Arc<Message>>) {
-        let summary = self.state.summary.as_deref().map(prompt::summary);
-        let summary = summary.map(|text| Arc::new(Message::User { text }));
+        let cleared = self.cleared();
         if self.is_heartbeat() {
-            return (Purpose::Heartbeat, self.session().to_vec());
+            return (Purpose::Heartbeat, context::rendered(self.session(), cleared).collect());
         }
+        let head = self.head().map(|text| Arc::new(Message::User { text })).into_iter();
         let Some(compaction) = self.compaction() else {
-            let all = summary.into_iter().chain(self.transcript.iter().cloned());
+            let all = head.chain(context::rendered(&self.transcript, cleared));
             return (Purpose::Turn, all.collect());
         };
-        let oldest = self.transcript.iter().take(compaction.messages).cloned();
+        let oldest = &self.transcript[..compaction.messages.min(self.transcript.len())];
         let text = request(compaction);
         let request = Arc::new(Message::User { text });
-        let all = summary.into_iter().chain(oldest).chain([request]);
+        let all = head.chain(context::rendered(oldest, cleared)).chain([request]);
         (Purpose::Compaction, all.collect())
     }
 
-    /// Estimated tokens of the summary in a prompt.
-    pub(super) fn summary_tokens(&self) -> u64 {
-        let summary = self.state.summary.as_deref().filter(|_| !self.is_heartbeat());
-        let summary = summary.map(prompt::summary);
-        summary.map_or(0, |text| context::system(&text))
+    /// What stands in a prompt for the messages that left it.
+    pub(super) fn head(&self) -> Option<String> {
+        if self.is_heartbeat() {
+            return None;
+        }
+        // In a small window it has a quarter of the room; the rest of it comes back with a larger one.
+        let window = self
+            .settings
+            .context_tokens
+            .saturating_sub(self.settings.max_output_tokens);
+        let most = usize::try_from(u64::from(window).min(MOST_BYTES)).unwrap_or(usize::MAX);
+        let summary = self
+            .state
+            .summary
+            .as_deref()
+            .map(|text| prompt::summary(&prompt::cut(text, most)));
+        let digest = self.state.digest.text(most / 2);
+        prompt::head(summary, digest)
+    }
+
+    /// Estimated tokens of that.
+    pub(super) fn head_tokens(&self) -> u64 {
+        self.head().map_or(0, |text| context::system(&text))
     }
 
     /// The call for a summary was answered.
@@ -153,7 +180,7 @@ impl Engine {
         let Some(text) = summary_of(answer, compaction.most_bytes) else {
             let of = (call, Purpose::Compaction);
             out.record(answer_line(of, answer, "no summary", Vec::new()));
-            self.end_compaction(out);
+            self.end_compaction(false, out);
             return;
         };
         let asked = Message::User {
@@ -162,6 +189,7 @@ impl Engine {
         let said = Message::Assistant {
             text: Some(text.clone()),
             tool_calls: Vec::new(),
+            reasoning: None,
         };
         let note = format!("{:?}", answer.finish);
         // Into the history, and out of the live transcript at once: it is in the snapshot.
@@ -177,10 +205,11 @@ impl Engine {
                 format!("{} messages", compaction.messages),
             )
         });
-        self.state.watch.forgets();
-        self.transcript.drain(..compaction.messages.min(self.transcript.len()));
+        self.cut_opening(compaction.messages);
+        self.state.digest.summed_up(call.turn);
+        self.leave(compaction.messages);
         self.state.summary = Some(text);
-        self.end_compaction(out);
+        self.end_compaction(true, out);
     }
 
     /// An attempt at a summary failed in a way that says something of the summary. True: what follows is decided.
@@ -199,28 +228,20 @@ impl Engine {
         turn.step = Step::Due(clock::after(out.now, AGAIN));
         self.state.last_error = Some((out.now, failure.clone()));
         if !again {
-            self.end_compaction(out);
+            self.end_compaction(false, out);
         }
         true
     }
 
-    /// There will be no further attempt at a summary in this turn: it goes on with its own next call. What is still too
-    /// much leaves before that.
-    pub(super) fn end_compaction(&mut self, out: &Outbox) {
+    /// The turn goes on with its own next call. Without a summary there is no further attempt at one in this turn: what is
+    /// still too much leaves before that call.
+    pub(super) fn end_compaction(&mut self, summed_up: bool, out: &Outbox) {
         if let Some(turn) = &mut self.state.turn {
             turn.compaction = None;
             turn.compactions = turn.compactions.saturating_add(1);
+            turn.unsummed |= !summed_up;
         }
         self.next_call(out);
-    }
-
-    /// The summary leaves too: without it there may be room for a call. False: there is none.
-    pub(super) fn drop_summary(&mut self, out: &mut Outbox) -> bool {
-        if self.state.summary.take().is_none() {
-            return false;
-        }
-        self.forget(0, out);
-        true
     }
 }
 
@@ -229,16 +250,16 @@ fn request(compaction: Compaction) -> String {
     prompt::summarise(compaction.most_bytes / BYTES_PER_WORD)
 }
 
-/// The summary that an answer is; `None`: it is none.
+/// The summary that an answer is; `None`: it is none. Models like to add a tool call, which is not run.
 fn summary_of(answer: &Answer, most_bytes: u64) -> Option<String> {
-    if !answer.tool_calls.is_empty() || answer.finish == Finish::Refused {
+    let text = answer.text.as_deref().unwrap_or_default().trim();
+    let least = if answer.tool_calls.is_empty() {
+        1
+    } else {
+        LEAST_BESIDE_CALLS
+    };
+    if answer.finish == Finish::Refused || text.len() < least {
         return None;
     }
-    let text = answer.text.as_deref()?.trim();
-    let most = usize::try_from(most_bytes).unwrap_or(usize::MAX);
-    match text {
-        "" => None,
-        text if text.len() <= most => Some(text.to_owned()),
-        text => Some(format!("{} [cut]", &text[..text.floor_char_boundary(most)])),
-    }
+    Some(prompt::cut(text, usize::try_from(most_bytes).unwrap_or(usize::MAX)))
 }

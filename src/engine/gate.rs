@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 use strum::AsRefStr;
 
 use super::message::{self, Tool, ToolCall};
-use super::tool::ToolSpec;
+use super::tool::{ToolEffect, ToolSpec};
 use super::{context, yield_tool};
 
-/// Denials of one tool in one turn after which it is hidden until the turn ends.
+/// Denials of one tool in one turn after which all its calls are denied until the turn ends.
 pub const MOST_DENIALS: u32 = 3;
 /// Most characters of a name, a path or a problem that are told back to the model.
 const MAX_TOLD: usize = 500;
@@ -28,12 +28,16 @@ const MAX_BACKTRACKS: usize = 100_000;
 pub enum Denial {
     /// There is no such tool.
     UnknownTool,
+    /// Its server has not answered yet, so nobody knows.
+    ServerSilent,
     /// The arguments do not fit the tool's schema.
     BadArguments,
     /// The tool was denied too often in this turn.
     Hidden,
-    /// The provider refused the answer that asked for it.
-    AnswerRefused,
+    /// The answer was cut at the output limit in the middle of it.
+    Cut,
+    /// A pause, a suspension or an edit of the spec came between the call and its run.
+    Outdated,
     /// It is part of a detected loop.
     Repeated,
 }
@@ -52,6 +56,10 @@ pub struct Denied {
 pub struct Toolbox {
     offered: Arc<[Tool]>,
     known: BTreeMap<String, Arc<Known>>,
+    /// Servers that have not answered yet: what they offer is not known.
+    silent: Vec<String>,
+    /// A source has said what it offers, if only that it offers nothing.
+    is_offered: bool,
     tokens: u64,
 }
 
@@ -63,16 +71,18 @@ pub struct Known {
     schema: Validator,
 }
 
-impl Default for Toolbox {
-    fn default() -> Self {
-        Self::new(Vec::new())
-    }
-}
-
 impl Toolbox {
+    /// `yield` alone, since no source has said yet what it offers.
+    pub fn before_any_offer(yields: Tool) -> Self {
+        Self {
+            is_offered: false,
+            ..Self::new(Vec::new(), Vec::new(), yields)
+        }
+    }
+
     /// `yield`, and these. One whose schema cannot be used is left out, and so is one that takes another's name.
-    pub fn new(specs: Vec<ToolSpec>) -> Self {
-        let mut offered = vec![yield_tool::tool()];
+    pub fn new(specs: Vec<ToolSpec>, silent: Vec<String>, yields: Tool) -> Self {
+        let mut offered = vec![yields];
         let mut known = BTreeMap::new();
         for spec in specs {
             if spec.name == yield_tool::NAME || known.contains_key(&spec.name) {
@@ -92,6 +102,8 @@ impl Toolbox {
             tokens: context::tools(&offered),
             offered: offered.into(),
             known,
+            silent,
+            is_offered: true,
         }
     }
 
@@ -100,14 +112,10 @@ impl Toolbox {
         self.tokens
     }
 
-    /// The tools for the model, but for those that are hidden.
-    pub fn offered(&self, denials: &BTreeMap<String, u32>) -> Arc<[Tool]> {
-        let hides = |tool: &Tool| is_hidden(&tool.name, denials);
-        if self.offered.iter().any(hides) {
-            self.offered.iter().filter(|tool| !hides(tool)).cloned().collect()
-        } else {
-            self.offered.clone()
-        }
+    /// The tools for the model. They stand first in each prompt, so they are the same in all calls of all turns, also where
+    /// one of them is refused: another list would cost all that the provider has in its cache.
+    pub fn offered(&self) -> Arc<[Tool]> {
+        self.offered.clone()
     }
 
     /// Resolves a call and checks its arguments.
@@ -121,7 +129,7 @@ impl Toolbox {
         };
         if is_hidden(&call.name, denials) {
             let error = format!(
-                "{} was denied {MOST_DENIALS} times and is gone until the next turn",
+                "{} was denied {MOST_DENIALS} times and is closed until the next turn: do without it",
                 call.name
             );
             return Err(denied(Denial::Hidden, &json!({ "error": error })));
@@ -145,12 +153,41 @@ impl Toolbox {
         ends.next().is_none().then_some(found)
     }
 
+    /// What a tool may do; `None`: it is not known.
+    pub fn effect(&self, name: &str) -> Option<ToolEffect> {
+        self.known.get(name).map(|known| known.spec.effect)
+    }
+
     /// Whether a denial of a call by this name counts against a tool.
     pub fn knows(&self, name: &str) -> bool {
         self.known.contains_key(name)
     }
 
+    /// Whether any source has said what it offers.
+    pub fn is_offered(&self) -> bool {
+        self.is_offered
+    }
+
+    /// The same with another `yield`.
+    pub fn with_yield(mut self, yields: Tool) -> Self {
+        self.offered = std::iter::once(yields)
+            .chain(self.offered.iter().skip(1).cloned())
+            .collect();
+        self.tokens = context::tools(&self.offered);
+        self
+    }
+
+    /// Servers that have not answered yet.
+    pub fn silent(&self) -> &[String] {
+        &self.silent
+    }
+
     fn unknown(&self, name: &str) -> Denied {
+        let server = name.split_once("__").map(|(server, _)| server);
+        if let Some(server) = self.silent.iter().find(|silent| server == Some(silent)) {
+            let error = format!("not run: the tool server {server} has not answered yet; try again later");
+            return denied(Denial::ServerSilent, &json!({ "error": error }));
+        }
         let name: String = name.chars().take(64).collect();
         let names: Vec<&str> = self.offered.iter().take(MAX_NAMES).map(|tool| &*tool.name).collect();
         let error = format!("unknown tool {name}; available: {}", names.join(", "));
@@ -189,10 +226,14 @@ fn compile(parameters: &Value) -> Result<Validator, String> {
         .map_err(|error| cut(&error.to_string()).into_owned())
 }
 
-/// A call that is denied because the answer that asked for it was refused.
-pub fn refused() -> Denied {
-    let error = "not run: the provider refused or filtered this answer";
-    denied(Denial::AnswerRefused, &json!({ "error": error }))
+/// The last call of an answer that was cut at its limit of so many tokens.
+pub fn cut_at(tokens: u32) -> Denied {
+    let error = json!({
+        "error": "not run",
+        "detail": format!("your answer was cut at its limit of {tokens} tokens in the middle of this call"),
+        "fix": "write less in one call: split the work into several smaller calls",
+    });
+    denied(Denial::Cut, &error)
 }
 
 /// The hash of a run's arguments: the first 32 hexadecimal digits of SHA-256 over them as JSON with sorted names.

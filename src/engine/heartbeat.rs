@@ -50,6 +50,9 @@ pub struct Beat {
     due: Option<Timestamp>,
     /// What the last one came to.
     last: String,
+    /// The agent's own turn, where one is due, comes before the next heartbeat: however long those take, they leave room
+    /// for its work.
+    pub(super) own_first: bool,
 }
 
 impl Engine {
@@ -120,6 +123,9 @@ impl Engine {
     }
 
     fn leave_no_trace(&mut self, turn: &Turn, kind: RecordKind, note: &str, out: &mut Outbox) {
+        self.state.beat.own_first = true;
+        self.state.beat.due = self.state.beat.due.map(|due| due.max(out.now));
+        self.state.counters.idle.skip(out.now);
         let retract = turn.messages.min(self.transcript.len());
         self.transcript.truncate(self.transcript.len() - retract);
         out.record(Record {

@@ -16,6 +16,7 @@ use super::hot_state::HotState;
 use super::outbox::{Outbox, line};
 use super::snapshot::{Hold, Lifecycle, Sleep, Step};
 use super::tool::ToolRunId;
+use super::yield_tool;
 use super::{
     CallId, Effect, Input, Known, RecordKind, StopCause, clock, message::Message, prompt, prompt::Skill,
     settings::Settings,
@@ -33,10 +34,16 @@ pub struct Engine {
     pub(super) state: Snapshot,
     /// This process has handed the open call to the driver and waits for its outcome.
     pub(super) in_flight: bool,
+    /// Estimated tokens of the prompt that it handed over.
+    pub(super) sent_tokens: Option<u64>,
     /// Uid of the Agent.
     pub(super) agent: String,
     /// What the model may call.
     pub(super) toolbox: Toolbox,
+    /// What the sources offer from the next turn on.
+    pub(super) next_toolbox: Option<Toolbox>,
+    /// Events that can wake the loop; `None`: not known.
+    pub(super) wake_events: Option<Vec<String>>,
     /// What is known of the present moment.
     pub(super) hot: HotState,
     /// Runs of tools that this process has handed to the driver and waits for, and when it did.
@@ -67,14 +74,17 @@ impl Engine {
     ) -> Self {
         Self {
             hot: HotState::new(settings.hot_state.clone()),
-            settings,
             instructions: String::new(),
             skills: Arc::default(),
             transcript: transcript.into_iter().map(Into::into).collect(),
             state: snapshot,
             in_flight: false,
+            sent_tokens: None,
             agent: String::new(),
-            toolbox: Toolbox::default(),
+            toolbox: Toolbox::before_any_offer(yield_tool::tool(&settings.rate_limits, None)),
+            next_toolbox: None,
+            wake_events: None,
+            settings,
             running: BTreeMap::new(),
             link_silent: false,
             timer: None,
@@ -83,14 +93,19 @@ impl Engine {
         }
     }
 
-    /// Takes the newest instructions; used from the next call on. Never journalled.
+    /// Takes the newest instructions; used from the next turn on, since a change within a turn would cost all that the
+    /// provider has of it in its cache. Never journalled.
     pub fn set_instructions(&mut self, text: String) {
-        self.instructions = text;
+        if self.state.turn.is_none() || self.instructions.is_empty() {
+            self.instructions = text;
+        }
     }
 
-    /// Takes the newest skills, in the order of the prompt; used from the next call on. Never journalled.
+    /// Takes the newest skills, in the order of the prompt; used from the next turn on. Never journalled.
     pub fn set_skills(&mut self, skills: Arc<[Skill]>) {
-        self.skills = skills;
+        if self.state.turn.is_none() || self.skills.is_empty() {
+            self.skills = skills;
+        }
     }
 
     /// What to persist, see the module's contract.
@@ -101,8 +116,12 @@ impl Engine {
 
     /// The one transition function. `now` may be earlier than before (a clock that was set back).
     pub fn handle(&mut self, now: Timestamp, input: Input) -> Vec<Effect> {
-        if let Input::ToolsChanged { tools } = input {
-            self.tools_changed(tools);
+        if let Input::ToolsChanged { tools, silent } = input {
+            self.tools_changed(tools, silent);
+            return Vec::new();
+        }
+        if let Input::WakeEventsChanged { names } = input {
+            self.wake_events_changed(names);
             return Vec::new();
         }
         let mut out = Outbox::new(now);
@@ -113,15 +132,16 @@ impl Engine {
             return out.into_effects();
         }
         let before = self.view();
+        let last = self.state.last_now;
         self.heed_clock(now);
-        self.dispatch(input, &mut out);
+        self.dispatch(input, last, &mut out);
         self.advance(&mut out);
         self.count(&out);
         self.report_change(&before, &mut out);
         out.into_effects()
     }
 
-    fn dispatch(&mut self, input: Input, out: &mut Outbox) {
+    fn dispatch(&mut self, input: Input, last: Option<Timestamp>, out: &mut Outbox) {
         let live = self.is_live();
         if !live && !matches!(input, Input::Started { .. } | Input::Stop { .. }) {
             return;
@@ -136,7 +156,7 @@ impl Engine {
             } => {
                 self.agent = agent;
                 self.link_silent = link_silent;
-                self.start(epoch, known, budget, out);
+                self.start(epoch, known, budget, last, out);
             }
             Input::Sensed(event) => self.sensed(event, out),
             Input::Score(question) => self.score(question, out),
@@ -154,8 +174,8 @@ impl Engine {
             Input::LinkBack => self.link_back(),
             Input::Stop { cause } => self.stop(cause, live, out),
             Input::DrainEnded if self.state.lifecycle == Lifecycle::Stopping => self.cut(out),
-            // The second was heard before: a level without effects.
-            Input::DrainEnded | Input::ToolsChanged { .. } => {}
+            // The others were heard before: levels without effects.
+            Input::DrainEnded | Input::ToolsChanged { .. } | Input::WakeEventsChanged { .. } => {}
         }
     }
 
@@ -163,7 +183,7 @@ impl Engine {
         matches!(self.state.lifecycle, Lifecycle::Active | Lifecycle::Stopping)
     }
 
-    fn start(&mut self, epoch: i64, known: Known, budget: Budget, out: &mut Outbox) {
+    fn start(&mut self, epoch: i64, known: Known, budget: Budget, last: Option<Timestamp>, out: &mut Outbox) {
         if epoch < self.state.epoch {
             self.fence(out);
             return;
@@ -188,6 +208,7 @@ impl Engine {
             self.state.counters.idle = IdleClock::default();
         }
         self.start_watch(anew);
+        let outdated = self.outdated_since_start(last, out.now);
         self.state.suspended = false;
         // What the process before knew of the link is no longer known; the driver says so anew.
         self.state.reasons.remove(&PauseReason::LinkLost);
@@ -203,7 +224,7 @@ impl Engine {
         }
         self.schedule_heartbeat(out.now);
         self.state.lifecycle = Lifecycle::Active;
-        self.settle_cut_runs(out);
+        self.settle_cut_runs(outdated.as_deref(), out);
     }
 
     fn stop(&mut self, cause: StopCause, live: bool, out: &mut Outbox) {
@@ -300,9 +321,11 @@ impl Engine {
         }
     }
 
-    /// Begins what is due: a heartbeat, or else the next turn.
+    /// Begins what is due: a heartbeat, or else the next turn. Where both are, they take turns.
     fn begin(&mut self, out: &mut Outbox) {
-        if self.heartbeat_due().is_some_and(|due| due <= out.now) {
+        let is_due = |moment: Option<Timestamp>| moment.is_some_and(|due| due <= out.now);
+        let own = is_due(self.own_turn_due()) && self.state.beat.own_first;
+        if is_due(self.heartbeat_due()) && !own {
             self.begin_heartbeat(out);
         } else if self.prepare_turn(out) && self.is_worth_a_turn(out) {
             self.begin_turn(out);
@@ -328,8 +351,11 @@ impl Engine {
 
     /// When the next turn, heartbeats included, begins by itself, if nothing holds the loop.
     fn turn_due(&self) -> Option<Timestamp> {
-        let own = self.state.next_turn.filter(|_| self.state.sleep.is_none());
-        own.into_iter().chain(self.heartbeat_due()).min()
+        self.own_turn_due().into_iter().chain(self.heartbeat_due()).min()
+    }
+
+    fn own_turn_due(&self) -> Option<Timestamp> {
+        self.state.next_turn.filter(|_| self.state.sleep.is_none())
     }
 
     /// The earliest moment at which something changes by itself.

@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::api::agent::ModelApi;
+
 /// One message of the conversation.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(tag = "role", rename_all = "lowercase")]
@@ -25,6 +27,9 @@ pub enum Message {
         text: Option<String>,
         /// Tools it wants, in its order.
         tool_calls: Vec<ToolCall>,
+        /// What it thought before that, sealed. It goes back with the message, to the model that wrote it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reasoning: Option<Reasoning>,
     },
     /// The result of one tool call; always follows the assistant message that asked for it.
     Tool {
@@ -32,21 +37,136 @@ pub enum Message {
         id: String,
         /// The result.
         text: String,
+        /// It failed, or was not run.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        failed: bool,
         /// Why the model wanted it, in its own words. Kept in the journal's history; sent to nobody.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reasoning: Option<String>,
     },
 }
 
+impl Message {
+    /// Bytes that it adds to a prompt.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::System { text } | Self::User { text } => text.len(),
+            Self::Tool { id, text, .. } => id.len() + text.len(),
+            Self::Assistant {
+                text,
+                tool_calls,
+                reasoning,
+            } => {
+                let calls = tool_calls.iter().map(ToolCall::bytes).sum::<usize>();
+                text.as_ref().map_or(0, String::len) + calls + reasoning.as_ref().map_or(0, Reasoning::len)
+            }
+        }
+    }
+}
+
 /// A tool the model wants to use.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
-    /// The model's id of the call; unique within one answer (the wire layer renames repeats).
+    /// The id of the call: unique within one answer as the server gives it, and within the journal as the engine keeps
+    /// it ([`call_id`]).
     pub id: String,
     /// Name of the tool.
     pub name: String,
     /// Arguments as the JSON text the model wrote; may be malformed.
     pub arguments: String,
+}
+
+impl ToolCall {
+    fn bytes(&self) -> usize {
+        self.id.len() + self.name.len() + self.arguments.len()
+    }
+}
+
+/// What a model thought before it answered, as its server wrote it: text, signatures, encrypted blocks. Nothing here is
+/// read or changed. Providers check it, so it goes back byte for byte, and only to the model and wire format that it came
+/// from; for all others the message is sent without it.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Reasoning {
+    /// The wire format it came in.
+    pub api: ModelApi,
+    /// `spec.model.name` of the model that wrote it.
+    pub model: String,
+    /// The message in its original order, where that has reasoning in it.
+    pub parts: Vec<Part>,
+    /// What the server attached to the tool calls, by their places; `null` for a call without. Empty: to none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<Value>,
+}
+
+/// One part of a message with reasoning in it. Text and tool calls stand in the message itself, and are not kept twice.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Part {
+    /// A block of reasoning. In OpenAI chat completions: an object whose fields are fields of the message.
+    Opaque(Value),
+    /// The next bytes of the message's text.
+    Text(usize),
+    /// The next tool call.
+    Call,
+}
+
+impl Reasoning {
+    /// Bytes that it adds to a prompt.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let opaque = self.parts.iter().filter_map(|part| match part {
+            Part::Opaque(value) => Some(value),
+            Part::Text(_) | Part::Call => None,
+        });
+        opaque
+            .chain(&self.calls)
+            .filter(|value| !value.is_null())
+            .map(|value| value.to_string().len())
+            .sum()
+    }
+
+    /// Whether there is nothing in it to send back.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The id of an answer's tool call, unique over the journal. It has nine letters and digits, which every server takes and
+/// some want exactly: the turn, the call within it, and the place within the answer, in base 36.
+#[must_use]
+pub fn call_id(turn: i64, call: u32, place: usize) -> String {
+    let place = u64::try_from(place).unwrap_or(u64::MAX);
+    let [turn, call, place] = [
+        base_36(turn.unsigned_abs(), 5),
+        base_36(call.into(), 2),
+        base_36(place, 2),
+    ];
+    format!("{turn}{call}{place}")
+}
+
+/// The last digits of a number.
+fn base_36(mut number: u64, digits: usize) -> String {
+    let mut text = String::new();
+    for _ in 0..digits {
+        let digit = u32::try_from(number % 36).unwrap_or_default();
+        text.insert(0, char::from_digit(digit, 36).unwrap_or('0'));
+        number /= 36;
+    }
+    text
+}
+
+impl Answer {
+    /// The same answer, its reasoning marked as that of this model.
+    #[must_use]
+    pub fn written_by(mut self, api: ModelApi, model: &str) -> Self {
+        if let Some(reasoning) = &mut self.reasoning {
+            reasoning.api = api;
+            model.clone_into(&mut reasoning.model);
+        }
+        self
+    }
 }
 
 /// The arguments of a call by name; `None`: they are not one JSON object. Servers write no arguments as an empty text.
@@ -56,6 +176,28 @@ pub fn arguments(text: &str) -> Option<Map<String, Value>> {
         return Some(Map::new());
     }
     serde_json::from_str(text).ok()
+}
+
+/// The last JSON object in a text that has this field: some models think aloud first, and some explain themselves within it.
+#[must_use]
+pub fn last_object(text: &str, field: &str) -> Option<Map<String, Value>> {
+    let mut found = None;
+    let mut rest = text;
+    while let Some(start) = rest.find('{') {
+        rest = &rest[start..];
+        let mut objects = serde_json::Deserializer::from_str(rest).into_iter::<Map<String, Value>>();
+        let read = match objects.next() {
+            Some(Ok(object)) => {
+                if object.contains_key(field) {
+                    found = Some(object);
+                }
+                objects.byte_offset()
+            }
+            Some(Err(_)) | None => 1,
+        };
+        rest = &rest[read..];
+    }
+    found
 }
 
 /// A tool offered to the model.
@@ -76,11 +218,17 @@ pub struct Answer {
     pub text: Option<String>,
     /// Tools it wants.
     pub tool_calls: Vec<ToolCall>,
+    /// What it thought, to be sent back with its text and tool calls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<Reasoning>,
     /// Why it ended.
     pub finish: Finish,
     /// What it used by the server's own word: uncached input, cache writes and output. `None`: it did not say.
     #[serde(default)]
     pub tokens: Option<u64>,
+    /// All input tokens by the server's own word, read from a cache or not. `None`: it did not say.
+    #[serde(default)]
+    pub input_tokens: Option<u64>,
     /// What it cost in micro-dollars. `None`: its price or its use is unknown.
     #[serde(default)]
     pub cost: Option<i64>,
@@ -98,4 +246,28 @@ pub enum Finish {
     ToolCalls,
     /// The provider filtered or refused it.
     Refused,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn ids_of_calls_are_nine_letters_and_digits_and_no_two_are_the_same() {
+        let mut all = HashSet::new();
+        for turn in [1, 35, 36, 1_000_000, 60_000_000] {
+            for call in [1, 25, 1_000] {
+                for place in [0, 1, 127] {
+                    let id = call_id(turn, call, place);
+                    assert!(
+                        id.len() == 9 && id.bytes().all(|letter| letter.is_ascii_alphanumeric()),
+                        "{id}"
+                    );
+                    assert!(all.insert(id));
+                }
+            }
+        }
+    }
 }

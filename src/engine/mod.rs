@@ -14,6 +14,9 @@ mod budget_health;
 mod clock;
 mod compaction;
 mod context;
+mod digest;
+mod expiry;
+mod failed;
 mod gate;
 mod guardrails;
 mod heartbeat;
@@ -22,12 +25,14 @@ mod loops;
 pub mod machine;
 pub mod message;
 pub mod notifications;
+mod offer;
 mod outbox;
 mod pause;
 pub mod precheck;
 mod prompt;
 mod purpose;
 mod resources;
+mod results;
 mod retry;
 pub mod scoring;
 pub mod sensors;
@@ -40,6 +45,7 @@ pub mod tool;
 mod turn;
 mod view;
 mod wake;
+mod window;
 mod work;
 mod yield_tool;
 
@@ -135,6 +141,14 @@ pub enum Input {
     ToolsChanged {
         /// All of it, in the order of the prompt.
         tools: Vec<ToolSpec>,
+        /// Servers that have not answered yet, by name.
+        silent: Vec<String>,
+    },
+    /// The events that can wake the loop, whenever they have changed. A level like [`Input::ToolsChanged`]. Until it is fed
+    /// any well-formed name may be waited for.
+    WakeEventsChanged {
+        /// Their names, such as `sensor/prices` and `signal/prices/spike`.
+        names: Vec<String>,
     },
     /// An event of a Sensor, whole. Always journalled while the loop hears, see [`machine::Engine::hears`].
     Sensed(Sensed),
@@ -378,9 +392,11 @@ pub enum RecordKind {
     TurnCompleted,
     /// A turn was given up after its calls failed.
     TurnFailed,
-    /// Old turns left the live transcript.
+    /// Results of tools that the model has seen are left out of the prompt from now on. Its note is how much that saves.
+    ResultsCleared,
+    /// Old messages left the live transcript.
     Trimmed,
-    /// Old turns left the live transcript, and a summary has taken their place.
+    /// Old messages left the live transcript, and a summary has taken their place.
     Compacted,
     /// A request annotation was handled.
     RequestHandled,

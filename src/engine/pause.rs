@@ -11,6 +11,8 @@ use crate::api::status::PauseReason;
 
 const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
 const LONGEST_COOLDOWN: SignedDuration = SignedDuration::from_hours(1);
+/// Refused turns in a row until the loop pauses.
+pub const MOST_REFUSALS: u32 = 2;
 /// Crashes in one turn until the loop pauses.
 pub const MAX_CRASHES: u32 = 3;
 
@@ -31,6 +33,10 @@ pub const fn is_guardrail(reason: PauseReason) -> bool {
         | PauseReason::CrashLoop
         | PauseReason::LoopDetected => true,
         PauseReason::ProviderRateLimit
+        | PauseReason::ModelUnreachable
+        | PauseReason::AuthenticationFailed
+        | PauseReason::QuotaExceeded
+        | PauseReason::ModelRefused
         | PauseReason::LinkLost
         | PauseReason::SuspendedBySpec
         | PauseReason::BudgetUnavailable
@@ -148,6 +154,10 @@ impl Engine {
             | PauseReason::RateWindow
             | PauseReason::OutsideActiveHours
             | PauseReason::ProviderRateLimit
+            | PauseReason::ModelUnreachable
+            | PauseReason::AuthenticationFailed
+            | PauseReason::QuotaExceeded
+            | PauseReason::ModelRefused
             | PauseReason::LinkLost
             | PauseReason::SuspendedBySpec
             | PauseReason::BudgetExhausted
@@ -176,8 +186,8 @@ impl Engine {
         }
     }
 
-    /// The request `resume`, once per token: it ends the cool-downs after errors and crashes, and what a person had to
-    /// look at first, and nothing else.
+    /// The request `resume`, once per token: it ends the cool-downs after errors, crashes and refusals, what a person had to
+    /// look at first, and the wait for a model that cannot be used, and nothing else.
     pub(super) fn resume_requested(&mut self, token: String, out: &mut Outbox) {
         if self.state.handled.resume.as_ref() == Some(&token) {
             return;
@@ -192,7 +202,17 @@ impl Engine {
             self.clear(PauseReason::CrashLoop);
             self.state.counters.crash_cooldowns = 0;
         }
-        for reason in [PauseReason::BoundViolated, PauseReason::LoopDetected] {
+        if self.state.reasons.contains_key(&PauseReason::ModelRefused) {
+            self.clear(PauseReason::ModelRefused);
+            self.state.counters.refusals = 0;
+        }
+        for reason in [
+            PauseReason::BoundViolated,
+            PauseReason::LoopDetected,
+            PauseReason::ModelUnreachable,
+            PauseReason::AuthenticationFailed,
+            PauseReason::QuotaExceeded,
+        ] {
             self.clear(reason);
         }
     }
@@ -240,6 +260,21 @@ impl Engine {
         );
     }
 
+    /// The model refused a turn: from the second in a row on the loop cools down, since asking again at once only costs.
+    pub(super) fn check_refusals(&mut self, out: &Outbox) {
+        let Some(earlier) = self.state.counters.refusals.checked_sub(MOST_REFUSALS) else {
+            return;
+        };
+        let wait = clock::doubled(FIRST_COOLDOWN, earlier, LONGEST_COOLDOWN);
+        let message = format!(
+            "the model or its provider refused {} turns in a row. Look at the instructions, at what its tools and Sensors \
+             show it, and at the provider's filters. The loop goes on after a cool-down; the annotation \
+             agentloop.dev/resume ends it at once",
+            self.state.counters.refusals
+        );
+        self.hold(PauseReason::ModelRefused, Some(clock::after(out.now, wait)), message);
+    }
+
     /// The worker ended in the middle of a turn: a turn that does so again and again must not go on for ever.
     pub(super) fn count_crash(&mut self, out: &Outbox) {
         let Some(turn) = &mut self.state.turn else {
@@ -266,9 +301,14 @@ impl Engine {
         match reason {
             PauseReason::MaxConsecutiveTurns | PauseReason::LoopDetected => Some(self.settings.max_sleep),
             PauseReason::ActionsPerMinute => Some(guardrails::LONGEST_HOLD_OF_ACTIONS),
-            PauseReason::ProviderRateLimit => Some(retry::LONGEST_RETRY_AFTER),
+            PauseReason::ProviderRateLimit
+            | PauseReason::ModelUnreachable
+            | PauseReason::AuthenticationFailed
+            | PauseReason::QuotaExceeded => Some(retry::LONGEST_RETRY_AFTER),
             PauseReason::LinkLost => Some(retry::LINK_PROBE),
-            PauseReason::ConsecutiveErrors | PauseReason::CrashLoop => Some(LONGEST_COOLDOWN),
+            PauseReason::ConsecutiveErrors | PauseReason::CrashLoop | PauseReason::ModelRefused => {
+                Some(LONGEST_COOLDOWN)
+            }
             PauseReason::SuspendedBySpec
             | PauseReason::RateWindow
             | PauseReason::OutsideActiveHours

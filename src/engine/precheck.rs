@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::machine::Engine;
-use super::message::{Answer, Message};
+use super::message::{self, Answer, Message};
 use super::outbox::{Outbox, answer_line, call_line, line};
 use super::snapshot::Sleep;
 use super::{CallId, Effect, Purpose, RecordKind, clock, context};
@@ -103,6 +103,7 @@ impl Engine {
             clock::text(out.now),
             json!(sleep.reason),
         );
+        let data = self.settings.for_light_model(&data, question.len());
         self.send_pre_check(json!([question, data]).to_string(), out);
         false
     }
@@ -201,9 +202,7 @@ impl Engine {
 
 /// What an answer says; `None`: nothing clear. The last JSON object counts: some models think aloud first.
 fn read(text: &str) -> Option<bool> {
-    let (start, end) = (text.rfind('{')?, text.rfind('}')?);
-    let object: Value = serde_json::from_str(text.get(start..=end)?).ok()?;
-    object.get("wake")?.as_bool()
+    message::last_object(text, "wake")?.get("wake")?.as_bool()
 }
 
 #[cfg(test)]
@@ -219,6 +218,7 @@ mod tests {
                 r#"<think>{"wake": true}?</think> {"wake": false, "why": "noise"}"#,
                 Some(false),
             ),
+            (r#"{"wake": false, "why": {"changed": {}}} (all is calm}"#, Some(false)),
             (r#"{"wake": "false"}"#, None),
             (r#"{"sleep": true}"#, None),
             ("no", None),

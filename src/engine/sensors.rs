@@ -67,7 +67,7 @@ impl Engine {
                 text: notice.text,
                 at,
             };
-            self.notified(notification, out);
+            self.notified(&notification, out);
         }
         for name in event.wakes.iter().filter(|name| !told.contains(name)) {
             self.event(name, out);

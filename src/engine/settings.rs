@@ -1,6 +1,7 @@
 //! The engine's numbers, taken from a spec.
 
 use jiff::SignedDuration;
+use ring::digest::{SHA256, digest};
 
 use super::guardrails::active_hours::{ActiveHours, HoursError};
 use super::heartbeat::Heartbeat;
@@ -8,13 +9,17 @@ use super::hot_state::Field;
 use super::precheck;
 use super::resources::Limit;
 use crate::api::AgentSpec;
-use crate::api::agent::{ExhaustionPolicy, LoopDetection};
+use crate::api::agent::{ExhaustionPolicy, LoopDetection, Model};
 
 /// The engine's numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Pause between turns; each failed turn in a row doubles it.
     pub min_delay: SignedDuration,
+    /// Turns in a row without a tool call after which the next ones slow down.
+    pub quick_text_turns: u32,
+    /// Longest delay after more of them; zero: they are as any other.
+    pub longest_text_delay: SignedDuration,
     /// Longest delay after errors.
     pub max_delay: SignedDuration,
     /// Failed turns in a row until the loop pauses.
@@ -39,24 +44,44 @@ pub struct Settings {
     pub context_tokens: u32,
     /// Output limit of one answer, in tokens.
     pub max_output_tokens: u32,
+    /// Tokens of earlier turns that a turn begins with at most.
+    pub history_tokens: u32,
     /// Tool runs with side effects in 60 s.
     pub actions_per_minute: u32,
     /// Whether a turn after a sleep is worth it is asked first; `None`: it is not.
     pub pre_check: Option<precheck::Settings>,
     /// Output limit of an answer of the small model, in tokens; `None`: there is no small model.
     pub light_output_tokens: Option<u32>,
+    /// Context window of the small model, in tokens.
+    pub light_context_tokens: u32,
     /// Fields of the hot state.
     pub hot_state: Vec<Field>,
     /// Bytes of one result of a tool.
     pub max_result_bytes: usize,
     /// What a detected loop leads to.
     pub loop_detection: LoopDetection,
+    /// Stands for the whole spec but for `suspend`: another one where anything else was edited.
+    pub spec: u64,
 }
 
 impl Settings {
     /// The limit of actions per minute.
     pub(super) fn actions(&self) -> Limit {
         Limit::of_actions_per_minute(self.actions_per_minute)
+    }
+
+    /// Data for the small model, cut so that it fits into its window beside these words. Nothing says how it counts: two
+    /// bytes are a token here, so that it fits in any case.
+    pub(super) fn for_light_model(&self, data: &str, words: usize) -> String {
+        let tokens = self
+            .light_context_tokens
+            .saturating_sub(self.light_output_tokens.unwrap_or_default());
+        let room = usize::try_from(u64::from(tokens) * 2).unwrap_or(usize::MAX);
+        let most = room.saturating_sub(words);
+        if data.len() <= most {
+            return data.to_owned();
+        }
+        format!("{} [cut]", &data[..data.floor_char_boundary(most)])
     }
 
     /// All that is counted in rolling windows.
@@ -79,6 +104,8 @@ impl TryFrom<&AgentSpec> for Settings {
     fn try_from(spec: &AgentSpec) -> Result<Self, SettingsError> {
         Ok(Self {
             min_delay: SignedDuration::from_millis(spec.r#loop.min_delay_milliseconds.into()),
+            quick_text_turns: spec.guardrails.max_consecutive_turns / 2,
+            longest_text_delay: SignedDuration::from_secs(60),
             max_delay: SignedDuration::from_millis(spec.r#loop.max_delay_milliseconds.into()),
             max_consecutive_errors: spec.r#loop.max_consecutive_errors,
             max_sleep: SignedDuration::from_secs(spec.continuous.max_sleep_seconds.into()),
@@ -95,15 +122,29 @@ impl TryFrom<&AgentSpec> for Settings {
                 .map(ActiveHours::read)
                 .transpose()?,
             context_tokens: spec.model.context_tokens,
-            max_output_tokens: spec.model.max_output_tokens,
+            max_output_tokens: spec.model.output_limit(),
+            history_tokens: spec.r#loop.history_tokens,
             actions_per_minute: spec.guardrails.actions_per_minute,
             pre_check: pre_check(spec),
-            light_output_tokens: spec.light_model.as_ref().map(|light| light.max_output_tokens),
+            light_output_tokens: spec.light_model.as_ref().map(Model::output_limit),
+            light_context_tokens: spec.light_model.as_ref().map_or(0, |light| light.context_tokens),
             hot_state: spec.hot_state.fields.iter().map(Field::from).collect(),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
             loop_detection: spec.guardrails.loop_detection.clone(),
+            spec: hash(spec),
         })
     }
+}
+
+/// The same in every version, since it is persisted.
+fn hash(spec: &AgentSpec) -> u64 {
+    let spec = AgentSpec {
+        suspend: false,
+        ..spec.clone()
+    };
+    let text = serde_json::to_string(&spec).unwrap_or_default();
+    let hash = digest(&SHA256, text.as_bytes());
+    u64::from_be_bytes(hash.as_ref().first_chunk().copied().unwrap_or_default())
 }
 
 /// Only with a small model, and with something to look at.
@@ -112,6 +153,6 @@ fn pre_check(spec: &AgentSpec) -> Option<precheck::Settings> {
     let light = spec.light_model.as_ref()?;
     (!spec.hot_state.fields.is_empty()).then(|| precheck::Settings {
         prompt: asked.prompt.clone(),
-        max_output_tokens: light.max_output_tokens,
+        max_output_tokens: light.output_limit(),
     })
 }

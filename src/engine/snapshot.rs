@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::CallId;
 use super::budget::{Budget, Probe};
 use super::compaction::Compaction;
+use super::context::Sizes;
+use super::digest::Digest;
 use super::guardrails::idle_timeout::IdleClock;
 use super::heartbeat::Beat;
 use super::hot_state::Refresh;
@@ -17,6 +19,7 @@ use super::precheck::PreCheck;
 use super::resources::Tracker;
 use super::scoring::Scoring;
 use super::tally::Tally;
+use super::window::Cleared;
 use super::work::Work;
 use crate::api::failure::Failure;
 use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason};
@@ -61,11 +64,22 @@ pub struct Snapshot {
     pub(super) watch: Watch,
     /// What was used of resources with a rate limit.
     pub(super) used: Tracker,
+    /// So many of the newest messages are of turns that failed without having changed anything, and no call has been
+    /// answered since.
+    pub(super) unproven: usize,
+    /// [`super::settings::Settings::spec`] of the process before.
+    pub(super) spec: Option<u64>,
     /// What the next turn's first message will say.
     pub(super) briefing: Briefing,
     pub(super) handled: HandledRequests,
     /// What the turns that left the transcript came to, in the model's own words.
     pub(super) summary: Option<String>,
+    /// What is known of messages that left without a summary.
+    pub(super) digest: Digest,
+    /// Whose results are left out of the prompt.
+    pub(super) cleared: Cleared,
+    /// How the server's sizes compare with the estimate.
+    pub(super) sizes: Sizes,
     /// The heartbeat.
     pub(super) beat: Beat,
     /// What limits the calls, as last heard.
@@ -145,6 +159,15 @@ pub struct Turn {
     /// How many of its calls were for a summary.
     #[serde(default)]
     pub compactions: u32,
+    /// A summary was asked for in it, and there was none to be had.
+    #[serde(default)]
+    pub unsummed: bool,
+    /// Prompts of its present call that the server refused as too long.
+    #[serde(default)]
+    pub refusals: u32,
+    /// Of so many of its messages the results are cleared; only of a heartbeat, whose messages are apart.
+    #[serde(default)]
+    pub cleared: usize,
     /// How often each tool was denied in it.
     #[serde(default)]
     pub denials: BTreeMap<String, u32>,
@@ -157,6 +180,13 @@ pub struct Turn {
     /// What came since the attempt last sent, which did not show it.
     #[serde(default)]
     pub unseen: Unseen,
+    /// How often its first call was answered with nothing at all.
+    #[serde(default)]
+    pub silent: u32,
+    /// Why tool calls with side effects in the answer to its open call are not run without being asked for again: the
+    /// answer may be older than what has changed since.
+    #[serde(default)]
+    pub outdated: Option<String>,
     /// It is a heartbeat, with a conversation of its own.
     #[serde(default)]
     pub heartbeat: bool,
@@ -251,10 +281,16 @@ pub struct Counters {
     pub errors: u32,
     /// Cool-downs after errors since the last completed turn.
     pub error_cooldowns: u32,
+    /// Turns in a row that the model or its provider refused.
+    pub refusals: u32,
     /// Cool-downs after crashes since the last completed turn.
     pub crash_cooldowns: u32,
     /// Completed turns since the last sleep.
     pub turns: u32,
+    /// Completed turns in a row that called no tool.
+    pub words: u32,
+    /// Naps since the last time that they came to a minute.
+    pub napped: SignedDuration,
     /// Forced sleeps since the agent last slept of its own choice.
     pub forced_sleeps: u32,
     /// Time awake without an effective action.

@@ -61,7 +61,7 @@ impl Engine {
         }
         match self.work()?.slots.get(self.place_of(id)?)? {
             Slot::Open(plan) => Some(&plan.tool),
-            Slot::Waiting(_) | Slot::Result(_) => None,
+            Slot::Waiting(_) | Slot::Result(_) | Slot::Yield(_) => None,
         }
     }
 

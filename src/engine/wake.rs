@@ -2,12 +2,21 @@
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::guardrails::Rest;
 use super::machine::Engine;
 use super::outbox::{Outbox, line};
 use super::resources::Room;
 use super::snapshot::{Lifecycle, Sleep, Unseen};
 use super::{RecordKind, clock, yield_tool};
 use crate::api::status::LoopState;
+
+/// A sleep of the agent's own choice after which limits count anew.
+pub const WHOLE_SLEEP: SignedDuration = SignedDuration::from_secs(60);
+/// The delay after the first of several turns in a row without a tool call; each further one is twice as long.
+const FIRST_DELAY: SignedDuration = SignedDuration::from_secs(1);
+/// What the model is told after the first of them.
+const SLOWER: &str = "your last turn called no tool. Nobody reads your text; after each further turn without a tool call the \
+                      next one comes later, up to 60 s. Call `yield` to set your own pace";
 
 impl Engine {
     /// The sleep's own end has come; one that passed while the worker was down ends now, once.
@@ -99,6 +108,65 @@ impl Engine {
         });
     }
 
+    /// The agent rests for so long. A minute begins anew what limits count; naps do so once they come to a minute together,
+    /// so that nobody naps past the limits.
+    pub(super) fn rest(&mut self, wait: SignedDuration, now: Timestamp) -> Rest {
+        let counters = &mut self.state.counters;
+        counters.words = 0;
+        let rest = if wait >= WHOLE_SLEEP {
+            counters.napped = SignedDuration::ZERO;
+            Rest::Sleep
+        } else {
+            counters.napped += wait;
+            if counters.napped < WHOLE_SLEEP {
+                return Rest::None;
+            }
+            counters.napped -= WHOLE_SLEEP;
+            Rest::Naps
+        };
+        counters.idle.effective_action(now);
+        rest
+    }
+
+    /// The time from a completed turn to the next. After turns that called no tool it grows, since nobody reads their words.
+    pub(super) fn delay(&self) -> SignedDuration {
+        let own = self.settings.min_delay;
+        match self.slow_turns().checked_sub(1) {
+            Some(earlier) => clock::doubled(FIRST_DELAY, earlier, self.settings.longest_text_delay).max(own),
+            None => own,
+        }
+    }
+
+    /// Turns in a row without a tool call, but for those that may be quick.
+    fn slow_turns(&self) -> u32 {
+        let words = self.state.counters.words;
+        words.saturating_sub(self.settings.quick_text_turns)
+    }
+
+    /// The present turn ends with words. The model is told once what follows from that.
+    pub(super) fn count_words(&mut self) {
+        let Some(turn) = self.state.turn.as_ref().filter(|turn| !turn.heartbeat) else {
+            return;
+        };
+        // Whoever has done something, or hears of something, may well say a word.
+        if turn.own_call() > 1 || turn.shown.is_seen() {
+            self.state.counters.words = 0;
+            return;
+        }
+        self.state.counters.words = self.state.counters.words.saturating_add(1);
+        if self.slow_turns() == 1 && self.settings.longest_text_delay > self.settings.min_delay {
+            self.note(SLOWER);
+        }
+    }
+
+    /// Something came from outside: a turn that only waits because of many words begins now.
+    pub(super) fn hurry(&mut self, now: Timestamp) {
+        if self.state.turn.is_none() && self.slow_turns() > 0 {
+            let soon = clock::after(now, self.settings.min_delay);
+            self.state.next_turn = self.state.next_turn.map(|at| at.min(soon));
+        }
+    }
+
     /// What would have ended a sleep ends the pre-check after it too: it will not come again.
     fn open_pre_check(&mut self, cause: &str, out: &mut Outbox) {
         if self.pass_pre_check() {
@@ -130,7 +198,7 @@ impl Engine {
 }
 
 /// Whether an event is the one wanted. A bare name stands for a sensor or a signal of that name.
-fn matches(wanted: &str, event: &str) -> bool {
+pub(super) fn matches(wanted: &str, event: &str) -> bool {
     if wanted == event {
         return true;
     }

@@ -7,18 +7,19 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::gate::{self, Denied, Toolbox};
+use super::gate::{self, Denied};
 use super::loops::Ending;
 use super::machine::Engine;
 use super::message::{self, Answer, Finish, Message, ToolCall};
 use super::outbox::{Outbox, line};
+use super::results::told;
 use super::snapshot::{Lifecycle, Step};
-use super::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
-use super::yield_tool::{self, Pace};
+use super::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId};
+use super::yield_tool::{self, Around, Pace};
 use super::{CallId, Effect, OutcomeKind, Record, RecordKind, ToolLine};
 use crate::api::agent::Resource;
 
@@ -42,6 +43,30 @@ pub struct Work {
     /// world outside are not in it.
     #[serde(default)]
     pub endings: BTreeMap<usize, Ending>,
+    /// A call among them was not run, failed, or has an unknown outcome: a `yield` beside it has to wait until the model
+    /// has seen that.
+    #[serde(default)]
+    pub failed: bool,
+    /// When the model asked for them, or the last of their runs ended: since then only pauses can have held the rest up.
+    #[serde(default)]
+    pub fresh_at: Option<Timestamp>,
+}
+
+impl Work {
+    /// The call at this place, counted among those that have not joined, came to this end.
+    pub(super) fn end(&mut self, place: usize, ending: Ending, text: String) {
+        self.endings.insert(self.joined + place, ending);
+        self.failed |= ending == Ending::Failed;
+        if let Some(slot) = self.slots.get_mut(place) {
+            *slot = Slot::Result(text);
+        }
+    }
+
+    /// Whether nothing is to be run any more.
+    fn is_run(&self) -> bool {
+        let is_done = |slot: &Slot| matches!(slot, Slot::Result(_) | Slot::Yield(_));
+        self.slots.iter().all(is_done)
+    }
 }
 
 /// Where one call stands.
@@ -53,6 +78,8 @@ pub enum Slot {
     Open(Plan),
     /// Its result; it waits for those before it.
     Result(String),
+    /// It is the `yield` that counts, and this its result if all others go well; it waits for them.
+    Yield(String),
 }
 
 /// A run, with the rules of the moment when the model asked for it: an edit changes the next one.
@@ -77,7 +104,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn only_looks(&self) -> bool {
+    pub(super) fn only_looks(&self) -> bool {
         self.effect == ToolEffect::Read
     }
 
@@ -86,7 +113,7 @@ impl Plan {
         self.only_looks() || self.idempotent || self.retries()
     }
 
-    fn retries(&self) -> bool {
+    pub(super) fn retries(&self) -> bool {
         self.on_unknown == OnUnknownOutcome::Retry
     }
 }
@@ -100,20 +127,33 @@ enum Next {
 }
 
 impl Engine {
-    /// What the sources offer now; used from the next answer on. Never journalled.
-    pub(super) fn tools_changed(&mut self, tools: Vec<ToolSpec>) {
-        self.toolbox = Toolbox::new(tools);
-    }
-
     /// Takes the tool calls of an answer through the gate, and starts with them.
     pub(super) fn begin_work(&mut self, call: CallId, answer: &Answer, out: &mut Outbox) {
-        let mut work = Work::default();
+        let mut work = Work {
+            fresh_at: Some(out.now),
+            ..Work::default()
+        };
         let mut paces = Vec::new();
+        // Where an answer was cut, its last call may lack arguments, and still fit the tool's schema.
+        let cut = answer.tool_calls.len().checked_sub(1);
+        let cut = cut.filter(|_| answer.finish == Finish::Length);
         for (place, wanted) in answer.tool_calls.iter().enumerate() {
+            if cut == Some(place) {
+                let denied = gate::cut_at(self.settings.max_output_tokens);
+                let text = self.deny(run_id(call, place), wanted, denied, out);
+                work.slots.push_back(Slot::Result(String::new()));
+                work.end(place, Ending::Failed, text);
+                continue;
+            }
             let slot = if wanted.name == yield_tool::NAME && self.is_heartbeat() {
                 Slot::Result(yield_tool::NOT_HERE.to_owned())
             } else if wanted.name == yield_tool::NAME {
-                match yield_tool::read(&wanted.arguments, &self.settings, out.now) {
+                let around = Around {
+                    settings: &self.settings,
+                    events: self.wake_events.as_deref(),
+                    silent_servers: self.toolbox.silent(),
+                };
+                match yield_tool::read(&wanted.arguments, around, out.now) {
                     Ok((pace, text)) => {
                         paces.push((place, pace));
                         Slot::Result(text)
@@ -121,9 +161,10 @@ impl Engine {
                     Err(text) => Slot::Result(text),
                 }
             } else {
-                let slot = self.pass_gate(run_id(call, place), wanted, answer.finish, out);
+                let slot = self.pass_gate(run_id(call, place), wanted, out);
                 if matches!(slot, Slot::Result(_)) {
                     work.endings.insert(place, Ending::Failed);
+                    work.failed = true;
                 }
                 slot
             };
@@ -134,21 +175,20 @@ impl Engine {
             turn.step = Step::Tools;
             turn.work = Some(work);
         }
+        if !self.is_heartbeat() {
+            self.state.counters.words = 0;
+        }
+        self.expire_outdated(out);
         self.go_on(out);
     }
 
-    fn pass_gate(&mut self, id: ToolRunId, wanted: &ToolCall, finish: Finish, out: &mut Outbox) -> Slot {
+    fn pass_gate(&mut self, id: ToolRunId, wanted: &ToolCall, out: &mut Outbox) -> Slot {
         let epoch = self.state.epoch;
         let of = json!([self.agent, epoch, id.turn, id.call, id.index]);
         let Some(turn) = &mut self.state.turn else {
             return Slot::Result(String::new());
         };
-        let judged = if finish == Finish::Refused {
-            Err(gate::refused())
-        } else {
-            self.toolbox.judge(wanted, &turn.denials)
-        };
-        match judged {
+        match self.toolbox.judge(wanted, &turn.denials) {
             Ok((known, arguments)) => Slot::Waiting(Plan {
                 tool: known.spec.name.clone(),
                 effect: known.spec.effect,
@@ -159,20 +199,24 @@ impl Engine {
                 arguments: gate::arguments_hash(&arguments),
                 tries: 0,
             }),
-            Err(Denied { why, text }) => {
-                let known = self.toolbox.knows(&wanted.name);
-                if known {
+            Err(denied) => {
+                if self.toolbox.knows(&wanted.name) {
                     let denials = turn.denials.entry(wanted.name.clone()).or_default();
                     *denials = denials.saturating_add(1);
                 }
-                // A name that nobody declared is the model's text.
-                let tool = known.then(|| wanted.name.clone());
-                out.record(tool_line(RecordKind::ToolDenied, id, why.as_ref(), |line| {
-                    line.tool = tool;
-                }));
-                Slot::Result(text)
+                Slot::Result(self.deny(id, wanted, denied, out))
             }
         }
+    }
+
+    /// Journals that a call is not run. Its result.
+    pub(super) fn deny(&self, id: ToolRunId, wanted: &ToolCall, denied: Denied, out: &mut Outbox) -> String {
+        // A name that nobody declared is the model's text.
+        let tool = self.toolbox.knows(&wanted.name).then(|| wanted.name.clone());
+        out.record(tool_line(RecordKind::ToolDenied, id, denied.why.as_ref(), |line| {
+            line.tool = tool;
+        }));
+        denied.text
     }
 
     /// Does what can be done for the answer's tool calls now.
@@ -180,6 +224,7 @@ impl Engine {
         // What has just ended may be part of a loop, and then so is what waits.
         self.join(out);
         self.deny_repetitions(out);
+        self.expire_held(out);
         while let Next::Send(place) = self.next_run(out) {
             self.send_run(place, out);
         }
@@ -199,7 +244,7 @@ impl Engine {
         let mut under_way = 0;
         for (place, slot) in work.slots.iter().enumerate() {
             let (plan, is_new) = match slot {
-                Slot::Result(_) => continue,
+                Slot::Result(_) | Slot::Yield(_) => continue,
                 Slot::Waiting(plan) => (plan, true),
                 Slot::Open(plan) if self.is_under_way(place) => {
                     under_way += 1;
@@ -248,8 +293,8 @@ impl Engine {
         let (mut plan, is_new) = match std::mem::replace(slot, Slot::Result(String::new())) {
             Slot::Waiting(plan) => (plan, true),
             Slot::Open(plan) => (plan, false),
-            result @ Slot::Result(_) => {
-                *slot = result;
+            done @ (Slot::Result(_) | Slot::Yield(_)) => {
+                *slot = done;
                 return;
             }
         };
@@ -296,11 +341,14 @@ impl Engine {
             return;
         };
         self.take_outcome(place, id, outcome, out);
+        if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
+            work.fresh_at = Some(out.now);
+        }
         self.go_on(out);
     }
 
-    fn take_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut Outbox) {
-        let most = self.settings.max_result_bytes;
+    pub(super) fn take_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut Outbox) {
+        let most = self.most_result_bytes();
         let is_heartbeat = self.is_heartbeat();
         let Some(Slot::Open(plan)) = self.slot(place) else {
             return;
@@ -323,18 +371,18 @@ impl Engine {
             return;
         }
         out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
-        if kind == OutcomeKind::Ok && !is_heartbeat {
+        if !is_heartbeat {
             let tool = plan.tool.clone();
             self.state.counters.idle.result(&tool, &text, out.now);
         }
         if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
-            work.endings.insert(work.joined + place, ending);
-            work.slots[place] = Slot::Result(text);
+            work.end(place, ending, text);
         }
     }
 
     /// A process that starts finds runs that another one sent: what may not be repeated has an unknown outcome.
-    pub(super) fn settle_cut_runs(&mut self, out: &mut Outbox) {
+    /// `outdated`: why none with side effects is repeated, and none that waits is sent.
+    pub(super) fn settle_cut_runs(&mut self, outdated: Option<&str>, out: &mut Outbox) {
         let places = self.work().map_or(0, |work| work.slots.len());
         for place in 0..places {
             let cut = matches!(self.slot(place), Some(Slot::Open(plan)) if !plan.may_be_repeated());
@@ -342,6 +390,9 @@ impl Engine {
                 let message = "the runtime was restarted before its outcome was known".to_owned();
                 self.take_outcome(place, id, ToolOutcome::Unknown { message }, out);
             }
+        }
+        if let Some(why) = outdated {
+            self.expire(why, true, out);
         }
         if places > 0 {
             self.go_on(out);
@@ -369,7 +420,11 @@ impl Engine {
     /// Results whose predecessors have all joined join the transcript.
     fn join(&mut self, out: &mut Outbox) {
         let mut messages = Vec::new();
-        while let Some(Slot::Result(_)) = self.work().and_then(|work| work.slots.front()) {
+        while self.work().is_some_and(|work| match work.slots.front() {
+            Some(Slot::Result(_)) => true,
+            Some(Slot::Yield(_)) => work.is_run(),
+            Some(Slot::Waiting(_) | Slot::Open(_)) | None => false,
+        }) {
             let Some(wanted) = self.wanted(0) else {
                 return;
             };
@@ -378,8 +433,10 @@ impl Engine {
             let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) else {
                 return;
             };
-            let Some(Slot::Result(mut text)) = work.slots.pop_front() else {
-                return;
+            let mut text = match work.slots.pop_front() {
+                Some(Slot::Yield(_)) if work.failed => yield_tool::NOT_YET.to_owned(),
+                Some(Slot::Result(text) | Slot::Yield(text)) => text,
+                Some(Slot::Waiting(_) | Slot::Open(_)) | None => return,
             };
             let ending = work.endings.remove(&work.joined);
             work.joined += 1;
@@ -387,7 +444,12 @@ impl Engine {
                 text = format!("{text}\n[{told}]");
             }
             let id = wanted.id;
-            let message = Arc::new(Message::Tool { id, text, reasoning });
+            let message = Arc::new(Message::Tool {
+                id,
+                text,
+                failed: ending == Some(Ending::Failed),
+                reasoning,
+            });
             self.append(std::slice::from_ref(&message));
             messages.push(message);
         }
@@ -396,7 +458,7 @@ impl Engine {
         }
     }
 
-    /// All calls have their results: the turn goes on, or ends as a `yield` among them wanted.
+    /// All calls have their results: the turn goes on, or ends as a `yield` among them wanted if all others went well.
     fn end_work(&mut self, out: &mut Outbox) {
         let Some(turn) = &mut self.state.turn else {
             return;
@@ -405,10 +467,12 @@ impl Engine {
         let Some(work) = turn.work.take_if(|work| work.slots.is_empty()) else {
             return;
         };
-        if work.pace.is_none() && !self.ended_by_guardrail(calls, out) {
+        self.state.counters.idle.skip(out.now);
+        let pace = work.pace.filter(|_| !work.failed);
+        if pace.is_none() && !self.ended_by_guardrail(calls, out) {
             self.next_call(out);
         } else {
-            self.complete_turn(work.pace.unwrap_or(Pace::Continue), out);
+            self.complete_turn(pace.unwrap_or(Pace::Continue), out);
         }
     }
 
@@ -430,7 +494,7 @@ impl Engine {
         let joined = self.work()?.joined;
         let place = self.transcript.len().checked_sub(joined + 1)?;
         match &**self.transcript.get(place)? {
-            Message::Assistant { text, tool_calls } => Some((tool_calls, text.as_deref())),
+            Message::Assistant { text, tool_calls, .. } => Some((tool_calls, text.as_deref())),
             Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
         }
     }
@@ -476,45 +540,13 @@ fn last_pace(slots: &mut VecDeque<Slot>, mut paces: Vec<(usize, Pace)>) -> Optio
     if let Pace::Sleep { wait, .. } = pace
         && slots.iter().any(|slot| matches!(slot, Slot::Waiting(_)))
     {
-        slots[last] = Slot::Result(yield_tool::once_all_is_done(wait));
+        slots[last] = Slot::Yield(yield_tool::once_all_is_done(wait));
+    } else if let Some(slot) = slots.get_mut(last)
+        && let Slot::Result(text) = slot
+    {
+        *slot = Slot::Yield(std::mem::take(text));
     }
     Some(pace)
-}
-
-/// What became of a run, and the result for the model.
-fn told(outcome: ToolOutcome, plan: &Plan, most: usize) -> (OutcomeKind, String) {
-    match outcome {
-        ToolOutcome::Done { text } => (OutcomeKind::Ok, shown(text, most)),
-        ToolOutcome::Failed { text } => (OutcomeKind::Error, shown(text, most)),
-        ToolOutcome::Unavailable { message } if plan.only_looks() || plan.tries < 2 => {
-            let error = json!({"error": "not run", "detail": message});
-            (OutcomeKind::Unavailable, shown(error.to_string(), most))
-        }
-        // An earlier try may have arrived.
-        ToolOutcome::Unavailable { message } | ToolOutcome::Unknown { message } => {
-            let fix = if plan.only_looks() {
-                "it changes nothing: call it again if you need the result"
-            } else {
-                "it may or may not have happened: check first, and call it again only if it has not"
-            };
-            let error = json!({"error": "outcome unknown", "detail": message, "fix": fix});
-            (OutcomeKind::Unknown, shown(error.to_string(), most))
-        }
-    }
-}
-
-/// A result as the model gets it: at most so many bytes, and never empty, since servers refuse that.
-fn shown(mut text: String, most: usize) -> String {
-    if text.trim().is_empty() {
-        return "[no text]".to_owned();
-    }
-    if text.len() > most {
-        let all = text.len();
-        let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        text.truncate(end);
-        return format!("{text}\n[cut: the first {end} of {all} bytes]");
-    }
-    text
 }
 
 pub(super) fn tool_line(kind: RecordKind, id: ToolRunId, note: &str, fill: impl FnOnce(&mut ToolLine)) -> Record {

@@ -1,6 +1,6 @@
 //! The tool `yield`: how an agent sets its own pace. Reads and checks its arguments; the machine acts on them.
 
-use std::sync::LazyLock;
+use std::fmt::Write as _;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -8,15 +8,22 @@ use serde_json::{Map, Value, json};
 
 use super::message::{self, Tool};
 use super::resources::{Limit, Room};
-use super::{clock, settings::Settings};
+use super::{clock, settings::Settings, wake};
 
 /// The tool's name.
 pub const NAME: &str = "yield";
 /// Its result in a turn that sets no pace.
 pub const NOT_HERE: &str = "Denied: a heartbeat sets no pace. End it with an answer that calls no tool.";
-/// A shorter sleep is none: else a loop could nap its way past `maxConsecutiveTurns`.
+/// Its result beside a call that went wrong.
+pub const NOT_YET: &str =
+    "Not yet: another call of this answer did not go well. Look at its result first, then yield again.";
+/// A shorter sleep is none.
 pub const SHORTEST_SLEEP: SignedDuration = SignedDuration::from_secs(1);
 const MAX_EVENTS: usize = 16;
+/// Most events that are listed by name.
+const MAX_LISTED: usize = 64;
+/// The event of any notification.
+const NOTIFICATION: &str = "notification";
 const MAX_NAME: usize = 128;
 const MAX_REASON: usize = 500;
 
@@ -45,39 +52,82 @@ struct Refused {
     fix: String,
 }
 
-static PARAMETERS: LazyLock<Value> = LazyLock::new(|| {
-    json!({
+/// What a call of `yield` is read by.
+#[derive(Clone, Copy)]
+pub struct Around<'a> {
+    /// Limits, and the longest sleep.
+    pub settings: &'a Settings,
+    /// Events that can wake the loop; `None`: not known, so that any well-formed name is taken.
+    pub events: Option<&'a [String]>,
+    /// Tool servers that have not answered yet.
+    pub silent_servers: &'a [String],
+}
+
+/// The tool as it is offered to the model. `events`: those that can wake the loop, as far as they are known.
+pub fn tool(limits: &[Limit], events: Option<&[String]>) -> Tool {
+    let parameters = json!({
         "type": "object",
         "properties": {
             "sleep": {"type": "number", "minimum": 0, "description": "Seconds to sleep; less than 1 goes on at once."},
             "until": {"type": "string", "description": "Instead of sleep: a moment such as 2026-01-31T08:00:00Z."},
             "wake_early_if": {
                 "type": "array", "items": {"type": "string"}, "maxItems": MAX_EVENTS,
-                "description": "What ends the sleep early: sensor/<name>, signal/<sensor>/<signal>, notification, chat; \
-                                resource/LLMCalls/<n>, resource/LLMTokens/<n> or resource/Actions/<n>: so much is left under the rate limits.",
+                "description": wakes(limits, events),
             },
             "reason": {"type": "string", "description": "Why, in a few words; told back to you when you wake."},
             "mode": {
                 "type": "string", "enum": ["continue", "sleep", "shutdown"],
-                "description": "shutdown ends the loop for good. Default: sleep when `sleep` or `until` is given, else continue.",
+                "description": "shutdown ends the loop for good: only a person can start it again. Default: sleep when \
+                                `sleep` or `until` is given, else continue.",
             },
         },
         "additionalProperties": false,
-    })
-});
-
-/// The tool as it is offered to the model.
-pub fn tool() -> Tool {
+    });
     Tool {
         name: NAME.into(),
-        description: "Ends the turn and sets when the next one begins: now, after a sleep, or never.".into(),
-        parameters: PARAMETERS.clone(),
+        description:
+            "Ends the turn and sets when the next one begins: at once, after a sleep, or never. Call it alone: \
+                      results of other calls in the same answer reach you only after the sleep."
+                .into(),
+        parameters,
     }
 }
 
+/// What may stand in `wake_early_if`, for the model.
+fn wakes(limits: &[Limit], events: Option<&[String]>) -> String {
+    let mut text = "What ends the sleep early: ".to_owned();
+    match events {
+        None => text.push_str("sensor/<name>, signal/<sensor>/<signal>, "),
+        Some(events) => {
+            for name in events.iter().take(MAX_LISTED) {
+                text.push_str(name);
+                text.push_str(", ");
+            }
+            let rest = events.len().saturating_sub(MAX_LISTED);
+            if rest > 0 {
+                let _ = write!(
+                    text,
+                    "{rest} more of the forms sensor/<name> and signal/<sensor>/<signal>, "
+                );
+            }
+        }
+    }
+    text.push_str("notification (any).");
+    let mut resources: Vec<String> = limits.iter().map(|limit| limit.resource.to_string()).collect();
+    resources.sort_unstable();
+    resources.dedup();
+    for resource in resources {
+        let _ = write!(
+            text,
+            " resource/{resource}/<n>: the rate limit leaves n {resource} again."
+        );
+    }
+    text
+}
+
 /// Reads a call: what was asked for and the result's text, or the text of an error that says what to mend.
-pub fn read(arguments: &str, settings: &Settings, now: Timestamp) -> Result<(Pace, String), String> {
-    parse(arguments, settings, now).map_err(|refused| {
+pub fn read(arguments: &str, around: Around<'_>, now: Timestamp) -> Result<(Pace, String), String> {
+    parse(arguments, around, now).map_err(|refused| {
         let Refused { argument, fix } = refused;
         json!({"error": "invalid argument", "argument": argument, "fix": fix}).to_string()
     })
@@ -91,12 +141,18 @@ pub fn once_all_is_done(wait: SignedDuration) -> String {
     )
 }
 
-fn parse(arguments: &str, settings: &Settings, now: Timestamp) -> Result<(Pace, String), Refused> {
+fn parse(arguments: &str, around: Around<'_>, now: Timestamp) -> Result<(Pace, String), Refused> {
+    let settings = around.settings;
     let arguments = object(arguments)?;
     let sleep = seconds(&arguments)?.or(until(&arguments, now)?);
-    let wake_early_if = events(&arguments, &settings.rate_limits)?;
+    let wake_early_if = events(&arguments, around)?;
     let reason = text(&arguments, "reason")?.unwrap_or_default();
     let asleep = match text(&arguments, "mode")?.as_deref() {
+        Some("shutdown") if !around.silent_servers.is_empty() => {
+            let silent = around.silent_servers.join(", ");
+            let fix = format!("not now: tools are missing, since these servers have not answered yet: {silent}; sleep");
+            return Err(refused("mode", fix));
+        }
         Some("shutdown") => return Ok((Pace::Shutdown, "The loop shuts down.".to_owned())),
         Some("continue") => false,
         Some("sleep") => true,
@@ -181,8 +237,8 @@ fn text(arguments: &Map<String, Value>, name: &str) -> Result<Option<String>, Re
     }
 }
 
-fn events(arguments: &Map<String, Value>, limits: &[Limit]) -> Result<Vec<String>, Refused> {
-    let fix = "write a list of at most 16 event names: sensor/<name>, signal/<sensor>/<signal>, notification, chat, \
+fn events(arguments: &Map<String, Value>, around: Around<'_>) -> Result<Vec<String>, Refused> {
+    let fix = "write a list of at most 16 event names: sensor/<name>, signal/<sensor>/<signal>, notification, \
                or a bare name of a-z, 0-9, '.', '-' and '/'";
     let Some(value) = arguments.get("wake_early_if") else {
         return Ok(Vec::new());
@@ -192,11 +248,27 @@ fn events(arguments: &Map<String, Value>, limits: &[Limit]) -> Result<Vec<String
     };
     list.iter()
         .map(|name| match name.as_str() {
-            Some(name) if name.starts_with("resource/") => room(name, limits).map(|()| name.to_owned()),
-            Some(name) if is_event_name(name) => Ok(name.to_owned()),
+            Some(name) if name.starts_with("resource/") => {
+                room(name, &around.settings.rate_limits).map(|()| name.to_owned())
+            }
+            Some(name) if is_event_name(name) => exists(name, around.events).map(|()| name.to_owned()),
             _ => Err(refused("wake_early_if", fix)),
         })
         .collect()
+}
+
+/// Checks that an event of this name can come: a sleep that waits for a misspelt one would last to its end.
+fn exists(name: &str, events: Option<&[String]>) -> Result<(), Refused> {
+    let Some(events) = events else {
+        return Ok(());
+    };
+    if name == NOTIFICATION || events.iter().any(|event| wake::matches(name, event)) {
+        return Ok(());
+    }
+    let known = events.iter().map(String::as_str).take(MAX_LISTED).chain([NOTIFICATION]);
+    let known: Vec<&str> = known.collect();
+    let fix = format!("there is no event {name}; what can wake you: {}", known.join(", "));
+    Err(refused("wake_early_if", fix))
 }
 
 /// Checks a wait for room: it must come, by limits that there are.

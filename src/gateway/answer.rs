@@ -1,9 +1,13 @@
 //! Reads an answer on its way through: where it ends, what it used, whether it is one at all.
 
 use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::dialect::Dialect;
+
+/// Longest name of a model, in letters.
+const MAX_NAME: usize = 256;
 
 /// Why bytes are no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,15 +18,40 @@ pub enum Trouble {
     ServerError,
 }
 
+/// What a whole answer says of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Said {
+    /// Its usage report.
+    pub usage: Option<Value>,
+    /// The model that it names; empty: none.
+    pub model: String,
+    /// Whether it has any content: text, reasoning, or calls of tools.
+    pub content: bool,
+}
+
 /// Reads a streamed answer line by line, as it comes.
 pub struct StreamReader {
     dialect: Dialect,
     tail: Vec<u8>,
     usage: Option<Value>,
-    /// Whether more of the answer may raise the usage.
+    model: String,
+    /// The usage came where servers report that of the whole answer.
     is_final: bool,
-    finished: bool,
-    done: bool,
+    /// Content came after the usage, which therefore does not count it.
+    is_stale: bool,
+    content: bool,
+    end: End,
+}
+
+/// How far the end of a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    /// It is not there.
+    NotYet,
+    /// It said why it finished; its usage may follow.
+    Finished,
+    /// Nothing after it matters.
+    Done,
 }
 
 #[derive(Deserialize)]
@@ -32,14 +61,36 @@ struct Chunk {
     #[serde(default)]
     usage: Option<Value>,
     #[serde(default)]
-    error: Option<Value>,
+    model: Option<Value>,
+    #[serde(default)]
+    error: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
 struct Choice {
     #[serde(default)]
-    finish_reason: Option<Value>,
+    finish_reason: Option<IgnoredAny>,
+    #[serde(default)]
+    delta: Option<Spoken>,
+    #[serde(default)]
+    message: Option<Spoken>,
 }
+
+/// Everything in a chat completion that takes output.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Spoken {
+    content: Filled,
+    function_call: Filled,
+    reasoning: Filled,
+    reasoning_content: Filled,
+    refusal: Filled,
+    tool_calls: Filled,
+}
+
+/// Whether a value is there and not empty. Nothing of it is kept.
+#[derive(Clone, Copy, Default)]
+struct Filled(bool);
 
 /// An event of an Anthropic message, or the whole of one.
 #[derive(Deserialize)]
@@ -53,11 +104,15 @@ struct Event {
     #[serde(default)]
     usage: Option<Map<String, Value>>,
     #[serde(default)]
-    content: Option<Vec<Value>>,
+    content: Option<Vec<IgnoredAny>>,
+    #[serde(default)]
+    model: Option<Value>,
 }
 
 #[derive(Deserialize)]
 struct Head {
+    #[serde(default)]
+    model: Option<Value>,
     #[serde(default)]
     usage: Option<Map<String, Value>>,
 }
@@ -65,7 +120,87 @@ struct Head {
 #[derive(Deserialize)]
 struct Delta {
     #[serde(default)]
-    stop_reason: Option<Value>,
+    stop_reason: Option<IgnoredAny>,
+}
+
+impl Choice {
+    fn has_content(&self) -> bool {
+        let parts = [&self.delta, &self.message];
+        parts.into_iter().flatten().any(|part| {
+            let Spoken {
+                content,
+                function_call,
+                reasoning,
+                reasoning_content,
+                refusal,
+                tool_calls,
+            } = part;
+            [
+                content,
+                function_call,
+                reasoning,
+                reasoning_content,
+                refusal,
+                tool_calls,
+            ]
+            .iter()
+            .any(|field| field.0)
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Filled {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Look;
+        impl<'de> Visitor<'de> for Look {
+            type Value = Filled;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("any value")
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Filled, E> {
+                Ok(Filled(true))
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Filled, E> {
+                Ok(Filled(true))
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Filled, E> {
+                Ok(Filled(true))
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Filled, E> {
+                Ok(Filled(true))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Filled, E> {
+                Ok(Filled(!text.is_empty()))
+            }
+
+            fn visit_unit<E>(self) -> Result<Filled, E> {
+                Ok(Filled(false))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Filled, A::Error> {
+                let mut filled = false;
+                while items.next_element::<IgnoredAny>()?.is_some() {
+                    filled = true;
+                }
+                Ok(Filled(filled))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Filled, A::Error> {
+                let mut filled = false;
+                while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    filled = true;
+                }
+                Ok(Filled(filled))
+            }
+        }
+        deserializer.deserialize_any(Look)
+    }
 }
 
 impl StreamReader {
@@ -75,9 +210,11 @@ impl StreamReader {
             dialect,
             tail: Vec::new(),
             usage: None,
+            model: String::new(),
             is_final: false,
-            finished: false,
-            done: false,
+            is_stale: false,
+            content: false,
+            end: End::NotYet,
         }
     }
 
@@ -87,13 +224,13 @@ impl StreamReader {
         let mut lines = Vec::new();
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.tail.extend_from_slice(piece);
-            if self.done || !piece.ends_with(b"\n") {
+            if self.is_done() || !piece.ends_with(b"\n") {
                 continue;
             }
             let line = std::mem::take(&mut self.tail);
             self.read_line(&line)?;
             lines.extend_from_slice(&line);
-            if self.done {
+            if self.is_done() {
                 // The blank line that ends the event may come late or never.
                 lines.push(b'\n');
             }
@@ -103,18 +240,32 @@ impl StreamReader {
 
     /// Whether the end mark came, `[DONE]` or `message_stop`: nothing after it matters.
     pub fn is_done(&self) -> bool {
-        self.done
+        self.end == End::Done
     }
 
     /// Whether the answer is whole: its end mark, or a reason why it finished.
     pub fn is_whole(&self) -> bool {
-        self.done || self.finished
+        self.end > End::NotYet
     }
 
     /// The usage of the whole answer. Counts that a server gives on the way are less than what it will bill: of a
-    /// stream that is cut after them nothing is known.
+    /// stream that is cut after them nothing is known, nor of one that says more and then no usage any more.
     pub fn usage(&self) -> Option<&Value> {
-        self.usage.as_ref().filter(|_| self.is_final || self.is_whole())
+        let is_whole = match self.dialect {
+            Dialect::Chat => self.is_final || self.is_whole(),
+            Dialect::Messages => self.is_final && self.is_whole(),
+        };
+        self.usage.as_ref().filter(|_| is_whole && !self.is_stale)
+    }
+
+    /// The model that the answer names; empty: none.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Whether any content came.
+    pub fn has_content(&self) -> bool {
+        self.content
     }
 
     fn read_line(&mut self, line: &[u8]) -> Result<(), Trouble> {
@@ -130,21 +281,27 @@ impl StreamReader {
 
     fn read_chunk(&mut self, data: &[u8]) -> Result<(), Trouble> {
         if data == b"[DONE]" {
-            self.done = true;
+            self.end = End::Done;
             return Ok(());
         }
         let chunk: Chunk = serde_json::from_slice(data).map_err(|_| Trouble::Garbage)?;
         if chunk.error.is_some() {
             return Err(Trouble::ServerError);
         }
-        self.finished |= chunk
-            .choices
-            .iter()
-            .flatten()
-            .any(|choice| choice.finish_reason.is_some());
+        if self.model.is_empty() {
+            self.model = name(chunk.model.as_ref());
+        }
+        let choices = chunk.choices.unwrap_or_default();
+        let finishes = choices.iter().any(|choice| choice.finish_reason.is_some());
+        let says = choices.iter().any(Choice::has_content);
+        self.finish_if(finishes);
+        self.content |= says;
         if chunk.usage.is_some() {
             self.usage = chunk.usage;
-            self.is_final = chunk.choices.is_none_or(|choices| choices.is_empty());
+            self.is_final = choices.is_empty() || finishes;
+            self.is_stale = false;
+        } else {
+            self.is_stale |= says;
         }
         Ok(())
     }
@@ -153,16 +310,36 @@ impl StreamReader {
         let event: Event = serde_json::from_slice(data).map_err(|_| Trouble::Garbage)?;
         match event.kind.as_str() {
             "error" => return Err(Trouble::ServerError),
-            "message_start" => self.add_usage(event.message.and_then(|head| head.usage)),
-            "message_delta" => {
-                self.add_usage(event.usage);
-                self.finished |= event.delta.is_some_and(|delta| delta.stop_reason.is_some());
+            "message_start" => {
+                if let Some(head) = event.message {
+                    self.model = name(head.model.as_ref());
+                    self.add_usage(head.usage);
+                }
             }
-            "message_stop" => self.done = true,
+            "content_block_delta" => {
+                self.content = true;
+                self.is_stale |= self.is_final;
+            }
+            "message_delta" => {
+                // The beginning counts the output that is not there yet: only this one is of the whole answer.
+                let counts = event.usage.as_ref().and_then(|usage| usage.get("output_tokens"));
+                let counts = counts.is_some_and(|count| !count.is_null());
+                self.add_usage(event.usage);
+                self.finish_if(event.delta.is_some_and(|delta| delta.stop_reason.is_some()));
+                self.is_final |= counts;
+                self.is_stale &= !counts;
+            }
+            "message_stop" => self.end = End::Done,
             // Pieces of the answer, pings, and events of a later version.
             _ => {}
         }
         Ok(())
+    }
+
+    fn finish_if(&mut self, finishes: bool) {
+        if finishes {
+            self.end = self.end.max(End::Finished);
+        }
     }
 
     /// Counts are totals: what is said later replaces what was said before.
@@ -175,32 +352,47 @@ impl StreamReader {
     }
 }
 
-/// Reads a whole answer; gives its usage.
-pub fn read_body(dialect: Dialect, body: &[u8]) -> Result<Option<Value>, Trouble> {
+/// The name of a model, cut where it is longer than any is.
+fn name(model: Option<&Value>) -> String {
+    let name = model.and_then(Value::as_str).unwrap_or_default();
+    name.chars().take(MAX_NAME).collect()
+}
+
+/// Reads a whole answer.
+pub fn read_body(dialect: Dialect, body: &[u8]) -> Result<Said, Trouble> {
     match dialect {
         Dialect::Chat => read_completion(body),
         Dialect::Messages => read_message(body),
     }
 }
 
-fn read_message(body: &[u8]) -> Result<Option<Value>, Trouble> {
+fn read_message(body: &[u8]) -> Result<Said, Trouble> {
     let message: Event = serde_json::from_slice(body).map_err(|_| Trouble::Garbage)?;
     match (message.kind.as_str(), message.content) {
         ("error", _) => Err(Trouble::ServerError),
-        ("message", Some(_)) => Ok(message.usage.map(Value::Object)),
+        ("message", Some(blocks)) => Ok(Said {
+            model: name(message.model.as_ref()),
+            usage: message.usage.map(Value::Object),
+            content: !blocks.is_empty(),
+        }),
         _ => Err(Trouble::Garbage),
     }
 }
 
-fn read_completion(body: &[u8]) -> Result<Option<Value>, Trouble> {
+fn read_completion(body: &[u8]) -> Result<Said, Trouble> {
     let chunk: Chunk = serde_json::from_slice(body).map_err(|_| Trouble::Garbage)?;
     match chunk {
         Chunk { error: Some(_), .. } => Err(Trouble::ServerError),
         Chunk {
             choices: Some(choices),
             usage,
+            model,
             ..
-        } if !choices.is_empty() => Ok(usage),
+        } if !choices.is_empty() => Ok(Said {
+            model: name(model.as_ref()),
+            usage,
+            content: choices.iter().any(Choice::has_content),
+        }),
         Chunk { .. } => Err(Trouble::Garbage),
     }
 }
@@ -210,6 +402,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// Of an answer that says nothing.
+    const SILENT: Said = Said {
+        usage: None,
+        model: String::new(),
+        content: false,
+    };
 
     const STREAM: &str = concat!(
         ": a comment\n\n",
@@ -269,7 +468,7 @@ mod tests {
         assert_eq!(read_body(Dialect::Chat, b"{}"), Err(Trouble::Garbage));
         assert_eq!(read_body(Dialect::Chat, b"{\"choices\":[]}"), Err(Trouble::Garbage));
         assert_eq!(read_body(Dialect::Chat, b"{\"error\":{}}"), Err(Trouble::ServerError));
-        assert_eq!(read_body(Dialect::Chat, b"{\"choices\":[{}]}"), Ok(None));
+        assert_eq!(read_body(Dialect::Chat, b"{\"choices\":[{}]}"), Ok(SILENT));
     }
 
     const MESSAGE: &str = concat!(
@@ -311,6 +510,96 @@ mod tests {
         assert_eq!(reader.usage(), Some(&json!({"completion_tokens": 1})));
     }
 
+    /// What a stream of these chunks says of its use: cut, and with its end mark.
+    fn usage_of(chunks: &[Value]) -> [Option<i64>; 2] {
+        let mut reader = StreamReader::new(Dialect::Chat);
+        for chunk in chunks {
+            reader.feed(format!("data: {chunk}\n").as_bytes()).unwrap();
+        }
+        let of = |reader: &StreamReader| reader.usage().map(|usage| usage["completion_tokens"].as_i64().unwrap());
+        let cut = of(&reader);
+        reader.feed(b"data: [DONE]\n").unwrap();
+        [cut, of(&reader)]
+    }
+
+    #[test]
+    fn usage_counts_only_what_came_before_it() {
+        let says = json!({"choices": [{"delta": {"content": "x"}}]});
+        let ends = json!({"choices": [{"delta": {}, "finish_reason": "stop"}]});
+        let usage = |tokens: i64| json!({"choices": [], "usage": {"completion_tokens": tokens}});
+        let both = |tokens: i64| json!({"choices": says["choices"], "usage": {"completion_tokens": tokens}});
+        let last = |tokens: i64| json!({"choices": ends["choices"], "usage": {"completion_tokens": tokens}});
+        for (chunks, expected) in [
+            (vec![says.clone(), ends.clone(), usage(2)], [Some(2); 2]),
+            (vec![usage(0), says.clone()], [None; 2]),
+            (vec![usage(0), says.clone(), ends.clone()], [None; 2]),
+            (vec![usage(0), says.clone(), ends.clone(), usage(3)], [Some(3); 2]),
+            (vec![both(1), both(2)], [None, Some(2)]),
+            (vec![both(1), both(2), last(2)], [Some(2); 2]),
+            (vec![both(1), says.clone(), ends.clone()], [None; 2]),
+            (vec![says, ends], [None; 2]),
+        ] {
+            assert_eq!(usage_of(&chunks), expected, "{chunks:?}");
+        }
+    }
+
+    #[test]
+    fn the_beginning_of_a_message_is_no_count_of_its_output() {
+        let mut reader = StreamReader::new(Dialect::Messages);
+        let stripped = MESSAGE.replace(",\"usage\":{\"output_tokens\":7}", "");
+        let stripped = stripped.replace(",\"usage\":{\"output_tokens\":9,\"input_tokens\":null}", "");
+        reader.feed(stripped.as_bytes()).unwrap();
+        assert!(reader.is_done() && reader.has_content());
+        assert_eq!(reader.usage(), None);
+    }
+
+    #[test]
+    fn an_answer_names_its_model() {
+        let chunk = json!({"model": "m-1", "choices": [{"message": {}}]}).to_string();
+        assert_eq!(read_body(Dialect::Chat, chunk.as_bytes()).unwrap().model, "m-1");
+        let message = json!({"type": "message", "content": [], "model": "c".repeat(300)}).to_string();
+        assert_eq!(
+            read_body(Dialect::Messages, message.as_bytes()).unwrap().model,
+            "c".repeat(256)
+        );
+        let mut reader = StreamReader::new(Dialect::Chat);
+        reader
+            .feed(b"data: {\"model\":\"m-1\"}\ndata: {\"model\":\"m-2\"}\n")
+            .unwrap();
+        assert_eq!(reader.model(), "m-1");
+        let mut reader = StreamReader::new(Dialect::Messages);
+        reader
+            .feed(b"data: {\"type\":\"message_start\",\"message\":{\"model\":\"c\"}}\n")
+            .unwrap();
+        assert_eq!(reader.model(), "c");
+    }
+
+    #[test]
+    fn whatever_takes_output_is_content() {
+        let content = |message: Value| {
+            let body = json!({"choices": [{"message": message}]}).to_string();
+            read_body(Dialect::Chat, body.as_bytes()).unwrap().content
+        };
+        for filled in [
+            json!({"content": "x"}),
+            json!({"content": [{"type": "text"}]}),
+            json!({"tool_calls": [{}]}),
+            json!({"reasoning_content": "hm", "content": null}),
+            json!({"refusal": "no"}),
+        ] {
+            assert!(content(filled.clone()), "{filled}");
+        }
+        for empty in [
+            json!({}),
+            json!({"content": null}),
+            json!({"content": "", "tool_calls": []}),
+        ] {
+            assert!(!content(empty.clone()), "{empty}");
+        }
+        let message = json!({"type": "message", "content": [{"type": "text"}]}).to_string();
+        assert!(read_body(Dialect::Messages, message.as_bytes()).unwrap().content);
+    }
+
     #[test]
     fn garbage_and_reported_errors_of_messages_are_told_apart() {
         let feed = |line: &[u8]| StreamReader::new(Dialect::Messages).feed(line).unwrap_err();
@@ -322,6 +611,6 @@ mod tests {
         assert_eq!(body("{\"choices\":[{}]}"), Err(Trouble::Garbage));
         assert_eq!(body("{\"type\":\"message\"}"), Err(Trouble::Garbage));
         assert_eq!(body("{\"type\":\"error\"}"), Err(Trouble::ServerError));
-        assert_eq!(body("{\"type\":\"message\",\"content\":[]}"), Ok(None));
+        assert_eq!(body("{\"type\":\"message\",\"content\":[]}"), Ok(SILENT));
     }
 }

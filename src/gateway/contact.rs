@@ -3,12 +3,13 @@
 //! Decides whether a call may be sent at all. Closed, not open: without a session or after the run lease there is no call.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::failures::failure;
 use crate::api::failure::{Failure, FailureKind};
+use crate::clock::Clocks;
 use crate::link::messages::Directives;
 use crate::link::socket::{Session, SocketEvent};
 
@@ -57,13 +58,13 @@ pub enum Refusal {
 /// The state of the link, shared by all parts of the gateway.
 pub struct Contact {
     view: watch::Sender<View>,
-    last: Mutex<Instant>,
+    last: Mutex<Clocks>,
     lease: Duration,
 }
 
 impl Contact {
     /// No contact yet. `lease`: how long calls go on without any.
-    pub fn new(lease: Duration, now: Instant) -> Self {
+    pub fn new(lease: Duration, now: Clocks) -> Self {
         Self {
             view: watch::Sender::new(View::default()),
             last: Mutex::new(now),
@@ -71,10 +72,16 @@ impl Contact {
         }
     }
 
-    /// The controller was heard.
-    pub fn heard(&self, now: Instant) {
+    /// The controller answered at `now` what was sent at `sent`. It is contact of then: an answer, and even more what is
+    /// pushed, may have lain in a buffer for as long as this process stood still.
+    pub fn answered(&self, sent: Clocks, now: Clocks) {
         let was_lost = self.age(now) >= self.lease;
-        *self.last() = now;
+        {
+            let mut last = self.last();
+            if sent.instant > last.instant {
+                *last = sent;
+            }
+        }
         if was_lost {
             // The worker learns at once that the lease is back.
             self.view.send_modify(|_| {});
@@ -82,8 +89,8 @@ impl Contact {
     }
 
     /// The controller accepted this pod.
-    pub fn attached(&self, session: Session, directives: Directives, now: Instant) {
-        self.heard(now);
+    pub fn attached(&self, session: Session, directives: Directives, (sent, now): (Clocks, Clocks)) {
+        self.answered(sent, now);
         self.view.send_modify(|view| {
             view.session = Some(session);
             view.attaches += 1;
@@ -91,14 +98,18 @@ impl Contact {
         });
     }
 
-    /// The controller says what to do.
-    pub fn directed(&self, directives: Directives, now: Instant) {
-        self.heard(now);
+    /// The controller says what to do. That it is pushed makes it no contact.
+    pub fn directed(&self, directives: Directives) {
         self.view.send_if_modified(|view| {
             let new = view.directives != directives;
             view.directives = directives;
             new
         });
+    }
+
+    /// How long calls go on without contact.
+    pub fn lease(&self) -> Duration {
+        self.lease
     }
 
     /// The controller says that a newer pod has taken over.
@@ -113,7 +124,7 @@ impl Contact {
     }
 
     /// Why no new call may be sent now.
-    pub fn refusal(&self, now: Instant) -> Option<Refusal> {
+    pub fn refusal(&self, now: Clocks) -> Option<Refusal> {
         let view = self.view.borrow();
         if let Some(stop) = view.stop() {
             return Some(Refusal::Stopped(stop));
@@ -130,42 +141,47 @@ impl Contact {
     }
 
     /// What the worker is told.
-    pub fn event(&self, now: Instant) -> SocketEvent {
+    pub fn event(&self, now: Clocks) -> SocketEvent {
         let view = self.view.borrow();
         SocketEvent {
             directives: view.directives.clone(),
             link_age_milliseconds: u64::try_from(self.age(now).as_millis()).unwrap_or(u64::MAX),
+            said_at: Some(now.wall),
             fenced: view.fenced,
         }
     }
 
-    fn last(&self) -> MutexGuard<'_, Instant> {
+    fn last(&self) -> MutexGuard<'_, Clocks> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn age(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(*self.last())
+    fn age(&self, now: Clocks) -> Duration {
+        now.since(*self.last())
     }
 }
 
 #[cfg(test)]
 mod tests {
+
     use super::*;
     use crate::link::messages::Known;
 
     const LEASE: Duration = Duration::from_mins(1);
 
-    fn attached(now: Instant) -> Contact {
-        let contact = Contact::new(LEASE, now);
-        let session = Session {
+    fn session() -> Session {
+        Session {
             epoch: 1,
             known: Known::default(),
-        };
-        contact.attached(session, Directives::default(), now);
+        }
+    }
+
+    fn attached(now: Clocks) -> Contact {
+        let contact = Contact::new(LEASE, now);
+        contact.attached(session(), Directives::default(), (now, now));
         contact
     }
 
-    fn refused(contact: &Contact, now: Instant) -> Option<FailureKind> {
+    fn refused(contact: &Contact, now: Clocks) -> Option<FailureKind> {
         match contact.refusal(now)? {
             Refusal::NotAttached => panic!("not attached"),
             Refusal::Stopped(failure) | Refusal::LinkLost(failure) => Some(failure.kind),
@@ -174,54 +190,80 @@ mod tests {
 
     #[test]
     fn no_call_is_made_before_the_controller_has_accepted_the_pod() {
-        let start = Instant::now();
+        let start = Clocks::now();
         let contact = Contact::new(LEASE, start);
-        contact.heard(start);
+        contact.answered(start, start);
         assert_eq!(contact.refusal(start), Some(Refusal::NotAttached));
-        assert_eq!(refused(&contact, start + LEASE), Some(FailureKind::LinkLost));
+        assert_eq!(
+            refused(&contact, start.later(60_000, 60_000)),
+            Some(FailureKind::LinkLost)
+        );
     }
 
     #[test]
-    fn the_run_lease_ends_at_its_second_and_comes_back_with_contact() {
-        let start = Instant::now();
+    fn the_run_lease_ends_at_its_second_by_either_clock_and_comes_back_with_contact() {
+        let start = Clocks::now();
+        for (last_moment, end) in [
+            (start.later(59_999, 59_999), start.later(60_000, 60_000)),
+            // The machine was suspended: its monotonic clock stood still.
+            (start.later(10, 59_999), start.later(11, 60_000)),
+            // The wall clock was set back.
+            (start.later(59_999, -3_600_000), start.later(60_000, -3_600_000)),
+        ] {
+            let contact = attached(start);
+            let mut changes = contact.subscribe();
+            changes.mark_unchanged();
+            assert_eq!(refused(&contact, last_moment), None);
+            assert_eq!(refused(&contact, end), Some(FailureKind::LinkLost));
+            assert_eq!(contact.event(end).link_age_milliseconds, 60_000);
+            assert!(!changes.has_changed().unwrap());
+            contact.answered(end, end);
+            assert!(changes.has_changed().unwrap());
+            assert_eq!(refused(&contact, end), None);
+        }
+    }
+
+    #[test]
+    fn what_is_pushed_is_no_contact_and_an_answer_is_contact_of_when_it_was_asked_for() {
+        let start = Clocks::now();
         let contact = attached(start);
-        let mut changes = contact.subscribe();
-        changes.mark_unchanged();
-        let last_moment = start + LEASE.saturating_sub(Duration::from_millis(1));
-        assert_eq!(refused(&contact, last_moment), None);
-        assert_eq!(refused(&contact, start + LEASE), Some(FailureKind::LinkLost));
-        assert_eq!(contact.event(start + LEASE).link_age_milliseconds, 60_000);
-        assert!(!changes.has_changed().unwrap());
-        contact.heard(start + LEASE);
-        assert!(changes.has_changed().unwrap());
-        assert_eq!(refused(&contact, start + LEASE), None);
+        // The process stood still, and reads now what was pushed long ago.
+        let thaw = start.later(59_000, 59_000);
+        contact.directed(Directives {
+            wake: Some("x".into()),
+            ..Directives::default()
+        });
+        assert_eq!(contact.event(thaw).link_age_milliseconds, 59_000);
+        // An answer, too, may have lain there.
+        let sent = start.later(1_000, 1_000);
+        contact.answered(sent, thaw);
+        assert_eq!(contact.event(thaw).link_age_milliseconds, 58_000);
+        // An older one does not make it older.
+        contact.answered(start, thaw);
+        assert_eq!(contact.event(thaw).link_age_milliseconds, 58_000);
+        assert_eq!(contact.event(thaw).said_at, Some(thaw.wall));
     }
 
     #[test]
     fn suspend_is_a_level_and_only_its_own_end_lifts_it() {
-        let start = Instant::now();
+        let start = Clocks::now();
         let contact = attached(start);
-        let suspend = Directives {
+        contact.directed(Directives {
             suspend: true,
             ..Directives::default()
-        };
-        contact.directed(suspend, start);
-        contact.heard(start);
+        });
+        contact.answered(start, start);
         assert_eq!(refused(&contact, start), Some(FailureKind::Cancelled));
-        contact.directed(Directives::default(), start);
+        contact.directed(Directives::default());
         assert_eq!(refused(&contact, start), None);
     }
 
     #[test]
     fn a_fenced_pod_stays_fenced() {
-        let start = Instant::now();
+        let start = Clocks::now();
         let contact = attached(start);
         contact.fence();
-        let session = Session {
-            epoch: 1,
-            known: Known::default(),
-        };
-        contact.attached(session, Directives::default(), start);
+        contact.attached(session(), Directives::default(), (start, start));
         assert_eq!(refused(&contact, start), Some(FailureKind::Fenced));
         assert!(contact.event(start).fenced);
     }

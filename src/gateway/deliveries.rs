@@ -21,22 +21,28 @@ pub struct Deliveries {
     waiting: Mutex<VecDeque<Delivery>>,
     news: Notify,
     client: Arc<LinkClient>,
+    agent: String,
     epoch: i64,
 }
 
 impl Deliveries {
-    /// None so far; words go back through `client`.
-    pub fn new(client: Arc<LinkClient>, epoch: i64) -> Self {
+    /// None so far, for the Agent with this uid; words go back through `client`.
+    pub fn new(client: Arc<LinkClient>, agent: &str, epoch: i64) -> Self {
         Self {
             waiting: Mutex::default(),
             news: Notify::new(),
             client,
+            agent: agent.into(),
             epoch,
         }
     }
 
     /// Something came for the worker.
     pub fn put(&self, delivery: Delivery) {
+        if !delivery.receiver.is_empty() && delivery.receiver != self.agent {
+            // Of an Agent of the same name that came after this one: its own gateway will get it.
+            return;
+        }
         let mut waiting = self.lock();
         // A repeat says the same and more: the newest of a Sensor is enough.
         waiting.retain(|old| old.sensor != delivery.sensor);
@@ -77,14 +83,15 @@ mod tests {
     use super::*;
 
     fn deliveries() -> Deliveries {
-        Deliveries::new(Arc::new(LinkClient::new("https://x", "ca".into(), "token".into())), 1)
+        let client = LinkClient::new("https://x", "ca".into(), "token".into());
+        Deliveries::new(Arc::new(client), "agent-uid", 1)
     }
 
     fn of(sensor: &str, name: &str) -> Delivery {
         Delivery {
             sensor: sensor.into(),
             name: name.into(),
-            events: vec![],
+            ..Delivery::default()
         }
     }
 
@@ -96,6 +103,19 @@ mod tests {
         let (got, ()) = tokio::join!(deliveries.next(SOON), async { deliveries.put(of("s", "1")) });
         assert_eq!(got, Some(of("s", "1")));
         assert_eq!(deliveries.next(SOON).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_for_another_agent_of_the_same_name_is_not_taken() {
+        let deliveries = deliveries();
+        let to = |receiver: &str| Delivery {
+            receiver: receiver.into(),
+            ..of("s", "1")
+        };
+        deliveries.put(to("uid-of-the-next-one"));
+        assert_eq!(deliveries.next(SOON).await, None);
+        deliveries.put(to("agent-uid"));
+        assert_eq!(deliveries.next(SOON).await, Some(to("agent-uid")));
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use jiff::fmt::rfc2822;
 use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::Purpose;
@@ -21,6 +21,55 @@ const QUOTA_CODES: [&str; 6] = [
     "billing_not_active",
     "quota_exceeded",
     "insufficient_balance",
+];
+/// Anthropic's API says so with the status and type of a wrong request: only the words tell it.
+const OUT_OF_CREDIT: [&str; 2] = ["credit balance is too low", "reached your specified api usage limits"];
+/// Codes and types of errors about a request that is longer than the model's context.
+const CONTEXT_CODES: [&str; 5] = [
+    "context_length_exceeded",
+    "exceed_context_size_error",
+    "model_max_prompt_tokens_exceeded",
+    "request_too_large",
+    "string_above_max_length",
+];
+/// The same in words, in lower case: OpenAI, vLLM, Mistral; Anthropic; llama.cpp; xAI; Gemini; `SGLang`;
+/// Bedrock; Groq; Qwen; Ollama and LM Studio.
+const CONTEXT_WORDS: [&str; 15] = [
+    "maximum context length",
+    "maximum model length",
+    "prompt is too long",
+    "exceed context limit",
+    "exceeds the available context size",
+    "maximum prompt length",
+    "exceeds the maximum number of tokens",
+    "longer than the model's context length",
+    "input is too long",
+    "reduce the length of the messages",
+    "range of input length",
+    "prompt exceeds max length",
+    "exceeded max context length",
+    "greater than the context length",
+    "exceeds the context window",
+];
+const TOO_LONG: &str = "the request does not fit into the model's context; set spec.model.contextTokens to what the server \
+     serves, so that older turns are left out in time";
+/// Types and codes of errors with which a model server says that it did not do the work.
+const UNPROCESSED: [&str; 15] = [
+    "api_error",
+    "authentication_error",
+    "engine_overloaded",
+    "exceed_context_size_error",
+    "insufficient_quota",
+    "invalid_request_error",
+    "model_not_found",
+    "not_found_error",
+    "overloaded",
+    "overloaded_error",
+    "permission_error",
+    "rate_limit_error",
+    "rate_limit_exceeded",
+    "server_error",
+    "unavailable_error",
 ];
 
 /// A failure of a call for this purpose: its words name the fields of the model that served it.
@@ -43,6 +92,7 @@ pub fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
 
 /// The failure that an answer with this status is. `body` is its beginning.
 pub fn of_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Timestamp) -> Failure {
+    let error = ErrorBody::read(body);
     let code = status.as_u16();
     let (kind, advice) = match code {
         401 | 403 => (
@@ -50,14 +100,18 @@ pub fn of_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Time
             "check the key that spec.model.apiKeySecretRef names, and that it may use spec.model.name",
         ),
         402 => (FailureKind::QuotaExceeded, "the account behind the key needs credit"),
-        429 if is_quota(body) => (
+        429 if error.is_one_of(&QUOTA_CODES) => (
             FailureKind::QuotaExceeded,
             "the quota is used up; raise it at the provider or wait for its reset",
         ),
-        400 if is_out_of_credit(body) => (
+        400 if error.says(&OUT_OF_CREDIT) => (
             FailureKind::QuotaExceeded,
             "the account behind the key needs credit, or its limit raised",
         ),
+        413 => (FailureKind::ContextExceeded, TOO_LONG),
+        400 | 422 | 500 if error.is_one_of(&CONTEXT_CODES) || error.says(&CONTEXT_WORDS) => {
+            (FailureKind::ContextExceeded, TOO_LONG)
+        }
         429 => (
             FailureKind::RateLimited,
             "too many requests; the loop waits and tries again",
@@ -87,44 +141,60 @@ pub fn of_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Time
     }
 }
 
+/// Whether an answer with this status says that the request was not processed, so that nothing was billed for it.
+///
+/// Of every other error nobody knows: a proxy that gives up after 60 s leaves a model behind that goes on, and bills. A
+/// 500 or a 503 counts as unprocessed only when the model server itself speaks, in its own format.
+pub fn is_unprocessed(status: StatusCode, body: &[u8]) -> bool {
+    match status.as_u16() {
+        400..=405 | 411 | 413 | 415 | 422 | 429 | 529 => true,
+        500 | 503 => ErrorBody::read(body).is_one_of(&UNPROCESSED),
+        _ => false,
+    }
+}
+
+/// What a server says about an error: in the shape of OpenAI, of Anthropic, and of the servers that imitate them.
+#[derive(Default)]
+struct ErrorBody {
+    codes: Vec<String>,
+    /// In lower case.
+    message: String,
+}
+
+impl ErrorBody {
+    fn read(body: &[u8]) -> Self {
+        let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
+            return Self::default();
+        };
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
+        // Some servers put the fields of `error` at the top.
+        let fields = match body.get("error") {
+            Some(Value::Object(error)) => error,
+            _ => &body,
+        };
+        let message = [fields.get("message"), body.get("error"), body.get("detail")];
+        Self {
+            codes: ["code", "type"].map(|name| text(fields.get(name))).into(),
+            message: message.map(text).join(" ").to_lowercase(),
+        }
+    }
+
+    fn is_one_of(&self, codes: &[&str]) -> bool {
+        self.codes.iter().any(|code| codes.contains(&code.as_str()))
+    }
+
+    /// Whether its words, and not an echo of the request, have one of these.
+    fn says(&self, words: &[&str]) -> bool {
+        words.iter().any(|words| self.message.contains(words))
+    }
+}
+
 /// `429 Too Many Requests`; a status without a name stays a number.
 fn words(status: StatusCode) -> String {
     status.canonical_reason().map_or_else(
         || status.as_u16().to_string(),
         |reason| format!("{} {reason}", status.as_u16()),
     )
-}
-
-fn is_quota(body: &[u8]) -> bool {
-    #[derive(Deserialize)]
-    struct Body {
-        error: ErrorBody,
-    }
-    #[derive(Deserialize)]
-    struct ErrorBody {
-        #[serde(default)]
-        code: serde_json::Value,
-        #[serde(default)]
-        r#type: serde_json::Value,
-    }
-    serde_json::from_slice::<Body>(body).is_ok_and(|body| {
-        let is_one = |value: &serde_json::Value| value.as_str().is_some_and(|text| QUOTA_CODES.contains(&text));
-        is_one(&body.error.code) || is_one(&body.error.r#type)
-    })
-}
-
-/// Anthropic's API says so with the status and type of a wrong request: only the words tell it.
-fn is_out_of_credit(body: &[u8]) -> bool {
-    const WORDS: [&str; 2] = ["credit balance is too low", "reached your specified API usage limits"];
-    #[derive(Deserialize)]
-    struct Body {
-        error: ErrorBody,
-    }
-    #[derive(Deserialize)]
-    struct ErrorBody {
-        message: String,
-    }
-    serde_json::from_slice::<Body>(body).is_ok_and(|body| WORDS.iter().any(|words| body.error.message.contains(words)))
 }
 
 /// `retry-after-ms`, else `Retry-After` in seconds or as a date; clamped.
@@ -177,6 +247,7 @@ mod tests {
     #[case(404, FailureKind::BadResponse)]
     #[case(422, FailureKind::BadResponse)]
     #[case(302, FailureKind::BadResponse)]
+    #[case(413, FailureKind::ContextExceeded)]
     fn each_status_is_of_one_kind(#[case] status: u16, #[case] expected: FailureKind) {
         assert_eq!(kind(status, ""), expected);
     }
@@ -211,6 +282,86 @@ mod tests {
         assert_eq!(
             kind(429, r#"{"type":"error","error":{"type":"rate_limit_error"}}"#),
             FailureKind::RateLimited
+        );
+    }
+
+    #[rstest]
+    #[case(
+        400,
+        r#"{"error": {"message": "x", "type": "invalid_request_error", "code": "context_length_exceeded"}}"#
+    )]
+    #[case(400, r#"{"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: 214468 tokens > 200000 maximum"}}"#)]
+    #[case(400, r#"{"type": "error", "error": {"type": "invalid_request_error", "message": "input length and `max_tokens` exceed context limit: 199999 + 8192 > 200000"}}"#)]
+    #[case(400, r#"{"object": "error", "message": "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens", "code": 400}"#)]
+    #[case(400, r#"{"error": {"code": 400, "message": "the request exceeds the available context size. try increasing the context size", "type": "exceed_context_size_error"}}"#)]
+    #[case(
+        400,
+        r#"{"error": "This model's maximum prompt length is 131072 but the request contains 140000 tokens."}"#
+    )]
+    #[case(400, r#"{"error": {"code": 400, "message": "The input token count (1100000) exceeds the maximum number of tokens allowed (1048576).", "status": "INVALID_ARGUMENT"}}"#)]
+    #[case(
+        422,
+        r#"{"detail": "The input (9000 tokens) is longer than the model's context length (8192 tokens)."}"#
+    )]
+    #[case(413, "<html>")]
+    fn a_request_that_is_too_long_is_told_from_a_wrong_one(#[case] status: u16, #[case] body: &str) {
+        assert_eq!(kind(status, body), FailureKind::ContextExceeded);
+        assert!(!FailureKind::ContextExceeded.is_retryable());
+    }
+
+    #[test]
+    fn an_echo_of_the_request_says_nothing_about_its_length() {
+        let body = r#"{"detail": [{"type": "missing", "input": "maximum context length"}]}"#;
+        assert_eq!(kind(422, body), FailureKind::BadResponse);
+    }
+
+    #[rstest]
+    fn only_statuses_that_say_so_are_unprocessed(
+        #[values(400, 401, 402, 403, 404, 405, 411, 413, 415, 422, 429, 529)] free: u16,
+        #[values(
+            300, 302, 304, 307, 408, 409, 410, 423, 425, 451, 499, 500, 501, 502, 503, 504, 520, 522, 524, 530
+        )]
+        unknown: u16,
+    ) {
+        let unprocessed = |status, body: &str| is_unprocessed(StatusCode::from_u16(status).unwrap(), body.as_bytes());
+        assert!(unprocessed(free, "<html>"));
+        for body in [
+            "",
+            "<html>",
+            "{}",
+            r#"{"error": {"message": "litellm.Timeout", "type": null, "code": "500"}}"#,
+        ] {
+            assert!(!unprocessed(unknown, body), "{unknown} {body}");
+        }
+    }
+
+    #[rstest]
+    #[case(
+        500,
+        r#"{"type": "error", "error": {"type": "api_error", "message": "Internal server error"}}"#,
+        true
+    )]
+    #[case(
+        500,
+        r#"{"error": {"message": "The server had an error", "type": "server_error", "code": null}}"#,
+        true
+    )]
+    #[case(
+        503,
+        r#"{"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}"#,
+        true
+    )]
+    #[case(502, r#"{"error": {"type": "api_error"}}"#, false)]
+    #[case(504, r#"{"error": {"type": "server_error"}}"#, false)]
+    #[case(500, r#"{"error": {"type": "timeout"}}"#, false)]
+    fn a_500_is_free_only_in_the_words_of_a_model_server(
+        #[case] status: u16,
+        #[case] body: &str,
+        #[case] expected: bool,
+    ) {
+        assert_eq!(
+            is_unprocessed(StatusCode::from_u16(status).unwrap(), body.as_bytes()),
+            expected
         );
     }
 

@@ -5,13 +5,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
-use serde_json::Value;
 use tokio::sync::watch;
 
-use super::dialect::Dialect;
 use super::store::Metered;
-use super::usage;
 use crate::api::failure::Failure;
+use crate::ledger::bound::Bill;
 
 /// A call in flight.
 pub struct Flight {
@@ -23,7 +21,11 @@ pub struct Flight {
 #[derive(Default)]
 struct Progress {
     sent: Sent,
-    usage: Option<(Dialect, Value)>,
+    bill: Option<(Bill, String)>,
+    /// The model that the answer names.
+    answered: String,
+    /// The outcome is known and cannot be written yet.
+    unrecorded: bool,
     content_type: Option<String>,
     cost: Option<i64>,
     chunks: Vec<Bytes>,
@@ -38,7 +40,7 @@ pub enum Sent {
     No,
     /// It has left, or may have.
     Yes,
-    /// The server answered it with an HTTP error.
+    /// The server answered with an HTTP error that says that it did nothing.
     Refused,
 }
 
@@ -51,6 +53,8 @@ pub enum Next {
     End,
     /// There is no answer, or no more of it.
     Failed(Failure),
+    /// Its end is there and cannot be recorded yet: ask again.
+    NotYet,
 }
 
 impl Flight {
@@ -91,11 +95,30 @@ impl Flight {
         self.lock().sent = sent;
     }
 
-    /// Notes what the server says the call used.
-    pub fn note_usage(&self, dialect: Dialect, usage: Option<&Value>) {
-        if let Some(usage) = usage {
-            self.lock().usage = Some((dialect, usage.clone()));
-        }
+    /// Notes what the server says the call used, as read and as said; `None`: nothing that can be believed.
+    pub fn note_bill(&self, bill: Option<(Bill, String)>) {
+        self.lock().bill = bill;
+    }
+
+    /// Notes which model answered.
+    pub fn note_answered(&self, model: &str) {
+        model.clone_into(&mut self.lock().answered);
+    }
+
+    /// The model that answered; empty: none is named.
+    pub fn answered(&self) -> String {
+        self.lock().answered.clone()
+    }
+
+    /// Notes whether the outcome waits for the record. Who listens meanwhile is told to ask again.
+    pub fn note_unrecorded(&self, unrecorded: bool) {
+        self.lock().unrecorded = unrecorded;
+        self.changed.send_replace(());
+    }
+
+    /// Whether it does.
+    pub fn is_unrecorded(&self) -> bool {
+        self.lock().unrecorded
     }
 
     /// Notes what the answer cost in micro-dollars; before its last bytes.
@@ -119,9 +142,11 @@ impl Flight {
         self.changed.send_replace(());
     }
 
-    /// The bytes so far.
-    pub fn body(&self) -> Vec<u8> {
-        self.lock().chunks.concat()
+    /// The bytes so far, and these after them.
+    pub fn body_with(&self, rest: &Bytes) -> Vec<u8> {
+        let mut pieces = self.lock().chunks.clone();
+        pieces.push(rest.clone());
+        pieces.concat()
     }
 
     /// Nothing more comes.
@@ -133,27 +158,25 @@ impl Flight {
     /// What is known of the cost.
     pub fn metered(&self) -> Metered {
         let progress = self.lock();
-        match (progress.sent, &progress.usage) {
+        match (progress.sent, &progress.bill) {
             (Sent::No, _) => Metered::NotSent,
             (Sent::Refused, _) => Metered::Free,
             (Sent::Yes, None) => Metered::Unknown,
-            (Sent::Yes, Some((dialect, usage))) => match usage::read(*dialect, usage) {
-                Some(bill) => Metered::Billed(bill, usage.to_string()),
-                None => Metered::Unknown,
-            },
+            (Sent::Yes, Some((bill, said))) => Metered::Billed(*bill, said.clone()),
         }
     }
 
-    /// The content type, once the first bytes are there; the failure, when none ever came.
-    pub async fn head(&self) -> Result<String, Failure> {
+    /// The content type, once the first bytes are there; the failure, when none ever came; `None`: ask again.
+    pub async fn head(&self) -> Option<Result<String, Failure>> {
         let mut changed = self.changed.subscribe();
         loop {
             changed.mark_unchanged();
             {
                 let progress = self.lock();
                 match (&progress.content_type, &progress.end) {
-                    (Some(content_type), _) => return Ok(content_type.clone()),
-                    (None, Some(Err(failure))) => return Err(failure.clone()),
+                    (Some(content_type), _) => return Some(Ok(content_type.clone())),
+                    (None, Some(Err(failure))) => return Some(Err(failure.clone())),
+                    (None, _) if progress.unrecorded => return None,
                     (None, _) => {}
                 }
             }
@@ -172,6 +195,7 @@ impl Flight {
                     (Some(chunk), _) => return Next::Chunk(chunk.clone()),
                     (None, Some(Ok(()))) => return Next::End,
                     (None, Some(Err(failure))) => return Next::Failed(failure.clone()),
+                    (None, None) if progress.unrecorded => return Next::NotYet,
                     (None, None) => {}
                 }
             }

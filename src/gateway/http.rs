@@ -1,9 +1,12 @@
-//! Clients of servers outside the pod: how they trust, and that they never follow a redirect, which could carry a
-//! secret away.
+//! Clients of servers outside the pod: how they trust, which addresses they reach, and that they never follow a redirect,
+//! which could carry a secret away.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::{Client, ClientBuilder, Url};
+
+use crate::sensing::address::{AddressPolicy, Resolver};
 
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -11,15 +14,18 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// hours.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// A client of the server at `url`.
-pub fn client(url: &Url) -> reqwest::Result<Client> {
+/// A client of the server at `url`, or why there can be none.
+pub fn client(url: &Url, policy: &Arc<AddressPolicy>) -> Result<Client, String> {
+    policy.check_url(url).map_err(|denied| denied.to_string())?;
     let builder = Client::builder()
         .user_agent(USER_AGENT)
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_keepalive(KEEPALIVE);
-    trusting(builder, url).build()
+        .tcp_keepalive(KEEPALIVE)
+        // Names are checked once they are resolved.
+        .dns_resolver(Arc::new(Resolver(Arc::clone(policy))));
+    trusting(builder, url).build().map_err(|error| format!("{error:?}"))
 }
 
 fn trusting(builder: ClientBuilder, url: &Url) -> ClientBuilder {

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
@@ -20,7 +19,9 @@ use super::contact::{Contact, Refusal};
 use super::http;
 use super::masks::Masks;
 use crate::api::tools::{ToolServer, is_tool_header};
+use crate::clock::Clocks;
 use crate::link::socket::{MCP_FAILURE_HEADER, NO_ANSWER, NOT_SENT};
+use crate::sensing::address::AddressPolicy;
 
 /// Longest value of a header.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
@@ -53,13 +54,19 @@ struct Request {
 
 impl Mcp {
     /// The servers of a spec. Never fails: what is wrong with one is said with each request to it.
-    pub fn new(servers: &[ToolServer], headers_dir: &Path, keys: Vec<PathBuf>, contact: Arc<Contact>) -> Self {
+    pub fn new(
+        servers: &[ToolServer],
+        headers_dir: &Path,
+        keys: Vec<PathBuf>,
+        contact: Arc<Contact>,
+        policy: &Arc<AddressPolicy>,
+    ) -> Self {
         let servers = servers.iter().map(|server| {
             let headers_dir = server
                 .headers_secret_ref
                 .as_ref()
                 .map(|_| headers_dir.join(&server.name));
-            (server.name.clone(), Server::new(server, headers_dir))
+            (server.name.clone(), Server::new(server, headers_dir, policy))
         });
         Self {
             servers: servers.collect(),
@@ -108,7 +115,7 @@ impl Mcp {
         if request.method.as_deref() != Some("tools/call") {
             return Ok(());
         }
-        let message = match self.contact.refusal(Instant::now()) {
+        let message = match self.contact.refusal(Clocks::now()) {
             None => return Ok(()),
             Some(Refusal::NotAttached) => "the controller has not accepted this pod yet".to_owned(),
             Some(Refusal::Stopped(failure) | Refusal::LinkLost(failure)) => failure.message,
@@ -118,12 +125,12 @@ impl Mcp {
 }
 
 impl Server {
-    fn new(server: &ToolServer, headers_dir: Option<PathBuf>) -> Self {
+    fn new(server: &ToolServer, headers_dir: Option<PathBuf>, policy: &Arc<AddressPolicy>) -> Self {
         let field = format!("spec.tools.servers[{}]", server.name);
         let url = Url::parse(&server.url).map_err(|error| format!("{field}.url is no address: {error}"));
         let target = url.and_then(|url| {
-            let client =
-                http::client(&url).map_err(|error| format!("no connection to {field}.url is possible: {error:?}"))?;
+            let client = http::client(&url, policy)
+                .map_err(|error| format!("no connection to {field}.url is possible: {error}"))?;
             Ok((client, url))
         });
         Self {

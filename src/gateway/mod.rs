@@ -12,6 +12,7 @@ mod dialect;
 mod failures;
 mod flight;
 mod http;
+mod last_words;
 mod masks;
 mod mcp;
 mod request;
@@ -24,7 +25,7 @@ mod usage;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -38,8 +39,12 @@ use self::server::Gateway;
 use self::store::{Models, Store};
 use self::uplink::Uplink;
 use self::upstream::{Caller, Upstream, Upstreams};
+use crate::api::AgentSpec;
+use crate::clock::Clocks;
 use crate::link::client::LinkClient;
-use crate::link::pod::PodConfig;
+use crate::link::messages::PricedModel;
+use crate::link::pod::{AgentEgress, PodConfig, PrivateAddresses};
+use crate::sensing::address::{AddressPolicy, Cidr, NoCidr};
 
 pub use self::store::StoreError;
 
@@ -81,6 +86,9 @@ pub enum GatewayError {
     /// Its record.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The ranges of addresses that its operator configured.
+    #[error(transparent)]
+    Ranges(#[from] NoCidr),
     /// Its socket.
     #[error("the socket {path} cannot be served: {source}")]
     Socket {
@@ -99,8 +107,9 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         Models::of_spec(spec),
         Timestamp::now(),
     )?);
-    let contact = Arc::new(Contact::new(options.run_lease, Instant::now()));
-    let upstreams = upstreams(&options);
+    let contact = Arc::new(Contact::new(options.run_lease, Clocks::now()));
+    let policy = address_policy(&options.config.egress)?;
+    let upstreams = upstreams(&options, &policy);
     let client = Arc::new(LinkClient::new(
         &options.config.link_url,
         options.link_ca_file,
@@ -114,11 +123,16 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         Models::of_spec(spec),
     ));
     let calls = Arc::new(Calls::new(store, Arc::clone(&budget), Arc::clone(&contact), upstreams));
-    let deliveries = Arc::new(Deliveries::new(Arc::clone(&client), options.config.epoch));
+    let deliveries = Arc::new(Deliveries::new(
+        Arc::clone(&client),
+        &options.config.uid,
+        options.config.epoch,
+    ));
     let said = watch::Sender::new(None);
     let link = (Arc::clone(&client), options.config.epoch);
     let uplink = Uplink {
         epoch: options.config.epoch,
+        models: priced_models(spec),
         client,
         contact: Arc::clone(&contact),
         calls: Arc::clone(&calls),
@@ -138,6 +152,7 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         &options.tool_headers_dir,
         keys,
         Arc::clone(&contact),
+        &policy,
     );
     let router = server::router(Gateway {
         calls: Arc::clone(&calls),
@@ -166,7 +181,29 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
     Ok(())
 }
 
-fn upstreams(options: &Options) -> Upstreams {
+/// The models of a spec, with the prices that it gives.
+fn priced_models(spec: &AgentSpec) -> Vec<PricedModel> {
+    let models = [Some(&spec.model), spec.light_model.as_ref()];
+    models
+        .into_iter()
+        .flatten()
+        .map(|model| PricedModel {
+            name: model.name.clone(),
+            price: model.price.clone(),
+        })
+        .collect()
+}
+
+fn address_policy(egress: &AgentEgress) -> Result<Arc<AddressPolicy>, NoCidr> {
+    let ranges = |texts: &[String]| texts.iter().map(|text| text.parse()).collect::<Result<Vec<Cidr>, _>>();
+    Ok(Arc::new(AddressPolicy::of_agents(
+        ranges(&egress.allowed_ranges)?,
+        ranges(&egress.denied_ranges)?,
+        egress.private_addresses == PrivateAddresses::Allow,
+    )))
+}
+
+fn upstreams(options: &Options, policy: &Arc<AddressPolicy>) -> Upstreams {
     let spec = &options.config.spec;
     let agent_uid = &options.config.uid;
     let light = |model| {
@@ -175,6 +212,7 @@ fn upstreams(options: &Options) -> Upstreams {
             model,
             key_file: &options.light_api_key_file,
             script_file: &options.light_script_file,
+            policy,
         })
     };
     Upstreams {
@@ -183,6 +221,7 @@ fn upstreams(options: &Options) -> Upstreams {
             model: &spec.model,
             key_file: &options.api_key_file,
             script_file: &options.script_file,
+            policy,
         }),
         light: spec.light_model.as_ref().map(light),
     }

@@ -6,34 +6,49 @@
 //! |---|---|
 //! | those of `spec.model.extraBody` | what that says; new ones come last |
 //! | `max_tokens`, `max_completion_tokens` | both leave; the one that the server knows is set to `spec.model.maxOutputTokens`, or what is left of it |
-//! | `stream_options.include_usage` | `true`, when `stream` is; of chat completions only |
+//! | `stream_options` | `{"include_usage": true}`, when `stream` is; of chat completions only |
 //!
-//! Refused are fields that raise the bill beyond its bound ([`REFUSED_FIELDS`]), another model than the spec's, content
-//! that is not text, since nothing of its cost shows in the request, and tools that the server runs.
+//! A request has the fields that our own worker writes ([`Dialect::fields`]) and those of `spec.model.extraBody`; any
+//! other is refused, since it may raise the bill in a way that only its server knows. Refused are another model than the
+//! spec's, content that is not text, since nothing of its cost shows in the request, tools that the server runs, and a
+//! request that is longer than `spec.model.contextTokens` can be.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
-use serde_json::{Map, Value};
 
 use super::dialect::Dialect;
 use crate::api::agent::Model;
 use crate::api::extra::{OWN_FIELDS, REFUSED_FIELDS};
 
 /// Fields of which nothing comes before the model.
-const UNSEEN: [&str; 6] = [
+const UNSEEN: [&str; 7] = [
     "model",
     "stream",
     "stream_options",
     "cache_control",
+    "prompt_cache_key",
     OUTPUT_LIMITS[0],
     OUTPUT_LIMITS[1],
 ];
 const OUTPUT_LIMITS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
-/// Fields of a message that bring something else than text.
-const NOT_TEXT: [&str; 4] = ["audio", "files", "images", "videos"];
+/// Fields of a message that bring reasoning back, which servers count in one request and leave out of another.
+const REASONING: [&str; 3] = ["reasoning", "reasoning_content", "reasoning_details"];
+/// Fields of a call of a tool that carry no reasoning.
+const CALL_FIELDS: [&str; 4] = ["function", "id", "index", "type"];
+/// The name of a field in which a template of the request's own would be rendered, as long as it likes.
+const TEMPLATE: &str = "chat_template";
+/// Bytes of a request for each token of the context, beside [`SPARE_BYTES`]. Text has about four; only text that no
+/// tokenizer was made for has more than eight.
+const BYTES_PER_TOKEN: usize = 8;
+/// Bytes that any request may have: names of fields, and text that compresses well.
+const SPARE_BYTES: usize = 64 * 1024;
+/// Longest name of a field that a message repeats.
+const MAX_NAME: usize = 64;
 
 /// How requests are to be changed.
 #[derive(Clone, Debug)]
@@ -43,6 +58,8 @@ pub struct Rules {
     model: String,
     /// `spec.model.maxOutputTokens`.
     max_output_tokens: u32,
+    /// Most bytes of a request that can fit into `spec.model.contextTokens`.
+    max_bytes: usize,
     /// Name of the output limit that the server knows.
     output_limit: &'static str,
     /// `spec.model.extraBody`.
@@ -58,16 +75,17 @@ pub enum RequestError {
     /// Another model.
     #[error("the request's model is not spec.model.name")]
     OtherModel,
+    /// A field that no worker writes.
+    #[error("the request's field {0} is none that a worker writes: set it in spec.model.extraBody")]
+    Unknown(String),
     /// A field that raises the bill.
-    #[error("the request's field {0} is refused: it could raise the bill beyond the output limit")]
+    #[error("the field {0} is refused: it could raise the bill beyond the output limit")]
     Refused(&'static str),
     /// A field that is not the spec's to say.
     #[error("the field {0} is refused: the loop or another field of the spec says it")]
     NotYours(&'static str),
-    /// The name of a field reads like another's to some servers.
-    #[error(
-        "the request has a field whose name is only in letter case or by odd letters another than one that is checked"
-    )]
+    /// The name of a field may read like another's to some servers.
+    #[error("the names of fields must be ASCII")]
     Disguised,
     /// Content whose cost does not show in the request.
     #[error(
@@ -80,6 +98,17 @@ pub enum RequestError {
     /// A field of the wrong type.
     #[error("the request's field {0} is not of the type it must be")]
     Malformed(&'static str),
+    /// It cannot fit into the context.
+    #[error(
+        "it has {bytes} bytes, and no more than {most} fit into spec.model.contextTokens: raise that to what the model \
+         has, or lower spec.tools.maxResultBytes"
+    )]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+        /// The most.
+        most: usize,
+    },
 }
 
 /// A JSON object whose values stay as they were written.
@@ -93,11 +122,24 @@ pub struct PromptPart<'a> {
     pub bytes: &'a [u8],
     /// Whether it is one message of the conversation, and not a tool or a setting.
     pub is_message: bool,
+    /// What is known of a message beside that.
+    pub traits: Traits,
+}
+
+/// What of a message bears on its cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// Bytes of arguments of tools: templates write them anew, such as with more spaces.
+    pub rewritten: usize,
+    /// It carries reasoning, which a server may count in one request and leave out of another.
+    pub unsteady: bool,
 }
 
 /// A request that may be sent. Only its output limit can still change.
 pub struct Checked {
     fields: RawObject,
+    /// Of each message.
+    traits: Vec<Traits>,
     output_limit: &'static str,
     max_output_tokens: u32,
 }
@@ -111,14 +153,31 @@ impl Checked {
             if UNSEEN.contains(&name.as_str()) {
                 continue;
             }
+            let part = |bytes, traits| PromptPart {
+                bytes,
+                is_message,
+                traits,
+            };
             match serde_json::from_str::<Vec<&RawValue>>(value.get()) {
-                Ok(items) if is_message || name == "tools" => parts.extend(items.into_iter().map(|item| PromptPart {
-                    bytes: item.get().as_bytes(),
-                    is_message,
-                })),
+                Ok(items) if is_message => {
+                    let traits = self.traits.iter().copied().chain(std::iter::repeat(Traits::default()));
+                    parts.extend(
+                        items
+                            .into_iter()
+                            .zip(traits)
+                            .map(|(item, traits)| part(item.get().as_bytes(), traits)),
+                    );
+                }
+                Ok(items) if name == "tools" => {
+                    parts.extend(
+                        items
+                            .into_iter()
+                            .map(|item| part(item.get().as_bytes(), Traits::default())),
+                    );
+                }
                 _ => parts.push(PromptPart {
-                    bytes: value.get().as_bytes(),
                     is_message: false,
+                    ..part(value.get().as_bytes(), Traits::default())
                 }),
             }
         }
@@ -146,25 +205,102 @@ impl Checked {
     }
 }
 
+impl Dialect {
+    /// The fields of a request that a worker writes.
+    fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Chat => &[
+                "max_completion_tokens",
+                "max_tokens",
+                "messages",
+                "model",
+                "prompt_cache_key",
+                "reasoning_effort",
+                "response_format",
+                "stream",
+                "stream_options",
+                "temperature",
+                "tool_choice",
+                "tools",
+            ],
+            Self::Messages => &[
+                "cache_control",
+                "max_tokens",
+                "messages",
+                "model",
+                "output_config",
+                "stream",
+                "system",
+                "temperature",
+                "thinking",
+                "tool_choice",
+                "tools",
+            ],
+        }
+    }
+
+    /// The same of a message.
+    fn message_fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Chat => &[
+                "content",
+                "extra_content",
+                "name",
+                "reasoning",
+                "reasoning_content",
+                "reasoning_details",
+                "role",
+                "tool_call_id",
+                "tool_calls",
+            ],
+            Self::Messages => &["content", "role"],
+        }
+    }
+
+    /// The same of a tool.
+    fn tool_fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Chat => &["cache_control", "function", "type"],
+            Self::Messages => &["cache_control", "description", "input_schema", "name", "type"],
+        }
+    }
+
+    /// Whether a part of a message's content is reasoning: it goes back to its server as it came, whatever is in it.
+    fn is_reasoning(self, kind: &str) -> bool {
+        self == Self::Messages && matches!(kind, "thinking" | "redacted_thinking")
+    }
+
+    /// The same of any other part of a message's content; `None`: such a part is no text.
+    fn part_fields(self, kind: &str, in_message: bool) -> Option<&'static [&'static str]> {
+        match (self, kind) {
+            (_, "text") => Some(&["cache_control", "text", "type"]),
+            (Self::Messages, "tool_use") if in_message => Some(&["cache_control", "id", "input", "name", "type"]),
+            (Self::Messages, "tool_result") if in_message => {
+                Some(&["cache_control", "content", "is_error", "tool_use_id", "type"])
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Rules {
     /// The rules of a model on this host.
     pub fn new(model: &Model, host: Option<&str>) -> Result<Self, RequestError> {
         let dialect = Dialect::of(model.api);
         let mut extra = Vec::new();
         for (name, value) in &model.extra_body {
-            refuse(name)?;
-            if let Some((own, _)) = OWN_FIELDS.iter().find(|(own, _)| own.eq_ignore_ascii_case(name)) {
-                return Err(RequestError::NotYours(own));
-            }
+            refuse(name, value)?;
             extra.push((
                 name.clone(),
                 to_raw_value(value).map_err(|_| RequestError::NotAnObject)?,
             ));
         }
+        let context = usize::try_from(model.context_tokens).unwrap_or(usize::MAX);
         Ok(Self {
             dialect,
             model: model.name.clone(),
-            max_output_tokens: model.max_output_tokens,
+            max_output_tokens: model.output_limit(),
+            max_bytes: context.saturating_mul(BYTES_PER_TOKEN).saturating_add(SPARE_BYTES),
             output_limit: dialect.output_limit(model, host),
             extra,
         })
@@ -172,49 +308,43 @@ impl Rules {
 
     /// The request as it may go to the server.
     pub fn apply(&self, body: &[u8]) -> Result<Checked, RequestError> {
-        let RawObject(mut fields) = serde_json::from_slice(body).map_err(|_| RequestError::NotAnObject)?;
-        for (name, value) in &self.extra {
-            match fields.iter_mut().find(|(field, _)| field == name) {
-                Some((_, old)) => old.clone_from(value),
-                None => fields.push((name.clone(), value.clone())),
-            }
+        if body.len() > self.max_bytes {
+            return Err(RequestError::TooLong {
+                bytes: body.len(),
+                most: self.max_bytes,
+            });
         }
-        for (name, _) in &fields {
-            refuse(name)?;
-        }
-        let mut fields = RawObject(fields);
-        for (own, _) in &OWN_FIELDS {
-            fields.only(own)?;
-        }
+        let mut fields: RawObject = serde_json::from_slice(body).map_err(|_| RequestError::NotAnObject)?;
+        fields.has_only(self.dialect.fields())?;
         if get::<String>(&fields.0, "model")?.as_ref() != Some(&self.model) {
             return Err(RequestError::OtherModel);
         }
-        self.check_text(&fields)?;
+        let traits = self.check_text(&fields)?;
+        for (name, value) in &self.extra {
+            match fields.0.iter_mut().find(|(field, _)| field == name) {
+                Some((_, old)) => old.clone_from(value),
+                None => fields.0.push((name.clone(), value.clone())),
+            }
+        }
         self.limit_output(&mut fields.0)?;
         if self.dialect == Dialect::Chat && get::<bool>(&fields.0, "stream")?.unwrap_or(false) {
             include_usage(&mut fields.0)?;
         }
         Ok(Checked {
             fields,
+            traits,
             output_limit: self.output_limit,
             max_output_tokens: self.max_output_tokens,
         })
     }
 
-    /// Everything that the model is shown is text, and no tool is the server's.
-    fn check_text(&self, fields: &RawObject) -> Result<(), RequestError> {
-        for message in get::<Vec<RawObject>>(&fields.0, "messages")?.unwrap_or_default() {
-            for name in NOT_TEXT {
-                if message.only(name)?.is_some_and(|value| value.get() != "null") {
-                    return Err(RequestError::NotText("messages"));
-                }
-            }
-            if let Some(content) = message.only("content")? {
-                self.check_content(content, "messages", true)?;
-            }
-        }
-        if let (Dialect::Messages, Some(system)) = (self.dialect, fields.only("system")?) {
-            self.check_content(system, "system", false)?;
+    /// Everything that the model is shown is text, and no tool is the server's. What bears on the cost of each message.
+    fn check_text(&self, fields: &RawObject) -> Result<Vec<Traits>, RequestError> {
+        let messages = get::<Vec<RawObject>>(&fields.0, "messages")?.unwrap_or_default();
+        let traits = messages.iter().map(|message| self.check_message(message));
+        let traits = traits.collect::<Result<_, _>>()?;
+        if let (Dialect::Messages, Some(system)) = (self.dialect, fields.get("system")) {
+            self.check_content(system, "system", &mut Traits::default())?;
         }
         let own = match self.dialect {
             Dialect::Chat => "function",
@@ -222,36 +352,91 @@ impl Rules {
         };
         for tool in get::<Vec<RawObject>>(&fields.0, "tools")?.unwrap_or_default() {
             let kind = tool
-                .only("type")?
+                .get("type")
                 .map_or(Ok(None), |kind| read::<Option<String>>(kind, "tools"))?;
-            if kind.is_some_and(|kind| kind != own && kind != "custom") {
+            if kind.is_some_and(|kind| kind != own) {
                 return Err(RequestError::ServerTool);
+            }
+            tool.has_only(self.dialect.tool_fields())?;
+        }
+        Ok(traits)
+    }
+
+    fn check_message(&self, message: &RawObject) -> Result<Traits, RequestError> {
+        const OF: &str = "messages";
+        message.has_only(self.dialect.message_fields())?;
+        let is_there = |name: &&str| message.get(name).is_some_and(|value| value.get() != "null");
+        let mut traits = Traits {
+            rewritten: 0,
+            unsteady: REASONING.iter().any(is_there),
+        };
+        if let Some(content) = message.get("content") {
+            self.check_content(content, OF, &mut traits)?;
+        }
+        let calls = message.get("tool_calls");
+        let calls = calls.map_or(Ok(None), |calls| read::<Option<Vec<RawObject>>>(calls, OF))?;
+        for call in calls.into_iter().flatten() {
+            // Signatures of thoughts, wherever a server puts them.
+            traits.unsteady |= call.has_only(&CALL_FIELDS).is_err();
+            if let Some(function) = call.get("function") {
+                let arguments = read::<RawObject>(function, OF)?;
+                traits.rewritten += arguments.get("arguments").map_or(0, |arguments| arguments.get().len());
+            }
+        }
+        Ok(traits)
+    }
+
+    /// A string, or a list of parts each of which is text or, in a message, a tool's call or result.
+    fn check_content(&self, content: &RawValue, of: &'static str, traits: &mut Traits) -> Result<(), RequestError> {
+        if content.get() == "null" {
+            return Ok(());
+        }
+        if content.get().starts_with('"') {
+            let text = read::<Text<'_>>(content, of)?;
+            // Templates leave such text out of all but the last messages.
+            traits.unsteady |= text.0.contains("</think>");
+            return Ok(());
+        }
+        let in_message = of == "messages";
+        for part in read::<Vec<RawObject>>(content, of)? {
+            let kind = part
+                .get("type")
+                .map_or(Ok(String::new()), |kind| read::<String>(kind, of))?;
+            if in_message && self.dialect.is_reasoning(&kind) {
+                traits.unsteady = true;
+                continue;
+            }
+            let fields = self.dialect.part_fields(&kind, in_message);
+            part.has_only(fields.ok_or(RequestError::NotText(of))?)?;
+            traits.rewritten += part.get("input").map_or(0, |input| input.get().len());
+            if let Some(content) = part.get("content") {
+                // Within a result of a tool there is text only.
+                self.check_content_of_result(content, of, traits)?;
+            }
+            if let Some(text) = part.get("text") {
+                traits.unsteady |= read::<Text<'_>>(text, of)?.0.contains("</think>");
             }
         }
         Ok(())
     }
 
-    /// A string, or a list of parts each of which is text or, in a message, a tool's call or result.
-    fn check_content(&self, content: &RawValue, of: &'static str, in_message: bool) -> Result<(), RequestError> {
-        if content.get().starts_with('"') || content.get() == "null" {
+    fn check_content_of_result(
+        &self,
+        content: &RawValue,
+        of: &'static str,
+        traits: &mut Traits,
+    ) -> Result<(), RequestError> {
+        if content.get().starts_with('[') {
+            for part in read::<Vec<RawObject>>(content, of)? {
+                let kind = part
+                    .get("type")
+                    .map_or(Ok(String::new()), |kind| read::<String>(kind, of))?;
+                let fields = self.dialect.part_fields(&kind, false);
+                part.has_only(fields.ok_or(RequestError::NotText(of))?)?;
+            }
             return Ok(());
         }
-        for part in read::<Vec<RawObject>>(content, of)? {
-            let kind = part
-                .only("type")?
-                .map_or(Ok(String::new()), |kind| read::<String>(kind, of))?;
-            match (self.dialect, kind.as_str()) {
-                (_, "text") | (Dialect::Chat, "refusal") => {}
-                (Dialect::Messages, "tool_use" | "thinking" | "redacted_thinking") if in_message => {}
-                (Dialect::Messages, "tool_result") if in_message => {
-                    if let Some(content) = part.only("content")? {
-                        self.check_content(content, of, false)?;
-                    }
-                }
-                _ => return Err(RequestError::NotText(of)),
-            }
-        }
-        Ok(())
+        self.check_content(content, of, traits)
     }
 
     fn limit_output(&self, fields: &mut Vec<(String, Box<RawValue>)>) -> Result<(), RequestError> {
@@ -267,16 +452,39 @@ impl Rules {
     }
 }
 
-/// Names are compared without regard to case: some servers read them so. For the same reason they are plain letters.
-fn refuse(name: &str) -> Result<(), RequestError> {
+/// Of `spec.model.extraBody`. Names are compared without regard to case: some servers read them so. For the same reason
+/// they are plain letters.
+fn refuse(name: &str, value: &Value) -> Result<(), RequestError> {
     if !name.is_ascii() {
         return Err(RequestError::Disguised);
     }
-    let refused = REFUSED_FIELDS
-        .iter()
-        .find(|(refused, _)| refused.eq_ignore_ascii_case(name));
-    refused.map_or(Ok(()), |(refused, _)| Err(RequestError::Refused(refused)))
+    let is_it = |(known, _): &&(&str, &str)| known.eq_ignore_ascii_case(name);
+    if let Some((refused, _)) = REFUSED_FIELDS.iter().find(is_it) {
+        return Err(RequestError::Refused(refused));
+    }
+    if let Some((own, _)) = OWN_FIELDS.iter().find(is_it) {
+        return Err(RequestError::NotYours(own));
+    }
+    if has_template(value) {
+        return Err(RequestError::Refused(TEMPLATE));
+    }
+    Ok(())
 }
+
+/// Whether a template stands anywhere in it, such as in `chat_template_kwargs`.
+fn has_template(value: &Value) -> bool {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .any(|(name, value)| name.eq_ignore_ascii_case(TEMPLATE) || has_template(value)),
+        Value::Array(items) => items.iter().any(has_template),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
+}
+
+/// A text as a server reads it.
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 fn read<'a, T: Deserialize<'a>>(value: &'a RawValue, of: &'static str) -> Result<T, RequestError> {
     serde_json::from_str(value.get()).map_err(|_| RequestError::Malformed(of))
@@ -294,10 +502,8 @@ fn get<'a, T: Deserialize<'a>>(
 
 fn include_usage(fields: &mut Vec<(String, Box<RawValue>)>) -> Result<(), RequestError> {
     const NAME: &str = "stream_options";
-    let malformed = |_| RequestError::Malformed(NAME);
-    let mut options = get::<Map<String, Value>>(fields, NAME)?.unwrap_or_default();
-    options.insert("include_usage".into(), true.into());
-    let options = to_raw_value(&options).map_err(malformed)?;
+    let options = serde_json::json!({"include_usage": true});
+    let options = to_raw_value(&options).map_err(|_| RequestError::Malformed(NAME))?;
     match fields.iter_mut().find(|(field, _)| field == NAME) {
         Some((_, value)) => *value = options,
         None => fields.push((NAME.into(), options)),
@@ -306,17 +512,26 @@ fn include_usage(fields: &mut Vec<(String, Box<RawValue>)>) -> Result<(), Reques
 }
 
 impl RawObject {
-    /// The value of a field that no other one can be taken for.
-    fn only(&self, name: &'static str) -> Result<Option<&RawValue>, RequestError> {
-        let mut found = None;
-        for (field, value) in &self.0 {
-            if field == name {
-                found = Some(&**value);
-            } else if !field.is_ascii() || field.eq_ignore_ascii_case(name) {
-                return Err(RequestError::Disguised);
-            }
-        }
-        Ok(found)
+    fn get(&self, name: &str) -> Option<&RawValue> {
+        let found = self.0.iter().find(|(field, _)| field == name);
+        found.map(|(_, value)| &**value)
+    }
+
+    fn has_only(&self, known: &[&str]) -> Result<(), RequestError> {
+        let other = self.0.iter().find(|(name, _)| !known.contains(&name.as_str()));
+        other.map_or(Ok(()), |(name, _)| {
+            // What is no plain name may be a text of the conversation.
+            let is_plain = name.len() <= MAX_NAME
+                && name
+                    .chars()
+                    .all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
+            let name = if is_plain {
+                name.as_str()
+            } else {
+                "with a name that is no plain word"
+            };
+            Err(RequestError::Unknown(name.to_owned()))
+        })
     }
 }
 
@@ -367,6 +582,10 @@ mod tests {
         Rules::new(&serde_json::from_value(model).unwrap(), None)
     }
 
+    fn unknown(name: &str) -> RequestError {
+        RequestError::Unknown(name.into())
+    }
+
     fn checked(body: &str) -> Result<Checked, RequestError> {
         rules(&serde_json::json!({}))?.apply(body.as_bytes())
     }
@@ -384,12 +603,12 @@ mod tests {
 
     #[test]
     fn the_output_limit_can_be_lowered_late_and_never_raised() {
-        let mut checked = checked(r#"{"model":"m","messages":[],"z":1}"#).unwrap();
+        let mut checked = checked(r#"{"model":"m","messages":[],"temperature":1}"#).unwrap();
         assert_eq!(checked.max_output(), 77);
         for (asked, set) in [(78, 77), (30, 30), (50, 30)] {
             checked.limit_output(asked);
             assert_eq!(checked.max_output(), set);
-            let body = format!(r#"{{"model":"m","messages":[],"z":1,"max_tokens":{set}}}"#);
+            let body = format!(r#"{{"model":"m","messages":[],"temperature":1,"max_tokens":{set}}}"#);
             assert_eq!(String::from_utf8(checked.body().unwrap()).unwrap(), body);
         }
     }
@@ -397,7 +616,7 @@ mod tests {
     #[test]
     fn each_message_each_tool_and_each_other_field_is_a_part_of_the_prompt() {
         let checked = checked(
-            r#"{"model":"m","stream":true,"messages":[{"role":"user"}, {"a": 1}],"tools":[{"t":1},{"u":2}],"response_format":{"x":[1]}}"#,
+            r#"{"model":"m","stream":true,"messages":[{"role":"user"}, {"name": "x"}],"tools":[{"type":"function"},{"function":2}],"response_format":{"x":[1]}}"#,
         )
         .unwrap();
         let parts = checked.parts();
@@ -406,9 +625,9 @@ mod tests {
             .map(|part| (std::str::from_utf8(part.bytes).unwrap(), part.is_message));
         let expected = [
             (r#"{"role":"user"}"#, true),
-            (r#"{"a": 1}"#, true),
-            (r#"{"t":1}"#, false),
-            (r#"{"u":2}"#, false),
+            (r#"{"name": "x"}"#, true),
+            (r#"{"type":"function"}"#, false),
+            (r#"{"function":2}"#, false),
             (r#"{"x":[1]}"#, false),
         ];
         assert_eq!(parts.collect::<Vec<_>>(), expected);
@@ -421,8 +640,8 @@ mod tests {
         r#"{"model":"m","max_tokens":77,"temperature":0.70}"#
     )]
     #[case(
-        r#"{"model":"m","max_completion_tokens":5,"top_p":1,"max_tokens":9}"#,
-        r#"{"model":"m","max_tokens":77,"top_p":1}"#
+        r#"{"model":"m","max_completion_tokens":5,"temperature":1,"max_tokens":9}"#,
+        r#"{"model":"m","max_tokens":77,"temperature":1}"#
     )]
     #[case(
         r#"{"model":"m","stream":true}"#,
@@ -430,7 +649,7 @@ mod tests {
     )]
     #[case(
         r#"{"stream_options":{"include_usage":false,"x":1},"model":"m","stream":true}"#,
-        r#"{"stream_options":{"include_usage":true,"x":1},"model":"m","stream":true,"max_tokens":77}"#
+        r#"{"stream_options":{"include_usage":true},"model":"m","stream":true,"max_tokens":77}"#
     )]
     #[case(r#"{"model":"m","stream":false}"#, r#"{"model":"m","stream":false,"max_tokens":77}"#)]
     fn exactly_the_named_fields_change(#[case] body: &str, #[case] expected: &str) {
@@ -440,17 +659,24 @@ mod tests {
     #[test]
     fn other_values_pass_byte_for_byte() {
         let odd = r#"{"b": 1.0e2,  "a":[ 12345678901234567890123,"\u00e9é" ]}"#;
-        let passed = apply(&format!(r#"{{"model":"m","odd":{odd},"z":0.10}}"#)).unwrap();
+        let passed = apply(&format!(
+            r#"{{"model":"m","response_format":{odd},"temperature":0.10}}"#
+        ))
+        .unwrap();
         assert_eq!(
             passed,
-            format!(r#"{{"model":"m","odd":{odd},"z":0.10,"max_tokens":77}}"#)
+            format!(r#"{{"model":"m","response_format":{odd},"temperature":0.10,"max_tokens":77}}"#)
         );
     }
 
     #[rstest]
-    #[case(r#"{"model":"m","n":2}"#, RequestError::Refused("n"))]
-    #[case(r#"{"model":"m","n":1}"#, RequestError::Refused("n"))]
-    #[case(r#"{"model":"m","service_tier":"priority"}"#, RequestError::Refused("service_tier"))]
+    #[case(r#"{"model":"m","n":2}"#, unknown("n"))]
+    #[case(r#"{"model":"m","chat_template":"{% for %}"}"#, unknown("chat_template"))]
+    #[case(r#"{"model":"m","chat_template_kwargs":{}}"#, unknown("chat_template_kwargs"))]
+    #[case(r#"{"model":"m","enable_search":true}"#, unknown("enable_search"))]
+    #[case(r#"{"model":"m","of_a_vendor_of_tomorrow":1}"#, unknown("of_a_vendor_of_tomorrow"))]
+    #[case(r#"{"model":"m","system":"x"}"#, unknown("system"))]
+    #[case(r#"{"model":"m","said: it":1}"#, unknown("with a name that is no plain word"))]
     #[case(r#"{"model":"other"}"#, RequestError::OtherModel)]
     #[case("{}", RequestError::OtherModel)]
     #[case(r#"{"model":5}"#, RequestError::Malformed("model"))]
@@ -481,27 +707,33 @@ mod tests {
     )]
     #[case(
         r#"{"model":"m","messages":[{"role":"assistant","audio":{"id":"x"}}]}"#,
-        RequestError::NotText("messages")
+        unknown("audio")
     )]
     #[case(
         r#"{"model":"m","messages":[{"role":"user","content":"x","Content":[]}]}"#,
-        RequestError::Disguised
+        unknown("Content")
     )]
     #[case(r#"{"model":"m","messages":"x"}"#, RequestError::Malformed("messages"))]
     #[case(r#"{"model":"m","tools":[{"type":"web_search"}]}"#, RequestError::ServerTool)]
-    #[case(r#"{"model":"m","Max_Tokens":9}"#, RequestError::Disguised)]
-    #[case(r#"{"model":"m","max_tokenſ":9}"#, RequestError::Disguised)]
-    #[case(r#"{"model":"m","N":9}"#, RequestError::Refused("n"))]
-    #[case(r#"{"model":"m","n_predict":9}"#, RequestError::Refused("n_predict"))]
+    #[case(
+        r#"{"model":"m","tools":[{"type":"function","function":{},"max_uses":9}]}"#,
+        unknown("max_uses")
+    )]
+    #[case(
+        r#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"x","image_url":"y"}]}]}"#,
+        unknown("image_url")
+    )]
+    #[case(r#"{"model":"m","Max_Tokens":9}"#, unknown("Max_Tokens"))]
+    #[case(r#"{"model":"m","max_tokenſ":9}"#, unknown("with a name that is no plain word"))]
     fn what_has_no_bound_or_hides_is_refused(#[case] body: &str, #[case] expected: RequestError) {
         assert_eq!(apply(body).unwrap_err(), expected);
     }
 
     #[test]
     fn text_in_parts_and_tools_of_the_worker_pass() {
-        let body = r#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"x"}]},{"role":"assistant","content":null,"audio":null}],"tools":[{"type":"function","function":{}}],"max_tokens":77}"#;
+        let body = r#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"x"}]},{"role":"assistant","content":null,"reasoning_content":"hm","tool_calls":[{"id":"a","type":"function","function":{"name":"b","arguments":"{}"},"extra_content":{"google":{"thought_signature":"s"}}}]},{"role":"tool","tool_call_id":"a","content":""}],"tools":[{"type":"function","function":{}}],"tool_choice":"auto","reasoning_effort":"low","prompt_cache_key":"uid","max_tokens":77}"#;
         assert_eq!(apply(body).unwrap(), body);
-        let body = r#"{"model":"m","system":[{"type":"text","text":"x"}],"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"b","input":{"type":"image"}},{"type":"thinking","thinking":"x"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":[{"type":"text","text":"x"}]}]},{"role":"user","content":"x"}],"tools":[{"name":"a","input_schema":{}},{"type":"custom","name":"b"}],"stream":true,"max_tokens":77}"#;
+        let body = r#"{"model":"m","system":[{"type":"text","text":"x"}],"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"b","input":{"type":"image"}},{"type":"thinking","thinking":"x","signature":"s","of_a_server":1},{"type":"redacted_thinking","data":"d"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":[{"type":"text","text":"x"}]}]},{"role":"user","content":"x"}],"tools":[{"name":"a","input_schema":{}},{"type":"custom","name":"b","cache_control":{"type":"ephemeral"}}],"stream":true,"thinking":{"type":"enabled","budget_tokens":40},"output_config":{"effort":"low"},"max_tokens":77}"#;
         assert_eq!(message(body).unwrap(), body);
     }
 
@@ -531,29 +763,27 @@ mod tests {
         r#"{"model":"m","tools":[{"type":"bash_20250124","name":"bash"}]}"#,
         RequestError::ServerTool
     )]
-    #[case(r#"{"model":"m","service_tier":"auto"}"#, RequestError::Refused("service_tier"))]
-    #[case(r#"{"model":"m","mcp_servers":[]}"#, RequestError::Refused("mcp_servers"))]
-    #[case(r#"{"model":"m","inference_geo":"us"}"#, RequestError::Refused("inference_geo"))]
-    #[case(r#"{"model":"m","speed":"fast"}"#, RequestError::Refused("speed"))]
-    #[case(r#"{"model":"m","fallbacks":[]}"#, RequestError::Refused("fallbacks"))]
-    #[case(
-        r#"{"model":"m","context_management":{}}"#,
-        RequestError::Refused("context_management")
-    )]
-    #[case(r#"{"model":"m","container":"x"}"#, RequestError::Refused("container"))]
+    #[case(r#"{"model":"m","service_tier":"auto"}"#, unknown("service_tier"))]
+    #[case(r#"{"model":"m","mcp_servers":[]}"#, unknown("mcp_servers"))]
+    #[case(r#"{"model":"m","inference_geo":"us"}"#, unknown("inference_geo"))]
+    #[case(r#"{"model":"m","speed":"fast"}"#, unknown("speed"))]
+    #[case(r#"{"model":"m","fallbacks":[]}"#, unknown("fallbacks"))]
+    #[case(r#"{"model":"m","context_management":{}}"#, unknown("context_management"))]
+    #[case(r#"{"model":"m","container":"x"}"#, unknown("container"))]
     #[case(r#"{"model":"other"}"#, RequestError::OtherModel)]
     fn what_raises_the_bill_of_a_message_is_refused(#[case] body: &str, #[case] expected: RequestError) {
         assert_eq!(message(body).unwrap_err(), expected);
     }
 
     #[test]
-    fn extra_fields_replace_the_workers_and_are_refused_by_the_same_names() {
+    fn extra_fields_replace_the_workers_and_are_refused_by_name() {
         let rules_with = |extra: Value| rules(&serde_json::json!({"extraBody": extra}));
-        let passed = rules_with(serde_json::json!({"top_p": 0.5, "rag_enabled": true}))
+        let extra = serde_json::json!({"tool_choice": "none", "rag_enabled": true, "chat_template_kwargs": {"enable_thinking": false}});
+        let passed = rules_with(extra)
             .unwrap()
-            .apply(br#"{"model":"m","top_p":1,"z":0.10}"#)
+            .apply(br#"{"model":"m","tool_choice":"auto","temperature":0.10}"#)
             .unwrap();
-        let expected = r#"{"model":"m","top_p":0.5,"z":0.10,"rag_enabled":true,"max_tokens":77}"#;
+        let expected = r#"{"model":"m","tool_choice":"none","temperature":0.10,"rag_enabled":true,"chat_template_kwargs":{"enable_thinking":false},"max_tokens":77}"#;
         assert_eq!(String::from_utf8(passed.body().unwrap()).unwrap(), expected);
         for (name, _) in REFUSED_FIELDS {
             assert_eq!(
@@ -566,6 +796,78 @@ mod tests {
                 rules_with(serde_json::json!({name.to_uppercase(): 1})).unwrap_err(),
                 RequestError::NotYours(name)
             );
+        }
+        for hidden in [
+            serde_json::json!({"chat_template_kwargs": {"chat_template": "{% for %}"}}),
+            serde_json::json!({"x": [{"Chat_Template": "{% for %}"}]}),
+        ] {
+            assert_eq!(rules_with(hidden).unwrap_err(), RequestError::Refused("chat_template"));
+        }
+        assert_eq!(
+            rules_with(serde_json::json!({"tıer": 1})).unwrap_err(),
+            RequestError::Disguised
+        );
+    }
+
+    #[test]
+    fn a_request_that_cannot_fit_into_the_context_is_refused_and_one_byte_less_is_not() {
+        let rules = rules(&serde_json::json!({"contextTokens": 1_000})).unwrap();
+        let most = 1_000 * 8 + 64 * 1024;
+        let body = |length: usize| {
+            let body = |text: &str| format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
+            body(&"x".repeat(length - body("").len()))
+        };
+        assert!(rules.apply(body(most).as_bytes()).is_ok());
+        let error = rules.apply(body(most + 1).as_bytes()).err();
+        assert_eq!(error, Some(RequestError::TooLong { bytes: most + 1, most }));
+    }
+
+    #[test]
+    fn arguments_and_reasoning_of_a_message_show_in_its_traits() {
+        let traits = |rules: &Rules, message: &str| {
+            let body = format!(r#"{{"model":"m","messages":[{message}]}}"#);
+            let checked = rules.apply(body.as_bytes()).unwrap();
+            let traits = checked.parts()[0].traits;
+            (traits.rewritten, traits.unsteady)
+        };
+        let chat = rules(&serde_json::json!({})).unwrap();
+        let messages = rules(&serde_json::json!({"api": "AnthropicMessages"})).unwrap();
+        for (rules, message, expected) in [
+            (&chat, r#"{"role":"user","content":"\"thinking\""}"#, (0, false)),
+            (
+                &chat,
+                r#"{"role":"assistant","content":"<think>a<\/th\u0069nk>b"}"#,
+                (0, true),
+            ),
+            (&chat, r#"{"role":"assistant","reasoning_content":"x"}"#, (0, true)),
+            (&chat, r#"{"role":"assistant","reasoning_content":null}"#, (0, false)),
+            (
+                &chat,
+                r#"{"tool_calls":[{"function":{"arguments":"[1,1]"}},{"function":{"arguments":"{}"}}]}"#,
+                (11, false),
+            ),
+            (
+                &chat,
+                r#"{"tool_calls":[{"function":{},"extra_content":{}}]}"#,
+                (0, true),
+            ),
+            (
+                &messages,
+                r#"{"content":[{"type":"th\u0069nking","thinking":"x"}]}"#,
+                (0, true),
+            ),
+            (
+                &messages,
+                r#"{"content":[{"type":"redacted_thinking","data":"x"}]}"#,
+                (0, true),
+            ),
+            (
+                &messages,
+                r#"{"content":[{"type":"tool_use","input":{"thinking":[1,1]}}]}"#,
+                (18, false),
+            ),
+        ] {
+            assert_eq!(traits(rules, message), expected, "{message}");
         }
     }
 }

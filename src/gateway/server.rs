@@ -1,11 +1,10 @@
 //! The pod's socket: the routes of [`crate::link::socket`].
 
-use std::convert::Infallible;
 use std::fs::Permissions;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path as RoutePath, State};
@@ -28,6 +27,7 @@ use super::mcp::Mcp;
 use super::store::{Call, End};
 use super::upstream::EVENT_STREAM;
 use crate::api::failure::{Failure, FailureKind};
+use crate::clock::Clocks;
 use crate::engine::{CallId, Purpose};
 use crate::link::client::LinkClient;
 use crate::link::deliveries::{Delivered, POLL_SECONDS};
@@ -113,7 +113,10 @@ async fn call(State(gateway): State<Gateway>, headers: HeaderMap, body: Bytes) -
         let message = format!("the header {PURPOSE_HEADER} is no purpose of a call that this gateway knows");
         return failed(StatusCode::BAD_REQUEST, &failure(FailureKind::BadResponse, message));
     };
-    match gateway.calls.submit(Call { id, purpose }, &body) {
+    let reply = gateway.calls.submit(Call { id, purpose }, &body);
+    // It may be long, and the answer may take long.
+    drop(body);
+    match reply {
         Reply::Live(flight) => live(flight).await,
         Reply::Ended(End::Answered {
             content_type,
@@ -130,7 +133,10 @@ async fn call(State(gateway): State<Gateway>, headers: HeaderMap, body: Bytes) -
 }
 
 async fn live(flight: Arc<Flight>) -> Response {
-    match flight.head().await {
+    let Some(head) = flight.head().await else {
+        return not_yet();
+    };
+    match head {
         Ok(content_type) if content_type == EVENT_STREAM => {
             ([(CONTENT_TYPE, content_type)], Body::from_stream(listen(flight, true))).into_response()
         }
@@ -161,7 +167,7 @@ fn cost_event(cost: i64) -> Bytes {
 }
 
 /// The bytes of a call from its beginning, as they come; of a stream, what it cost in the end.
-fn listen(flight: Arc<Flight>, is_stream: bool) -> impl Stream<Item = Result<Bytes, Infallible>> {
+fn listen(flight: Arc<Flight>, is_stream: bool) -> impl Stream<Item = std::io::Result<Bytes>> {
     stream::unfold((flight, Some(0)), move |(flight, read)| async move {
         let read = read?;
         match flight.next(read).await {
@@ -176,6 +182,8 @@ fn listen(flight: Arc<Flight>, is_stream: bool) -> impl Stream<Item = Result<Byt
                 let event = format!("\nevent: {FAILURE_EVENT}\ndata: {json}\n\n");
                 Some((Ok(event.into()), (flight, None)))
             }
+            // Nothing that could pass for an end: the worker asks again.
+            Next::NotYet => Some((Err(std::io::Error::other("not recorded yet")), (flight, None))),
         }
     })
 }
@@ -249,7 +257,7 @@ async fn events(State(gateway): State<Gateway>) -> Response {
             let _ = tokio::time::timeout(EVENT_PERIOD, view.changed()).await;
         }
         view.mark_unchanged();
-        let event = Event::default().json_data(contact.event(Instant::now()));
+        let event = Event::default().json_data(contact.event(Clocks::now()));
         Some((event, (contact, view, false)))
     });
     Sse::new(events).into_response()
@@ -258,7 +266,7 @@ async fn events(State(gateway): State<Gateway>) -> Response {
 fn not_yet() -> Response {
     (
         StatusCode::SERVICE_UNAVAILABLE,
-        "the controller has not accepted this pod yet; ask again",
+        "the controller has not accepted this pod yet, or an outcome is not recorded yet; ask again",
     )
         .into_response()
 }

@@ -14,9 +14,13 @@ use super::budget::Budget;
 use super::calls::Calls;
 use super::contact::Contact;
 use super::deliveries::Deliveries;
+use super::last_words;
 use crate::api::tally::{merge_tools, merge_trips};
+use crate::clock::Clocks;
 use crate::link::client::{DirectiveEvent, LinkClient, LinkError};
-use crate::link::messages::{Attach, Attached, LoopReport, PROTOCOL, REPORT_SECONDS, RefusalCode, Report};
+use crate::link::messages::{
+    Attach, Attached, LoopReport, OLDEST_PROTOCOL, PROTOCOL, PricedModel, REPORT_SECONDS, Report,
+};
 use crate::link::socket::Session;
 
 /// First and longest pause between two attempts.
@@ -24,13 +28,12 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::fro
 /// Shortest time between two reports.
 const COALESCE: Duration = Duration::from_millis(250);
 
-/// Between two attempts at a last word.
-pub(super) const LAST_PAUSE: Duration = Duration::from_millis(100);
-
 /// One gateway's uplink.
 pub struct Uplink {
     /// The pod's epoch.
     pub epoch: i64,
+    /// The models that it calls, with the prices of its spec.
+    pub models: Vec<PricedModel>,
     /// The way to the controller.
     pub client: Arc<LinkClient>,
     /// Where what is learnt goes.
@@ -66,19 +69,8 @@ impl Uplink {
         if self.contact.subscribe().borrow().fenced {
             return;
         }
-        let spoken = async {
-            // What is not said now is known only once the Agent has a pod again: worth more than one attempt.
-            while let Err(error) = self.client.report(&self.compose()).await {
-                tracing::warn!(%error, "the last report was not taken");
-                if is_fence(&error) {
-                    return;
-                }
-                sleep(LAST_PAUSE).await;
-            }
-        };
-        if tokio::time::timeout(limit, spoken).await.is_err() {
-            tracing::warn!("the last report took too long");
-        }
+        let words = ("the last report was not taken", "the last report took too long");
+        last_words::say(limit, words, || async { self.client.report(&self.compose()).await }).await;
     }
 
     /// Attaches, and follows the directives until they end; then again.
@@ -90,7 +82,7 @@ impl Uplink {
                     tracing::info!(epoch = self.epoch, "attached");
                     let since = Instant::now();
                     match self.listen().await {
-                        Err(error) if is_fence(&error) => return Fenced,
+                        Err(error) if error.is_fence() => return Fenced,
                         Err(error) => tracing::info!(%error, "the directives ended"),
                         Ok(()) => tracing::info!("the directives ended"),
                     }
@@ -98,7 +90,7 @@ impl Uplink {
                         backoff = Backoff::default();
                     }
                 }
-                Err(error) if is_fence(&error) => return Fenced,
+                Err(error) if error.is_fence() => return Fenced,
                 Err(error) => tracing::info!(%error, "not attached"),
             }
             sleep(backoff.next()).await;
@@ -108,9 +100,22 @@ impl Uplink {
     async fn attach(&self) -> Result<(), LinkError> {
         let attach = Attach {
             protocol: PROTOCOL,
+            oldest_protocol: Some(OLDEST_PROTOCOL),
             epoch: self.epoch,
+            models: self.models.clone(),
         };
-        let Attached { known, directives, .. } = self.client.attach(&attach).await?;
+        let sent = Clocks::now();
+        let Attached {
+            protocol,
+            known,
+            directives,
+            ..
+        } = self.client.attach(&attach).await?;
+        if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&protocol) {
+            return Err(LinkError::Unreadable(format!(
+                "the controller speaks protocol {protocol}"
+            )));
+        }
         // Without its totals the gateway may make no call: what it counts could step back.
         self.calls
             .store()
@@ -120,7 +125,7 @@ impl Uplink {
             epoch: self.epoch,
             known,
         };
-        self.contact.attached(session, directives, Instant::now());
+        self.contact.attached(session, directives, (sent, Clocks::now()));
         Ok(())
     }
 
@@ -129,12 +134,9 @@ impl Uplink {
         tokio::pin!(events);
         while let Some(event) = events.next().await {
             match event? {
-                DirectiveEvent::Directives(directives) => self.contact.directed(*directives, Instant::now()),
-                DirectiveEvent::Delivery(delivery) => {
-                    self.contact.heard(Instant::now());
-                    self.deliveries.put(*delivery);
-                }
-                DirectiveEvent::Heartbeat => self.contact.heard(Instant::now()),
+                DirectiveEvent::Directives(directives) => self.contact.directed(*directives),
+                DirectiveEvent::Delivery(delivery) => self.deliveries.put(*delivery),
+                DirectiveEvent::Heartbeat => {}
             }
         }
         Ok(())
@@ -150,12 +152,15 @@ impl Uplink {
         let mut said = self.said.clone();
         let mut ended = self.calls.subscribe();
         let mut backoff = Backoff::default();
+        // The answers to reports are the contact: four of them within the run lease.
+        let period = Duration::from_secs(REPORT_SECONDS).min(self.contact.lease() / 4);
         loop {
             said.mark_unchanged();
             ended.mark_unchanged();
+            let sent = Clocks::now();
             match self.client.report(&self.compose()).await {
-                Ok(()) => self.contact.heard(Instant::now()),
-                Err(error) if is_fence(&error) => return Fenced,
+                Ok(()) => self.contact.answered(sent, Clocks::now()),
+                Err(error) if error.is_fence() => return Fenced,
                 Err(error) => {
                     tracing::info!(%error, "a report was not taken");
                     sleep(backoff.next()).await;
@@ -167,7 +172,7 @@ impl Uplink {
             tokio::select! {
                 _ = said.changed() => {}
                 _ = ended.changed() => {}
-                () = sleep(Duration::from_secs(REPORT_SECONDS)) => {}
+                () = sleep(period) => {}
             }
         }
     }
@@ -200,10 +205,6 @@ impl Uplink {
             pulse: self.budget.pulse(),
         }
     }
-}
-
-pub(super) fn is_fence(error: &LinkError) -> bool {
-    matches!(error, LinkError::Refused(refusal) if refusal.code == RefusalCode::Fenced)
 }
 
 /// Pauses that double, with jitter: a controller that comes back meets its pods one after the other.

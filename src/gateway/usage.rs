@@ -16,19 +16,46 @@ pub fn read(dialect: Dialect, usage: &Value) -> Option<Bill> {
     }
 }
 
-/// Of a chat completion: `prompt_tokens` includes cached ones, `completion_tokens` reasoning.
+/// The same of a server, which cannot have used nothing: no request is empty, and content takes output. Servers that
+/// only fill the field in write zeros.
+pub fn read_beside(content: bool, dialect: Dialect, usage: &Value) -> Option<Bill> {
+    let bill = read(dialect, usage)?;
+    let is_stub = bill.all_input() == Some(0) || (content && bill.output == 0);
+    (!is_stub).then_some(bill)
+}
+
+/// Of a chat completion: `prompt_tokens` includes what was read from or written to a cache. Reasoning is a part of
+/// `completion_tokens`, or beside it, as xAI and gateways to Gemini count: `total_tokens` tells. Of a total that is more
+/// than its named parts the rest is output, the dearest that it can be.
 fn of_chat(usage: &Value) -> Option<Bill> {
     let prompt = count(usage.get("prompt_tokens")?)?;
-    let output = count(usage.get("completion_tokens")?)?;
+    let completion = count(usage.get("completion_tokens")?)?;
+    let total = or(usage.get("total_tokens"), prompt + completion)?;
     let cache_read = detail(usage, "prompt_tokens_details", "cached_tokens")?;
     let reasoning = detail(usage, "completion_tokens_details", "reasoning_tokens")?;
-    (cache_read <= prompt && reasoning <= output).then(|| Bill {
-        input: prompt - cache_read,
+    // LiteLLM, OpenRouter; one of them may be there twice under both names.
+    let written = [
+        or(usage.get("cache_creation_input_tokens"), 0)?,
+        detail(usage, "prompt_tokens_details", "cache_write_tokens")?,
+        detail(usage, "prompt_tokens_details", "cache_creation_tokens")?,
+    ];
+    let cache_write = written.into_iter().fold(0, i64::max);
+    let output = total.checked_sub(prompt)?;
+    let adds_up = output >= completion && reasoning <= output && cache_read + cache_write <= prompt;
+    (adds_up && !searches(usage)).then_some(Bill {
+        input: prompt - cache_read - cache_write,
         output,
         cache_read,
+        cache_write,
         reasoning,
         ..Bill::default()
     })
+}
+
+/// Whether it names searches that the server made, which are billed beside tokens.
+fn searches(usage: &Value) -> bool {
+    const NAMES: [&str; 3] = ["citation_tokens", "num_search_queries", "num_sources_used"];
+    NAMES.iter().any(|name| or(usage.get(*name), 0) != Some(0)) || has_unpriced(usage)
 }
 
 /// Of an Anthropic message: `input_tokens` excludes what was read from or written to a cache. What went to the cache
@@ -126,8 +153,63 @@ mod tests {
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 4}}))]
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": -1}}))]
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": 5}}))]
+    #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 6}))]
+    #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": "7"}))]
+    #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, "completion_tokens_details": {"reasoning_tokens": 5}}))]
+    #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "cache_creation_input_tokens": 4}))]
+    #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 2}}))]
+    #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "num_search_queries": 1}))]
+    #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "num_sources_used": 1}))]
+    #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "server_tool_use": {"web_search_requests": 2}}))]
     fn what_cannot_be_believed_is_unknown(#[case] usage: Value) {
         assert_eq!(of_chat(&usage), None);
+    }
+
+    #[rstest]
+    // xAI: 32 + 9 + 117 = 158.
+    #[case(json!({"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 158,
+        "completion_tokens_details": {"reasoning_tokens": 117}}), (126, 117))]
+    #[case(json!({"prompt_tokens": 32, "completion_tokens": 200, "total_tokens": 349,
+        "completion_tokens_details": {"reasoning_tokens": 117}}), (317, 117))]
+    // Gemini behind a gateway: thinking shows in the total only.
+    #[case(json!({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 815}), (805, 0))]
+    fn reasoning_beside_the_completion_is_output(#[case] usage: Value, #[case] expected: (i64, i64)) {
+        let bill = of_chat(&usage).unwrap();
+        assert_eq!((bill.output, bill.reasoning), expected);
+    }
+
+    #[rstest]
+    #[case(json!({"prompt_tokens": 100, "completion_tokens": 4, "cache_creation_input_tokens": 70}))]
+    #[case(json!({"prompt_tokens": 100, "completion_tokens": 4, "prompt_tokens_details": {"cache_write_tokens": 70}}))]
+    #[case(json!({"prompt_tokens": 100, "completion_tokens": 4, "cache_creation_input_tokens": 70,
+        "prompt_tokens_details": {"cache_creation_tokens": 70}}))]
+    fn what_a_chat_completion_wrote_to_a_cache_is_priced_so(#[case] usage: Value) {
+        let bill = of_chat(&usage).unwrap();
+        assert_eq!((bill.input, bill.cache_write, bill.output), (30, 70, 4));
+    }
+
+    #[test]
+    fn zeros_beside_content_are_no_bill() {
+        let chat = |prompt, completion| json!({"prompt_tokens": prompt, "completion_tokens": completion});
+        let message = |input, output| json!({"input_tokens": input, "output_tokens": output});
+        for (content, input, output, believed) in [
+            (true, 0, 0, false),
+            (true, 5, 0, false),
+            (true, 0, 5, false),
+            (false, 0, 5, false),
+            (false, 5, 0, true),
+            (true, 5, 1, true),
+        ] {
+            let chat = read_beside(content, Dialect::Chat, &chat(input, output));
+            let message = read_beside(content, Dialect::Messages, &message(input, output));
+            assert_eq!(
+                [chat.is_some(), message.is_some()],
+                [believed; 2],
+                "{content} {input} {output}"
+            );
+        }
+        let cached = json!({"input_tokens": 0, "output_tokens": 3, "cache_read_input_tokens": 90});
+        assert!(read_beside(true, Dialect::Messages, &cached).is_some());
     }
 
     #[rstest]

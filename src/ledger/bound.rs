@@ -6,8 +6,8 @@
 //!    holds for byte-level BPE and for SentencePiece; only a normalization that lengthens text could break it.
 //! 2. Beside our text a server renders no more than [`Overhead`] allows: see there.
 //! 3. A part costs the same in each request in which the server counts it, and parts that leave make nothing dearer. So
-//!    what was in the request before costs at most that request's bill. [`Part::unsteady`] is what may be left out of
-//!    one request and counted in the next.
+//!    what was in the request before costs at most that request's bill. A part that is [`Part::unsteady`] may
+//!    be left out of one request and counted in the next.
 //!
 //! Nothing is known of what a part only refers to (an image by its address, a file by its id): such requests have no
 //! bound and must not be sent.
@@ -81,9 +81,8 @@ pub struct Part {
     /// Its length as it is in the request. The JSON around the text is in it: it pays for what a template writes around
     /// a tool call or a name.
     pub bytes: i64,
-    /// Of `bytes`, what a server may count in one request and leave out of another that has the same part, such as
-    /// reasoning that is sent back.
-    pub unsteady: i64,
+    /// A server may count it in one request and leave it out of another, such as reasoning that is sent back.
+    pub unsteady: bool,
     /// A message; else the system text or the tools.
     pub is_message: bool,
 }
@@ -151,7 +150,7 @@ pub fn input_bound(previous: Option<&Previous>, parts: &[Part], overhead: Overhe
     for part in parts {
         let more = if let Some(count) = known.get_mut(part).filter(|count| **count > 0) {
             *count -= 1;
-            part.unsteady
+            if part.unsteady { part.bytes } else { 0 }
         } else {
             if !part.is_message {
                 hidden = hidden.max(overhead.request);
@@ -237,7 +236,7 @@ mod tests {
         Part {
             hash: [name; 32],
             bytes,
-            unsteady: 0,
+            unsteady: false,
             is_message: true,
         }
     }
@@ -334,13 +333,13 @@ mod tests {
     #[test]
     fn reasoning_that_may_have_been_left_out_is_paid_again() {
         let thought = Part {
-            unsteady: 700,
+            unsteady: true,
             ..part(2, 900)
         };
         let before = [system(1, 9_000), thought];
         assert_eq!(
             input_bound(Some(&after(&before, 3_000)), &before, OVERHEAD),
-            3_000 + 50 + 700
+            3_000 + 50 + 900
         );
     }
 
@@ -431,7 +430,7 @@ mod tests {
         /// A server as the three statements say: any of its bills is within the bound.
         #[test]
         fn no_server_that_keeps_the_statements_bills_above_the_bound(
-            sizes in proptest::collection::vec((1..200_i64, 0..=100_i64, 0..50_i64), 8),
+            sizes in proptest::collection::vec((1..200_i64, 0..=100_i64, any::<bool>()), 8),
             before in proptest::collection::vec(0..8_usize, 0..12),
             now in proptest::collection::vec(0..8_usize, 0..12),
             (hidden, drift) in (0..=1_000_i64, 0..=50_i64),
@@ -439,15 +438,16 @@ mod tests {
         ) {
             // The first two are system text and tools.
             let all: Vec<(Part, i64)> = sizes.iter().zip(0_u8..).map(|((bytes, percent, unsteady), name)| {
-                let unsteady = (*unsteady).min(*bytes);
-                let part = Part { unsteady, is_message: name > 1, ..part(name, *bytes) };
-                let tokens = (bytes - unsteady) * percent / 100 * if name > 1 { 1 } else { 2 } + percent % 10;
+                let part = Part { unsteady: *unsteady && name > 1, is_message: name > 1, ..part(name, *bytes) };
+                let tokens = bytes * percent / 100 * if name > 1 { 1 } else { 2 };
+                // What a template writes around it is there whether the part is counted or not.
+                let tokens = if part.unsteady { 0 } else { tokens } + percent % 10;
                 (part, tokens)
             }).collect();
             let bill = |indices: &[usize], hidden: i64, counts_unsteady: bool| {
                 indices.iter().fold(hidden, |sum, index| {
                     let (part, tokens) = &all[*index];
-                    sum + tokens + if counts_unsteady { part.unsteady } else { 0 }
+                    sum + tokens + if counts_unsteady && part.unsteady { part.bytes } else { 0 }
                 })
             };
             let parts = |indices: &[usize]| -> Vec<Part> { indices.iter().map(|index| all[*index].0).collect() };

@@ -62,6 +62,15 @@ impl Held {
         !rest.is_zero()
     }
 
+    /// What was written of it is lost: all that the leader does not know to be given back counts as spent.
+    fn write_off(&mut self, grant: &Granted) {
+        self.returned = self.returned.max(&grant.returned);
+        let rest = self.granted.without(&self.returned);
+        self.spent = self.spent.max(&grant.spent).max(&rest);
+        self.over = Amount::ZERO;
+        self.closed = true;
+    }
+
     fn usable(&self, now: u64) -> bool {
         !self.closed && self.until.is_none_or(|until| now < until)
     }
@@ -82,6 +91,15 @@ pub struct Row {
     pub closed: bool,
 }
 
+/// What became of the leader's word.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// What is on disk must change **before** anything is spent. `false` also for a deposed leader's word.
+    pub changed: bool,
+    /// Leases of which the leader knew more than the disk.
+    pub lost: Vec<LeaseId>,
+}
+
 /// What one call holds until it is settled: the same amount of every lease.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservation {
@@ -96,7 +114,7 @@ pub struct Reservation {
 pub struct Draw<'a> {
     /// Which.
     pub account: &'a str,
-    /// Its limits; only the kinds matter here.
+    /// Its limits; only the kinds matter here, and whether there may be nothing at all of one.
     pub limits: LimitAmounts,
 }
 
@@ -160,7 +178,8 @@ impl Wallet {
                 .get(draw.account)
                 .into_iter()
                 .flat_map(|purse| purse.leases.iter().rev())
-                .find(|(_, held)| held.usable(now) && held.available().covers(&needed));
+                .find(|(_, held)| held.usable(now) && held.available().covers(&needed))
+                .filter(|_| draw.limits.none_of().is_none());
             match found {
                 Some((lease, _)) => leases.push((draw.account.to_owned(), *lease)),
                 None => {
@@ -279,20 +298,23 @@ impl Wallet {
     }
 
     /// The leader's word about one account, from its record `epoch`: what is granted, and leases that it knows nothing
-    /// of (any more), because all about them is accounted for. `ends` gives each lease's end on the boot-time clock.
-    /// Whether what is on disk must change **before** anything is spent. `false` also for a deposed leader's word.
+    /// of (any more), because all about them is accounted for. Each lease comes with its end on the boot-time clock.
+    ///
+    /// Where the leader heard of more than is on disk, the disk went back to an earlier state, such as a snapshot. Nobody
+    /// knows what was spent since: the lease is closed, and all that was not given back counts as spent.
     pub fn hear(
         &mut self,
         account: &str,
         epoch: i64,
         granted: &[(Granted, Option<u64>)],
         forgotten: &[LeaseId],
-    ) -> bool {
+    ) -> News {
         let purse = self.purses.entry(account.to_owned()).or_default();
         if epoch < purse.epoch {
-            return false;
+            return News::default();
         }
         let mut changed = epoch > purse.epoch;
+        let mut lost = Vec::new();
         purse.epoch = epoch;
         for (grant, until) in granted {
             let held = purse.leases.entry(grant.lease).or_insert_with(|| {
@@ -301,6 +323,11 @@ impl Wallet {
             });
             held.granted = held.granted.max(&grant.granted);
             held.until = *until;
+            if !held.spent.covers(&grant.spent) || !held.returned.covers(&grant.returned) {
+                held.write_off(grant);
+                lost.push(grant.lease);
+                changed = true;
+            }
         }
         for lease in forgotten {
             match purse.leases.get_mut(lease) {
@@ -313,7 +340,7 @@ impl Wallet {
             }
             changed = true;
         }
-        changed
+        News { changed, lost }
     }
 
     /// The newest record heard of, by account.
@@ -338,7 +365,7 @@ impl Wallet {
         let available = self.available(draw.account, now);
         draw.limits
             .kinds()
-            .find(|kind| amount.get(*kind) > available.get(*kind))
+            .find(|kind| amount.get(*kind) > available.get(*kind) || draw.limits.get(*kind) == Some(0))
     }
 
     fn held_mut(&mut self, account: &str, lease: LeaseId) -> Option<&mut Held> {

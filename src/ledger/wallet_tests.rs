@@ -23,6 +23,8 @@ fn grant(lease: LeaseId, granted: i64) -> (Granted, Option<u64>) {
     let granted = Granted {
         lease,
         granted: tokens(granted),
+        spent: Amount::ZERO,
+        returned: Amount::ZERO,
         ends: None,
     };
     (granted, None)
@@ -161,7 +163,7 @@ fn after_a_restart_the_open_call_is_open_again_and_nothing_can_be_spent_until_th
     assert_eq!(held(&again, "a", 1), (0, 3, 0, 5));
     assert_eq!(again.reserve(&[draw("a")], &tokens(1), 0), short(&["a"]));
     assert!(
-        !again.hear("a", 1, &[grant(1, 10)], &[]),
+        !again.hear("a", 1, &[grant(1, 10)], &[]).changed,
         "what is granted need not be on disk"
     );
     assert_eq!(again, wallet);
@@ -234,16 +236,19 @@ fn a_lease_with_an_open_call_gives_the_rest_back_and_is_closed_after_it() {
 fn an_older_record_is_a_deposed_leaders_word_and_changes_nothing() {
     let mut wallet = holding(&[("a", 10)]);
     assert!(
-        wallet.hear("a", 5, &[grant(1, 20)], &[]),
+        wallet.hear("a", 5, &[grant(1, 20)], &[]).changed,
         "a newer record is to be on disk"
     );
     let before = wallet.clone();
-    assert!(!wallet.hear("a", 4, &[grant(1, 90), grant(2, 90)], &[1]));
+    assert!(!wallet.hear("a", 4, &[grant(1, 90), grant(2, 90)], &[1]).changed);
     assert_eq!(wallet, before);
     // The same record again, late: totals do not go back.
-    assert!(!wallet.hear("a", 5, &[grant(1, 15)], &[]));
+    assert!(!wallet.hear("a", 5, &[grant(1, 15)], &[]).changed);
     assert_eq!(wallet, before);
-    assert!(wallet.hear("a", 5, &[grant(2, 1)], &[]), "a new lease is to be on disk");
+    assert!(
+        wallet.hear("a", 5, &[grant(2, 1)], &[]).changed,
+        "a new lease is to be on disk"
+    );
     assert_eq!(wallet.epochs().collect::<Vec<_>>(), [("a", 5)]);
 }
 
@@ -253,13 +258,13 @@ fn a_forgotten_lease_leaves_and_one_with_a_call_open_is_only_closed() {
     wallet.hear("a", 1, &[grant(2, 10)], &[]);
     let reservation = reserve(&mut wallet, "a", 4);
     assert_eq!(reservation.leases, [("a".to_owned(), 2)]);
-    assert!(wallet.hear("a", 1, &[], &[1, 2]));
+    assert!(wallet.hear("a", 1, &[], &[1, 2]).changed);
     assert_eq!(wallet.statements().map(|(_, said)| said.lease).collect::<Vec<_>>(), [2]);
     assert!(is_closed(&wallet, "a", 2));
     wallet.settle(&reservation, &tokens(4));
-    assert!(wallet.hear("a", 1, &[], &[2]));
+    assert!(wallet.hear("a", 1, &[], &[2]).changed);
     assert_eq!(wallet.rows().count(), 0);
-    assert!(!wallet.hear("a", 1, &[], &[2]), "nothing is known of it");
+    assert!(!wallet.hear("a", 1, &[], &[2]).changed, "nothing is known of it");
 }
 
 #[test]
@@ -283,6 +288,8 @@ fn what_is_lacking_is_the_first_limited_kind_that_has_too_little() {
     let granted = Granted {
         lease: 1,
         granted: Amount { calls: 1, ..tokens(10) },
+        spent: Amount::ZERO,
+        returned: Amount::ZERO,
         ends: None,
     };
     wallet.hear("a", 1, &[(granted, None)], &[]);
@@ -307,4 +314,51 @@ fn what_is_lacking_is_the_first_limited_kind_that_has_too_little() {
         wallet.lacking(&Draw { account: "b", ..draw }, &call(0, 1), 0),
         Some(Kind::Tokens)
     );
+}
+
+/// A lease as the leader knows it.
+fn known(lease: LeaseId, granted: i64, spent: i64, returned: i64) -> (Granted, Option<u64>) {
+    let granted = Granted {
+        spent: tokens(spent),
+        returned: tokens(returned),
+        ..grant(lease, granted).0
+    };
+    (granted, None)
+}
+
+#[test]
+fn a_disk_that_went_back_gives_nothing_to_spend_again() {
+    let row = |spent, returned| Row {
+        account: "a".into(),
+        lease: 7,
+        spent: tokens(spent),
+        returned: tokens(returned),
+        closed: false,
+    };
+    // The leader heard of 900 of 1,000; on disk are 100.
+    let mut wallet = Wallet::restore([("a".to_owned(), 3)], [row(100, 0)]);
+    let news = wallet.hear("a", 9, &[known(7, 1_000, 900, 0)], &[]);
+    assert_eq!((news.changed, news.lost), (true, vec![7]));
+    assert_eq!(wallet.available("a", 0), Amount::ZERO);
+    let said = |wallet: &Wallet| wallet.statements().next().unwrap().1;
+    assert_eq!((said(&wallet).spent, said(&wallet).closed), (tokens(1_000), true));
+    let again = wallet.hear("a", 9, &[known(7, 1_000, 1_000, 0)], &[]);
+    assert_eq!(again, News::default(), "it is known now");
+    // What was given back is not spent.
+    let mut wallet = Wallet::restore([], [row(100, 0)]);
+    assert_eq!(wallet.hear("a", 9, &[known(7, 1_000, 100, 600)], &[]).lost, [7]);
+    assert_eq!(
+        (said(&wallet).spent, said(&wallet).returned),
+        (tokens(400), tokens(600))
+    );
+    // A lease that the disk has never seen, and of which something was spent, is one more.
+    let mut wallet = Wallet::default();
+    assert_eq!(wallet.hear("a", 9, &[known(8, 50, 1, 0)], &[]).lost, [8]);
+    assert_eq!(wallet.available("a", 0), Amount::ZERO);
+    // One that knows as much, or more than the leader, has lost nothing.
+    for spent in [900, 901] {
+        let mut wallet = Wallet::restore([], [row(spent, 0)]);
+        assert_eq!(wallet.hear("a", 9, &[known(7, 1_000, 900, 0)], &[]).lost, [0; 0]);
+        assert_eq!(wallet.available("a", 0), tokens(1_000 - spent));
+    }
 }

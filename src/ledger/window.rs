@@ -229,6 +229,11 @@ impl Settled {
         self.buckets.iter().cloned().collect()
     }
 
+    /// What each piece counts.
+    pub fn amounts(&self) -> impl Iterator<Item = &Amount> {
+        self.buckets.iter().map(|bucket| &bucket.amount)
+    }
+
     /// Adds what was settled at `now`. A sum that does not fit into 64 bits stays at their end, and leaves no room.
     pub fn add(&mut self, rule: &WindowRule, now: Timestamp, amount: &Amount) {
         self.put(rule.piece(now, self.pieces), amount);

@@ -15,7 +15,9 @@ use sse_stream::{Sse, SseStream};
 
 use super::deliveries::{Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport};
 use super::events::{EventsAnswer, EventsPage};
-use super::messages::{Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, Refusal, Report};
+use super::messages::{
+    Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, Refusal, RefusalCode, Report,
+};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,6 +44,14 @@ pub enum LinkError {
     /// It answered something else than the protocol says.
     #[error("the controller's answer cannot be read: {0}")]
     Unreadable(String),
+}
+
+impl LinkError {
+    /// Whether another pod has taken this one's place, so that asking again is of no use.
+    #[must_use]
+    pub fn is_fence(&self) -> bool {
+        matches!(self, Self::Refused(refusal) if refusal.code == RefusalCode::Fenced)
+    }
 }
 
 /// What the stream of directives carries.

@@ -9,7 +9,7 @@
 //! | gateway → controller | `POST /v1/delivered` [`DeliveredTo`] |
 //!
 //! Nobody on the way keeps anything: what is lost is sent again by the sensor pod's outbox, and what comes twice has no
-//! effect, since a worker passes over numbers that it knows and acknowledges them again.
+//! effect, since a worker passes over numbers of an outbox that it knows and acknowledges them again.
 //!
 //! A sensor pod hears what it is to do on `GET /v1/sensor`, server-sent events `directives` with [`SensorDirectives`], and
 //! reports on `POST /v1/sensor/report` a [`SensorPodReport`].
@@ -75,11 +75,14 @@ pub struct Deliver {
 }
 
 /// A receiver has all events of a Sensor through a number on disk.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Delivered {
     /// Uid of the Sensor.
     pub sensor: String,
+    /// Id of the outbox that gave the number; empty where it is not said.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub outbox: String,
     /// The number.
     pub through: i64,
 }

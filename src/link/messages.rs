@@ -7,6 +7,9 @@
 //! and an empty `heartbeat` every 10 s; events of the loop: [`events`](super::events).
 //! Events of sensor pods: [`deliveries`](super::deliveries). Errors carry a [`Refusal`].
 
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use super::sensors::{SensorReport, SensorTerms};
@@ -24,6 +27,16 @@ use super::events::Reading;
 
 /// Version of this protocol.
 pub const PROTOCOL: u32 = 1;
+/// The oldest version that is still spoken: the one before, so that running pods outlive an upgrade of the controller, and
+/// new ones its way back.
+pub const OLDEST_PROTOCOL: u32 = if PROTOCOL > 1 { PROTOCOL - 1 } else { 1 };
+
+/// The newest version that both ends speak, each from its oldest to its newest; `None`: there is none.
+#[must_use]
+pub fn common_protocol(ours: RangeInclusive<u32>, theirs: RangeInclusive<u32>) -> Option<u32> {
+    let newest = *ours.end().min(theirs.end());
+    (ours.contains(&newest) && theirs.contains(&newest)).then_some(newest)
+}
 /// Seconds between heartbeats of the directives stream.
 pub const HEARTBEAT_SECONDS: u64 = 10;
 /// Seconds without contact after which a pod may do nothing any more (the run lease, DESIGN 5).
@@ -37,20 +50,45 @@ pub const REPORT_SECONDS: u64 = 15;
 pub struct Attach {
     /// [`PROTOCOL`] of the gateway.
     pub protocol: u32,
+    /// [`OLDEST_PROTOCOL`] of the gateway; absent: it speaks no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oldest_protocol: Option<u32>,
     /// The epoch the pod was created with.
     pub epoch: i64,
+    /// The models that it calls: the spec may name others by now.
+    #[serde(default)]
+    pub models: Vec<PricedModel>,
+}
+
+/// A model that a pod calls.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct PricedModel {
+    /// Its name, as requests carry it.
+    pub name: String,
+    /// The price that the spec of the pod gives for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price: Option<Price>,
 }
 
 /// The controller's answer to [`Attach`].
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Attached {
+    /// The version that is spoken from now on.
+    #[serde(default = "first_protocol")]
+    pub protocol: u32,
     /// The epoch, confirmed.
     pub epoch: i64,
     /// What is known from `status`, for a pod whose storage is new: totals go on from here and never step back.
     pub known: Known,
     /// What the pod is to do.
     pub directives: Directives,
+}
+
+/// The version of a controller that does not say so.
+fn first_protocol() -> u32 {
+    1
 }
 
 /// Totals known to the controller.
@@ -81,6 +119,9 @@ pub struct Directives {
     /// Sensors that run in this pod, by uid. `None`: not decided yet, so those that ran go on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sensors: Option<Vec<SensorTerms>>,
+    /// Names of the events that can wake the loop, of all Sensors that tell this Agent. `None`: not known yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wake_events: Option<Vec<String>>,
     /// Who reads the loop's events: the worker sends them for as long as they stand here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub readings: Vec<Reading>,
@@ -92,10 +133,10 @@ pub struct Directives {
 pub struct BudgetTerms {
     /// The accounts that apply; none: nothing limits the calls.
     pub accounts: Vec<AccountTerms>,
-    /// What `spec.model` costs; `None`: not known, so no cost is counted and no limit of cost can be kept.
-    pub price: Option<Price>,
-    /// What `spec.lightModel` costs, likewise.
-    pub light_price: Option<Price>,
+    /// Prices by name of the model: of those that the spec names, and of those that the running pod calls, which may be
+    /// others until the pod is replaced. Of a model that is not here no cost is counted, and no limit of cost can be
+    /// kept.
+    pub prices: BTreeMap<String, Price>,
     /// An answer is clipped to what is left, but not below so many tokens.
     pub min_output_tokens: u32,
     /// Why no call may be made at all: `BudgetUnavailable`, `LoopDetected`.
@@ -229,6 +270,12 @@ pub struct LeaseGrant {
     pub lease: i64,
     /// Total granted.
     pub granted: Amount,
+    /// What the leader heard that was spent of it. A gateway that knows less has lost what it wrote.
+    #[serde(default, skip_serializing_if = "Amount::is_zero")]
+    pub spent: Amount,
+    /// What the leader heard that was given back.
+    #[serde(default, skip_serializing_if = "Amount::is_zero")]
+    pub returned: Amount,
     /// Milliseconds, from when the request was sent, for which it may be used for new calls. `None`: not limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub valid_milliseconds: Option<u64>,
@@ -260,6 +307,15 @@ pub struct Report {
 pub struct BudgetReport {
     /// Calls that were not made because of a limit, each refusal for itself.
     pub refused_calls: i64,
+    /// Leases of which the leader knew more than this gateway: its storage went back to an earlier state. Each was closed,
+    /// and all that was left of it counts as spent.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub lost_leases: i64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_zero(value: &i64) -> bool {
+    *value == 0
 }
 
 /// What requests look like to one who does not trust the worker. Counting begins anew with each new value of
@@ -382,4 +438,27 @@ pub enum RefusalCode {
     Away,
     /// 400: the message cannot be read.
     Malformed,
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::the_same(1..=2, 1..=2, Some(2))]
+    #[case::the_other_is_older(2..=3, 1..=2, Some(2))]
+    #[case::the_other_is_newer(1..=2, 2..=3, Some(2))]
+    #[case::two_versions_older(3..=4, 1..=2, None)]
+    #[case::two_versions_newer(1..=2, 3..=4, None)]
+    #[case::the_first(1..=1, 1..=1, Some(1))]
+    #[case::reversed(1..=2, RangeInclusive::new(2, 1), None)]
+    fn versions_that_follow_each_other_have_one_in_common(
+        #[case] ours: RangeInclusive<u32>,
+        #[case] theirs: RangeInclusive<u32>,
+        #[case] common: Option<u32>,
+    ) {
+        assert_eq!(common_protocol(ours, theirs), common);
+    }
 }

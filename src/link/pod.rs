@@ -57,6 +57,8 @@ pub const SENSOR_CERTIFICATE_DIR: &str = "/etc/agentloop/tls/certificate";
 pub const SENSOR_KEY_FILE: &str = "/etc/agentloop/key/value";
 /// Port of a sensor pod's webhook.
 pub const WEBHOOK_PORT: u16 = 8080;
+/// The abstract socket on which a sensor pod answers probes, with the `@` that marks it as such.
+pub const SENSOR_HEALTH_SOCKET: &str = "@agentloop-sensor";
 /// Uid of the worker; also the group that owns the volumes.
 pub const WORKER_UID: i64 = 65532;
 /// Uid of the gateway.
@@ -84,6 +86,31 @@ pub struct PodConfig {
     pub link_url: String,
     /// The spec, whole but for `pod`; for the gateway also without `instructions`.
     pub spec: AgentSpec,
+    /// Where the gateway may connect to.
+    #[serde(default)]
+    pub egress: AgentEgress,
+}
+
+/// Where the gateways of Agents may connect to: model servers and tool servers.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AgentEgress {
+    /// Whether addresses of private networks are open.
+    pub private_addresses: PrivateAddresses,
+    /// Ranges of addresses that are open though they are closed.
+    pub allowed_ranges: Vec<String>,
+    /// Ranges of addresses that are closed too.
+    pub denied_ranges: Vec<String>,
+}
+
+/// Whether Agents reach addresses of private networks, which pods and Services of a cluster mostly have.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString, strum::Display)]
+pub enum PrivateAddresses {
+    /// They do: many model servers and tool servers are there.
+    #[default]
+    Allow,
+    /// They do not, but for ranges that are allowed.
+    Deny,
 }
 
 /// Configuration of one sensor pod.

@@ -3,16 +3,16 @@
 //! Owns the HTTP side only: the cursor, the form of events, status codes. Who may read what is decided by
 //! [`Link::read`](super::server::Link::read).
 
+use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::{Json, http::header};
 use futures::StreamExt;
 use serde::Deserialize;
 
 use super::events::{END_EVENT, ReadRefusal, ReadRefusalCode, ReadRequest, Told};
-use super::server::{Link, Server};
+use super::server::{Caller, Link, Server, closing};
 
 /// What a browser sends when it connects again; it wins over the query, which stays the same then.
 const LAST_EVENT_ID: &str = "last-event-id";
@@ -26,6 +26,7 @@ struct Asked {
 pub(super) async fn events<L: Link>(
     State(server): State<Server<L>>,
     Path((namespace, name)): Path<(String, String)>,
+    caller: Caller,
     headers: HeaderMap,
     uri: Uri,
 ) -> Response {
@@ -37,7 +38,10 @@ pub(super) async fn events<L: Link>(
             after,
             words,
         };
-        server.link.read(token(&headers)?, &request).await
+        let (token, address) = caller.shown().ok_or_else(no_token)?;
+        let telling = server.link.read(token, address, &request).await?;
+        caller.introduce();
+        Ok::<_, ReadRefusal>(telling)
     };
     match telling.await {
         Ok(telling) => {
@@ -45,6 +49,9 @@ pub(super) async fn events<L: Link>(
             Sse::new(events)
                 .keep_alive(KeepAlive::new().interval(server.limits.heartbeat))
                 .into_response()
+        }
+        Err(refusal) if refusal.code == ReadRefusalCode::Unauthenticated => {
+            closing((status(refusal.code), Json(refusal)))
         }
         Err(refusal) => (status(refusal.code), Json(refusal)).into_response(),
     }
@@ -62,18 +69,12 @@ fn event(told: Told) -> Result<Event, axum::Error> {
     }
 }
 
-fn token(headers: &HeaderMap) -> Result<&str, ReadRefusal> {
-    headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer "))
-        .map(str::trim)
-        .filter(|token| !token.is_empty())
-        .ok_or_else(|| ReadRefusal {
-            code: ReadRefusalCode::Unauthenticated,
-            message: "no token; send the header «Authorization: Bearer <token>», such as one of «kubectl create token»"
-                .into(),
-        })
+fn no_token() -> ReadRefusal {
+    ReadRefusal {
+        code: ReadRefusalCode::Unauthenticated,
+        message: "no token; send the header «Authorization: Bearer <token>», such as one of «kubectl create token»"
+            .into(),
+    }
 }
 
 /// After which line to begin (0: with the oldest that is kept), and whether words are wanted.

@@ -4,12 +4,13 @@
 //! people is in `reading`.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Query, Request, State};
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::extract::{FromRequestParts, Query, Request, State};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, Uri, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -21,7 +22,7 @@ use futures::{Stream, StreamExt, stream};
 use hyper_util::rt::TokioTimer;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_util::sync::CancellationToken;
@@ -29,9 +30,11 @@ use tokio_util::sync::CancellationToken;
 use super::deliveries::{Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport};
 use super::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRequest, Telling};
 use super::messages::{
-    Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, PROTOCOL, Refusal, RefusalCode, Report,
+    Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, OLDEST_PROTOCOL, PROTOCOL,
+    REPORT_SECONDS, Refusal, RefusalCode, Report, common_protocol,
 };
 use super::reading;
+use crate::connections::{Bounds, Slot, Slots};
 
 /// Largest body of a request.
 pub const MAX_BODY_BYTES: usize = 256 * 1024;
@@ -64,8 +67,8 @@ pub enum PodKind {
 
 /// What answers pods.
 pub trait Link: Send + Sync + 'static {
-    /// Which pod holds this token.
-    fn authenticate(&self, token: &str) -> impl Future<Output = Result<PodIdentity, Refusal>> + Send;
+    /// Which pod holds this token, which came from `address`.
+    fn authenticate(&self, token: &str, address: IpAddr) -> impl Future<Output = Result<PodIdentity, Refusal>> + Send;
     /// A pod introduces itself.
     fn attach(&self, pod: &PodIdentity, attach: &Attach) -> Result<Attached, Refusal>;
     /// A pod reports.
@@ -81,8 +84,13 @@ pub trait Link: Send + Sync + 'static {
     /// A pod sends events to one who reads them; answered once there is room for them, or there is none for too long.
     fn events(&self, pod: &PodIdentity, page: EventsPage)
     -> impl Future<Output = Result<EventsAnswer, Refusal>> + Send;
-    /// Somebody with this token wants to read an Agent's events.
-    fn read(&self, token: &str, request: &ReadRequest) -> impl Future<Output = Result<Telling, ReadRefusal>> + Send;
+    /// Somebody with this token wants to read an Agent's events, from `address`.
+    fn read(
+        &self,
+        token: &str,
+        address: IpAddr,
+        request: &ReadRequest,
+    ) -> impl Future<Output = Result<Telling, ReadRefusal>> + Send;
     /// Events of sensor pods for the Agent of this pod, from now on.
     fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, Refusal>;
     /// The Agent of this pod has events on disk.
@@ -100,20 +108,30 @@ pub trait Link: Send + Sync + 'static {
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most connections at once; more are closed at once.
-    pub connections: usize,
+    /// Connections; those over the bounds are closed at once. Whose token was taken is no stranger.
+    pub connections: Bounds,
     /// Time between two heartbeats of a directives stream.
     pub heartbeat: Duration,
-    /// Longest time for a request's head, and again for its body.
+    /// Longest time for the body of a request.
     pub read_timeout: Duration,
+    /// How long a connection may wait for a request, its head included. Longer than the pause between two reports, so that
+    /// a pod does not need a handshake for each.
+    pub idle: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 16_384,
+            // The pods of a node may share an address.
+            connections: Bounds {
+                all: 16_384,
+                strangers: 2048,
+                per_address: 1024,
+                strangers_per_address: 256,
+            },
             heartbeat: Duration::from_secs(HEARTBEAT_SECONDS),
             read_timeout: Duration::from_secs(10),
+            idle: Duration::from_secs(3 * REPORT_SECONDS),
         }
     }
 }
@@ -135,7 +153,7 @@ impl<L> Clone for Server<L> {
 }
 
 /// The routes of the link. Streams end when `stop` is cancelled.
-pub fn router<L: Link>(link: Arc<L>, limits: Limits, stop: CancellationToken) -> Router {
+fn router<L: Link>(link: Arc<L>, limits: Limits, stop: CancellationToken) -> Router {
     let server = Server { link, limits, stop };
     Router::new()
         .route("/v1/attach", post(attach::<L>))
@@ -163,12 +181,15 @@ pub async fn serve<L: Link>(
     stop: CancellationToken,
 ) -> std::io::Result<()> {
     let app = router(link, limits, stop.clone());
-    let slots = Arc::new(Semaphore::new(limits.connections));
+    let slots = Slots::new(limits.connections);
     // A connection without a slot is closed before its handshake; a slot lives as long as its connection's service.
-    let per_connection = tower::service_fn(move |_: SocketAddr| {
-        let slot = slots.clone().try_acquire_owned();
+    let per_connection = tower::service_fn(move |address: SocketAddr| {
+        let slot = slots.take(address.ip());
         let app = app.clone();
-        async move { slot.map(|slot| app.layer(Extension(Arc::new(slot)))) }
+        async move {
+            slot.map(|slot| app.layer(Extension(Arc::new(slot))))
+                .ok_or_else(|| std::io::Error::other("no slot"))
+        }
     });
     let handle = Handle::new();
     let mut server = axum_server::from_tcp_rustls(listener.into_std()?, tls)?
@@ -178,7 +199,7 @@ pub async fn serve<L: Link>(
         .http_builder()
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.read_timeout);
+        .header_read_timeout(limits.idle);
     let stopper = async {
         stop.cancelled().await;
         handle.graceful_shutdown(Some(STOP_GRACE));
@@ -190,17 +211,20 @@ pub async fn serve<L: Link>(
     }
 }
 
-async fn attach<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+async fn attach<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
+        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         let attach: Attach = read(request, server.limits.read_timeout).await?;
-        if attach.protocol != PROTOCOL {
+        let theirs = attach.oldest_protocol.unwrap_or(attach.protocol)..=attach.protocol;
+        let Some(protocol) = common_protocol(OLDEST_PROTOCOL..=PROTOCOL, theirs) else {
             return Err(malformed(format!(
-                "protocol {} is not spoken here, {PROTOCOL} is; run gateway and controller of one version",
+                "protocol {} is not spoken here, {OLDEST_PROTOCOL} to {PROTOCOL} are; run gateway and controller of versions \
+                 that follow each other",
                 attach.protocol
             )));
-        }
-        server.link.attach(&pod, &attach)
+        };
+        let attached = server.link.attach(&pod, &attach)?;
+        Ok(Attached { protocol, ..attached })
     };
     match answer.await {
         Ok(attached) => Json(attached).into_response(),
@@ -208,9 +232,9 @@ async fn attach<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, re
     }
 }
 
-async fn report<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+async fn report<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
+        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         server
             .link
             .report(&pod, read(request, server.limits.read_timeout).await?)
@@ -221,9 +245,9 @@ async fn report<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, re
     }
 }
 
-async fn lease<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+async fn lease<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
+        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         let request: LeaseRequest = read(request, server.limits.read_timeout).await?;
         let digits = request.record.bytes().all(|byte| byte.is_ascii_hexdigit());
         if request.record.len() != RECORD_DIGITS || !digits {
@@ -242,9 +266,9 @@ struct DirectivesQuery {
     epoch: i64,
 }
 
-async fn directives<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, uri: Uri) -> Response {
+async fn directives<L: Link>(State(server): State<Server<L>>, caller: Caller, uri: Uri) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
+        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         let query = Query::<DirectivesQuery>::try_from_uri(&uri)
             .map_err(|_| malformed("the query must be epoch=N, the epoch of the pod".into()))?;
         let levels = server.link.directives(&pod, query.epoch)?;
@@ -260,9 +284,9 @@ async fn directives<L: Link>(State(server): State<Server<L>>, headers: HeaderMap
     }
 }
 
-async fn events<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+async fn events<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
+        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         server
             .link
             .events(&pod, read(request, server.limits.read_timeout).await?)
@@ -274,9 +298,9 @@ async fn events<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, re
     }
 }
 
-async fn sensor<L: Link>(State(server): State<Server<L>>, headers: HeaderMap) -> Response {
+async fn sensor<L: Link>(State(server): State<Server<L>>, caller: Caller) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers, PodKind::Sensor).await?;
+        let pod = authenticate(&server, &caller, PodKind::Sensor).await?;
         server.link.sensor(&pod)
     };
     match answer.await {
@@ -309,9 +333,9 @@ fn ended(events: impl Stream<Item = Result<Event, axum::Error>>) -> impl Stream<
     events.map(Some).chain(stream::iter([None]))
 }
 
-async fn delivered<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+async fn delivered<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers, PodKind::Agent).await?;
+        let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         server
             .link
             .delivered(&pod, read(request, server.limits.read_timeout).await?)
@@ -322,9 +346,9 @@ async fn delivered<L: Link>(State(server): State<Server<L>>, headers: HeaderMap,
     }
 }
 
-async fn sensor_report<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+async fn sensor_report<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers, PodKind::Sensor).await?;
+        let pod = authenticate(&server, &caller, PodKind::Sensor).await?;
         server
             .link
             .sensor_report(&pod, read(request, server.limits.read_timeout).await?)
@@ -335,9 +359,9 @@ async fn sensor_report<L: Link>(State(server): State<Server<L>>, headers: Header
     }
 }
 
-async fn deliver<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, request: Request) -> Response {
+async fn deliver<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
     let answer = async {
-        let pod = authenticate(&server, &headers, PodKind::Sensor).await?;
+        let pod = authenticate(&server, &caller, PodKind::Sensor).await?;
         let deliver = read(request, server.limits.read_timeout).await?;
         server.link.deliver(&pod, deliver).await
     };
@@ -347,21 +371,54 @@ async fn deliver<L: Link>(State(server): State<Server<L>>, headers: HeaderMap, r
     }
 }
 
+/// Who sent a request, as far as the request says.
+pub(super) struct Caller {
+    slot: Arc<Slot>,
+    token: Option<String>,
+}
+
+impl Caller {
+    /// The token that came, and from where; `None`: none came.
+    pub(super) fn shown(&self) -> Option<(&str, IpAddr)> {
+        Some((self.token.as_deref()?, self.slot.address()))
+    }
+
+    /// Its token was taken: its connection is no stranger's any more.
+    pub(super) fn introduce(&self) {
+        self.slot.introduce();
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = StatusCode;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, StatusCode> {
+        // Every connection has a slot.
+        let slot = parts.extensions.get::<Arc<Slot>>().cloned();
+        let token = parts
+            .headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| value.strip_prefix("Bearer "))
+            .map(|token| token.trim().to_owned())
+            .filter(|token| !token.is_empty());
+        Ok(Self {
+            slot: slot.ok_or(StatusCode::INTERNAL_SERVER_ERROR)?,
+            token,
+        })
+    }
+}
+
 /// Who speaks; refused when it is another kind of pod than the route is for.
-async fn authenticate<L: Link>(server: &Server<L>, headers: &HeaderMap, kind: PodKind) -> Result<PodIdentity, Refusal> {
-    let token = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer "))
-        .map(str::trim)
-        .filter(|token| !token.is_empty());
-    let Some(token) = token else {
+async fn authenticate<L: Link>(server: &Server<L>, caller: &Caller, kind: PodKind) -> Result<PodIdentity, Refusal> {
+    let Some((token, address)) = caller.shown() else {
         return Err(Refusal {
             code: RefusalCode::Unauthenticated,
             message: "no token; send the header «Authorization: Bearer <token>»".into(),
         });
     };
-    let pod = server.link.authenticate(token).await?;
+    let pod = server.link.authenticate(token, address).await?;
+    caller.introduce();
     if pod.kind != kind {
         return Err(Refusal {
             code: RefusalCode::Unknown,
@@ -401,7 +458,16 @@ fn malformed(message: String) -> Refusal {
 
 fn refuse<L: Link>(link: &L, refusal: &Refusal) -> Response {
     link.refused(refusal);
-    (status(refusal.code), Json(refusal)).into_response()
+    let answer = (status(refusal.code), Json(refusal));
+    if refusal.code == RefusalCode::Unauthenticated {
+        return closing(answer);
+    }
+    answer.into_response()
+}
+
+/// An answer to one who did not show who they are: the last one on its connection.
+pub(super) fn closing(answer: impl IntoResponse) -> Response {
+    ([(header::CONNECTION, "close")], answer).into_response()
 }
 
 /// The status code of a refusal.

@@ -65,6 +65,9 @@ pub struct SocketEvent {
     pub directives: Directives,
     /// Milliseconds since the last contact with the controller.
     pub link_age_milliseconds: u64,
+    /// When this was said, by the wall clock that worker and gateway share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub said_at: Option<jiff::Timestamp>,
     /// True: a newer pod has taken over; this one stops for good.
     pub fenced: bool,
 }

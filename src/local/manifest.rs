@@ -351,7 +351,7 @@ fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(
     }
     if key.resource == SENSORS {
         let sensor: Sensor = serde_json::from_value(manifest.object.clone()).map_err(unreadable)?;
-        sensing::check(&key.name, &sensor.spec).map_err(|invalid| invalid.to_string())?;
+        sensing::check(&sensor.spec).map_err(|invalid| invalid.to_string())?;
         return secrets(&sensor.spec.source, |name| {
             let wanted = Key::new(SECRETS, &key.namespace, name);
             all.iter().find(|other| other.key == wanted).map(|found| &found.object)

@@ -153,7 +153,13 @@ impl Pods {
 
     fn prepare(&self, object: Value, uid: &str, folder: &PathBuf) -> Result<Roles, PodError> {
         let pod: Pod = serde_json::from_value(object).map_err(|error| PodError::Unreadable(error.to_string()))?;
-        let token = random()?;
+        let identity = PodIdentity {
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: uid.into(),
+            kind: roles::kind(&pod),
+        };
+        let token = self.tokens.issue(&random()?, identity);
         make_folder(folder)?;
         let folders = Folders {
             pod: folder,
@@ -162,13 +168,6 @@ impl Pods {
             token: &token,
         };
         let volumes = Volumes::make(&self.store, &pod, &folders)?;
-        let identity = PodIdentity {
-            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
-            name: pod.metadata.name.clone().unwrap_or_default(),
-            uid: uid.into(),
-            kind: roles::kind(&pod),
-        };
-        self.tokens.put(token, identity);
         roles::roles(&pod, uid, &volumes, &self.webhooks)
     }
 }
@@ -225,7 +224,7 @@ async fn listen(options: sensor::Options, status: &Status, terminate: &Cancellat
     let role = keep_up("sensor", status.clone(), terminate.clone(), move || {
         let (options, end) = (options.clone(), end.clone());
         async move {
-            sensor::run(options, end.cancelled_owned())
+            Box::pin(sensor::run(options, end.cancelled_owned()))
                 .await
                 .map_err(|error| error.to_string())
         }

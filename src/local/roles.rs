@@ -114,6 +114,8 @@ fn sensor(pod: &Pod, volumes: &Volumes, webhooks: &Webhooks) -> Result<sensor::O
     let whose = (config.namespace.clone(), config.terms.name.clone());
     let file = |path: &str| volumes.resolve(container, path);
     Ok(sensor::Options {
+        // Nobody probes it, and one of another name is in nobody's way.
+        health_socket: format!("agentloop-sensor-{}", config.terms.uid),
         // Only a webhook listens there, and each has its own.
         webhook_address: webhooks
             .get(&whose)

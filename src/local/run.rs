@@ -30,6 +30,7 @@ use crate::controller::alone::{self, Alone};
 use crate::controller::loops::{AgentKey, Loops};
 use crate::controller::policy::Policy;
 use crate::controller::sensor::pod::SensorPodSettings;
+use crate::link::pod::AgentEgress;
 
 /// How often the rows are looked at.
 const LOOK: Duration = Duration::from_millis(250);
@@ -154,6 +155,7 @@ impl Run {
             image: "agentloop".into(),
             image_pull_policy: None,
             link_url: format!("https://{}", listener.local_addr().map_err(trouble)?),
+            egress: AgentEgress::default(),
             controller_namespace: SYSTEM_NAMESPACE.into(),
             watch_namespaces: Vec::new(),
             gateway_resources: ResourceRequirements::default(),

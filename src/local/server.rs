@@ -12,7 +12,10 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use futures::{Stream, stream};
+use jiff::Timestamp;
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -30,13 +33,27 @@ const EVENTS: &str = "events.k8s.io/events";
 /// Reviews of tokens.
 const TOKEN_REVIEWS: &str = "authentication.k8s.io/tokenreviews";
 
+/// How long a token says that it is valid: longer than any run. It ends with its pod.
+const TOKEN_SECONDS: i64 = 10 * 366 * 86_400;
+
 /// The pods' tokens.
 #[derive(Default)]
 pub struct Tokens(Mutex<HashMap<String, PodIdentity>>);
 
 impl Tokens {
-    /// This pod holds this token from now on.
-    pub fn put(&self, token: String, pod: PodIdentity) {
+    /// A token that this pod holds from now on: in the shape of a cluster's, with `secret` in place of a signature.
+    pub fn issue(&self, secret: &str, pod: PodIdentity) -> String {
+        let claims = json!({
+            "aud": [LINK_AUDIENCE],
+            "exp": Timestamp::now().as_second() + TOKEN_SECONDS,
+            "sub": format!("system:serviceaccount:{}:{}", pod.namespace, account(pod.kind)),
+        });
+        let token = format!("e30.{}.{secret}", BASE64_URL_SAFE_NO_PAD.encode(claims.to_string()));
+        self.put(token.clone(), pod);
+        token
+    }
+
+    fn put(&self, token: String, pod: PodIdentity) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(token, pod);
     }
 

@@ -177,6 +177,12 @@ impl<W: Way> StreamableHttpClient for Http<W> {
     }
 }
 
+/// Whether the server may have done something before it answered so. A proxy that gave up waiting says 408: the server
+/// behind it may still be at it.
+fn may_have_run(status: StatusCode) -> bool {
+    status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT
+}
+
 /// The error that a refusal carries, else what its status means.
 async fn refusal(response: Response, message: &ClientJsonRpcMessage) -> Result<StreamableHttpPostResponse, Failed> {
     let status = response.status();
@@ -190,7 +196,7 @@ async fn refusal(response: Response, message: &ClientJsonRpcMessage) -> Result<S
         _ if matches!(request.request, ClientRequest::DiscoverRequest(_)) && says_unknown(status) => {
             ErrorData::invalid_request("the server refused discovery", None)
         }
-        _ if status.is_server_error() => {
+        _ if may_have_run(status) => {
             let status = status.as_u16();
             return Err(no_answer(format!("the server answered with status {status}")));
         }
@@ -340,6 +346,13 @@ mod tests {
             assert_eq!(greatest, Some("id: 1\ndata: cc\n".len()), "{size}");
             assert_eq!(length.take(b""), 0);
         }
+    }
+
+    #[test]
+    fn a_server_or_a_proxy_that_gave_up_may_have_run_it_and_one_that_refused_has_not() {
+        let may = |status: u16| may_have_run(StatusCode::from_u16(status).unwrap());
+        assert!([408, 500, 502, 503, 504].into_iter().all(may));
+        assert!(![400, 401, 404, 409, 413, 429].into_iter().any(may));
     }
 
     #[tokio::test]

@@ -22,8 +22,11 @@ pub use self::miss::Miss;
 /// Longest time that connecting, or a page of the list, may take. Discovery alone waits 10 s for servers of the older
 /// revision that do not answer it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// Most pages of a list.
+/// Most pages of a list that are read.
 const MAX_PAGES: usize = 64;
+/// Most tools of a list that are kept, and most bytes of them as JSON. The rest of a longer list is not read: a server must
+/// not fill its client's memory.
+const MAX_LISTED: (usize, usize) = (1024, 4 * 1024 * 1024);
 /// Tries to open a broken stream of notifications again before the server counts as gone.
 const STREAM_TRIES: usize = 3;
 
@@ -53,9 +56,10 @@ pub async fn connect<H: ClientHandler, W: Way>(
     connected.map_err(|error| miss::unconnected(&error))
 }
 
-/// All tools of a server.
+/// The tools of a server, as far as they are within the bounds.
 pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, Miss> {
     let mut tools = Vec::new();
+    let mut bytes = 0_usize;
     let mut cursor = None;
     for _ in 0..MAX_PAGES {
         let params = PaginatedRequestParams::default().with_cursor(cursor);
@@ -63,7 +67,17 @@ pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, Miss> {
             .await
             .map_err(|_| Miss::NoAnswer("it does not answer a question for its tools".into()))?
             .map_err(|error| Miss::of(&error))?;
-        tools.extend(page.tools);
+        for tool in page.tools {
+            bytes = bytes.saturating_add(serde_json::to_vec(&tool).map_or(0, |json| json.len()));
+            if tools.len() >= MAX_LISTED.0 || bytes > MAX_LISTED.1 {
+                tracing::warn!(
+                    tools = tools.len(),
+                    "a tool server lists too much; the rest is not read"
+                );
+                return Ok(tools);
+            }
+            tools.push(tool);
+        }
         cursor = page.next_cursor;
         if cursor.is_none() {
             return Ok(tools);

@@ -8,6 +8,7 @@
 
 mod file;
 mod script;
+mod size;
 pub mod wire;
 
 pub use script::{Answer, AtEnd, Fail, Reply, Script, ScriptError, ToolCall, Turn, TurnUsage};

@@ -6,9 +6,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::file::{FailFile, ScriptFile, ToolCallFile, TurnFile};
+use super::size;
 
 /// Longest script, in bytes.
 pub const MAX_SCRIPT_BYTES: usize = 256 * 1024;
+/// Largest script once its aliases are followed: one for each node, and one for each byte of text. No script without
+/// aliases reaches it, since a node takes two bytes, and an escape at most doubles what it stands for.
+pub const MAX_SCRIPT_UNITS: usize = 2 * MAX_SCRIPT_BYTES;
 /// Most turns of a script.
 pub const MAX_TURNS: usize = 1000;
 /// Most tool calls of one turn.
@@ -113,6 +117,11 @@ pub enum ScriptError {
         /// Its length.
         bytes: usize,
     },
+    /// Its aliases stand for too much.
+    #[error(
+        "the script is larger than {MAX_SCRIPT_UNITS} nodes and bytes once its aliases are followed: use fewer aliases (*name)"
+    )]
+    TooLarge,
     /// It is no YAML, or not of a script's shape; the YAML reader says where.
     #[error("the script cannot be read: {0}")]
     Shape(String),
@@ -131,6 +140,9 @@ impl Script {
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
         if text.len() > MAX_SCRIPT_BYTES {
             return Err(ScriptError::TooLong { bytes: text.len() });
+        }
+        if !size::fits(text, MAX_SCRIPT_UNITS) {
+            return Err(ScriptError::TooLarge);
         }
         let file: ScriptFile = serde_yaml::from_str(text).map_err(|error| shape(&error))?;
         let count = file.turns.len();
@@ -465,5 +477,34 @@ mod tests {
         assert!(Script::parse(&script).is_err());
         let arguments = format!("{bomb}turns: [{{toolCalls: [{{name: a, arguments: {{b: *a11}}}}]}}]");
         assert!(Script::parse(&arguments).is_err());
+    }
+
+    /// One long value and many aliases to it: each alias is one step for the reader, and another copy in memory.
+    fn flat_bomb(value: &str, aliases: usize) -> String {
+        let aliases = vec!["*a"; aliases].join(",");
+        format!("turns: [{{toolCalls: [{{name: a, arguments: {{a: &a {value}, b: [{aliases}]}}}}]}}]")
+    }
+
+    #[rstest]
+    #[case::a_list(&format!("[{}]", vec!["0"; 40_000].join(",")), 420)]
+    #[case::empty_lists(&format!("[{}]", vec!["[]"; 40_000].join(",")), 420)]
+    #[case::a_text(&"x".repeat(100_000), 420)]
+    fn a_flat_yaml_bomb_is_refused_before_it_takes_memory(#[case] value: &str, #[case] aliases: usize) {
+        let bomb = flat_bomb(value, aliases);
+        assert!(bomb.len() < MAX_SCRIPT_BYTES);
+        let since = std::time::Instant::now();
+        assert_eq!(Script::parse(&bomb), Err(ScriptError::TooLarge));
+        assert!(since.elapsed().as_secs() < 5, "{:?}", since.elapsed());
+        assert!(Script::parse(&flat_bomb(value, 1)).is_ok(), "a few aliases are fine");
+    }
+
+    #[test]
+    fn the_largest_script_without_aliases_is_not_too_large() {
+        let call = |arguments: String| format!("turns: [{{toolCalls: [{{name: a, arguments: {{b: {arguments}}}}}]}}]");
+        let room = MAX_SCRIPT_BYTES - call(String::new()).len() - 2;
+        let nodes = call(format!("[{}]", vec!["1"; room / 2].join(",")));
+        assert!(nodes.len() > MAX_SCRIPT_BYTES - 4 && Script::parse(&nodes).is_ok());
+        let escapes = call(format!("\"{}\"", "\\L".repeat(room / 2)));
+        assert!(escapes.len() > MAX_SCRIPT_BYTES - 4 && Script::parse(&escapes).is_ok());
     }
 }

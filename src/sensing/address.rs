@@ -1,6 +1,7 @@
-//! Which addresses a Sensor may connect to: those of the world outside, unless the operator says otherwise.
+//! Which addresses a Sensor may connect to: those of the world outside, unless the operator says otherwise. Which an Agent's
+//! gateway may: also those of private networks, where many model and tool servers are, but no metadata server.
 //!
-//! A user who may write a Sensor must not reach through it what only the cluster or the node may reach. Names are checked
+//! A user who may write a Sensor or an Agent must not reach through it what only the cluster or the node may reach. Names are checked
 //! after they are resolved, and the connection goes to the very address that was checked.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -34,6 +35,21 @@ const CLOSED: [&str; 19] = [
     "64:ff9b:1::/48",
 ];
 
+/// Ranges that are denied to Agents unless allowed: the link and its metadata servers, which give credentials of the node,
+/// and what is no address of one host.
+const CLOSED_TO_AGENTS: [&str; 10] = [
+    "0.0.0.0/8",
+    "100.100.100.200/32",
+    "168.63.129.16/32",
+    "169.254.0.0/16",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+    "::/128",
+    "fd00:ec2::/32",
+    "fe80::/10",
+    "ff00::/8",
+];
+
 /// A range of addresses, such as `10.96.0.0/12`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr {
@@ -58,6 +74,16 @@ pub enum Denied {
         "the host has only addresses that Sensors may not reach, such as {0}; who runs the operator can allow them (egress.allowedCIDRs)"
     )]
     Host(IpAddr),
+    /// It is in a range that is closed to Agents.
+    #[error(
+        "{0} is an address that Agents may not reach; who runs the operator can allow it (egress.agents.allowedCIDRs)"
+    )]
+    AgentAddress(IpAddr),
+    /// Each address of a name is.
+    #[error(
+        "the host has only addresses that Agents may not reach, such as {0}; who runs the operator can allow them (egress.agents.allowedCIDRs)"
+    )]
+    AgentHost(IpAddr),
 }
 
 impl FromStr for Cidr {
@@ -116,6 +142,7 @@ pub struct AddressPolicy {
     allowed: Vec<Cidr>,
     denied: Vec<Cidr>,
     closed: Vec<Cidr>,
+    of_agents: bool,
 }
 
 impl AddressPolicy {
@@ -126,6 +153,19 @@ impl AddressPolicy {
             allowed,
             denied,
             closed: CLOSED.iter().filter_map(|range| range.parse().ok()).collect(),
+            of_agents: false,
+        }
+    }
+
+    /// The policy of Agents. `private`: addresses of private networks and of the pod itself are open too.
+    #[must_use]
+    pub fn of_agents(allowed: Vec<Cidr>, denied: Vec<Cidr>, private: bool) -> Self {
+        let closed: &[&str] = if private { &CLOSED_TO_AGENTS } else { &CLOSED };
+        Self {
+            allowed,
+            denied,
+            closed: closed.iter().filter_map(|range| range.parse().ok()).collect(),
+            of_agents: true,
         }
     }
 
@@ -138,7 +178,11 @@ impl AddressPolicy {
                 .any(|range| range.contains(real) || range.contains(address))
         };
         if is_in(&self.denied) || (is_in(&self.closed) && !is_in(&self.allowed)) {
-            return Err(Denied::Address(address));
+            return Err(if self.of_agents {
+                Denied::AgentAddress(address)
+            } else {
+                Denied::Address(address)
+            });
         }
         Ok(())
     }
@@ -163,6 +207,7 @@ impl AddressPolicy {
             }
         }
         match denied {
+            Some(address) if open.is_empty() && self.of_agents => Err(Denied::AgentHost(address)),
             Some(address) if open.is_empty() => Err(Denied::Host(address)),
             _ => Ok(open),
         }
@@ -241,6 +286,38 @@ mod tests {
     #[case::mapped("::ffff:1.1.1.1")]
     fn what_lies_beside_the_closed_ranges_is_open(#[case] address: &str) {
         assert_eq!(policy(&[], &[]).check(address.parse().unwrap()), Ok(()));
+    }
+
+    #[rstest]
+    #[case::metadata("169.254.169.254", false, false)]
+    #[case::metadata_of_azure("168.63.129.16", false, false)]
+    #[case::metadata_of_alibaba("100.100.100.200", false, false)]
+    #[case::metadata_over_ipv6("fd00:ec2::254", false, false)]
+    #[case::mapped("::ffff:169.254.169.254", false, false)]
+    #[case::link_local_over_ipv6("fe80::1", false, false)]
+    #[case::multicast("224.0.0.1", false, false)]
+    #[case::a_service("10.96.0.1", true, false)]
+    #[case::the_pod_itself("127.0.0.1", true, false)]
+    #[case::a_service_over_ipv6("fd12::1", true, false)]
+    #[case::shared("100.100.100.201", true, false)]
+    #[case::the_world("1.1.1.1", true, true)]
+    fn agents_reach_private_networks_where_that_is_open_and_metadata_servers_never(
+        #[case] address: &str,
+        #[case] open: bool,
+        #[case] open_without_private: bool,
+    ) {
+        let address = address.parse().unwrap();
+        let check = |private| AddressPolicy::of_agents(vec![], vec![], private).check(address);
+        assert_eq!(check(true).is_ok(), open);
+        assert_eq!(check(false).is_ok(), open_without_private);
+        let range = |text: String| vec![text.parse().unwrap()];
+        let one = format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
+        let allowed = AddressPolicy::of_agents(range(one.clone()), vec![], false);
+        assert_eq!(allowed.check(address), Ok(()));
+        let denied = AddressPolicy::of_agents(vec![], range(one), true);
+        assert_eq!(denied.check(address), Err(Denied::AgentAddress(address)));
+        let words = Denied::AgentAddress(address).to_string();
+        assert!(words.contains("egress.agents.allowedCIDRs"), "{words}");
     }
 
     #[test]

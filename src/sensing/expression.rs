@@ -36,7 +36,12 @@ const SHALLOW: usize = 12;
 const STACK_BYTES: usize = 32 * 1024 * 1024;
 /// Most that one evaluation may cost: about so many values and pieces of text are looked at.
 pub const MOST_COST: u64 = 4_000_000;
-/// Most bytes of a compiled pattern.
+/// Most patterns in all expressions of one Sensor.
+pub const MOST_PATTERNS: usize = 32;
+/// Most bytes of one pattern as it is written.
+pub const MOST_PATTERN_BYTES: usize = 512;
+/// Most bytes of one automaton of a compiled pattern, of which there are two: a few written bytes such as `\w{100}` grow to
+/// as much as is allowed.
 const PATTERN_BYTES: usize = 256 * 1024;
 
 /// What an expression may name.
@@ -88,6 +93,40 @@ pub struct Expression {
     uses_previous: bool,
 }
 
+/// What the patterns of one Sensor may still take. A pattern is short as text and large once it is compiled, so that it is
+/// their number that bounds the memory and the time of a Sensor.
+#[derive(Debug)]
+pub struct Allowance {
+    patterns: usize,
+}
+
+impl Default for Allowance {
+    fn default() -> Self {
+        Self {
+            patterns: MOST_PATTERNS,
+        }
+    }
+}
+
+impl Allowance {
+    fn pattern(&mut self, text: &str) -> Result<(), String> {
+        if text.len() > MOST_PATTERN_BYTES {
+            return Err(format!(
+                "has a pattern in matches of {} bytes, and {MOST_PATTERN_BYTES} are allowed: shorten it",
+                text.len()
+            ));
+        }
+        let Some(left) = self.patterns.checked_sub(1) else {
+            return Err(format!(
+                "calls matches once too often: all expressions of a Sensor may have {MOST_PATTERNS} patterns; join patterns \
+                 with |"
+            ));
+        };
+        self.patterns = left;
+        Ok(())
+    }
+}
+
 /// What an expression sees.
 #[derive(Clone, Debug)]
 pub struct Variables {
@@ -113,14 +152,27 @@ impl Variables {
 }
 
 impl Expression {
-    /// Compiles a text. The error says what is wrong with it, in words that go after its field's name.
+    /// Compiles the only expression of a Sensor. The error says what is wrong with it, in words that go after its field's
+    /// name.
     pub fn compile(text: &str) -> Result<Self, String> {
+        Self::compile_within(text, &mut Allowance::default())
+    }
+
+    /// Compiles one of the expressions of a Sensor, which share an allowance.
+    pub fn compile_within(text: &str, allowance: &mut Allowance) -> Result<Self, String> {
         if text.len() > MOST_BYTES {
             return Err(format!("may have {MOST_BYTES} bytes, and has {}", text.len()));
         }
         check_nesting(text)?;
         let mut tree = parse(text)?;
-        let mut compiler = Compiler::default();
+        let mut compiler = Compiler {
+            allowance,
+            patterns: Vec::new(),
+            weight: Weight::default(),
+            depth: 0,
+            uses_previous: false,
+            item: None,
+        };
         compiler.visit(&mut tree, 0)?;
         Ok(Self {
             tree,
@@ -245,8 +297,8 @@ impl Purse {
 }
 
 /// Checks a tree, and makes it one that is cheap and counted.
-#[derive(Default)]
-struct Compiler {
+struct Compiler<'a> {
+    allowance: &'a mut Allowance,
     patterns: Vec<Regex>,
     weight: Weight,
     depth: usize,
@@ -255,7 +307,7 @@ struct Compiler {
     item: Option<String>,
 }
 
-impl Compiler {
+impl Compiler<'_> {
     fn visit(&mut self, tree: &mut IdedExpr, depth: usize) -> Result<(), String> {
         if depth >= MOST_DEPTH {
             return Err(format!("goes deeper than {MOST_DEPTH} steps: make it simpler"));
@@ -329,6 +381,7 @@ impl Compiler {
         let LiteralValue::String(text) = literal else {
             return Err("calls matches with a pattern that is no text".into());
         };
+        self.allowance.pattern(text.inner())?;
         let pattern = RegexBuilder::new(text.inner())
             .size_limit(PATTERN_BYTES)
             .dfa_size_limit(PATTERN_BYTES)

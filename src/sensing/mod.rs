@@ -90,7 +90,17 @@ pub fn compile(name: &str, spec: &SensorSpec) -> Result<Compiled, Mistakes> {
     })
 }
 
-/// Whether a Sensor of this name can run by this spec.
-pub fn check(name: &str, spec: &SensorSpec) -> Result<(), Mistakes> {
-    compile(name, spec).map(drop)
+/// Whether a Sensor can run by this spec. Keeps nothing of what it compiles.
+pub fn check(spec: &SensorSpec) -> Result<(), Mistakes> {
+    let mut compiling = Compiling::default();
+    let (schedule, watch) = (spec.source.schedule.as_ref(), spec.source.watch.as_ref());
+    if let Some(schedule) = schedule {
+        compiling.take_all(schedule::Calendar::compile(schedule));
+    }
+    if let Some(watch) = watch {
+        compiling.take(watch::Scope::of(watch));
+    }
+    compiling.take(source::endpoint::check(spec));
+    compiling.take_all(rules::Rules::check(spec));
+    compiling.end(|| Some(()))
 }

@@ -8,7 +8,7 @@ use ring::digest::{SHA256, digest};
 use serde_json::Value;
 
 use super::delivery::{Event, FieldValue, Notice};
-use super::expression::{Expression, Variables};
+use super::expression::{Allowance, Expression, Variables};
 use super::signals::{Holds, Seen, Signal};
 use super::state::Held;
 pub use super::state::{Last, State};
@@ -23,6 +23,8 @@ pub const MOST_DEPTH: usize = 32;
 pub const MOST_VALUE_BYTES: usize = 8 * 1024;
 /// Most bytes of a notification.
 pub const MOST_TEXT_BYTES: usize = 2 * 1024;
+/// Most bytes of a notification as a text of JSON.
+pub const MOST_ESCAPED_BYTES: usize = 2 * MOST_TEXT_BYTES;
 /// What a task begins with.
 const TASK: &str = "Task: ";
 /// What ends a text that was longer.
@@ -63,13 +65,15 @@ struct Text {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// It takes effect.
-    Accepted(Event),
+    Accepted(Box<Event>),
     /// It waits for the end of `minIntervalMilliseconds`, unless a newer one comes before.
     Held,
     /// It was no news.
     Filtered,
     /// It was beyond a limit.
     Dropped,
+    /// It has more than [`MOST_DEPTH`] levels; counted as dropped.
+    TooDeep,
     /// It was not understood; [`State::failure`] says why.
     Failed,
 }
@@ -77,24 +81,19 @@ pub enum Outcome {
 impl Rules {
     /// Compiles the rules of a spec, for a Sensor of this name.
     pub fn compile(name: &str, spec: &SensorSpec) -> Result<Self, Mistakes> {
-        let mut compiling = Compiling::default();
+        let (mut compiling, mut allowance) = (Compiling::default(), Allowance::default());
         let updates: Vec<_> = (spec.updates.iter().enumerate())
             .filter_map(|(place, update)| {
-                let value = compiled(format!("spec.updates[{place}].value"), &update.value);
+                let value = compiled(format!("spec.updates[{place}].value"), &update.value, &mut allowance);
                 let (field, value) = (update.field.clone(), compiling.take(value)?);
                 Some(Update { field, place, value })
             })
             .collect();
         let signals: Vec<_> = (spec.signals.iter().enumerate())
-            .filter_map(|(place, signal)| compiling.take(Signal::compile(place, signal)))
+            .filter_map(|(place, signal)| compiling.take(Signal::compile(place, signal, &mut allowance)))
             .collect();
-        let text = spec
-            .notification
-            .as_ref()
-            .map(|found| ("spec.notification.text", &found.text));
-        let task = spec.task.as_ref().map(|found| ("spec.task.prompt", &found.prompt));
-        let text = task.or(text).and_then(|(field, text)| {
-            let expression = compiling.take(compiled(field.into(), text))?;
+        let text = text_of(spec).and_then(|(field, text)| {
+            let expression = compiling.take(compiled(field.into(), text, &mut allowance))?;
             Some(Text { field, expression })
         });
         let values = updates.iter().map(|update| &update.value);
@@ -119,9 +118,35 @@ impl Rules {
         })
     }
 
+    /// Whether [`Rules::compile`] takes a spec. Holds one compiled expression at a time: a process that checks the Sensors of
+    /// many tenants needs no more memory for one with many large patterns.
+    pub fn check(spec: &SensorSpec) -> Result<(), Mistakes> {
+        let (mut compiling, mut allowance) = (Compiling::default(), Allowance::default());
+        for (place, update) in spec.updates.iter().enumerate() {
+            let field = format!("spec.updates[{place}].value");
+            compiling.take(compiled(field, &update.value, &mut allowance).map(drop));
+        }
+        for (place, signal) in spec.signals.iter().enumerate() {
+            compiling.take(Signal::compile(place, signal, &mut allowance).map(drop));
+        }
+        if let Some((field, text)) = text_of(spec) {
+            compiling.take(compiled(field.into(), text, &mut allowance).map(drop));
+        }
+        compiling.end(|| Some(()))
+    }
+
     /// Hears of something: JSON, or else a text. `id` is the sender's own; without one, what says the same as the event
     /// before is no news.
     pub fn hear(&self, state: &mut State, now: Timestamp, id: Option<&str>, body: &[u8]) -> Outcome {
+        self.hear_any(state, now, (id, false), body)
+    }
+
+    /// The same for what is known to be no repeat.
+    pub fn hear_news(&self, state: &mut State, now: Timestamp, id: Option<&str>, body: &[u8]) -> Outcome {
+        self.hear_any(state, now, (id, true), body)
+    }
+
+    fn hear_any(&self, state: &mut State, now: Timestamp, (id, is_news): (Option<&str>, bool), body: &[u8]) -> Outcome {
         self.heed_clock(state, now);
         if body.len() > self.max_payload_bytes {
             return dropped(state);
@@ -132,15 +157,16 @@ impl Rules {
         let payload: Value = match serde_json::from_str(text) {
             Ok(payload) => payload,
             // Deeper than the parser goes: more so than is allowed, and no text.
-            Err(error) if error.to_string().starts_with("recursion limit exceeded") => return dropped(state),
+            Err(error) if error.to_string().starts_with("recursion limit exceeded") => return too_deep(state),
             Err(_) => text.into(),
         };
         if is_deep(&payload, MOST_DEPTH) {
-            return dropped(state);
+            return too_deep(state);
         }
         let heard = Held {
             id: id.map_or_else(|| content_id(&payload), str::to_owned),
-            own_id: id.is_some(),
+            own_id: id.is_some() && !is_news,
+            is_news,
             payload,
         };
         if is_known(state, &heard) {
@@ -211,7 +237,7 @@ impl Rules {
         match self.event(state, now, &heard) {
             Ok(event) => {
                 self.note(state, now, &event, heard);
-                Outcome::Accepted(event)
+                Outcome::Accepted(Box::new(event))
             }
             Err(invalid) => failed(state, invalid.to_string()),
         }
@@ -250,6 +276,7 @@ impl Rules {
         Ok(Event {
             seq: state.seq + 1,
             id: heard.id.clone(),
+            outbox: String::new(),
             at: now,
             updates,
             notifications,
@@ -354,8 +381,17 @@ impl Update {
     }
 }
 
-pub(super) fn compiled(field: String, text: &str) -> Result<Expression, Invalid> {
-    Expression::compile(text).map_err(|detail| Invalid { field, detail })
+pub(super) fn compiled(field: String, text: &str, allowance: &mut Allowance) -> Result<Expression, Invalid> {
+    Expression::compile_within(text, allowance).map_err(|detail| Invalid { field, detail })
+}
+
+/// What a notification or a task says, and the field that says so.
+fn text_of(spec: &SensorSpec) -> Option<(&'static str, &String)> {
+    let task = spec.task.as_ref().map(|found| ("spec.task.prompt", &found.prompt));
+    task.or_else(|| {
+        let text = spec.notification.as_ref();
+        text.map(|found| ("spec.notification.text", &found.text))
+    })
 }
 
 fn invalid(field: String, detail: &impl ToString) -> Invalid {
@@ -370,6 +406,11 @@ fn dropped(state: &mut State) -> Outcome {
     Outcome::Dropped
 }
 
+fn too_deep(state: &mut State) -> Outcome {
+    let _ = dropped(state);
+    Outcome::TooDeep
+}
+
 fn failed(state: &mut State, failure: String) -> Outcome {
     state.totals.errors += 1;
     state.consecutive_failures += 1;
@@ -379,6 +420,9 @@ fn failed(state: &mut State, failure: String) -> Outcome {
 
 /// Whether it came before: under the sender's own id, or as what the newest one says.
 fn is_known(state: &State, heard: &Held) -> bool {
+    if heard.is_news {
+        return false;
+    }
     let waits = state.held.as_ref().is_some_and(|held| held.id == heard.id);
     if heard.own_id {
         return waits || state.remembered.contains(&key(&heard.id));
@@ -408,12 +452,32 @@ fn is_deep(value: &Value, levels: usize) -> bool {
     }
 }
 
+/// As much of a text as a notification may have. Control characters become six bytes each in JSON, in which a notification
+/// travels: what is mostly those is cut earlier.
 fn cut(mut text: String) -> String {
-    if text.len() > MOST_TEXT_BYTES {
-        text.truncate(text.floor_char_boundary(MOST_TEXT_BYTES - CUT.len()));
+    let most = MOST_TEXT_BYTES - CUT.len();
+    let (mut end, mut escaped) = (0, 0);
+    for (place, character) in text.char_indices() {
+        escaped += escaped_length(character);
+        let after = place + character.len_utf8();
+        if after <= most && escaped <= MOST_ESCAPED_BYTES - CUT.len() {
+            end = after;
+        }
+    }
+    if text.len() > MOST_TEXT_BYTES || escaped > MOST_ESCAPED_BYTES {
+        text.truncate(end);
         text.push_str(CUT);
     }
     text
+}
+
+/// Bytes of a character in a text of JSON.
+fn escaped_length(character: char) -> usize {
+    match character {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        '\0'..='\u{1f}' => 6,
+        other => other.len_utf8(),
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use jiff::SignedDuration;
 
 use super::delivery::Notice;
-use super::expression::{Expression, Variables};
+use super::expression::{Allowance, Expression, Variables};
 use super::state::State;
 use super::trial::Question;
 use super::{Invalid, rules};
@@ -38,7 +38,7 @@ pub(super) enum Holds {
 }
 
 impl Signal {
-    pub(super) fn compile(place: usize, signal: &sensor::Signal) -> Result<Self, Invalid> {
+    pub(super) fn compile(place: usize, signal: &sensor::Signal, allowance: &mut Allowance) -> Result<Self, Invalid> {
         let when = signal.when.as_deref();
         Ok(Self {
             name: signal.name.clone(),
@@ -47,7 +47,9 @@ impl Signal {
             priority: signal.priority,
             cooldown: SignedDuration::from_secs(signal.cooldown_seconds.into()),
             place,
-            when: when.map(|when| rules::compiled(field(place), when)).transpose()?,
+            when: when
+                .map(|when| rules::compiled(field(place), when, allowance))
+                .transpose()?,
             model: signal.model.clone(),
         })
     }

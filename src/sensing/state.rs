@@ -63,6 +63,9 @@ pub(super) struct Held {
     pub(super) id: String,
     /// The id is the sender's own.
     pub(super) own_id: bool,
+    /// That it is no repeat is known already.
+    #[serde(default)]
+    pub(super) is_news: bool,
     pub(super) payload: Value,
 }
 

@@ -86,12 +86,24 @@ impl Scope {
 }
 
 /// What a file looks like from outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look {
     /// Its bytes.
     pub size: u64,
     /// When it was last changed, in nanoseconds since 1970.
     pub modified: i64,
+    /// A hash of what else the file system says of it: which file it is, and when that last changed in any way. A copy that
+    /// keeps the time of the original shows in this alone. 0: not known, as in what a journal remembers.
+    pub stamp: u64,
+}
+
+impl Look {
+    /// Whether it may be the same file with the same content.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        let stamps = [self.stamp, other.stamp];
+        (self.size, self.modified) == (other.size, other.modified) && (stamps.contains(&0) || self.stamp == other.stamp)
+    }
 }
 
 /// What is remembered of a file.
@@ -109,7 +121,8 @@ impl Print {
     pub fn says_the_same_as(&self, other: &Self) -> bool {
         match (&self.hash, &other.hash) {
             (Some(hash), Some(other)) => hash == other,
-            (None, None) => self.look == other.look,
+            // Nobody reads it: more than a change of its rights must have happened to it.
+            (None, None) => (self.look.size, self.look.modified) == (other.look.size, other.look.modified),
             (Some(_), None) | (None, Some(_)) => false,
         }
     }
@@ -199,6 +212,16 @@ impl Watcher {
         self.known.get(path)
     }
 
+    /// What is known below a folder, or at its path.
+    #[must_use]
+    pub fn below(&self, folder: &str) -> Vec<(String, Look)> {
+        let files = self.known.iter().filter(|(path, _)| {
+            let rest = path.strip_prefix(folder);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        });
+        files.map(|(path, print)| (path.clone(), print.look)).collect()
+    }
+
     /// It is known now.
     pub fn learn(&mut self, path: &str, print: Option<Print>) {
         self.unsettled.remove(path);
@@ -211,10 +234,16 @@ impl Watcher {
     /// What is to be done at `now`, by the watcher's own clock: first what is gone, then what has changed, the oldest first.
     /// `open`: files that somebody writes to.
     pub fn compare(&mut self, now: Duration, found: &BTreeMap<String, Look>, open: &BTreeSet<String>) -> Vec<Task> {
+        for (path, print) in &mut self.known {
+            // From now on it is known whole.
+            if let Some(look) = found.get(path).filter(|look| print.look.is_like(look)) {
+                print.look = *look;
+            }
+        }
         let gone = self.known.keys().filter(|path| !found.contains_key(*path));
         let changed = found
             .iter()
-            .filter(|(path, look)| self.known.get(*path).is_none_or(|print| print.look != **look));
+            .filter(|(path, look)| self.known.get(*path).is_none_or(|print| !print.look.is_like(look)));
         let differing = gone
             .map(|path| (path.clone(), None))
             .chain(changed.map(|(path, look)| (path.clone(), Some(*look))));

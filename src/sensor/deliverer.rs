@@ -7,29 +7,31 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::outbox::{Outbox, OutboxError, Receiver};
+use super::outbox::{Outbox, OutboxError, Receiver, Word};
 use crate::link::client::LinkClient;
-use crate::link::deliveries::{Deliver, MOST_DELIVERY_BYTES, ReceiverTerms};
-use crate::sensing::delivery::Delivery;
+use crate::link::deliveries::{Deliver, Delivered, MOST_DELIVERY_BYTES, ReceiverTerms};
+use crate::sensing::delivery::{Delivery, Event};
 use crate::sensing::source::backoff::jitter;
 
+/// Pause after the volume was full.
+const FULL: Duration = Duration::from_secs(1);
 /// First and longest pause between two tries.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// The way to receivers.
 pub trait Road: Send + Sync + 'static {
-    /// Sends events; says through which number the receiver has them on disk, or why it is not known.
-    fn send(&self, deliver: &Deliver) -> impl Future<Output = Result<i64, String>> + Send;
+    /// Sends events; says through which number of which outbox the receiver has them on disk, or why it is not known.
+    fn send(&self, deliver: &Deliver) -> impl Future<Output = Result<Delivered, String>> + Send;
 }
 
 impl Road for LinkClient {
-    async fn send(&self, deliver: &Deliver) -> Result<i64, String> {
-        let delivered = self.deliver(deliver).await.map_err(|error| error.to_string())?;
-        Ok(delivered.through)
+    async fn send(&self, deliver: &Deliver) -> Result<Delivered, String> {
+        self.deliver(deliver).await.map_err(|error| error.to_string())
     }
 }
 
@@ -93,10 +95,16 @@ impl<R: Road> Deliverer<R> {
         let mut running = HashMap::new();
         loop {
             let level = terms.borrow_and_update().clone();
-            if let Some(level) = level
-                && let Err(error) = self.follow(receivers(&level), &mut tasks, &mut running, &terms)
-            {
-                return error;
+            let followed = level.map_or(Ok(()), |level| {
+                self.follow(receivers(&level), &mut tasks, &mut running, &terms)
+            });
+            match followed {
+                Ok(()) => {}
+                Err(OutboxError::Full { .. }) => {
+                    sleep(FULL).await;
+                    continue;
+                }
+                Err(error) => return error,
             }
             tokio::select! {
                 changed = terms.changed() => if changed.is_err() {
@@ -115,7 +123,7 @@ impl<R: Road> Deliverer<R> {
         running: &mut HashMap<String, tokio::task::AbortHandle>,
         terms: &watch::Receiver<Option<Vec<ReceiverTerms>>>,
     ) -> Result<(), OutboxError> {
-        self.outbox.lock().receive(&receivers)?;
+        self.outbox.lock().receive(&receivers, Timestamp::now())?;
         running.retain(|uid, task| {
             let stays = receivers.iter().any(|receiver| receiver.uid == *uid);
             if !stays {
@@ -136,31 +144,43 @@ impl<R: Road> Deliverer<R> {
         let mut backoff = Backoff::default();
         loop {
             last.mark_unchanged();
-            let events = match self.outbox.lock().next(&uid, MOST_DELIVERY_BYTES) {
-                Ok(events) => events,
+            let (outbox, events) = match self.offer(&uid) {
+                Ok(offer) => offer,
                 Err(error) => return error,
             };
-            let Some(first) = events.first().map(|event| event.seq) else {
+            if events.is_empty() {
                 // The sender is in `outbox`: it cannot be gone.
                 let _ = last.changed().await;
                 continue;
-            };
+            }
             let deliver = Deliver {
                 receiver: uid.clone(),
                 delivery: Delivery {
                     sensor: self.sensor.clone(),
                     name: self.name.clone(),
+                    receiver: uid.clone(),
+                    outbox,
                     events,
                 },
             };
             match self.road.send(&deliver).await {
-                Ok(through) => {
-                    if let Err(error) = self.outbox.lock().acknowledge(&uid, through) {
-                        return error;
-                    }
-                    if through >= first {
-                        backoff = Backoff::default();
-                        continue;
+                Ok(word) => {
+                    let meant = self.outbox.lock().acknowledge(&uid, &word.outbox, word.through);
+                    match meant {
+                        // Without progress it pauses, whatever the receiver says.
+                        Ok(Word::More) => {
+                            backoff = Backoff::default();
+                            continue;
+                        }
+                        Ok(Word::Nothing) => {}
+                        Ok(Word::Ahead) => tracing::warn!(
+                            receiver = uid,
+                            "a receiver knows of events that this outbox never gave; it gets what waits for it under a new id"
+                        ),
+                        Err(error @ OutboxError::Full { .. }) => {
+                            tracing::warn!(%error, "what a receiver has cannot be noted yet; it gets it again");
+                        }
+                        Err(error) => return error,
                     }
                 }
                 Err(error) => tracing::debug!(receiver = uid, error, "events were not taken; they go again"),
@@ -171,6 +191,14 @@ impl<R: Road> Deliverer<R> {
                 Ok(_) = terms.wait_for(|now| revision_of(now.as_deref(), &uid) != revision) => backoff = Backoff::default(),
             }
         }
+    }
+}
+
+impl<R> Deliverer<R> {
+    /// The next events for a receiver, and the id of the outbox that goes with them.
+    fn offer(&self, uid: &str) -> Result<(String, Vec<Event>), OutboxError> {
+        let outbox = self.outbox.lock();
+        Ok((outbox.id_for(uid)?, outbox.next(uid, MOST_DELIVERY_BYTES)?))
     }
 }
 

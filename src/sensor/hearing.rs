@@ -7,9 +7,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 use super::deliverer::{self, Shared};
+use super::health::Pulse;
 use super::keeper::Keeper;
 use super::outbox::OutboxError;
-use super::source::{Running, Sources};
+use super::source::{Running, Sources, identity};
 use crate::link::deliveries::{ReceiverTerms, SensorDirectives, SensorPodReport};
 use crate::link::sensors::{LastEvent, SensorReport, SensorTerms};
 use crate::sensing::rules::Rules;
@@ -20,6 +21,7 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// The loop and all that it speaks with.
 pub struct Hearing {
+    pub pulse: Pulse,
     pub keeper: Keeper,
     pub outbox: Shared,
     pub sources: Sources,
@@ -36,7 +38,8 @@ struct Ear {
     condition: watch::Receiver<Condition>,
     /// Keeps the channel open while there is no source.
     _feed: Feed,
-    counted: i64,
+    /// Failures and refusals that the totals have.
+    counted: (i64, i64),
 }
 
 impl Hearing {
@@ -45,8 +48,11 @@ impl Hearing {
         let cursor = self.keeper.cursor().clone();
         let mut ear = self.listen(cursor);
         loop {
-            if let Err(error) = self.tell(&mut ear) {
-                return error;
+            self.pulse.beat();
+            let told = self.tell(&mut ear).and_then(|()| self.keeper.expire(Timestamp::now()));
+            match told {
+                Ok(()) | Err(OutboxError::Full { .. }) => {}
+                Err(error) => return error,
             }
             let due = until(self.keeper.waits_until());
             let result = tokio::select! {
@@ -67,8 +73,11 @@ impl Hearing {
     }
 
     fn hear(&mut self, arrival: Arrival) -> Result<(), OutboxError> {
-        // Before it is known who gets it, it would get lost.
-        if self.receivers.borrow().is_none() {
+        // Before it is known who gets it, it would get lost. A sender that waits for an answer sends it again; what a page
+        // or a stream says while nobody receives it is nobody's.
+        let is_sent = self.terms.spec.source.webhook.is_some();
+        let lost = |receivers: &Vec<_>| is_sent && receivers.is_empty();
+        if self.receivers.borrow().as_ref().is_none_or(lost) {
             let _ = arrival.answer.send(Taken::NotNow);
             return Ok(());
         }
@@ -84,44 +93,50 @@ impl Hearing {
         let directives = self.directives.borrow_and_update().clone();
         if let Some(receivers) = directives.receivers {
             // On disk before anything more is taken.
-            self.outbox.lock().receive(&deliverer::receivers(&receivers))?;
+            let receives = self
+                .outbox
+                .lock()
+                .receive(&deliverer::receivers(&receivers), Timestamp::now());
+            if let Err(error) = receives {
+                // They are a level: once there is room they are followed, without being said again.
+                self.directives.mark_changed();
+                return Err(error);
+            }
             self.receivers.send_if_modified(|old| {
                 let new = old.as_ref() != Some(&receivers);
                 *old = Some(receivers);
                 new
             });
         }
-        self.obey(directives.terms, ear);
-        Ok(())
+        self.obey(directives.terms, ear)
     }
 
-    fn obey(&mut self, terms: Option<SensorTerms>, ear: &mut Ear) {
+    fn obey(&mut self, terms: Option<SensorTerms>, ear: &mut Ear) -> Result<(), OutboxError> {
         let Some(terms) = terms.filter(|terms| *terms != self.terms) else {
-            return;
+            return Ok(());
         };
         let rules = match Rules::compile(&terms.name, &terms.spec) {
             Ok(rules) => rules,
             Err(invalid) => {
                 // The controller compiles them too, and sends none that it refuses.
                 tracing::warn!(%invalid, "the new spec cannot be used; the old one stays");
-                return;
+                return Ok(());
             }
         };
         let (old, new) = (&self.terms.spec, &terms.spec);
         let same_source = old.source == new.source;
         let same_ear = same_source && old.suspend == new.suspend && old.limits == new.limits;
+        if let Err(error) = self.keeper.listen_to(&identity(&new.source)) {
+            self.directives.mark_changed();
+            return Err(error);
+        }
         self.keeper.change(rules);
         self.terms = terms;
         if !same_ear {
-            // Of another source nothing is known.
-            let cursor = if same_source {
-                self.keeper.cursor().clone()
-            } else {
-                Cursor::default()
-            };
             self.count(ear);
-            *ear = self.listen(cursor);
+            *ear = self.listen(self.keeper.cursor().clone());
         }
+        Ok(())
     }
 
     fn listen(&self, cursor: Cursor) -> Ear {
@@ -137,14 +152,18 @@ impl Hearing {
             arrivals,
             condition: feed.condition(),
             _feed: feed,
-            counted: 0,
+            counted: (0, 0),
         }
     }
 
     fn count(&mut self, ear: &mut Ear) {
-        let failures = ear.condition.borrow_and_update().failures;
-        self.keeper.count_failures(failures - ear.counted);
-        ear.counted = failures;
+        let (failures, refused) = {
+            let condition = ear.condition.borrow_and_update();
+            (condition.failures, condition.refused)
+        };
+        self.keeper.count_failures(failures - ear.counted.0);
+        self.keeper.count_refused(refused - ear.counted.1);
+        ear.counted = (failures, refused);
     }
 
     /// Says how the Sensor is, when that is new.

@@ -4,6 +4,7 @@
 //! leaves the outbox once each receiver has it. Knows its receivers only through the link, and holds no Kubernetes token.
 
 pub mod deliverer;
+mod health;
 mod hearing;
 pub mod keeper;
 pub mod outbox;
@@ -15,9 +16,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use tokio::net::UnixListener;
 use tokio::sync::watch;
 
 use self::deliverer::{Deliverer, Shelf};
+use self::health::Pulse;
 use self::hearing::Hearing;
 use self::keeper::Keeper;
 use self::outbox::{Outbox, OutboxError, Receiver};
@@ -47,6 +50,8 @@ pub struct Options {
     pub key_file: PathBuf,
     /// Where the webhook listens.
     pub webhook_address: SocketAddr,
+    /// Name of the abstract socket on which probes are answered.
+    pub health_socket: String,
     /// File of the link's token.
     pub link_token_file: PathBuf,
     /// File of the link's CA bundle.
@@ -75,7 +80,8 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         ranges(&options.config.allowed_ranges)?,
         ranges(&options.config.denied_ranges)?,
     );
-    let (outbox, restored) = Outbox::open(&options.outbox_dir, &terms.uid, Timestamp::now())?;
+    let (mut outbox, restored) = Outbox::open(&options.outbox_dir, &terms.uid, Timestamp::now())?;
+    outbox.fit(source::bytes(&terms.spec.storage.size));
     let outbox = Shelf::share(outbox, restored.last);
     let client = Arc::new(LinkClient::new(
         &options.config.link_url,
@@ -93,8 +99,16 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         sensor: terms.uid.clone(),
         name: terms.name.clone(),
     };
+    let mut keeper = Keeper::new(Arc::clone(&outbox), restored, rules);
+    keeper.listen_to(&source::identity(&terms.spec.source))?;
+    let pulse = Pulse::default();
+    let health = health::listen(&options.health_socket).map_err(|error| {
+        // Processes that share a network, as in `agentloop run`, share these names; nobody probes them.
+        tracing::debug!(%error, "no probe will be answered");
+    });
     let hearing = Hearing {
-        keeper: Keeper::new(Arc::clone(&outbox), restored, rules),
+        pulse: pulse.clone(),
+        keeper,
         outbox,
         sources: Sources {
             headers_dir: options.headers_dir,
@@ -114,10 +128,18 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         error = deliverer.run(receivers.subscribe()) => return Err(error.into()),
         error = hearing.run() => return Err(error.into()),
         () = uplink.run() => {}
+        () = probes(health.ok(), pulse) => {}
         () = end => {}
     }
     tracing::info!("ended");
     Ok(())
+}
+
+async fn probes(listener: Option<UnixListener>, pulse: Pulse) {
+    match listener {
+        Some(listener) => health::serve(listener, pulse).await,
+        None => std::future::pending().await,
+    }
 }
 
 fn terms_of(Receiver { uid, name }: Receiver) -> ReceiverTerms {

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ring::digest::{SHA256, digest};
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -28,6 +30,65 @@ use crate::sensing::source::{Cursor, Feed};
 const CONNECTIONS: usize = 256;
 /// Time until a webhook whose port is taken tries again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
+
+/// Bytes of a quantity such as `100Mi`; one that is none counts as the smallest that admission lets through.
+#[must_use]
+pub fn bytes(quantity: &str) -> i64 {
+    const LEAST: i64 = 32 << 20;
+    let digits = quantity.trim_end_matches(|last: char| last.is_ascii_alphabetic());
+    let factor: i64 = match &quantity[digits.len()..] {
+        "" => 1,
+        "k" => 1_000,
+        "Ki" => 1 << 10,
+        "M" => 1_000_000,
+        "Mi" => 1 << 20,
+        "G" => 1_000_000_000,
+        "Gi" => 1 << 30,
+        "T" => 1_000_000_000_000,
+        "Ti" => 1 << 40,
+        _ => return LEAST,
+    };
+    let (whole, _) = digits.split_once('.').unwrap_or((digits, ""));
+    whole
+        .parse::<i64>()
+        .map_or(LEAST, |whole| whole.saturating_mul(factor).max(LEAST))
+}
+
+/// Fields that say how a source is reached and not which one it is.
+const MEANS: [&str; 6] = [
+    "intervalSeconds",
+    "timeoutSeconds",
+    "idleTimeoutSeconds",
+    "headersSecretRef",
+    "secretKeyRef",
+    "tls",
+];
+
+/// What tells one source from another: a hash of where it is and what is asked of it. A place in one source, or an id of
+/// its sender, says nothing of another one.
+#[must_use]
+pub fn identity(source: &Source) -> String {
+    let mut source = serde_json::json!(source);
+    let kinds = source.as_object_mut().into_iter().flat_map(|kinds| kinds.values_mut());
+    for kind in kinds {
+        // Such as `poll`, and below it such as `http`.
+        let inner = |value: &mut Value| {
+            if let Some(fields) = value.as_object_mut() {
+                fields.retain(|field, _| !MEANS.contains(&field.as_str()));
+            }
+        };
+        inner(kind);
+        kind.as_object_mut()
+            .into_iter()
+            .flat_map(|fields| fields.values_mut())
+            .for_each(inner);
+    }
+    let hash = digest(&SHA256, source.to_string().as_bytes());
+    hash.as_ref()
+        .iter()
+        .take(16)
+        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+}
 
 /// What sources need of the pod.
 pub struct Sources {
@@ -150,5 +211,42 @@ async fn receive(receiver: Receiver, address: SocketAddr, feed: Feed) {
         let why = error.map_or_else(|| "it ended".to_owned(), |error| error.to_string());
         feed.failed(&format!("the webhook's port cannot be served: {why}"), LISTEN_AGAIN);
         sleep(LISTEN_AGAIN).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_quantity_has_so_many_bytes() {
+        for (quantity, expected) in [
+            ("100Mi", 100 << 20),
+            ("1Gi", 1 << 30),
+            ("1.5Gi", 1 << 30),
+            ("64M", 64_000_000),
+            ("67108864", 67_108_864),
+            ("1e9", 32 << 20),
+            ("10Ei", 32 << 20),
+        ] {
+            assert_eq!(bytes(quantity), expected, "{quantity}");
+        }
+    }
+
+    #[test]
+    fn a_source_is_another_one_by_where_it_is_and_not_by_how_it_is_reached() {
+        let of = |source: Value| identity(&serde_json::from_value(source).unwrap());
+        let page = |more: Value, url: &str| {
+            let mut poll = json!({"http": {"url": url, "headersSecretRef": {"name": "a"}}});
+            poll.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            of(json!({ "poll": poll }))
+        };
+        let first = page(json!({}), "https://a/");
+        assert_eq!(page(json!({"intervalSeconds": 60}), "https://a/"), first);
+        assert_ne!(page(json!({}), "https://b/"), first);
+        assert_eq!(of(json!({"poll": {"http": {"url": "https://a/"}}})), first);
+        assert_ne!(of(json!({"stream": {"sse": {"url": "https://a/"}}})), first);
     }
 }

@@ -1,18 +1,28 @@
-//! The small HTTP server: `/healthz`, `/readyz`, `/metrics`.
+//! The small HTTP servers: `/healthz` and `/readyz` on one port, `/metrics` on another.
 //!
-//! Plain HTTP on one port. Knows nothing of what readiness means: whoever knows says so through [`Readiness`].
+//! Plain HTTP, open to whoever reaches the port: so what a peer can take is bounded (connections, time, scrapes), and probes
+//! have a port of their own. Knows nothing of what readiness means: whoever knows says so through [`Readiness`].
 
+use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use axum::Router;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
+use futures::stream;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
+use tokio::time::{sleep, timeout};
 
 use super::metrics::Metrics;
+use crate::connections::{Bounds, Slot, Slots};
 
 /// Media type of the Prometheus text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -40,19 +50,100 @@ impl Readiness {
     }
 }
 
-/// Probes and metrics.
-pub fn router(metrics: Arc<Metrics>, readiness: Readiness) -> Router {
+/// Bounds of a small server.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections; those over the bounds are closed at once.
+    pub connections: Bounds,
+    /// Longest time for the head of a request.
+    pub head: Duration,
+    /// Longest life of a connection, from its acceptance to the last byte of its one answer.
+    pub whole: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: Bounds::of_strangers(128, 16),
+            head: Duration::from_secs(5),
+            whole: Duration::from_secs(15),
+        }
+    }
+}
+
+/// Scrapes that are made or sent at the same time; each holds the whole text.
+const SCRAPES: Bounds = Bounds::of_strangers(6, 2);
+/// How long a scrape over the bounds waits for one of them to end, and how often it looks.
+pub const SCRAPE_WAIT: Duration = Duration::from_secs(5);
+const SCRAPE_LOOK: Duration = Duration::from_millis(20);
+/// Bytes of a scrape that are handed on at once, so that its end is known when it was sent.
+const PIECE: usize = 64 * 1024;
+/// Pause after a connection that could not be accepted, such as for lack of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The probes.
+pub fn probes(readiness: Readiness) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready).with_state(readiness))
-        .route("/metrics", get(scrape).with_state(metrics))
 }
 
-/// Serves [`router`] until `stop`.
-pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> std::io::Result<()> {
-    axum::serve(listener, router)
-        .with_graceful_shutdown(stop.cancelled_owned())
-        .await
+/// The metrics: a few scrapes at once, and others after them if that is within `wait`.
+pub fn metrics(metrics: Arc<Metrics>, wait: Duration) -> Router {
+    let scrapes = Scrapes {
+        metrics,
+        wait,
+        slots: Slots::new(SCRAPES),
+    };
+    Router::new().route("/metrics", get(scrape).with_state(Arc::new(scrapes)))
+}
+
+/// Serves a router for ever: one request a connection, within `limits`.
+pub async fn serve(listener: TcpListener, router: Router, limits: Limits) -> Infallible {
+    let slots = Slots::new(limits.connections);
+    loop {
+        let (connection, address) = match listener.accept().await {
+            Ok((connection, address)) => (connection, address.ip()),
+            Err(error) => {
+                tracing::warn!(%error, "a connection cannot be accepted");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Some(slot) = slots.take(address) else { continue };
+        let service = TowerToHyperService::new(router.clone().layer(Extension(address)));
+        let answer = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head)
+            .keep_alive(false)
+            .serve_connection(TokioIo::new(connection), service);
+        tokio::spawn(async move {
+            // What a peer does wrong is no news, and it has its answer or none.
+            let _ = timeout(limits.whole, answer).await;
+            drop(slot);
+        });
+    }
+}
+
+struct Scrapes {
+    metrics: Arc<Metrics>,
+    slots: Arc<Slots>,
+    wait: Duration,
+}
+
+impl Scrapes {
+    /// A slot, once there is one in time.
+    async fn slot(&self, address: IpAddr) -> Option<Slot> {
+        let look = async {
+            loop {
+                if let Some(slot) = self.slots.take(address) {
+                    return slot;
+                }
+                sleep(SCRAPE_LOOK).await;
+            }
+        };
+        timeout(self.wait, look).await.ok()
+    }
 }
 
 async fn ready(State(readiness): State<Readiness>) -> Response {
@@ -62,9 +153,134 @@ async fn ready(State(readiness): State<Readiness>) -> Response {
     }
 }
 
-async fn scrape(State(metrics): State<Arc<Metrics>>) -> Response {
-    match metrics.text() {
-        Ok(text) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+async fn scrape(State(scrapes): State<Arc<Scrapes>>, Extension(address): Extension<IpAddr>) -> Response {
+    let Some(slot) = scrapes.slot(address).await else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at once; try again\n").into_response();
+    };
+    // With many Agents this takes a while, in which timers and the Lease must go on.
+    let text = tokio::task::spawn_blocking(move || scrapes.metrics.text()).await;
+    let text = match text {
+        Ok(Ok(text)) => Bytes::from(text),
+        Ok(Err(error)) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+        Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    };
+    // The slot is taken until the last piece is handed on: a slow reader makes no room for another text.
+    let pieces = stream::unfold((text, slot), |(mut text, slot)| async move {
+        let piece = text.split_to(PIECE.min(text.len()));
+        (!piece.is_empty()).then_some((Ok::<_, Infallible>(piece), (text, slot)))
+    });
+    ([(header::CONTENT_TYPE, TEXT_FORMAT)], Body::from_stream(pieces)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    async fn served(router: Router, limits: Limits) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve(listener, router, limits));
+        address
+    }
+
+    /// What comes back until the connection is closed.
+    async fn rest(mut connection: TcpStream) -> String {
+        let mut answer = Vec::new();
+        let _ = timeout(SOON, connection.read_to_end(&mut answer)).await.unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    async fn ask(address: SocketAddr, path: &str) -> TcpStream {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        // The server may have closed it already.
+        let _ = connection
+            .write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())
+            .await;
+        connection
+    }
+
+    /// Asks until the answer contains the words.
+    async fn ask_until(address: SocketAddr, path: &str, words: &str) {
+        let deadline = tokio::time::Instant::now() + SOON;
+        while !rest(ask(address, path).await).await.contains(words) {
+            assert!(tokio::time::Instant::now() < deadline, "never «{words}»");
+        }
+    }
+
+    #[tokio::test]
+    async fn connections_over_the_bound_are_closed_and_there_is_room_again_when_one_ends() {
+        let limits = Limits {
+            connections: Bounds::of_strangers(9, 2),
+            ..Limits::default()
+        };
+        let address = served(probes(Readiness::waiting("x")), limits).await;
+        let mut idle = vec![TcpStream::connect(address).await.unwrap()];
+        assert!(
+            rest(ask(address, "/healthz").await).await.ends_with("ok\n"),
+            "the second"
+        );
+        idle.push(TcpStream::connect(address).await.unwrap());
+        assert_eq!(rest(ask(address, "/healthz").await).await, "", "the third at once");
+        idle.pop();
+        ask_until(address, "/healthz", "200 OK").await;
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_and_one_that_does_not_read_are_closed_in_time() {
+        let limits = Limits {
+            head: Duration::from_millis(100),
+            whole: Duration::from_millis(300),
+            connections: Bounds::of_strangers(9, 1),
+        };
+        // More than the buffers of two sockets hold.
+        let long = || async { "x".repeat(64 * 1024 * 1024) };
+        let address = served(Router::new().route("/", get(long)), limits).await;
+        let idle = TcpStream::connect(address).await.unwrap();
+        let since = tokio::time::Instant::now();
+        rest(idle).await;
+        assert!(since.elapsed() >= limits.head);
+        let slow = ask(address, "/").await;
+        assert_eq!(rest(ask(address, "/").await).await, "", "its slot is taken");
+        ask_until(address, "/none", "404").await;
+        drop(slow);
+    }
+
+    #[tokio::test]
+    async fn a_connection_has_one_request() {
+        let address = served(probes(Readiness::waiting("x")), Limits::default()).await;
+        let answer = rest(ask(address, "/readyz").await).await;
+        assert!(
+            answer.starts_with("HTTP/1.1 503") && answer.contains("connection: close"),
+            "{answer}"
+        );
+    }
+
+    #[tokio::test]
+    async fn scrapes_of_one_address_are_bounded_until_they_are_sent() {
+        let text = Arc::new(Metrics::new().unwrap());
+        for number in 0..20_000 {
+            // Longer than the buffers of two sockets hold.
+            let reason = format!("{number:0>900}");
+            text.link_refusals.with_label_values(&[reason.as_str()]).inc();
+        }
+        let address = served(metrics(text, Duration::from_millis(100)), Limits::default()).await;
+        let mut slow = Vec::new();
+        for _ in 0..SCRAPES.per_address {
+            let mut connection = ask(address, "/metrics").await;
+            let mut head = [0; 15];
+            connection.read_exact(&mut head).await.unwrap();
+            assert_eq!(&head, b"HTTP/1.1 200 OK");
+            slow.push(connection);
+        }
+        assert!(rest(ask(address, "/metrics").await).await.contains("too many scrapes"));
+        slow.pop();
+        ask_until(address, "/metrics", "200 OK").await;
     }
 }

@@ -42,6 +42,8 @@ pub struct Metrics {
     pub link_refusals: IntCounterVec,
     /// What was lost with gateways, by kind.
     buried: CounterVec,
+    /// Leases that gateways lost with their storage.
+    pub lost_leases: IntCounter,
 }
 
 impl Metrics {
@@ -62,6 +64,7 @@ impl Metrics {
             link_reports: IntCounter::with_opts(registry::LINK_REPORTS.opts())?,
             link_refusals: counters(&registry::LINK_REFUSALS)?,
             buried: CounterVec::new(registry::BURIED.opts(), registry::BURIED.labels)?,
+            lost_leases: IntCounter::with_opts(registry::LOST_LEASES.opts())?,
         };
         metrics.bury(&Amount::ZERO);
         metrics.register_all()?;
@@ -102,6 +105,7 @@ impl Metrics {
         self.register(self.link_reports.clone())?;
         self.register(self.link_refusals.clone())?;
         self.register(self.buried.clone())?;
+        self.register(self.lost_leases.clone())?;
         self.register(ProcessCollector::for_self())
     }
 }

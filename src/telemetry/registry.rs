@@ -156,7 +156,7 @@ metrics! {
         "When there is room again or the window ends, in Unix time; absent where that is not known.";
 
     SENSOR_EVENTS = Sensors Counter "agentloop_sensor_events_total" ["namespace", "sensor", "outcome"]
-        "What was heard, as persisted in the status: accepted, filtered (no news), dropped (beyond spec.limits), error (not understood).";
+        "What was heard, as persisted in the status: accepted, filtered (no news), dropped (beyond spec.limits), refused (a webhook's delivery that was not signed, too large, malformed or replayed), error (not understood).";
     SENSOR_INFO = Sensors Gauge "agentloop_sensor_info" ["namespace", "sensor", "type"]
         "Always 1; the label says what it listens to, empty until the controller has looked.";
     SENSOR_LAST_EVENT = Sensors Gauge "agentloop_sensor_last_event_timestamp_seconds" ["namespace", "sensor"]
@@ -176,6 +176,8 @@ metrics! {
         "Always 1; the labels say which build this is.";
     BURIED = Controller Counter "agentloop_ledger_buried_total" ["kind"]
         "What gateways held when they were lost for good, which counts as spent: of each limit for itself, by kind (tokens, input_tokens, output_tokens, calls, cost_usd).";
+    LOST_LEASES = Controller Counter "agentloop_ledger_lost_leases_total" []
+        "Leases of which a gateway knew less than the ledger, since its storage went back to an earlier state; all that was left of each counts as spent.";
     LINK_ATTACHES = Controller Counter "agentloop_link_attaches_total" []
         "Pods that attached to this controller, each time counted.";
     LINK_REFUSALS = Controller Counter "agentloop_link_refusals_total" ["code"]

@@ -58,6 +58,7 @@ fn sensor_series(families: &mut Families, sensor: &Sensor) {
         ("accepted", totals.events),
         ("filtered", totals.filtered),
         ("dropped", totals.dropped),
+        ("refused", totals.refused),
         ("error", totals.errors),
     ] {
         families.put(&registry::SENSOR_EVENTS, &[id[0], id[1], outcome], number(count));

@@ -39,11 +39,8 @@ fn revision(terms: &BudgetTerms) -> u64 {
     blocked
         .map(|blocked| (blocked.kind, &blocked.message, blocked.resumes_at))
         .hash(&mut hasher);
-    for price in [&terms.price, &terms.light_price] {
-        let price = price.as_ref();
-        price
-            .map(|price| (&price.input_per_million, &price.output_per_million))
-            .hash(&mut hasher);
+    for (model, price) in &terms.prices {
+        (model, &price.input_per_million, &price.output_per_million).hash(&mut hasher);
     }
     terms.min_output_tokens.hash(&mut hasher);
     hasher.finish()
@@ -83,14 +80,17 @@ fn tokens(terms: &BudgetTerms) -> Option<u64> {
         .and_then(|least| u64::try_from(least).ok())
 }
 
-/// About how many tokens of input the money buys: a price per million in dollars is one per token in micro-dollars.
+/// About how many tokens of input the money buys from the dearest model: a price per million in dollars is one per token
+/// in micro-dollars.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     reason = "a rough share is all that it is for"
 )]
 fn bought(cost: Option<i64>, terms: &BudgetTerms) -> Option<i64> {
-    let price: f64 = terms.price.as_ref()?.input_per_million.parse().ok()?;
+    let prices = terms.prices.values();
+    let price = prices.filter_map(|price| price.input_per_million.parse::<f64>().ok());
+    let price = price.reduce(f64::max)?;
     (price > 0.0).then_some((cost? as f64 / price) as i64)
 }
 
@@ -213,10 +213,13 @@ mod tests {
         let mut found = directives(vec![account(limited(9_000)), account(limited(7_000)), account(cost)]);
         assert_eq!(of(&found).tokens, Some(7_000));
         let budget = found.budget.as_mut().unwrap();
-        budget.price = Some(Price {
-            input_per_million: "3.00".into(),
+        let price = |dollars: &str| Price {
+            input_per_million: dollars.into(),
             ..Price::default()
-        });
+        };
+        budget.prices = [("main", "3.00"), ("light", "0.10")]
+            .map(|(model, dollars)| (model.to_owned(), price(dollars)))
+            .into();
         assert_eq!(of(&found).tokens, Some(2_000));
         found.budget.as_mut().unwrap().accounts[0].per_agent = limited(500);
         assert_eq!(of(&found).tokens, Some(500));

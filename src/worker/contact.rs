@@ -1,12 +1,11 @@
 //! The run lease, as the worker sees it: how long ago the pod last had contact with the controller.
 //!
-//! Pure; both clocks come in. The monotonic clock stands still while a machine is suspended and the wall clock may be
-//! set, so the larger of the two elapsed times counts: contact is never taken for fresher than it is.
+//! Pure; both clocks come in, and the larger of the two elapsed times counts: contact is never taken for fresher than it
+//! is.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use jiff::Timestamp;
-
+use crate::clock::Clocks;
 use crate::link::messages::RUN_LEASE_SECONDS;
 
 /// How long a worker may act without contact.
@@ -15,45 +14,6 @@ pub const RUN_LEASE: Duration = Duration::from_secs(RUN_LEASE_SECONDS);
 /// How long a worker may start tools with side effects without contact: half of it, so that what it starts last has
 /// some time before nothing may go on.
 pub const SILENCE: Duration = Duration::from_secs(RUN_LEASE_SECONDS / 2);
-
-/// A reading of both clocks.
-#[derive(Clone, Copy, Debug)]
-pub struct Clocks {
-    /// Monotonic.
-    pub instant: Instant,
-    /// Wall.
-    pub wall: Timestamp,
-}
-
-impl Clocks {
-    /// Both clocks now.
-    #[must_use]
-    pub fn now() -> Self {
-        Self {
-            instant: Instant::now(),
-            wall: Timestamp::now(),
-        }
-    }
-
-    /// Time passed since `earlier`, by the clock that shows more.
-    #[must_use]
-    pub fn since(self, earlier: Self) -> Duration {
-        let monotonic = self.instant.saturating_duration_since(earlier.instant);
-        let wall = Duration::try_from(self.wall.duration_since(earlier.wall)).unwrap_or_default();
-        monotonic.max(wall)
-    }
-
-    /// Whether somebody set the wall clock back after `earlier`.
-    #[must_use]
-    pub fn was_set_back_since(self, earlier: Self) -> bool {
-        let monotonic = self.instant.saturating_duration_since(earlier.instant);
-        let wall = Duration::try_from(self.wall.duration_since(earlier.wall)).unwrap_or_default();
-        monotonic > wall + SLACK
-    }
-}
-
-/// How much the wall clock may lag behind the monotonic one before it counts as set back.
-const SLACK: Duration = Duration::from_secs(1);
 
 /// The last contact that the gateway told of.
 #[derive(Clone, Copy, Debug)]
@@ -103,13 +63,10 @@ impl Contact {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiff::SignedDuration;
 
+    /// Both clocks so many seconds later.
     fn later(from: Clocks, monotonic: u64, wall: i64) -> Clocks {
-        Clocks {
-            instant: from.instant + Duration::from_secs(monotonic),
-            wall: from.wall + SignedDuration::from_secs(wall),
-        }
+        from.later(monotonic * 1000, wall * 1000)
     }
 
     #[test]
@@ -144,15 +101,6 @@ mod tests {
         let contact = Contact::new(start, Duration::ZERO);
         assert!(!contact.is_lost(later(start, 59, -3600)));
         assert!(contact.is_lost(later(start, 60, -3600)));
-    }
-
-    #[test]
-    fn a_wall_clock_that_lags_by_more_than_a_second_was_set_back() {
-        let start = Clocks::now();
-        assert!(!later(start, 30, 30).was_set_back_since(start));
-        assert!(!later(start, 30, 29).was_set_back_since(start));
-        assert!(later(start, 30, 28).was_set_back_since(start));
-        assert!(!later(start, 30, 3600).was_set_back_since(start));
     }
 
     #[test]

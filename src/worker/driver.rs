@@ -18,28 +18,30 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::agent::Model;
 use crate::api::failure::{Failure, FailureKind};
+use crate::clock::Clocks;
 use crate::engine::machine::Engine;
 use crate::engine::message::Answer;
 use crate::engine::tally::Tally;
-use crate::engine::tool::{ToolOutcome, ToolRunId, ToolSpec};
+use crate::engine::tool::{ToolOutcome, ToolRunId};
 use crate::engine::{CallId, Input, Known, StopCause};
 use crate::link::deliveries::Delivery;
 use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::Session;
 
-use super::contact::{Clocks, Contact};
+use super::contact::Contact;
 use super::deliveries::Deliveries;
 use super::events;
 use super::gateway_client::{GatewayClient, Heard};
 use super::instructions::Instructions;
 use super::journal::{Journal, JournalError};
+use super::model::cache;
 use super::outbox::Outbox;
 use super::readings::{Ask, Readings};
 use super::report;
 use super::sensors::Sensors;
 use super::sensors::lookout::{Lookouts, Sighting};
 use super::steps::{Steps, Taken};
-use super::tool_source::{self, ToolSource};
+use super::tool_source::{self, Offer, ToolSource};
 
 /// Longest sleep until the clocks are looked at again: a suspended machine or a clock that was set is noticed by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
@@ -68,11 +70,13 @@ pub struct Driver<'a> {
     agent: String,
     steps: Steps<'a>,
     tools: Option<Arc<dyn ToolSource>>,
-    offered: Option<watch::Receiver<Arc<[ToolSpec]>>>,
+    offered: Option<watch::Receiver<Offer>>,
     runs: JoinSet<ToolOutcome>,
     running: BTreeMap<ToolRunId, AbortHandle>,
     model: &'a Model,
     light_model: Option<&'a Model>,
+    /// How long the model's provider is asked to keep the conversation.
+    cache: cache::Policy,
     instructions: Instructions,
     gateway: &'a GatewayClient,
     outbox: &'a Outbox,
@@ -159,6 +163,7 @@ impl<'a> Driver<'a> {
             running: BTreeMap::new(),
             model: parts.model,
             light_model: parts.light_model,
+            cache: cache::Policy::new(parts.model),
             instructions: parts.instructions,
             gateway: parts.gateway,
             outbox: parts.outbox,
@@ -196,7 +201,12 @@ impl<'a> Driver<'a> {
     }
 
     async fn drive(&mut self, session: &Session, world: &mut World) -> Result<Ended, JournalError> {
-        if !tool_source::meet(self.tools.clone(), &world.terminate).await {
+        let patience = if self.steps.view().turn == 0 {
+            tool_source::FIRST_PATIENCE
+        } else {
+            tool_source::PATIENCE
+        };
+        if !tool_source::meet(self.tools.clone(), patience, &world.terminate).await {
             return Ok(Ended::Exit);
         }
         if world.heard.borrow().as_ref().is_some_and(Heard::suspends) {
@@ -207,6 +217,11 @@ impl<'a> Driver<'a> {
         }
         while !self.stopped {
             let happening = self.next(world).await;
+            // Before: what lay ready while the process stood still is not taken in the name of a lease that ran out.
+            self.look_at_link(Clocks::now())?;
+            if self.stopped {
+                break;
+            }
             self.take(happening, world)?;
             self.look_at_clocks()?;
             self.look_at_scores()?;
@@ -310,6 +325,15 @@ impl<'a> Driver<'a> {
             // An early timer does no harm, and the engine looks at its deadlines again.
             self.feed(Input::Timer)?;
         }
+        self.look_at_link(now)?;
+        if !self.stopped && self.drain_from.is_some_and(|from| now.since(from) >= self.drain) {
+            self.feed(Input::DrainEnded)?;
+        }
+        self.look_at_sensors(now.wall)
+    }
+
+    /// Tells the engine how long there was no contact.
+    fn look_at_link(&mut self, now: Clocks) -> Result<(), JournalError> {
         if self.link < Link::Silent && self.contact.is_silent(now) {
             self.link = Link::Silent;
             self.feed(Input::LinkSilent)?;
@@ -318,10 +342,7 @@ impl<'a> Driver<'a> {
             self.link = Link::Lost;
             self.feed(Input::LinkLost)?;
         }
-        if !self.stopped && self.drain_from.is_some_and(|from| now.since(from) >= self.drain) {
-            self.feed(Input::DrainEnded)?;
-        }
-        self.look_at_sensors(now.wall)
+        Ok(())
     }
 
     /// Takes what the gateway said last.
@@ -352,6 +373,11 @@ impl<'a> Driver<'a> {
         if let Some(token) = directives.resume.filter(|token| before.resume.as_ref() != Some(token)) {
             self.feed(Input::ResumeRequested { token })?;
         }
+        if before.wake_events != directives.wake_events
+            && let Some(names) = directives.wake_events.clone()
+        {
+            self.feed(Input::WakeEventsChanged { names })?;
+        }
         if before.sensors != directives.sensors {
             let begun = self.sensors.direct(Timestamp::now(), directives.sensors.as_deref());
             begun.into_iter().try_for_each(|happened| self.sense(happened))?;
@@ -378,8 +404,9 @@ impl<'a> Driver<'a> {
         let Some(offered) = &mut self.offered else {
             return Ok(());
         };
-        let tools = offered.borrow_and_update().to_vec();
-        self.feed(Input::ToolsChanged { tools })
+        let Offer { specs, silent } = offered.borrow_and_update().clone();
+        let tools = specs.to_vec();
+        self.feed(Input::ToolsChanged { tools, silent })
     }
 
     fn called(&mut self, call: CallId, result: Result<Answer, Failure>) -> Result<(), JournalError> {
@@ -450,7 +477,7 @@ fn ran(
 }
 
 /// Waits until the sources offer something else. False: they never will.
-async fn offered(offered: &mut Option<watch::Receiver<Arc<[ToolSpec]>>>) -> bool {
+async fn offered(offered: &mut Option<watch::Receiver<Offer>>) -> bool {
     match offered {
         Some(offered) => offered.changed().await.is_ok(),
         None => future::pending().await,

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::api::failure::{Failure, FailureKind};
+use crate::clock::Clocks;
 use crate::engine::budget::Budget;
 use crate::engine::message::Answer;
 use crate::engine::{CallId, Purpose};
@@ -25,7 +26,7 @@ use crate::link::socket::{
 };
 
 use super::budget;
-use super::contact::{Clocks, Contact};
+use super::contact::Contact;
 use super::model::Format;
 
 /// First and longest wait before another try at the socket.
@@ -64,7 +65,11 @@ impl Heard {
     /// What it says about contact with the controller.
     #[must_use]
     pub fn contact(&self) -> Contact {
-        Contact::new(self.at, Duration::from_millis(self.event.link_age_milliseconds))
+        // It may have lain in the socket while this process stood still. Both read the clock of one machine.
+        let said = self.event.said_at.map(|said| self.at.wall.duration_since(said));
+        let late = said.and_then(|late| Duration::try_from(late).ok()).unwrap_or_default();
+        let age = Duration::from_millis(self.event.link_age_milliseconds);
+        Contact::new(self.at, age.saturating_add(late))
     }
 }
 
@@ -423,5 +428,30 @@ impl Retry {
         }
         sleep(self.wait).await;
         self.wait = (self.wait * 2).min(RETRY.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::SignedDuration;
+
+    use super::*;
+
+    #[test]
+    fn an_event_that_lay_in_the_socket_says_how_old_it_is() {
+        let at = Clocks::now();
+        let age = |said_at| {
+            let event = SocketEvent {
+                link_age_milliseconds: 8_000,
+                said_at,
+                ..SocketEvent::default()
+            };
+            Heard { at, event }.contact().age(at)
+        };
+        let before = |seconds| Some(at.wall - SignedDuration::from_secs(seconds));
+        assert_eq!(age(before(0)), Duration::from_secs(8));
+        assert_eq!(age(before(50)), Duration::from_secs(58), "read late");
+        assert_eq!(age(before(-3_600)), Duration::from_secs(8), "the clock was set back");
+        assert_eq!(age(None), Duration::from_secs(8));
     }
 }

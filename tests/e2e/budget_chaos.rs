@@ -229,7 +229,7 @@ fn worst(line: &Line) -> i64 {
     let part = |(bytes, is_message): &(i64, bool)| Part {
         hash: [0; 32],
         bytes: *bytes,
-        unsteady: 0,
+        unsteady: false,
         is_message: *is_message,
     };
     let parts: Vec<_> = line.parts.iter().map(part).collect();

@@ -314,7 +314,7 @@ impl Found {
         let mut answers = 0;
         for message in &self.messages {
             match message {
-                Message::Assistant { text, tool_calls } => {
+                Message::Assistant { text, tool_calls, .. } => {
                     assert!(
                         open.is_empty(),
                         "{}: {open:?} have no result before answer {answers}",

@@ -15,6 +15,7 @@ mod events;
 mod host;
 mod kills;
 mod link_lost;
+mod made_again;
 mod metering;
 mod mistakes;
 pub mod model_server;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::support::clusters::has;
 use crate::support::http;
 
 /// A running server and its record.
@@ -173,8 +174,7 @@ fn python() -> Option<&'static str> {
             if let Ok(python) = std::env::var("AGENTLOOP_PYTHON") {
                 return Some(python);
             }
-            if Command::new("python3").arg("--version").output().is_err() {
-                eprintln!("SKIPPED: there is no python3; this test needs it for its model server");
+            if !has("python3") {
                 return None;
             }
             let script = concat!(env!("CARGO_MANIFEST_DIR"), "/hack/python-env.sh");

@@ -69,7 +69,7 @@ fn suspend_ends_model_traffic_within_a_quarter_second_and_unsuspend_goes_on() {
     figure("suspend_to_silence_median", format!("{:.0}", took[1]), "ms");
     figure("suspend_to_silence_worst", format!("{:.0}", took[2]), "ms");
     assert!(
-        took[1] <= GOAL_MILLISECONDS,
+        took.iter().all(|one| *one <= GOAL_MILLISECONDS),
         "suspend → silence took {took:?} ms; goal {GOAL_MILLISECONDS}"
     );
 }

@@ -25,6 +25,7 @@ use agentloop::link::messages::{AccountAnswer, AccountRequest, LeaseRequest, Lim
 use agentloop::telemetry::metrics::Metrics;
 use futures::StreamExt;
 use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -655,6 +656,84 @@ async fn a_lease_is_answered_within_a_second_with_and_without_a_write() {
         println!("FIGURE lease answered by the leader {what} a write: p50 {p50:?}, p99 {p99:?}");
         assert!(p50 < Duration::from_secs(1), "{what} a write: {p50:?}");
     }
+    leader.end().await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_a_policy_refuses_is_said_and_written_once_it_may_be() {
+    let Some(world) = World::start().await else { return };
+    let agent = world.agent("a", &json!({}), &json!({})).await;
+    let account = world.budget("team", &hourly(10_000)).await;
+    let leader = world.leader(&[&agent]).await;
+    let name = format!("agentloop-test-{}", world.namespace);
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(world.client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(world.client.clone());
+    let policy = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}},
+                "resourceRules": [{
+                    "apiGroups": ["agentloop.dev"], "apiVersions": ["*"], "operations": ["UPDATE"],
+                    "resources": ["agentbudgets/status"],
+                }],
+            },
+            "validations": [{
+                "expression": "!has(object.status.ledger) || has(oldObject.status) && has(oldObject.status.ledger) && object.status.ledger == oldObject.status.ledger",
+                "message": "no ledger is kept here",
+            }],
+        },
+    });
+    let binding = json!({"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]}});
+    let params = PostParams::default();
+    policies
+        .create(&params, &serde_json::from_value(policy).unwrap())
+        .await
+        .unwrap();
+    bindings
+        .create(&params, &serde_json::from_value(binding).unwrap())
+        .await
+        .unwrap();
+    let probe = Patch::Merge(json!({"status": {"ledger": {"epoch": 0}}}));
+    let dry = PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    };
+    let deadline = Instant::now() + SOON;
+    while world.budgets().patch_status("team", &dry, &probe).await.is_ok() {
+        assert!(Instant::now() < deadline, "the policy is not in force");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+
+    let who = world.who("a");
+    leader.lease(&who, &account, &[], Some(100)).await.unwrap_err();
+    let ready = async || {
+        let status = world.written("team").await.status.unwrap_or_default();
+        let ready = status
+            .conditions
+            .into_iter()
+            .find(|condition| condition.type_ == "Ready");
+        ready.map_or_else(Default::default, |ready| (ready.reason, ready.message))
+    };
+    let reaches = async |reason: &str| {
+        let deadline = Instant::now() + Duration::from_secs(40);
+        loop {
+            let (now, message) = ready().await;
+            if now == reason {
+                return message;
+            }
+            assert!(Instant::now() < deadline, "{reason}, but it is {now}: {message}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    assert!(reaches("RecordRefused").await.contains("no ledger is kept here"));
+    bindings.delete(&name, &DeleteParams::default()).await.unwrap();
+    policies.delete(&name, &DeleteParams::default()).await.unwrap();
+    reaches("Accepted").await;
+    let told = leader.lease(&who, &account, &[], Some(100)).await.unwrap();
+    assert!(told.leases[0].granted.tokens >= 100, "{told:?}");
     leader.end().await;
     world.end().await;
 }

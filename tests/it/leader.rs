@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use agentloop::controller::agent::Settings;
+use agentloop::controller::connection;
 use agentloop::controller::leader::{Candidate, LEADER_LABEL, LEASE_NAME, LeaseTimes};
 use agentloop::controller::process::{Election, Error, Options, run};
+use agentloop::telemetry::metrics::Metrics;
 use axum::http::Request;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
@@ -23,7 +25,9 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use crate::support::api_server::ApiServer;
 use crate::support::clusters::control_plane;
+use crate::support::proxy::Proxy;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -244,7 +248,7 @@ async fn a_leader_told_to_stop_ends_well_and_leaves_neither_lease_nor_label_behi
     let mut options = options(true).await;
     options.settings.controller_namespace.clone_from(&cluster.namespace);
     options.settings.watch_namespaces = vec![cluster.namespace.clone()];
-    let (address, stop) = (options.metrics_address, CancellationToken::new());
+    let (address, stop) = (options.probe_address, CancellationToken::new());
     let running = tokio::spawn(run(options, cluster.config.clone(), stop.clone()));
     let leads = async || pods.get("a").await.unwrap().labels().get(LEADER_LABEL).cloned();
     timeout(20 * SECOND, async {
@@ -273,6 +277,7 @@ async fn options(election: bool) -> Options {
             image: "agentloop:test".into(),
             image_pull_policy: None,
             link_url: "https://127.0.0.1:8443".into(),
+            egress: agentloop::link::pod::AgentEgress::default(),
             controller_namespace: "default".into(),
             policy: agentloop::controller::policy::Policy::default(),
             watch_namespaces: Vec::new(),
@@ -282,6 +287,7 @@ async fn options(election: bool) -> Options {
         },
         sensor_pods: agentloop::controller::sensor::pod::SensorPodSettings::default(),
         metrics_address: free_address().await,
+        probe_address: free_address().await,
         link_address: free_address().await,
         link_hosts: vec!["127.0.0.1".into()],
         pod_name: election.then(|| "a".into()),
@@ -314,13 +320,13 @@ async fn absent() -> Config {
 async fn without_an_api_server_the_controller_lives_is_not_ready_and_ends_when_told() {
     for election in [true, false] {
         let (options, stop) = (options(election).await, CancellationToken::new());
-        let address = options.metrics_address;
+        let (address, scrapes) = (options.probe_address, options.metrics_address);
         let running = tokio::spawn(run(options, absent().await, stop.clone()));
         assert_eq!(probe(address, "/healthz").await.0, 200);
         let (status, body) = probe(address, "/readyz").await;
         assert_eq!(status, 503);
         assert!(body.starts_with("waiting for "), "{body}");
-        let (_, metrics) = probe(address, "/metrics").await;
+        let (_, metrics) = probe(scrapes, "/metrics").await;
         let leads = format!(
             r#"leader_election_master_status{{name="{LEASE_NAME}"}} {}"#,
             u8::from(!election)
@@ -373,4 +379,99 @@ async fn a_busy_api_server_is_asked_again_without_hurry() {
     stop.cancel();
     assert!(timeout(SECOND, running).await.unwrap().unwrap().is_ok());
     server.abort();
+}
+
+/// An API server behind a proxy that can become a black hole.
+async fn behind_a_proxy() -> (ApiServer, Proxy, Config, Config) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let server = ApiServer::new(Arc::new(jiff::Timestamp::now));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = server.router();
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let proxy = Proxy::to(address).await;
+    let config = |address: SocketAddr| Config::new(format!("http://{address}").parse().unwrap());
+    let proxied = config(proxy.address);
+    (server, proxy, config(address), proxied)
+}
+
+/// Tests with a dead connection take as long as it takes to notice one.
+const NOTICED: Duration = Duration::from_secs(45);
+
+fn candidate_of(config: &Config, identity: &str) -> Candidate {
+    let metrics = Metrics::new().unwrap();
+    let client = |timeout| connection::client(config.clone(), timeout, &metrics).unwrap();
+    Candidate {
+        client: client(connection::READ_TIMEOUT),
+        writer: client(SECOND),
+        namespace: "default".into(),
+        identity: identity.into(),
+        times: LeaseTimes::new(4, 1).unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn a_follower_whose_watch_is_dead_knows_that_the_lease_is_renewed_and_when_it_is_free() {
+    let (_server, proxy, direct, proxied) = behind_a_proxy().await;
+    let first = candidate_of(&direct, "a").win(|| {}).await;
+    let (told, mut following) = tokio::sync::mpsc::unbounded_channel();
+    let second = candidate_of(&proxied, "b");
+    let mut second = Box::pin(second.win(move || told.send(()).unwrap()));
+    tokio::select! {
+        _ = &mut second => panic!("two leaders"),
+        told = following.recv() => assert!(told.is_some()),
+    }
+    proxy.swallow_connections();
+    // Twice as long as the Lease is valid.
+    tokio::select! {
+        lost = first.hold() => panic!("{lost}"),
+        _ = &mut second => panic!("two leaders"),
+        () = tokio::time::sleep(8 * SECOND) => {}
+    }
+    first.release().await.unwrap();
+    let released = Instant::now();
+    timeout(20 * SECOND, second).await.unwrap();
+    assert!(released.elapsed() < 4 * SECOND, "{:?}", released.elapsed());
+}
+
+#[tokio::test]
+async fn a_leader_whose_connections_are_dead_sees_what_is_new_within_45_seconds_and_keeps_the_lead() {
+    let (server, proxy, _direct, proxied) = behind_a_proxy().await;
+    let mut options = options(true).await;
+    options.election.as_mut().unwrap().times = LeaseTimes::new(15, 5).unwrap();
+    let stop = CancellationToken::new();
+    let own = json!({"name": "a", "namespace": "default"});
+    server.put(
+        "/pods",
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": {"containers": []}}),
+    );
+    let running = tokio::spawn(run(options, proxied, stop.clone()));
+    let put = |name: &str| {
+        let model =
+            json!({"api": "Scripted", "name": "m", "scripted": {"configMapKeyRef": {"name": "script", "key": "s"}}});
+        let spec = json!({"instructions": "i", "storage": {"ephemeral": true}, "model": model});
+        let metadata = json!({"name": name, "namespace": "team-a"});
+        server.put(
+            "agentloop.dev/agents",
+            json!({"apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "metadata": metadata, "spec": spec}),
+        );
+    };
+    let metadata = json!({"name": "script", "namespace": "team-a"});
+    server.put(
+        "/configmaps",
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"s": "turns:\n- text: done\n"}}),
+    );
+    let has_pod = async |name: &str| {
+        while server.get("/pods", "team-a", name).is_none() {
+            tokio::time::sleep(SECOND / 10).await;
+        }
+    };
+    put("before");
+    timeout(20 * SECOND, has_pod("before")).await.unwrap();
+    proxy.swallow_connections();
+    put("after");
+    timeout(NOTICED, has_pod("after")).await.unwrap();
+    assert!(!running.is_finished(), "it lost the lead");
+    stop.cancel();
+    assert!(timeout(10 * SECOND, running).await.unwrap().unwrap().is_ok());
 }

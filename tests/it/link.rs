@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use agentloop::connections::Bounds;
 use agentloop::controller::access::Access;
 use agentloop::controller::ca::Authority;
 use agentloop::controller::certificates::server_config;
@@ -22,7 +23,9 @@ use agentloop::controller::identity::Identities;
 use agentloop::controller::loops::{AgentKey, LivePod, Loops};
 use agentloop::controller::relay::Relay;
 use agentloop::controller::serve::ControllerLink;
-use agentloop::link::messages::{Attach, Attached, Directives, Known, PROTOCOL, Refusal, RefusalCode, Report};
+use agentloop::link::messages::{
+    Attach, Attached, Directives, Known, PROTOCOL, REPORT_SECONDS, Refusal, RefusalCode, Report,
+};
 use agentloop::link::server::{Limits, MAX_BODY_BYTES, serve};
 use agentloop::telemetry::metrics::Metrics;
 use axum::http::{Request, Response, StatusCode};
@@ -39,6 +42,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::agents::{agent, idle_ledger, view};
+use crate::support::tokens::{token as token_of, unknown, words};
 
 /// A token that the API server takes for the pod of Agent `x` in namespace `a`, uid `u2`.
 const TOKEN: &str = "agentloop.dev/link a agentloop-agent x u2";
@@ -48,6 +52,7 @@ const SOON: Duration = Duration::from_secs(5);
 
 /// Answers a review as the token says: audience, namespace, account, pod, uid.
 fn review(token: &str) -> Value {
+    let token = words(token);
     let words: Vec<&str> = token.split(' ').collect();
     let [audience, namespace, account, pod, uid] = words[..] else {
         return json!({"authenticated": false});
@@ -182,14 +187,16 @@ impl Rig {
     }
 
     async fn post(&self, path: &str, token: &str, body: impl Into<reqwest::Body>) -> reqwest::Response {
-        let request = self.client.post(self.url(path)).bearer_auth(token).body(body);
+        let request = self.client.post(self.url(path)).bearer_auth(token_of(token)).body(body);
         timeout(SOON, request.send()).await.unwrap().unwrap()
     }
 
     async fn attach(&self, token: &str, epoch: i64) -> reqwest::Response {
         let attach = Attach {
             protocol: PROTOCOL,
+            oldest_protocol: None,
             epoch,
+            models: vec![],
         };
         self.post("/v1/attach", token, serde_json::to_string(&attach).unwrap())
             .await
@@ -199,7 +206,7 @@ impl Rig {
         let request = self
             .client
             .get(self.url(&format!("/v1/directives?epoch={epoch}")))
-            .bearer_auth(TOKEN);
+            .bearer_auth(token_of(TOKEN));
         timeout(SOON, request.send()).await.unwrap().unwrap()
     }
 
@@ -249,6 +256,7 @@ async fn a_pod_attaches_and_learns_what_is_known_and_what_to_do() {
     let response = rig.attach(TOKEN, EPOCH).await;
     assert_eq!(response.status(), StatusCode::OK);
     let want = Attached {
+        protocol: PROTOCOL,
         epoch: EPOCH,
         known: Known {
             turn: 9,
@@ -259,6 +267,31 @@ async fn a_pod_attaches_and_learns_what_is_known_and_what_to_do() {
     assert_eq!(response.json::<Attached>().await.unwrap(), want);
     assert!(rig.loops.last_contact(&x(), "u2").is_some());
     assert_eq!(rig.sample("agentloop_link_attaches_total"), 1.0);
+}
+
+#[tokio::test]
+async fn a_gateway_of_the_next_version_is_answered_in_a_version_that_both_speak() {
+    let rig = Rig::start().await;
+    let attach = |protocol: u32, oldest: Option<u32>| {
+        let attach = Attach {
+            protocol,
+            oldest_protocol: oldest,
+            epoch: EPOCH,
+            models: Vec::new(),
+        };
+        serde_json::to_string(&attach).unwrap()
+    };
+    let next = rig
+        .post("/v1/attach", TOKEN, attach(PROTOCOL + 1, Some(PROTOCOL)))
+        .await;
+    assert_eq!(next.json::<Attached>().await.unwrap().protocol, PROTOCOL);
+    for (protocol, oldest) in [(PROTOCOL + 1, None), (PROTOCOL + 2, Some(PROTOCOL + 1)), (0, None)] {
+        let (status, refusal) = refusal(rig.post("/v1/attach", TOKEN, attach(protocol, oldest)).await).await;
+        assert_eq!(
+            (status, refusal.code),
+            (StatusCode::BAD_REQUEST, RefusalCode::Malformed)
+        );
+    }
 }
 
 #[tokio::test]
@@ -309,7 +342,7 @@ async fn who_may_not_speak_is_refused_on_every_route(
     let listen = rig
         .client
         .get(rig.url(&format!("/v1/directives?epoch={epoch}")))
-        .bearer_auth(token);
+        .bearer_auth(token_of(token));
     for response in [
         rig.attach(token, epoch).await,
         rig.post("/v1/report", token, report).await,
@@ -353,13 +386,123 @@ async fn a_token_is_reviewed_once_and_then_remembered() {
         assert_eq!(rig.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
     }
     assert_eq!(rig.reviews.load(Ordering::SeqCst), 1);
+    for _ in 0..3 {
+        assert_eq!(rig.attach(&unknown(1), EPOCH).await.status(), StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(rig.reviews.load(Ordering::SeqCst), 2, "so is a refusal");
     rig.attach("nonsense", EPOCH).await;
-    rig.attach("nonsense", EPOCH).await;
+    rig.attach("https://kubernetes.default.svc a agentloop-agent x u2", EPOCH)
+        .await;
+    rig.attach("agentloop.dev/link a default x u2", EPOCH).await;
     assert_eq!(
         rig.reviews.load(Ordering::SeqCst),
-        3,
-        "refused tokens are not remembered"
+        2,
+        "what is no pod's token is not asked about"
     );
+}
+
+#[tokio::test]
+async fn an_address_with_many_wrong_tokens_is_not_asked_about_for_a_while_and_known_pods_go_on() {
+    let rig = Rig::start().await;
+    assert_eq!(rig.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
+    for number in 0..20 {
+        assert_eq!(
+            rig.attach(&unknown(number), EPOCH).await.status(),
+            StatusCode::UNAUTHORIZED
+        );
+    }
+    let (status, refusal) = refusal(rig.attach(&unknown(20), EPOCH).await).await;
+    assert_eq!((status.as_u16(), refusal.code), (503, RefusalCode::NotLeading));
+    assert!(refusal.message.contains("too many tokens"), "{refusal}");
+    assert_eq!(rig.reviews.load(Ordering::SeqCst), 21);
+    assert_eq!(rig.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn strangers_do_not_take_the_connections_of_pods_that_showed_who_they_are() {
+    let connections = Bounds {
+        all: 9,
+        strangers: 2,
+        per_address: 9,
+        strangers_per_address: 2,
+    };
+    let limits = Limits {
+        connections,
+        ..Limits::default()
+    };
+    let rig = Rig::with(limits, true).await;
+    let stream = rig.listen(EPOCH).await;
+    assert_eq!(stream.status(), StatusCode::OK);
+    // Two idle ones are all the strangers there may be.
+    let idle = [(); 2].map(|()| tokio::net::TcpStream::connect(rig.address));
+    let idle = futures::future::join_all(idle).await;
+    let mut third = tokio::net::TcpStream::connect(rig.address).await.unwrap();
+    let mut nothing = Vec::new();
+    let closed = timeout(SOON, third.read_to_end(&mut nothing)).await.unwrap();
+    assert!(closed.is_err() || nothing.is_empty());
+    let mut events = SseStream::from_bytes_stream(stream.bytes_stream());
+    assert_eq!(next(&mut events).await.unwrap().0, "directives", "who is known goes on");
+    drop(idle);
+    let deadline = Instant::now() + SOON;
+    while rig.client.get(rig.url("/v1/directives?epoch=4")).send().await.is_err() {
+        assert!(Instant::now() < deadline, "no room came back");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Passes connections on to the server, and counts them.
+async fn passage(server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, count) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    let counted = count.clone();
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(async move {
+                let mut far = tokio::net::TcpStream::connect(server).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+            });
+        }
+    });
+    (address, count)
+}
+
+#[rstest]
+#[case::a_pause_within_the_bound(Duration::from_mins(1), 1)]
+#[case::a_pause_over_the_bound(Duration::from_millis(500), 2)]
+#[tokio::test]
+async fn a_connection_outlives_the_pause_between_two_reports(#[case] idle: Duration, #[case] connections: usize) {
+    assert!(Limits::default().idle > Duration::from_secs(2 * REPORT_SECONDS));
+    let limits = Limits {
+        read_timeout: Duration::from_millis(500),
+        idle,
+        ..Limits::default()
+    };
+    let rig = Rig::with(limits, true).await;
+    let (address, count) = passage(rig.address).await;
+    for _ in 0..2 {
+        let report = json!({"epoch": EPOCH}).to_string();
+        let request = rig.client.post(format!("https://{address}/v1/report"));
+        let response = request.bearer_auth(token_of(TOKEN)).body(report).send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::NO_CONTENT);
+        // The pause itself is what is tested.
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+    }
+    assert_eq!(count.load(Ordering::SeqCst), connections);
+}
+
+#[tokio::test]
+async fn who_does_not_show_who_they_are_is_answered_once_a_connection() {
+    let rig = Rig::start().await;
+    let (address, count) = passage(rig.address).await;
+    for _ in 0..2 {
+        let request = rig.client.post(format!("https://{address}/v1/report"));
+        let response = request.bearer_auth("nonsense").send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+        assert_eq!(response.headers()["connection"], "close");
+        response.bytes().await.unwrap();
+    }
+    assert_eq!(count.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]
@@ -455,7 +598,7 @@ async fn a_stream_needs_an_epoch() {
         let request = rig
             .client
             .get(rig.url(&format!("/v1/directives{query}")))
-            .bearer_auth(TOKEN);
+            .bearer_auth(token_of(TOKEN));
         let (status, refusal) = refusal(request.send().await.unwrap()).await;
         assert_eq!((status.as_u16(), refusal.code), (400, RefusalCode::Malformed));
     }
@@ -489,7 +632,7 @@ async fn a_body_that_does_not_come_is_given_up() {
 #[tokio::test]
 async fn a_connection_over_the_cap_is_closed_and_there_is_room_again_when_one_ends() {
     let limits = Limits {
-        connections: 1,
+        connections: Bounds::of_strangers(1, 1),
         ..Limits::default()
     };
     let rig = Rig::with(limits, true).await;
@@ -505,7 +648,7 @@ async fn a_connection_over_the_cap_is_closed_and_there_is_room_again_when_one_en
         let attach = rig
             .client
             .post(rig.url("/v1/attach"))
-            .bearer_auth(TOKEN)
+            .bearer_auth(token_of(TOKEN))
             .body(r#"{"protocol":1,"epoch":4}"#);
         if attach
             .send()
@@ -538,7 +681,7 @@ async fn a_client_that_trusts_another_authority_does_not_send_its_token() {
     let other = Authority::make(Timestamp::now()).unwrap();
     let root = reqwest::Certificate::from_pem(other.certificate.as_bytes()).unwrap();
     let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
-    let request = client.post(rig.url("/v1/attach")).bearer_auth(TOKEN);
+    let request = client.post(rig.url("/v1/attach")).bearer_auth(token_of(TOKEN));
     assert!(request.send().await.is_err());
     assert_eq!(rig.reviews.load(Ordering::SeqCst), 0);
 }

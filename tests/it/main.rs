@@ -14,6 +14,7 @@ mod ledger;
 mod link;
 mod local;
 mod metrics;
+mod recovery;
 mod rooms;
 mod schema;
 mod sensing;
@@ -21,6 +22,7 @@ mod sensor_pods;
 mod sensors;
 mod sources;
 mod tools;
+mod week;
 mod worker;
 
 #[path = "../e2e/mod.rs"]

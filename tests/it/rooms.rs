@@ -8,23 +8,49 @@ use std::path::{Path, PathBuf};
 /// For each room, the rooms that it may use. Nothing else is allowed; a new room has to be entered here.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("api", &[]),
+    ("clock", &[]),
+    ("connections", &[]),
     ("disk", &[]),
     ("engine", &["api"]),
     ("ledger", &["api"]),
     ("scripted", &["api"]),
     ("mcp", &[]),
     ("sensing", &["api", "mcp"]),
-    ("link", &["api", "ledger", "sensing"]),
-    ("telemetry", &["api"]),
+    ("link", &["api", "connections", "ledger", "sensing"]),
+    ("telemetry", &["api", "connections"]),
     (
         "worker",
-        &["api", "disk", "engine", "link", "mcp", "sensing", "telemetry"],
+        &["api", "clock", "disk", "engine", "link", "mcp", "sensing", "telemetry"],
     ),
-    ("sensor", &["api", "disk", "link", "sensing", "telemetry"]),
-    ("gateway", &["api", "engine", "ledger", "link", "scripted", "telemetry"]),
+    (
+        "sensor",
+        &["api", "connections", "disk", "link", "sensing", "telemetry"],
+    ),
+    (
+        "gateway",
+        &[
+            "api",
+            "clock",
+            "disk",
+            "engine",
+            "ledger",
+            "link",
+            "scripted",
+            "sensing",
+            "telemetry",
+        ],
+    ),
     (
         "controller",
-        &["api", "ledger", "link", "scripted", "sensing", "telemetry"],
+        &[
+            "api",
+            "connections",
+            "ledger",
+            "link",
+            "scripted",
+            "sensing",
+            "telemetry",
+        ],
     ),
     // One process with all roles: it wires them as a cluster does, and takes what they make public.
     (
@@ -60,6 +86,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
 ];
 /// Most lines of a file under src/, its tests not counted.
 const MAX_LINES: usize = 600;
+/// The same of a file that holds tests only.
+const MAX_TEST_LINES: usize = 700;
 
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -206,7 +234,10 @@ fn every_source_file_is_short_and_begins_by_saying_what_it_is_for() {
     for (path, text) in files {
         let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         let lines = product.lines().count();
-        if lines > MAX_LINES && path.starts_with(repository("src")) {
+        let name = path.to_string_lossy();
+        let is_test = ["_tests.rs", "/tests.rs"].iter().any(|end| name.ends_with(end)) || name.contains("/tests/");
+        let most = if is_test { MAX_TEST_LINES } else { MAX_LINES };
+        if lines > most && path.starts_with(repository("src")) {
             wrong.push(format!("{} has {lines} lines: split it", path.display()));
         }
         let head = text.lines().next().unwrap_or_default();

@@ -319,6 +319,7 @@ pub fn sensors_of(client: &Client, namespace: &str, loops: &Arc<Loops>) -> (Arc<
             ..SensorPodSettings::default()
         },
         ca_bundle: tokio::sync::watch::channel("CA".to_owned()).1,
+        published: tokio::sync::watch::Sender::default(),
         events: Sink::new().0,
         reconciles: Reconciles::new(Arc::new(Metrics::new().unwrap()), "sensor", 4),
         clock: Arc::new(Timestamp::now),

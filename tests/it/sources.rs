@@ -22,6 +22,8 @@ use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use crate::support::clusters::has;
+
 const SOON: Duration = Duration::from_secs(30);
 
 fn place(url: &str) -> Place {
@@ -33,20 +35,6 @@ fn place(url: &str) -> Place {
         policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
         most_bytes: 10_000,
     }
-}
-
-/// Whether there is this program. Says so when there is none.
-fn is_there(program: &str) -> bool {
-    let is_there = std::process::Command::new(program)
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok();
-    if !is_there {
-        eprintln!("SKIPPED: there is no {program}; this test needs it as a peer");
-    }
-    is_there
 }
 
 fn free_port() -> u16 {
@@ -91,7 +79,7 @@ fn poller(url: &str, query: &str) -> Poller {
 
 #[tokio::test]
 async fn a_real_prometheus_is_asked_and_what_it_refuses_is_said() {
-    if !is_there("prometheus") {
+    if !has("prometheus") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -140,7 +128,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Stream).serve_forever()
 
 #[tokio::test]
 async fn a_stream_of_python_that_breaks_off_is_heard_without_gaps_or_repeats() {
-    if !is_there("python3") {
+    if !has("python3") {
         return;
     }
     let port = free_port();

@@ -50,8 +50,9 @@ impl Bench {
     /// Waits until the tools offered are as wanted.
     async fn until(&self, what: &str, wanted: impl Fn(&[ToolSpec]) -> bool) -> Arc<[ToolSpec]> {
         let mut offered = self.tools.watch();
-        let found = tokio::time::timeout(LONG, offered.wait_for(|offered| wanted(offered))).await;
-        found.unwrap_or_else(|_| panic!("not offered: {what}")).unwrap().clone()
+        let found = tokio::time::timeout(LONG, offered.wait_for(|offer| wanted(&offer.specs))).await;
+        let found = found.unwrap_or_else(|_| panic!("not offered: {what}")).unwrap();
+        Arc::clone(&found.specs)
     }
 
     async fn until_known(&self) -> Arc<[ToolSpec]> {
@@ -105,7 +106,7 @@ async fn tools_of_both_generations_are_offered_and_what_they_say_becomes_text(
     let server = McpServer::start(edition, args);
     let bench = Bench::start(&server, json!({"trusted": true})).await;
     bench.tools.complete().await;
-    let offered = bench.tools.watch().borrow().clone();
+    let offered = Arc::clone(&bench.tools.watch().borrow().specs);
     let odd = offered
         .iter()
         .find(|spec| spec.name.starts_with("hub__odd_name_"))
@@ -218,7 +219,7 @@ async fn a_server_killed_in_mid_call_leaves_the_outcome_unknown_and_serves_again
     let outcome = call.await.unwrap();
     assert!(matches!(outcome, ToolOutcome::Unknown { .. }), "{outcome:?}");
     assert!(killed.elapsed() < LONG / 3, "known at once, not at its timeout");
-    assert_eq!(*bench.tools.watch().borrow(), offered, "prompts stay the same");
+    assert_eq!(bench.tools.watch().borrow().specs, offered, "prompts stay the same");
     let away = bench.tools.run(run("add", three()), Duration::from_millis(300)).await;
     assert!(matches!(away, ToolOutcome::Unavailable { .. }), "{away:?}");
     server.go();
@@ -283,7 +284,7 @@ async fn a_server_that_never_answered_is_waited_for_within_the_runs_own_time() {
     let bench = Bench::start(&server, json!({})).await;
     let outcome = bench.tools.run(run("add", three()), Duration::from_millis(500)).await;
     assert!(matches!(outcome, ToolOutcome::Unavailable { .. }), "{outcome:?}");
-    assert!(bench.tools.watch().borrow().is_empty());
+    assert!(bench.tools.watch().borrow().specs.is_empty());
     assert!(bench.tools.complete().now_or_never().is_none());
     let tools = Arc::clone(&bench.tools);
     let waiting = tokio::spawn(async move { tools.run(run("add", three()), LONG).await });

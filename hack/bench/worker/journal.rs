@@ -124,7 +124,7 @@ pub fn spec(context_tokens: u32) -> Value {
             "api": "OpenAIChat", "name": "m", "baseURL": "http://unused/v1",
             "contextTokens": context_tokens, "maxOutputTokens": 1_000,
         },
-        "loop": {"minDelayMilliseconds": crate::process::DELAY_MILLISECONDS},
+        "loop": {"minDelayMilliseconds": crate::process::DELAY_MILLISECONDS, "historyTokens": context_tokens},
         "guardrails": {"maxConsecutiveTurns": 10_000, "idleTimeoutSeconds": 2_592_000, "loopDetection": {"mode": "Disabled"}},
     })
 }
@@ -219,6 +219,7 @@ fn answer(purpose: Purpose) -> Answer {
         };
     }
     Answer {
+        reasoning: None,
         text: Some("The queue holds 3 items; none is older than a minute. ".repeat(4)),
         tool_calls: vec![ToolCall {
             id: "call_1".to_owned(),
@@ -227,6 +228,7 @@ fn answer(purpose: Purpose) -> Answer {
         }],
         finish: Finish::ToolCalls,
         tokens: Some(900),
+        input_tokens: None,
         cost: None,
     }
 }

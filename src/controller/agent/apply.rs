@@ -1,4 +1,5 @@
-//! Step four: what is done. The pod first, since it takes longest to start; then its claims, which it waits for.
+//! Step four: what is done. The pod and its claims are made at the same time: the pod waits for them, and none of them was
+//! there a moment ago.
 //!
 //! Pods are created and deleted, never patched; each delete names the uid it means.
 
@@ -6,16 +7,17 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kube::Resource;
+use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::core::Status;
 
 use super::backoff;
-use super::desired::{Plan, PodStep, Voice};
+use super::claims::{Claim, Standing};
+use super::desired::{Plan, PodStep, Voice, obstacle};
 use super::error::{Error, call, find};
 use super::intent::{Intent, Replace};
 use super::memory::Remembered;
-use super::observe::{NodeState, Observed};
+use super::observe::{NodeState, Observed, claim};
 use super::pod_state::{self, PodState};
 use super::reconcile::{Context, Subject};
 
@@ -28,6 +30,17 @@ pub(super) enum Obstacle {
     Refused(String),
     /// The node of the ending pod does not answer.
     NodeLost(String),
+    /// The claim of this name is being deleted, with the earlier Agent that it was made for.
+    ClaimEnding(String),
+    /// The claim of this name belongs to something else.
+    ClaimForeign(String),
+}
+
+impl Obstacle {
+    /// Whether it is a claim that may not be used.
+    pub(super) fn is_claim(&self) -> bool {
+        matches!(self, Self::ClaimEnding(_) | Self::ClaimForeign(_))
+    }
 }
 
 /// What was done.
@@ -55,12 +68,23 @@ pub(super) async fn apply(
     speak(ctx, subject, plan.voice.as_ref(), now);
     let mut applied = Applied {
         pod: observed.pod.clone(),
-        obstacle: standing_obstacle(observed, memory),
+        obstacle: plan.obstacle.or_else(|| standing_obstacle(observed, memory)),
         ..Applied::default()
     };
     match plan.pod {
-        PodStep::Nothing => {}
-        PodStep::Create(pod) => create(ctx, subject, &pod, now, &mut applied).await?,
+        PodStep::Nothing => applied.add(make_claims(ctx, subject, plan.claims).await?),
+        PodStep::Create(pod) => {
+            let (made, claims) = tokio::join!(
+                Box::pin(create(ctx, subject, &pod, now, &mut applied)),
+                make_claims(ctx, subject, plan.claims)
+            );
+            made?;
+            applied.add(claims?);
+            // Somebody made that claim a moment ago: the pod may not start on it.
+            if let Some(pod) = applied.pod.as_ref().filter(|_| applied.has_claim_obstacle()) {
+                delete(ctx, subject, &pod.uid, false).await?;
+            }
+        }
         PodStep::Delete { uid, force } => {
             delete(ctx, subject, &uid, force).await?;
             if let Intent::Replace(why) = observed.intent {
@@ -71,16 +95,32 @@ pub(super) async fn apply(
             }
         }
     }
-    for claim in plan.claims {
-        if applied.obstacle.is_none() {
-            ensure_claim(ctx, subject, &claim, &mut applied).await?;
-        }
-    }
+    let usable = observed.claims.iter().filter(|claim| claim.standing == Standing::Ours);
     subject.remember(ctx, |memory| {
         memory.epoch = memory.epoch.max(applied.pod.as_ref().map_or(0, |pod| pod.epoch));
         memory.obstacle.clone_from(&applied.obstacle);
+        memory.known_claims.extend(usable.map(Claim::name));
+        if applied.has_claim_obstacle() {
+            memory.claim_looks = memory.claim_looks.saturating_add(1);
+            memory.known_claims.clear();
+        } else {
+            memory.claim_looks = 0;
+        }
     });
     Ok(applied)
+}
+
+impl Applied {
+    /// The first obstacle is the one that is told.
+    fn add(&mut self, obstacle: Option<Obstacle>) {
+        if self.obstacle.is_none() {
+            self.obstacle = obstacle;
+        }
+    }
+
+    fn has_claim_obstacle(&self) -> bool {
+        self.obstacle.as_ref().is_some_and(Obstacle::is_claim)
+    }
 }
 
 /// The obstacle that still stands while nothing new is attempted.
@@ -148,8 +188,11 @@ async fn create(
     applied.pod = Some(PodState::of(&created));
     applied.created = true;
     subject.remember(ctx, |memory| {
-        memory.created = Some(Arc::new(created));
         memory.no_pod_before = None;
+        // The watch may have seen it come, and go again, before the answer was here.
+        if memory.seen_pod != created.metadata.uid {
+            memory.created = Some(Arc::new(created));
+        }
     });
     Ok(())
 }
@@ -186,29 +229,26 @@ async fn delete(ctx: &Context, subject: &Subject<'_>, uid: &str, force: bool) ->
     }
 }
 
-/// Made at once for a new pod; for one that waits already, looked for first.
-async fn ensure_claim(
+/// Makes the claims that were not there when they were looked at.
+async fn make_claims(
     ctx: &Context,
     subject: &Subject<'_>,
-    claim: &PersistentVolumeClaim,
-    applied: &mut Applied,
-) -> Result<(), Error> {
+    claims: Vec<PersistentVolumeClaim>,
+) -> Result<Option<Obstacle>, Error> {
     let api: Api<PersistentVolumeClaim> = subject.api(ctx);
-    let name = claim.meta().name.clone().unwrap_or_default();
-    if !applied.created && find("get a volume claim", api.get(&name)).await?.is_some() {
-        subject.remember(ctx, |memory| memory.known_claims.extend([name]));
-        return Ok(());
-    }
-    match call("create a volume claim", api.create(&PostParams::default(), claim)).await {
-        Ok(_) => {}
-        Err(error) if error.is(Status::is_already_exists) => {}
-        Err(error) => {
-            applied.obstacle = Some(refused(error)?);
-            return Ok(());
+    for wanted in claims {
+        let name = wanted.name_any();
+        let standing = match call("create a volume claim", api.create(&PostParams::default(), &wanted)).await {
+            Ok(_) => Standing::Ours,
+            Err(error) if error.is(Status::is_already_exists) => claim(ctx, subject, &name).await?,
+            Err(error) => return Ok(Some(refused(error)?)),
+        };
+        if let Some(obstacle) = obstacle(&Claim { wanted, standing }) {
+            return Ok(Some(obstacle));
         }
+        subject.remember(ctx, |memory| memory.known_claims.extend([name]));
     }
-    subject.remember(ctx, |memory| memory.known_claims.extend([name]));
-    Ok(())
+    Ok(None)
 }
 
 /// No pod is made for a while, longer each time, until one runs.

@@ -10,6 +10,7 @@ use super::intent::{Intent, Rest};
 use super::outside;
 use super::pod_state::PodReason;
 use super::status::Facts;
+use super::validate::clear_text;
 use crate::api::condition::{self, ConditionType};
 use crate::api::failure::FailureKind;
 use crate::api::status::{LoopState, LoopStatus, Outcome, PauseReason};
@@ -25,6 +26,8 @@ const PAUSED_BY_BUDGET: &str = "PausedByBudget";
 /// Reason of `Ready` while a person has been asked.
 const AWAITING_APPROVAL: &str = "AwaitingApproval";
 
+/// Reason of `Durable=False`.
+const EPHEMERAL: &str = "Ephemeral";
 /// Reason of `IdleTimeoutReached`.
 const IDLE_TIMEOUT: &str = "IdleTimeout";
 
@@ -46,7 +49,11 @@ const GUARDRAILS: [(ConditionType, &[PauseReason]); 6] = [
     (ConditionType::ApprovalPending, &[PauseReason::BudgetAsk]),
     (
         ConditionType::ErrorLimitReached,
-        &[PauseReason::ConsecutiveErrors, PauseReason::CrashLoop],
+        &[
+            PauseReason::ConsecutiveErrors,
+            PauseReason::CrashLoop,
+            PauseReason::ModelRefused,
+        ],
     ),
     (ConditionType::TurnLimitReached, &[PauseReason::MaxConsecutiveTurns]),
     (
@@ -68,6 +75,7 @@ pub(super) fn compute(facts: &Facts<'_>, status: &LoopStatus) -> Vec<Condition> 
     };
     list.accepted();
     list.pod_ready();
+    list.durable();
     list.suspended();
     list.guardrails();
     list.idle(status);
@@ -148,7 +156,7 @@ impl List<'_> {
         }
     }
 
-    /// Says so where a field has no effect.
+    /// Says so where a field has no effect, or a secret is open to the network.
     fn usable(&self) -> String {
         let spec = &self.facts.agent.spec;
         let asked = spec.continuous.pre_check.as_ref().is_some_and(|check| check.enabled);
@@ -157,7 +165,13 @@ impl List<'_> {
         } else {
             ""
         };
-        format!("the spec and all it refers to are usable{but}")
+        let open = clear_text(spec).map(|(field, secret)| {
+            format!("; {field} begins with http://, so what Secret {secret} holds crosses the network in clear text: use https://")
+        });
+        format!(
+            "the spec and all it refers to are usable{but}{}",
+            open.collect::<String>()
+        )
     }
 
     fn pod_ready(&mut self) {
@@ -172,11 +186,34 @@ impl List<'_> {
                 "a pod of this name exists and belongs to something else: delete it, or make the Agent under another name"
                     .into(),
             ),
+            (Some(Obstacle::ClaimEnding(name)), _) => (
+                PodReason::ClaimEnding,
+                format!(
+                    "volume claim {name} belongs to an earlier Agent of this name and is being deleted; the pod is made \
+                     with a new claim once it is gone"
+                ),
+            ),
+            (Some(Obstacle::ClaimForeign(name)), _) => (
+                PodReason::ClaimForeign,
+                format!(
+                    "volume claim {name} exists and does not belong to this Agent: delete the claim, or make the Agent \
+                     under another name; with spec.storage.retentionPolicy Retain, an Agent takes up a claim without owner"
+                ),
+            ),
             (None, Some(pod)) => (pod.reason, pod.message.clone()),
             (None, None) => (PodReason::Absent, "there is no pod".into()),
         };
         let ready = reason == PodReason::Running;
         self.set(ConditionType::PodReady, ready, reason.as_ref(), message);
+    }
+
+    /// Said only of an Agent whose state is lost with its pod.
+    fn durable(&mut self) {
+        if self.facts.agent.spec.storage.ephemeral {
+            let message = "spec.storage.ephemeral is true: the journal of the loop is lost when its pod goes, and the next pod \
+                           starts with an empty one";
+            self.set(ConditionType::Durable, false, EPHEMERAL, message);
+        }
     }
 
     fn node_lost(&self, node: &str) -> String {
@@ -275,6 +312,13 @@ impl List<'_> {
     fn model(&mut self) {
         let type_ = ConditionType::ModelAvailable;
         let report = self.facts.heard.and_then(|heard| heard.report.model.as_ref());
+        let kind = report
+            .and_then(|report| report.failure)
+            .filter(|kind| says_of_model(*kind));
+        if let Some((reason, message)) = self.waits_for_model() {
+            self.set(type_, false, kind.map_or(reason, Into::into), message);
+            return;
+        }
         match report.map(|report| (report.failure, report)) {
             Some((None, _)) => self.set(type_, true, "Reachable", "the model answers"),
             Some((Some(kind), report)) if says_of_model(kind) => {
@@ -288,6 +332,21 @@ impl List<'_> {
                 }
             }
         }
+    }
+
+    /// The loop waits until its model can be used: the reason and the message of `ModelAvailable`, where the gateway, which
+    /// forgets with its process, says nothing.
+    fn waits_for_model(&self) -> Option<(&'static str, String)> {
+        let kinds = [
+            (PauseReason::AuthenticationFailed, FailureKind::AuthenticationFailed),
+            (PauseReason::QuotaExceeded, FailureKind::QuotaExceeded),
+            (PauseReason::ModelUnreachable, FailureKind::Unreachable),
+        ];
+        let reasons = &self.facts.report()?.reasons;
+        kinds.into_iter().find_map(|(reason, kind)| {
+            let held = reasons.iter().find(|held| held.reason == reason)?;
+            Some((kind.into(), held.message.clone()))
+        })
     }
 
     /// What the worker says of the Sensors that run in its pod, and how those with pods of their own are. Without a word of
@@ -349,6 +408,12 @@ impl List<'_> {
             Some(Obstacle::NodeLost(_)) => return Standing::Stalled(word("NodeLost", pod_message())),
             Some(Obstacle::Foreign) => return Standing::Stalled(word("PodNameTaken", pod_message())),
             Some(Obstacle::Refused(_)) => return Standing::Reconciling(word("PodRefused", pod_message())),
+            Some(Obstacle::ClaimEnding(_)) => {
+                return Standing::Reconciling(word(PodReason::ClaimEnding.as_ref(), pod_message()));
+            }
+            Some(Obstacle::ClaimForeign(_)) => {
+                return Standing::Stalled(word(PodReason::ClaimForeign.as_ref(), pod_message()));
+            }
             None => {}
         }
         match (facts.rest(), facts.pod) {
@@ -446,6 +511,7 @@ fn says_of_model(kind: FailureKind) -> bool {
         | FailureKind::QuotaExceeded
         | FailureKind::AuthenticationFailed
         | FailureKind::BadResponse
+        | FailureKind::ContextExceeded
         | FailureKind::BoundViolated => true,
         FailureKind::RateLimited
         | FailureKind::Cancelled

@@ -11,6 +11,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use crate::api::Agent;
 use crate::controller::loops::AgentKey;
 use crate::controller::policy::Policy;
+use crate::link::pod::AgentEgress;
 
 /// Where the time comes from.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
@@ -24,6 +25,8 @@ pub struct Settings {
     pub image_pull_policy: Option<String>,
     /// Base address of the link, `https://agentloop-link.<namespace>.svc:8443`.
     pub link_url: String,
+    /// Where the gateways may connect to.
+    pub egress: AgentEgress,
     /// The controller's own namespace.
     pub controller_namespace: String,
     /// Namespaces whose Agents are served; empty: all.
@@ -66,7 +69,7 @@ pub trait Observer: Send + Sync {
     fn started(&self);
     /// A reconcile ended.
     fn finished(&self, how: Finished, took: Duration);
-    /// The Agents, readable at any time from now on. Called once, before the first reconcile.
+    /// The Agents, readable at any time from now on. Called once, as soon as all Agents and pods are known.
     fn agents(&self, agents: AgentsView);
 }
 

@@ -2,13 +2,15 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 
+use super::apply::Obstacle;
+use super::claims::{Claim, Standing};
 use super::context::Settings;
 use super::intent::{Intent, Replace};
+use super::manifest;
 use super::memory::Remembered;
 use super::observe::{NodeState, Observed};
 use super::requests;
 use super::validate::Invalid;
-use super::{manifest, objects};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::loops::LivePod;
 use crate::link::messages::{Directives, Known};
@@ -45,8 +47,10 @@ pub(super) struct Voice {
 pub(super) struct Plan {
     /// With the pod.
     pub(super) pod: PodStep,
-    /// The claims that must exist, of which that is not known yet.
+    /// The claims that must be made.
     pub(super) claims: Vec<PersistentVolumeClaim>,
+    /// What keeps the pod from being made or from starting.
+    pub(super) obstacle: Option<Obstacle>,
     /// Who may speak; `None`: nobody.
     pub(super) voice: Option<Voice>,
 }
@@ -62,31 +66,40 @@ pub(super) fn desired(
 ) -> Plan {
     let recorded = status.r#loop.as_ref().map_or(0, |status| status.epoch);
     let epoch = recorded.max(memory.epoch) + 1;
-    let pod = pod_step(agent, epoch, observed, verdict.is_ok(), settings);
-    let creating = matches!(pod, PodStep::Create(_));
-    let waiting = observed
-        .pod
-        .as_ref()
-        .is_some_and(|pod| pod.node.is_none() && !pod.ending());
+    let obstacle = observed.claims.iter().find_map(obstacle);
+    let pod = match (&obstacle, observed.intent, &observed.pod) {
+        (Some(_), Intent::Create, _) => PodStep::Nothing,
+        // It has no node yet: better none than one that starts on the claim of another.
+        (Some(_), Intent::Keep | Intent::KeepOutdated(_), Some(pod)) => PodStep::Delete {
+            uid: pod.uid.clone(),
+            force: false,
+        },
+        _ => pod_step(agent, epoch, observed, verdict.is_ok(), settings),
+    };
+    let wanted = matches!(pod, PodStep::Create(_)) || matches!(pod, PodStep::Nothing) && observed.pod.is_some();
+    let absent = observed
+        .claims
+        .iter()
+        .filter(|claim| claim.standing == Standing::Absent);
     Plan {
-        pod,
-        claims: if creating || waiting {
-            claims(agent, memory)
+        claims: if wanted && obstacle.is_none() {
+            absent.map(|claim| claim.wanted.clone()).collect()
         } else {
             Vec::new()
         },
+        pod,
+        obstacle,
         voice: voice(agent, status, observed),
     }
 }
 
-fn claims(agent: &Agent, memory: &Remembered) -> Vec<PersistentVolumeClaim> {
-    let state = (!agent.spec.storage.ephemeral).then(|| objects::claim(agent));
-    let unknown = |claim: &PersistentVolumeClaim| {
-        let name = claim.metadata.name.as_ref();
-        name.is_some_and(|name| !memory.known_claims.contains(name))
-    };
-    let claims = state.into_iter().chain(objects::workspace_claim(agent));
-    claims.filter(unknown).collect()
+/// What a claim that may not be used is to the pod.
+pub(super) fn obstacle(claim: &Claim) -> Option<Obstacle> {
+    match claim.standing {
+        Standing::Absent | Standing::Ours => None,
+        Standing::Ending => Some(Obstacle::ClaimEnding(claim.name())),
+        Standing::Foreign => Some(Obstacle::ClaimForeign(claim.name())),
+    }
 }
 
 fn pod_step(agent: &Agent, epoch: i64, observed: &Observed, valid: bool, settings: &Settings) -> PodStep {
@@ -145,6 +158,7 @@ pub(super) fn directives(agent: &Agent, status: &AgentStatus) -> Directives {
         budget: None,
         // Decided by the reconciler of Sensors, likewise.
         sensors: None,
+        wake_events: None,
         // Who reads is the link's matter.
         readings: Vec::new(),
     }

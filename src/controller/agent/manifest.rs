@@ -20,9 +20,10 @@ use crate::api::agent::{KeyRef, PodSettings, Skill, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
 use crate::controller::restricted;
 use crate::link::pod::{
-    API_KEY_FILE, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE,
-    LIGHT_SCRIPT_FILE, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR, SCRIPT_FILE,
-    SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_DIR, TOOL_HEADERS_DIR, WORKER_UID, WORKSPACE_DIR, WORKSPACE_VOLUME,
+    API_KEY_FILE, AgentEgress, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR,
+    LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR,
+    SCRIPT_FILE, SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_DIR, TOOL_HEADERS_DIR, WORKER_UID, WORKSPACE_DIR,
+    WORKSPACE_VOLUME,
 };
 
 /// The binary in the image.
@@ -72,10 +73,11 @@ pub(super) fn spec_hash(spec: &AgentSpec) -> String {
 }
 
 /// Configuration of a container as the value of its variable. The gateway does not get the instructions.
-pub(super) fn config(agent: &Agent, epoch: i64, link_url: &str, container: &str) -> String {
+pub(super) fn config(agent: &Agent, epoch: i64, settings: &Settings, container: &str) -> String {
     let mut spec = agent.spec.clone();
     spec.pod = PodSettings::default();
-    if container == names::GATEWAY {
+    let is_gateway = container == names::GATEWAY;
+    if is_gateway {
         spec.instructions = None;
     }
     let config = PodConfig {
@@ -83,8 +85,13 @@ pub(super) fn config(agent: &Agent, epoch: i64, link_url: &str, container: &str)
         name: agent.name_any(),
         uid: agent.uid().unwrap_or_default(),
         epoch,
-        link_url: link_url.into(),
+        link_url: settings.link_url.clone(),
         spec,
+        egress: if is_gateway {
+            settings.egress.clone()
+        } else {
+            AgentEgress::default()
+        },
     };
     // The kubelet expands `$(NAME)` and halves `$$` in values; as a JSON escape no `$` is left to expand.
     serde_json::to_string(&config)
@@ -195,7 +202,7 @@ fn container(agent: &Agent, epoch: i64, settings: &Settings, name: &str, uid: i6
         env: Some(vec![
             EnvVar {
                 name: CONFIG_ENV.into(),
-                value: Some(config(agent, epoch, &settings.link_url, name)),
+                value: Some(config(agent, epoch, settings, name)),
                 ..EnvVar::default()
             },
             EnvVar {

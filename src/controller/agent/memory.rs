@@ -18,15 +18,21 @@ pub(super) struct Remembered {
     /// Of this object; another one of the same name starts afresh.
     pub(super) uid: String,
     /// The status last written and its resource version, until the watch has caught up.
-    pub(super) written: Option<(String, AgentStatus)>,
+    pub(super) written: Option<Arc<(String, AgentStatus)>>,
+    /// A status of which the API server keeps nothing that is new, as one with an older definition of Agents does.
+    pub(super) not_kept: Option<Arc<AgentStatus>>,
     /// What its pods have said of their totals.
     pub(super) known: Option<Known>,
     /// How fast status may be written.
     pub(super) pace: Pace,
     /// The pod just made, until the watch has it.
     pub(super) created: Option<Arc<Pod>>,
-    /// The volume claims that are there.
+    /// Uid of the pod that the watch last saw.
+    pub(super) seen_pod: Option<String>,
+    /// The volume claims that are there and belong to the Agent.
     pub(super) known_claims: BTreeSet<String>,
+    /// Looks in a row that found a claim that may not be used.
+    pub(super) claim_looks: u32,
     /// The references of this generation were found once.
     pub(super) accepted_generation: Option<i64>,
     /// Attempts in a row that found a reference missing.
@@ -54,10 +60,13 @@ impl Remembered {
         Self {
             uid: uid.into(),
             written: None,
+            not_kept: None,
             known: None,
             pace: Pace::new(now),
             created: None,
+            seen_pod: None,
             known_claims: BTreeSet::new(),
+            claim_looks: 0,
             accepted_generation: None,
             missing: 0,
             failed_pods: 0,
@@ -106,10 +115,11 @@ impl Memory {
         })
     }
 
-    /// The watch has seen the pod of this name: the copy of the created one is no longer needed.
-    pub(super) fn pod_seen(&self, agent: &AgentKey) {
+    /// The watch has seen a pod of this name come, change or go: the copy of the created one is no longer needed.
+    pub(super) fn pod_seen(&self, agent: &AgentKey, uid: Option<&String>) {
         if let Some(known) = self.lock().get_mut(agent) {
             known.created = None;
+            known.seen_pod = uid.cloned();
         }
     }
 

@@ -5,6 +5,7 @@
 
 mod apply;
 pub(in crate::controller) mod backoff;
+mod claims;
 mod conditions;
 mod context;
 mod desired;
@@ -29,6 +30,7 @@ pub(in crate::controller) mod publish;
 mod reconcile;
 mod requests;
 mod run;
+mod scripts;
 #[cfg(test)]
 mod sensor_tests;
 mod silence;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use kube::api::{Api, Patch, PatchParams};
+use kube::core::Status;
 use kube::{Client, ResourceExt};
 use tokio::sync::watch;
 
@@ -26,20 +27,24 @@ pub(in crate::controller) struct Namespaces {
     client: Client,
     account: fn(&str) -> ServiceAccount,
     bundle: watch::Receiver<String>,
+    /// The bundle that every namespace has.
+    published: watch::Sender<String>,
     ready: Mutex<HashSet<String>>,
 }
 
 impl Namespaces {
-    /// `account` is the service account of a namespace.
+    /// `account` is the service account of a namespace; `published` is told which bundle every namespace has.
     pub(in crate::controller) fn new(
         client: Client,
         bundle: watch::Receiver<String>,
+        published: watch::Sender<String>,
         account: fn(&str) -> ServiceAccount,
     ) -> Self {
         Self {
             client,
             account,
             bundle,
+            published,
             ready: Mutex::default(),
         }
     }
@@ -64,15 +69,19 @@ impl Namespaces {
     }
 
     /// Publishes the CA bundle in these namespaces: at once, when it changes, and now and then, should it be deleted.
-    pub(in crate::controller) async fn maintain(&self, namespaces: impl Fn() -> HashSet<String>) {
+    /// `namespaces` says nothing while not all are known.
+    pub(in crate::controller) async fn maintain(&self, namespaces: impl Fn() -> Option<HashSet<String>>) {
         let mut bundle = self.bundle.clone();
         loop {
-            let pause = match self.publish(namespaces()).await {
-                Ok(()) => LOOK,
-                Err(error) => {
-                    tracing::warn!(%error, "the CA bundle of the link could not be published everywhere");
-                    RETRY
-                }
+            let pause = match namespaces() {
+                None => RETRY,
+                Some(namespaces) => match self.publish(namespaces).await {
+                    Ok(()) => LOOK,
+                    Err(error) => {
+                        tracing::warn!(%error, "the CA bundle of the link could not be published everywhere");
+                        RETRY
+                    }
+                },
             };
             tokio::select! {
                 changed = bundle.changed() => if changed.is_err() { tokio::time::sleep(pause).await },
@@ -85,11 +94,18 @@ impl Namespaces {
     /// from theirs; the last failure is returned.
     async fn publish(&self, namespaces: HashSet<String>) -> Result<(), Error> {
         self.lock().clear();
+        let bundle = self.bundle.borrow().clone();
         let mut result = Ok(());
         for namespace in namespaces {
-            if let Err(error) = self.ensure(&namespace).await {
-                result = Err(error);
+            match self.ensure(&namespace).await {
+                Ok(()) => {}
+                // Nothing is made in a namespace that is being deleted, and no pod of it needs the bundle.
+                Err(error) if error.is(is_terminating) => {}
+                Err(error) => result = Err(error),
             }
+        }
+        if result.is_ok() {
+            self.published.send_replace(bundle);
         }
         result
     }
@@ -124,6 +140,11 @@ impl Namespaces {
     fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_terminating(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.is_forbidden() && causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 fn applied() -> PatchParams {

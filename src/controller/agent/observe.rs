@@ -8,16 +8,18 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Secret};
+use kube::ResourceExt;
 use kube::api::Api;
 use kube::core::Status;
 use kube::runtime::reflector::ObjectRef;
 
+use super::claims::{self, Claim, Standing};
 use super::error::{Error, call, find};
 use super::intent::{Intent, Situation};
 use super::manifest::Marks;
 use super::memory::Remembered;
 use super::outside::{self, Finding};
-use super::pod_state::PodState;
+use super::pod_state::{PodReason, PodState};
 use super::reconcile::{Context, Subject};
 use super::totals;
 use super::validate::{Looked, ModelReferences, References};
@@ -49,6 +51,8 @@ pub(super) struct Observed {
     pub(super) intent: Intent,
     /// What the references led to; `None` when they did not matter.
     pub(super) references: Option<References>,
+    /// The volume claims and what was found under their names; empty when they did not matter.
+    pub(super) claims: Vec<Claim>,
     /// The node of a pod that should be gone.
     pub(super) node: Option<NodeState>,
     /// All that is known to have been used: written, remembered, and just said.
@@ -85,11 +89,14 @@ pub(super) async fn observe(
         now,
     };
     let intent = situation.intent();
-    let references = if matter(intent, subject, memory) {
-        Some(Box::pin(references(ctx, subject)).await?)
-    } else {
-        None
+    let looked = async {
+        if matter(intent, subject, memory) {
+            return Box::pin(references(ctx, subject)).await.map(Some);
+        }
+        Ok(None)
     };
+    let needed = claims_to_look_at(intent, subject, pod.as_ref(), memory);
+    let (references, claims) = tokio::try_join!(looked, claims(ctx, subject, needed))?;
     let node = match (intent, pod.as_ref().and_then(|pod| pod.node.as_deref())) {
         (Intent::Ending { overdue: true, .. }, Some(name)) => Some(node(ctx, name).await?),
         _ => None,
@@ -117,10 +124,48 @@ pub(super) async fn observe(
         heard,
         intent,
         references,
+        claims,
         node,
         known,
         finding,
     })
+}
+
+/// Claims are looked at before a pod is made, and while one waits for a node: one may be gone by then.
+fn claims_to_look_at(
+    intent: Intent,
+    subject: &Subject<'_>,
+    pod: Option<&PodState>,
+    memory: &Remembered,
+) -> Vec<PersistentVolumeClaim> {
+    let wanted = claims::wanted(subject.agent);
+    if intent == Intent::Create {
+        return wanted;
+    }
+    let ours = |pod: &&PodState| pod.owner.as_deref() == Some(subject.uid) && !pod.ending() && !pod.ended;
+    let Some(waiting) = pod.filter(ours).filter(|pod| pod.node.is_none()) else {
+        return Vec::new();
+    };
+    if waiting.reason == PodReason::Unschedulable {
+        return wanted;
+    }
+    let unknown = |claim: &PersistentVolumeClaim| !memory.known_claims.contains(&claim.name_any());
+    wanted.into_iter().filter(unknown).collect()
+}
+
+async fn claims(ctx: &Context, subject: &Subject<'_>, wanted: Vec<PersistentVolumeClaim>) -> Result<Vec<Claim>, Error> {
+    let looks = wanted.into_iter().map(|wanted| async move {
+        let standing = claim(ctx, subject, &wanted.name_any()).await?;
+        Ok(Claim { wanted, standing })
+    });
+    futures::future::try_join_all(looks).await
+}
+
+/// What there is under the name of a claim. Only its metadata is read.
+pub(super) async fn claim(ctx: &Context, subject: &Subject<'_>, name: &str) -> Result<Standing, Error> {
+    let api: Api<PersistentVolumeClaim> = subject.api(ctx);
+    let found = find("get a volume claim", api.get_metadata(name)).await?;
+    Ok(found.map_or(Standing::Absent, |found| claims::judge(&found, subject.agent)))
 }
 
 /// What this Agent's pod said last, when it is gone since: both may have come while something else was done.
@@ -194,7 +239,11 @@ async fn of_model(ctx: &Context, subject: &Subject<'_>, model: Option<&Model>) -
     };
     let script = async {
         match model.and_then(|model| model.scripted.as_ref()) {
-            Some(source) => text(ctx, subject, &source.config_map_key_ref).await.map(Some),
+            Some(source) => Ok(Some(match text(ctx, subject, &source.config_map_key_ref).await? {
+                Looked::Found(text) => Looked::Found(ctx.shared.scripts.check(text).await),
+                Looked::NoObject => Looked::NoObject,
+                Looked::NoKey => Looked::NoKey,
+            })),
             None => Ok(None),
         }
     };
@@ -247,14 +296,16 @@ async fn skills(ctx: &Context, subject: &Subject<'_>) -> Result<Vec<Looked<Strin
 }
 
 /// The claim that the workspace names.
-async fn workspace(ctx: &Context, subject: &Subject<'_>) -> Result<Option<Looked<()>>, Error> {
+async fn workspace(ctx: &Context, subject: &Subject<'_>) -> Result<Option<Looked<Option<String>>>, Error> {
     let workspace = subject.agent.spec.workspace.as_ref();
     let Some(name) = workspace.and_then(|workspace| workspace.claim_name.as_ref()) else {
         return Ok(None);
     };
     let api: Api<PersistentVolumeClaim> = subject.api(ctx);
-    let claim = find("get a volume claim", api.get(name)).await?;
-    Ok(Some(claim.map_or(Looked::NoObject, |_| Looked::Found(()))))
+    let claim = find("get a volume claim", api.get_metadata(name)).await?;
+    Ok(Some(claim.map_or(Looked::NoObject, |claim| {
+        Looked::Found(claims::not_a_workspace(&claim, subject.agent))
+    })))
 }
 
 /// The data of a ConfigMap; `None`: there is none of this name.

@@ -26,6 +26,10 @@ pub(in crate::controller) enum PodReason {
     Evicted,
     /// Its node does not answer.
     NodeLost,
+    /// Its volume claim is still that of an earlier Agent of the same name, and is being deleted.
+    ClaimEnding,
+    /// Its volume claim belongs to something else.
+    ClaimForeign,
     /// There is none, or it is ending.
     Absent,
 }
@@ -100,7 +104,7 @@ impl PodState {
     }
 
     /// Whether it is being deleted.
-    pub(super) fn ending(&self) -> bool {
+    pub(in crate::controller) fn ending(&self) -> bool {
         self.gone_by.is_some()
     }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::context::Settings;
-use super::validate::{Looked, ModelReferences, References, validate};
+use super::validate::{Looked, ModelReferences, References, script, validate};
 use crate::api::Agent;
 use crate::api::agent::{KeyRef, Model};
 
@@ -42,7 +42,14 @@ pub fn problem(
     };
     let of_model = |model: &Model| ModelReferences {
         key: model.api_key_secret_ref.as_ref().map(key),
-        script: model.scripted.as_ref().map(|source| text(&source.config_map_key_ref)),
+        script: model
+            .scripted
+            .as_ref()
+            .map(|source| match text(&source.config_map_key_ref) {
+                Looked::NoObject => Looked::NoObject,
+                Looked::NoKey => Looked::NoKey,
+                Looked::Found(text) => Looked::Found(script(&text)),
+            }),
     };
     let references = References {
         model: of_model(&spec.model),

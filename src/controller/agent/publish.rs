@@ -1,9 +1,11 @@
 //! Step five, its half with I/O: writes the status when it is due, as the difference to what is there.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
+use kube::core::Status;
 use kube::core::error_boundary::InvalidObject;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
@@ -23,10 +25,15 @@ use crate::api::condition::{ConditionType, condition};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::loops::AgentKey;
 
+/// When to look again after somebody else wrote the Agent first: the watch has that by then.
+pub(in crate::controller) const CONFLICT: Duration = Duration::from_millis(500);
+
 /// What the steps before came to.
 pub(super) struct Outcome<'a> {
     /// The status as last written.
     pub(super) old: &'a AgentStatus,
+    /// The version of the Agent that has it.
+    pub(super) version: Option<&'a str>,
     /// What was read.
     pub(super) observed: &'a Observed,
     /// Whether the Agent can run.
@@ -59,7 +66,8 @@ pub(super) async fn publish(
             memory.failed_pods = 0;
         }
     });
-    let shares = ctx.shared.budgets.shares(&subject.key);
+    let decided = ctx.shared.budgets.has_decided();
+    let shares = decided.then(|| ctx.shared.budgets.shares(&subject.key));
     let sensors = ctx.shared.sensors.names(&subject.key);
     let troubles = ctx.shared.sensors.troubles(&subject.key);
     let new = compute(&Facts {
@@ -72,7 +80,7 @@ pub(super) async fn publish(
         heard: outcome.observed.heard.as_ref(),
         known: &outcome.observed.known,
         finding: outcome.observed.finding.as_ref(),
-        shares: &shares,
+        shares: shares.as_ref(),
         sensors: &sensors,
         troubles: troubles.as_deref(),
         obstacle: outcome.applied.obstacle.as_ref(),
@@ -83,10 +91,13 @@ pub(super) async fn publish(
     ctx.shared.events.send(events::of_pod(outcome.applied), &about);
     match memory.pace.due(old, &new, now) {
         Due::Never => Ok(None),
+        Due::At(_) | Due::Now if memory.not_kept.as_deref() == Some(&new) => Ok(None),
         Due::At(moment) => Ok(Some(until(moment, now))),
         Due::Now => {
             let notices = events::of_status(old, &new);
-            write(ctx, subject, outcome, new).await?;
+            if !write(ctx, subject, outcome, new).await? {
+                return Ok(Some(CONFLICT));
+            }
             ctx.shared.events.send(notices, &about);
             // The pod of a loop that ended goes once that is written.
             Ok((outcome.observed.intent == Intent::RecordOutcome).then_some(Duration::ZERO))
@@ -94,19 +105,34 @@ pub(super) async fn publish(
     }
 }
 
-async fn write(ctx: &Context, subject: &Subject<'_>, outcome: &Outcome<'_>, new: AgentStatus) -> Result<(), Error> {
+/// Writes a status in place of the one it was computed from, and of no other; false: that is not the present one any more.
+/// A leader that was replaced without knowing it yet thus undoes nothing that its successor wrote.
+async fn write(ctx: &Context, subject: &Subject<'_>, outcome: &Outcome<'_>, new: AgentStatus) -> Result<bool, Error> {
     let api: Api<Agent> = subject.api(ctx);
-    let patch = json!({ "status": difference(&json!(outcome.old), &json!(new)) });
+    let patch = json!({
+        "metadata": { "resourceVersion": outcome.version },
+        "status": difference(&json!(outcome.old), &json!(new)),
+    });
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
     let patched = api.patch_status(&subject.key.name, &params, &patch);
-    // Not found: the Agent was deleted meanwhile.
-    if let Some(written) = find("write the status", patched).await? {
-        subject.remember(ctx, |memory| {
-            memory.pace.wrote(outcome.now);
-            memory.written = written.resource_version().map(|version| (version, new));
-        });
-    }
-    Ok(())
+    let written = match find("write the status", patched).await {
+        Ok(Some(written)) => written,
+        // The Agent was deleted meanwhile.
+        Ok(None) => return Ok(true),
+        Err(error) if error.is(Status::is_conflict) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    subject.remember(ctx, |memory| {
+        memory.pace.wrote(outcome.now);
+        let version = written.resource_version();
+        if version.as_deref() == outcome.version {
+            memory.not_kept = Some(Arc::new(new));
+        } else {
+            memory.not_kept = None;
+            memory.written = version.map(|version| Arc::new((version, new)));
+        }
+    });
+    Ok(true)
 }
 
 /// A JSON merge patch that makes `new` of `old`: what is gone is set to null.
@@ -147,7 +173,10 @@ pub(super) async fn unreadable(ctx: &Context, object: &InvalidObject) -> Result<
     ]
     .map(|(type_, status)| condition(type_, status, reason.as_ref(), message.clone(), meta.generation, now))
     .into();
-    let patch = json!({ "status": { "observedGeneration": meta.generation, "conditions": conditions } });
+    let patch = json!({
+        "metadata": { "resourceVersion": meta.resource_version },
+        "status": { "observedGeneration": meta.generation, "conditions": conditions },
+    });
     let api: Api<DynamicObject> = Api::namespaced_with(
         ctx.shared.client.clone(),
         &key.namespace,
@@ -155,7 +184,10 @@ pub(super) async fn unreadable(ctx: &Context, object: &InvalidObject) -> Result<
     );
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
     let patched = api.patch_status(&key.name, &params, &patch);
-    find("write the status", patched).await?;
+    match find("write the status", patched).await {
+        Err(error) if error.is(Status::is_conflict) => return Ok(Action::requeue(CONFLICT)),
+        written => written?,
+    };
     tracing::error!(
         namespace = key.namespace,
         agent = key.name,

@@ -24,7 +24,8 @@ use super::namespaces::Namespaces;
 use super::observe::observe;
 use super::outside;
 use super::publish::{Outcome, publish, unreadable};
-use super::validate::{References, validate};
+use super::scripts::Scripts;
+use super::validate::{References, said_of_budgets, validate};
 use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::Budgets;
 use crate::controller::loops::{AgentKey, Loops};
@@ -44,6 +45,7 @@ pub(super) struct Shared {
     pub(super) sensors: Arc<Sensors>,
     pub(super) memory: Memory,
     pub(super) namespaces: Namespaces,
+    pub(super) scripts: Scripts,
     pub(super) events: Sink,
     pub(super) observer: Arc<dyn Observer>,
     pub(super) clock: Clock,
@@ -140,7 +142,7 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
     }
     let now = (ctx.shared.clock)();
     let memory = ctx.shared.memory.recall(&subject.key, subject.uid, now);
-    let old = last_status(agent, &memory);
+    let (version, old) = last_status(ctx, &subject, &memory);
 
     let observed = observe(ctx, &subject, &old, &memory, now).await?;
     if let Some(said) = observed.heard.as_ref().and_then(|heard| heard.report.loop_.as_ref()) {
@@ -152,6 +154,9 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
     let none = References::default();
     let references = observed.references.as_ref();
     let verdict = validate(agent, references.unwrap_or(&none), &ctx.shared.settings).and_then(|()| {
+        if !ctx.shared.budgets.has_decided() {
+            return said_of_budgets(&old).map_or(Ok(()), Err);
+        }
         let decision = ctx.shared.budgets.decision(&subject.key);
         let obstacle = decision.and_then(|decision| decision.obstacle);
         obstacle.map_or(Ok(()), |obstacle| Err(obstacle.into()))
@@ -161,6 +166,7 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
     let applied = Box::pin(apply(ctx, &subject, &observed, plan, &memory, now)).await?;
     let outcome = Outcome {
         old: &old,
+        version: version.as_deref(),
         observed: &observed,
         verdict: &verdict,
         applied: &applied,
@@ -178,15 +184,20 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
         .map_or_else(Action::await_change, Action::requeue))
 }
 
-/// The status as it is: the watch may lag behind our own last write.
-fn last_status(agent: &Agent, memory: &Remembered) -> AgentStatus {
-    let seen: Option<u64> = agent.resource_version().and_then(|version| version.parse().ok());
-    if let Some((version, status)) = &memory.written
-        && seen < version.parse().ok()
-    {
-        return status.clone();
+/// The status as it is, and the version of the object that has it: the watch may lag behind our own last write.
+fn last_status(ctx: &Context, subject: &Subject<'_>, memory: &Remembered) -> (Option<String>, AgentStatus) {
+    let seen = subject.agent.resource_version();
+    if let Some((version, status)) = memory.written.as_deref() {
+        if seen.as_deref().and_then(number) < number(version) {
+            return (Some(version.clone()), status.clone());
+        }
+        subject.remember(ctx, |memory| memory.written = None);
     }
-    agent.status.clone().unwrap_or_default()
+    (seen, subject.agent.status.clone().unwrap_or_default())
+}
+
+fn number(version: &str) -> Option<u64> {
+    version.parse().ok()
 }
 
 fn note_verdict(ctx: &Context, subject: &Subject<'_>, looked: bool, valid: bool) {
@@ -213,19 +224,18 @@ fn follow_up(subject: &Subject<'_>, outcome: &Outcome<'_>, memory: &Remembered) 
     {
         return Some(until(moment, now));
     }
-    if outcome.applied.obstacle.is_some() {
-        return Some(OBSTACLE);
+    if let Some(obstacle) = &outcome.applied.obstacle {
+        return Some(if obstacle.is_claim() {
+            backoff::REFERENCES.delay(memory.claim_looks, subject.uid)
+        } else {
+            OBSTACLE
+        });
     }
     match observed.intent {
         Intent::AwaitStop(moment) | Intent::CreateLater(moment) => Some(until(moment, now)),
-        Intent::Ending { .. } => Some(OBSTACLE),
-        Intent::Create
-        | Intent::Keep
-        | Intent::KeepOutdated(_)
-        | Intent::Replace(_)
-        | Intent::RecordOutcome
-        | Intent::Remove(_)
-        | Intent::Rest(_) => None,
+        // A deletion of which no event comes is noticed even so.
+        Intent::Ending { .. } | Intent::Replace(_) | Intent::Remove(_) => Some(OBSTACLE),
+        Intent::Create | Intent::Keep | Intent::KeepOutdated(_) | Intent::RecordOutcome | Intent::Rest(_) => None,
     }
 }
 

@@ -1,7 +1,8 @@
 //! Streams in, reconciles out: wires watches, queue and shutdown.
 //!
 //! The watches are driven here and not by kube's `Controller`: a listing puts its objects into the store only when it is
-//! whole, so each listing is followed by a pass over all Agents, and the first pass waits until both stores are filled.
+//! whole, so each listing, of Agents or of pods, is followed by a pass over all Agents: what happened while a watch was
+//! interrupted comes with no event. The first pass waits until both stores are filled and the budgets are listed.
 
 use std::collections::{BTreeSet, HashSet};
 use std::convert::Infallible;
@@ -15,7 +16,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::controller::{self, Action, ReconcileRequest, applier};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -28,14 +29,19 @@ use super::namespaces::Namespaces;
 use super::objects::service_account;
 use super::pod_state::trim;
 use super::reconcile::{Context, Shared, on_error, reconcile};
+use super::scripts::Scripts;
 use super::silence;
 use crate::api::{AGENT_LABEL, Agent};
 use crate::controller::budget::Budgets;
+use crate::controller::connection::watching;
 use crate::controller::loops::{AgentKey, Loops};
 use crate::controller::sensor::Sensors;
 
 /// Time for reconciles under way when the run ends.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long the first pass waits for the budgets. Without them suspends and deletions are followed, and what was said of
+/// budgets stands.
+const BUDGETS: Duration = Duration::from_secs(15);
 
 type Guarded = DeserializeGuard<Agent>;
 
@@ -55,6 +61,8 @@ pub struct Parts {
     pub changed: mpsc::UnboundedReceiver<AgentKey>,
     /// The CA bundle (PEM) that pods must trust; published in every namespace with Agents.
     pub ca_bundle: watch::Receiver<String>,
+    /// Is told which bundle every namespace with Agents has.
+    pub published: watch::Sender<String>,
     /// Is told of each reconcile.
     pub observer: Arc<dyn Observer>,
     /// The time.
@@ -80,12 +88,13 @@ pub async fn run(parts: Parts) {
     let (events, queue) = events::Sink::new();
     let recorder = recorder(parts.client.clone(), parts.instance);
     let shared = Arc::new(Shared {
-        namespaces: Namespaces::new(parts.client.clone(), parts.ca_bundle, service_account),
+        namespaces: Namespaces::new(parts.client.clone(), parts.ca_bundle, parts.published, service_account),
         client: parts.client,
         loops: parts.loops,
         budgets: parts.budgets,
         sensors: parts.sensors,
         memory: Memory::default(),
+        scripts: Scripts::new(),
         events,
         observer: parts.observer,
         clock: parts.clock,
@@ -99,7 +108,7 @@ pub async fn run(parts: Parts) {
             .collect(),
     };
     let view = AgentsView::new(scopes.iter().map(|scope| scope.agents.clone()).collect());
-    shared.observer.agents(view.clone());
+    let pods = scopes.iter().map(|scope| scope.pods.clone()).collect();
     let doors: Vec<Door> = scopes.iter().map(Scope::door).collect();
     let served = future::join_all(
         scopes
@@ -108,7 +117,7 @@ pub async fn run(parts: Parts) {
     );
     tokio::select! {
         _ = served => {}
-        () = shared_work(&shared, view, parts.changed, &doors) => {}
+        () = shared_work(&shared, (view, pods), parts.changed, &doors) => {}
         () = events::publish(recorder, queue) => {}
         // A list that never succeeded would hold the shutdown for ever.
         () = async { parts.shutdown.cancelled().await; tokio::time::sleep(GRACE).await } => {}
@@ -116,12 +125,28 @@ pub async fn run(parts: Parts) {
 }
 
 /// What serves all scopes at once; ends only with the run.
-async fn shared_work(shared: &Shared, view: AgentsView, changed: mpsc::UnboundedReceiver<AgentKey>, doors: &[Door]) {
+async fn shared_work(
+    shared: &Shared,
+    (view, pods): (AgentsView, Vec<Store<Pod>>),
+    changed: mpsc::UnboundedReceiver<AgentKey>,
+    doors: &[Door],
+) {
     tokio::join!(
         route(changed, doors),
         sweep(shared, doors),
+        show(shared, &view, pods),
         publish_bundle(shared, &view),
     );
+}
+
+/// Shows the Agents once all that is there is known: until then a pod would be told that it has no Agent.
+async fn show(shared: &Shared, view: &AgentsView, pods: Vec<Store<Pod>>) {
+    view.ready().await;
+    for store in &pods {
+        // Fails only when the watch is gone, which ends the run anyway.
+        let _ = store.wait_until_ready().await;
+    }
+    shared.observer.agents(view.clone());
 }
 
 /// Where a reconcile of an Agent of one scope is asked for.
@@ -171,7 +196,7 @@ async fn publish_bundle(shared: &Shared, view: &AgentsView) {
     let namespaces = || {
         let mut namespaces = HashSet::new();
         view.for_each(|agent| namespaces.extend(agent.namespace()));
-        namespaces
+        Some(namespaces)
     };
     shared.namespaces.maintain(namespaces).await;
 }
@@ -181,6 +206,8 @@ struct Scope {
     namespace: Option<String>,
     agents: Store<Guarded>,
     agents_writer: Writer<Guarded>,
+    pods: Store<Pod>,
+    pods_writer: Writer<Pod>,
     queue: mpsc::UnboundedSender<ObjectRef<Guarded>>,
     asked: mpsc::UnboundedReceiver<ObjectRef<Guarded>>,
 }
@@ -188,11 +215,14 @@ struct Scope {
 impl Scope {
     fn new(namespace: Option<String>) -> Self {
         let (agents, agents_writer) = reflector::store();
+        let (pods, pods_writer) = reflector::store();
         let (queue, asked) = mpsc::unbounded_channel();
         Self {
             namespace,
             agents,
             agents_writer,
+            pods,
+            pods_writer,
             queue,
             asked,
         }
@@ -207,29 +237,27 @@ impl Scope {
 
     /// Watches and reconciles until `shutdown`, then lets what is under way finish.
     async fn serve(self, shared: Arc<Shared>, shutdown: CancellationToken) {
-        let (pods, pods_writer) = reflector::store();
+        let (pods, namespace) = (self.pods, self.namespace.as_deref());
         let context = Arc::new(Context {
             shared: shared.clone(),
             pods: pods.clone(),
         });
         let watches = future::join(
-            watch_agents(
-                &shared,
-                self.namespace.as_deref(),
-                self.agents_writer,
-                &self.agents,
-                &self.queue,
-            ),
-            watch_pods(&shared, self.namespace.as_deref(), pods_writer, &self.queue),
+            watch_agents(&shared, namespace, self.agents_writer, &self.agents, &self.queue),
+            watch_pods(&shared, namespace, self.pods_writer, &self.agents, &self.queue),
         );
         let agents = self.agents.clone();
         let requests = UnboundedReceiverStream::new(self.asked)
             .map(|agent| Ok::<_, Infallible>(ReconcileRequest::from(agent)))
             .take_until(shutdown.cancelled_owned());
         let config = controller::Config::default().concurrency(shared.settings.workers);
+        let budgets = shared.budgets.clone();
         let reconciles = async move {
-            if pods.wait_until_ready().await.is_err() {
+            if agents.wait_until_ready().await.is_err() || pods.wait_until_ready().await.is_err() {
                 return;
+            }
+            if tokio::time::timeout(BUDGETS, budgets.decided()).await.is_err() {
+                tracing::warn!("AgentBudgets cannot be listed; Agents are looked after without them");
             }
             applier(
                 |agent, context| Box::pin(reconcile(agent, context)),
@@ -276,7 +304,7 @@ async fn watch_agents(
     queue: &mpsc::UnboundedSender<ObjectRef<Guarded>>,
 ) {
     let api: Api<Guarded> = api(&shared.client, namespace);
-    let stream = watcher(api, watcher::Config::default())
+    let stream = watcher(api, watching())
         .default_backoff()
         .modify(|agent| agent.meta_mut().managed_fields = None)
         .reflect(writer);
@@ -318,9 +346,13 @@ async fn watch_agents(
 
 /// Ledger and Sensors must know an Agent before its pod is told anything. One that cannot be read limits as before.
 fn agent_seen(shared: &Shared, agent: &Guarded) {
-    if let Ok(agent) = &agent.0 {
-        shared.budgets.agent_seen(agent);
-        shared.sensors.agent_seen(agent);
+    match &agent.0 {
+        Ok(agent) => {
+            shared.budgets.agent_seen(agent);
+            shared.sensors.agent_seen(agent);
+        }
+        // It receives as before: what waits for it must not be thrown away.
+        Err(invalid) => shared.sensors.agent_unreadable(&invalid.metadata),
     }
 }
 
@@ -331,15 +363,16 @@ fn forget(shared: &Shared, agent: &AgentKey) {
     shared.memory.forget(agent);
 }
 
-/// Asks for a reconcile of the Agent whose pod changed.
+/// Asks for a reconcile of the Agent whose pod changed, and of all when pods were listed again.
 async fn watch_pods(
     shared: &Shared,
     namespace: Option<&str>,
     writer: Writer<Pod>,
+    agents: &Store<Guarded>,
     queue: &mpsc::UnboundedSender<ObjectRef<Guarded>>,
 ) {
     let api: Api<Pod> = api(&shared.client, namespace);
-    let stream = watcher(api, watcher::Config::default().labels(AGENT_LABEL))
+    let stream = watcher(api, watching().labels(AGENT_LABEL))
         .default_backoff()
         .modify(trim)
         .reflect(writer);
@@ -359,19 +392,23 @@ async fn watch_pods(
                 } else {
                     budgets.pod_gone(&agent);
                 }
-                shared.memory.pod_seen(&agent);
+                shared.memory.pod_seen(&agent, pod.metadata.uid.as_ref());
                 let _ = queue.send(reference(&agent));
             }
             Ok(Event::Init) => listed.clear(),
             Ok(Event::InitApply(pod)) => {
                 let agent = key(&pod);
                 budgets.pod_seen(&agent, &pod);
+                shared.memory.pod_seen(&agent, pod.metadata.uid.as_ref());
                 listed.insert(agent);
             }
             Ok(Event::InitDone) => {
                 budgets.pods_listed(namespace, &listed);
                 listed.clear();
                 shared.memory.pods_listed(namespace);
+                for agent in agents.state() {
+                    let _ = queue.send(reference(&key(agent.as_ref())));
+                }
             }
             Err(error) => tracing::warn!(%error, "the watch of pods was interrupted; it is resumed"),
         }

@@ -42,8 +42,8 @@ pub(super) struct Facts<'a> {
     pub(super) known: &'a Known,
     /// A loop that is seen from outside.
     pub(super) finding: Option<&'a Finding>,
-    /// What its limits have left.
-    pub(super) shares: &'a Shares,
+    /// What its limits have left; `None`: not known yet.
+    pub(super) shares: Option<&'a Shares>,
     /// Names of the Sensors that it receives from, by uid.
     pub(super) sensors: &'a BTreeMap<String, String>,
     /// What keeps Sensors with pods of their own from listening, by name; `None`: not all were looked at.
@@ -100,7 +100,9 @@ pub(super) fn compute(facts: &Facts<'_>) -> AgentStatus {
         conditions: conditions::compute(facts, &status),
         summary: Some(summary(facts, &status, usage.as_ref())),
         r#loop: Some(status),
-        budgets: facts.shares.budgets.clone(),
+        budgets: facts
+            .shares
+            .map_or_else(|| old.budgets.clone(), |shares| shares.budgets.clone()),
         usage,
         pod: facts.pod.map(PodState::status),
         last_error: facts
@@ -242,7 +244,10 @@ fn summary(facts: &Facts<'_>, status: &LoopStatus, usage: Option<&Usage>) -> Sum
         cost: usage
             .filter(|usage| usage.cost > 0)
             .map(|usage| words::dollars(usage.cost)),
-        budget: facts.shares.used_percent.map(|percent| format!("{percent}%")),
+        budget: facts.shares.map_or_else(
+            || facts.old.summary.as_ref().and_then(|old| old.budget.clone()),
+            |shares| shares.used_percent.map(|percent| format!("{percent}%")),
+        ),
         tokens: totals::short(usage.map_or(0, totals::tokens)),
         resumes: status
             .resumes_at

@@ -137,7 +137,7 @@ impl Case {
             heard: self.heard.as_ref(),
             known: &totals::known(&self.old, None, self.heard.as_ref()),
             finding: self.finding.as_ref(),
-            shares: &self.shares,
+            shares: Some(&self.shares),
             sensors: &self.sensors,
             troubles: self.troubles.as_deref(),
             obstacle: self.obstacle.as_ref(),
@@ -186,7 +186,11 @@ fn each_situation_of_the_contract_has_its_verdict() {
     row(&of(turns), Verdict::Current, Sleeping, "TurnLimitReached");
     let closed = held(Paused, PauseReason::OutsideActiveHours);
     row(&of(closed), Verdict::Current, Paused, "OutsideActiveHours");
-    for reason in [PauseReason::ConsecutiveErrors, PauseReason::CrashLoop] {
+    for reason in [
+        PauseReason::ConsecutiveErrors,
+        PauseReason::CrashLoop,
+        PauseReason::ModelRefused,
+    ] {
         row(&of(held(Paused, reason)), Verdict::Current, Paused, "ErrorLimitReached");
     }
     row(
@@ -195,6 +199,11 @@ fn each_situation_of_the_contract_has_its_verdict() {
         Paused,
         "LinkLost",
     );
+    let away = held(Paused, PauseReason::ModelUnreachable);
+    row(&of(away), Verdict::InProgress, Paused, "Unreachable");
+    for reason in [PauseReason::AuthenticationFailed, PauseReason::QuotaExceeded] {
+        row(&of(held(Paused, reason)), Verdict::Failed, Paused, reason.as_ref());
+    }
     for kind in [FailureKind::AuthenticationFailed, FailureKind::QuotaExceeded] {
         row(&of(failing(kind)), Verdict::Failed, Running, kind.as_ref());
     }
@@ -367,6 +376,8 @@ fn every_combination_keeps_the_rules_of_conditions() {
         Some(Obstacle::Foreign),
         Some(Obstacle::Refused("quota".into())),
         Some(Obstacle::NodeLost("n".into())),
+        Some(Obstacle::ClaimEnding("c".into())),
+        Some(Obstacle::ClaimForeign("c".into())),
     ];
     let mut seen = std::collections::BTreeSet::new();
     for intent in intents {

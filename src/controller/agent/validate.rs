@@ -8,9 +8,10 @@ use kube::ResourceExt;
 use super::context::Settings;
 use super::manifest;
 use super::names;
-use crate::api::Agent;
-use crate::api::agent::{KeyRef, Model, Skill};
+use crate::api::agent::{AgentSpec, KeyRef, Model, Skill};
+use crate::api::condition::{self, ConditionType};
 use crate::api::tools::is_tool_header;
+use crate::api::{Agent, AgentStatus};
 use crate::controller::budget::scope::{Obstacle as Unlimited, ScopeReason};
 use crate::link::pod::MOST_SKILL_BYTES;
 
@@ -43,8 +44,8 @@ pub(super) struct References {
     pub(super) instructions: Option<Looked<String>>,
     /// `skills`, in their order.
     pub(super) skills: Vec<Looked<String>>,
-    /// `workspace.claimName`; whether it is there.
-    pub(super) workspace: Option<Looked<()>>,
+    /// `workspace.claimName`; whether it is there, and what keeps it from being a workspace.
+    pub(super) workspace: Option<Looked<Option<String>>>,
     /// `tools.servers[].headersSecretRef`, by the server's name: the keys, never what they hold.
     pub(super) headers: BTreeMap<String, Looked<Vec<String>>>,
 }
@@ -54,8 +55,8 @@ pub(super) struct References {
 pub(super) struct ModelReferences {
     /// `apiKeySecretRef`; whether it is there, never what it says.
     pub(super) key: Option<Looked<()>>,
-    /// `scripted`.
-    pub(super) script: Option<Looked<String>>,
+    /// `scripted`: what is wrong with the script, if anything.
+    pub(super) script: Option<Looked<Result<(), String>>>,
 }
 
 /// Reasons of `Accepted=False`.
@@ -69,6 +70,8 @@ pub(super) enum InvalidReason {
     ConfigMapNotFound,
     /// The volume claim that `spec.workspace.claimName` names is missing.
     VolumeClaimNotFound,
+    /// The volume claim that `spec.workspace.claimName` names belongs to another object.
+    VolumeClaimInUse,
     /// An AgentBudget that `spec.budgetRefs` names is missing.
     BudgetNotFound,
     /// The platform wants a budget, and none applies.
@@ -77,6 +80,8 @@ pub(super) enum InvalidReason {
     PriceUnknown,
     /// An AgentBudget that applies, or may apply, cannot be used.
     BudgetUnavailable,
+    /// The platform does not allow what the spec asks for.
+    NotAllowed,
 }
 
 impl From<Unlimited> for Invalid {
@@ -92,6 +97,22 @@ impl From<Unlimited> for Invalid {
             message: obstacle.message,
         }
     }
+}
+
+/// What a status says of the budgets of an Agent that cannot run for their sake. It stands until they are listed.
+pub(super) fn said_of_budgets(status: &AgentStatus) -> Option<Invalid> {
+    let of_budgets = [
+        InvalidReason::BudgetNotFound,
+        InvalidReason::BudgetRequired,
+        InvalidReason::PriceUnknown,
+        InvalidReason::BudgetUnavailable,
+    ];
+    let said = condition::find(&status.conditions, ConditionType::Accepted).filter(|said| said.status == "False")?;
+    let reason = of_budgets.into_iter().find(|reason| reason.as_ref() == said.reason)?;
+    Some(Invalid {
+        reason,
+        message: said.message.clone(),
+    })
 }
 
 /// A user's mistake.
@@ -117,6 +138,12 @@ pub(super) fn validate(agent: &Agent, references: &References, settings: &Settin
     name(agent)?;
     size(agent, settings)?;
     zone(agent)?;
+    if let Some(message) = settings.policy.pods.problem(&agent.spec.pod) {
+        return Err(Invalid {
+            reason: InvalidReason::NotAllowed,
+            message,
+        });
+    }
     of_model("spec.model", &agent.spec.model, &references.model)?;
     if let Some(light) = &agent.spec.light_model {
         of_model("spec.lightModel", light, &references.light)?;
@@ -145,8 +172,8 @@ fn of_model(path: &str, model: &Model, references: &ModelReferences) -> Result<(
     if let (Some(source), Some(looked)) = (&model.scripted, &references.script) {
         let field = format!("{path}.scripted.configMapKeyRef");
         let reference = &source.config_map_key_ref;
-        let text = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, &field, reference)?;
-        script(text).map_err(|error| {
+        let verdict = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, &field, reference)?;
+        verdict.as_ref().map_err(|error| {
             let (name, key) = (&reference.name, &reference.key);
             Invalid::spec(format!(
                 "{field}: key {key} of ConfigMap {name} is no valid script: {error}"
@@ -154,6 +181,32 @@ fn of_model(path: &str, model: &Model, references: &ModelReferences) -> Result<(
         })?;
     }
     Ok(())
+}
+
+/// Fields with an address of plain HTTP to which a Secret is sent, and that Secret.
+pub(super) fn clear_text(spec: &AgentSpec) -> impl Iterator<Item = (String, &str)> {
+    let models = [
+        ("spec.model", Some(&spec.model)),
+        ("spec.lightModel", spec.light_model.as_ref()),
+    ];
+    let models = models.into_iter().filter_map(|(path, model)| {
+        let model = model?;
+        let secret = model.api_key_secret_ref.as_ref()?;
+        Some((
+            format!("{path}.baseURL"),
+            model.base_url.as_deref()?,
+            secret.name.as_str(),
+        ))
+    });
+    let servers = spec.tools.servers.iter().filter_map(|server| {
+        let secret = server.headers_secret_ref.as_ref()?;
+        let field = format!("spec.tools.servers[{}].url", server.name);
+        Some((field, server.url.as_str(), secret.name.as_str()))
+    });
+    models
+        .chain(servers)
+        .filter(|(_, url, _)| url.starts_with("http://"))
+        .map(|(field, _, secret)| (field, secret))
 }
 
 fn headers(looked: &Looked<Vec<String>>, server: &str, secret: &str) -> Result<(), Invalid> {
@@ -185,22 +238,29 @@ fn headers(looked: &Looked<Vec<String>>, server: &str, secret: &str) -> Result<(
     }
 }
 
-fn workspace(agent: &Agent, looked: Option<&Looked<()>>) -> Result<(), Invalid> {
+fn workspace(agent: &Agent, looked: Option<&Looked<Option<String>>>) -> Result<(), Invalid> {
     let named = agent
         .spec
         .workspace
         .as_ref()
         .and_then(|workspace| workspace.claim_name.as_ref());
-    let (Some(name), Some(Looked::NoObject)) = (named, looked) else {
-        return Ok(());
-    };
-    Err(Invalid {
-        reason: InvalidReason::VolumeClaimNotFound,
-        message: format!(
-            "spec.workspace.claimName: PersistentVolumeClaim {name} does not exist in this namespace: create it, correct the \
-             name, or remove claimName to have a claim made"
-        ),
-    })
+    match (named, looked) {
+        (Some(name), Some(Looked::NoObject)) => Err(Invalid {
+            reason: InvalidReason::VolumeClaimNotFound,
+            message: format!(
+                "spec.workspace.claimName: PersistentVolumeClaim {name} does not exist in this namespace: create it, correct \
+                 the name, or remove claimName to have a claim made"
+            ),
+        }),
+        (Some(name), Some(Looked::Found(Some(why)))) => Err(Invalid {
+            reason: InvalidReason::VolumeClaimInUse,
+            message: format!(
+                "spec.workspace.claimName: PersistentVolumeClaim {name} {why}: name a claim of your own, or remove claimName \
+                 to have a claim made"
+            ),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn name(agent: &Agent) -> Result<(), Invalid> {
@@ -214,7 +274,7 @@ fn name(agent: &Agent) -> Result<(), Invalid> {
 }
 
 fn size(agent: &Agent, settings: &Settings) -> Result<(), Invalid> {
-    let length = manifest::config(agent, i64::MAX, &settings.link_url, names::WORKER).len();
+    let length = manifest::config(agent, i64::MAX, settings, names::WORKER).len();
     if length <= LONGEST_CONFIG {
         return Ok(());
     }
@@ -236,7 +296,8 @@ fn zone(agent: &Agent) -> Result<(), Invalid> {
     })
 }
 
-fn script(text: &str) -> Result<(), String> {
+/// What is wrong with a script, if anything.
+pub(super) fn script(text: &str) -> Result<(), String> {
     crate::scripted::Script::parse(text)
         .map(|_| ())
         .map_err(|error| error.to_string())
@@ -304,6 +365,37 @@ fn found<'a, T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_secret_that_is_sent_over_plain_http_is_told_with_its_field() {
+        let spec = |scheme: &str, secret: &serde_json::Value| -> AgentSpec {
+            let model = serde_json::json!({
+                "api": "OpenAIChat", "name": "m", "baseURL": format!("{scheme}://models/v1"), "apiKeySecretRef": secret,
+            });
+            let headers = (!secret.is_null()).then(|| serde_json::json!({"name": "hub"}));
+            let server =
+                serde_json::json!({"name": "hub", "url": format!("{scheme}://hub/mcp"), "headersSecretRef": headers});
+            serde_json::from_value(
+                serde_json::json!({"model": model, "lightModel": model, "tools": {"servers": [server]}}),
+            )
+            .unwrap()
+        };
+        let key = serde_json::json!({"name": "key", "key": "k"});
+        let open = spec("http", &key);
+        let told: Vec<_> = clear_text(&open).collect();
+        let fields = [
+            ("spec.model.baseURL", "key"),
+            ("spec.lightModel.baseURL", "key"),
+            ("spec.tools.servers[hub].url", "hub"),
+        ];
+        assert_eq!(told, fields.map(|(field, secret)| (field.to_owned(), secret)));
+        assert_eq!(clear_text(&spec("https", &key)).count(), 0);
+        assert_eq!(
+            clear_text(&spec("http", &serde_json::Value::Null)).count(),
+            0,
+            "nothing is sent"
+        );
+    }
 
     #[test]
     fn a_zone_that_nobody_knows_is_named_with_its_field_and_the_fix() {

@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::entry::{Blocked, Entry};
+use super::entry::Entry;
 use crate::api::amount::{Amount, LimitAmounts};
 use crate::api::budget::LedgerRecord;
 use crate::ledger::account::{Account, AgentName, Refused, Terms, Who};
 use crate::ledger::wallet::AccountId;
 use crate::ledger::window::WindowRule;
-use crate::link::messages::{AccountAnswer, LeaseAnswer, LeaseGrant, LeaseRequest};
+use crate::link::messages::{AccountAnswer, AccountRequest, LeaseAnswer, LeaseGrant, LeaseRequest};
 
 /// Time between two writes of a document for which nobody waits.
 pub const STEP: SignedDuration = SignedDuration::from_secs(15);
@@ -161,6 +161,9 @@ impl Book {
         let entry = Entry {
             account: restored,
             blocked: BTreeMap::new(),
+            asks: BTreeMap::new(),
+            looked: None,
+            released: false,
             revision: 0,
         };
         let home = self.documents.entry(document.clone()).or_insert_with(|| Document {
@@ -177,6 +180,11 @@ impl Book {
     /// Other limits, or another window.
     pub fn set_terms(&mut self, account: &str, terms: Terms, now: Timestamp) {
         self.with(account, now, |entry| entry.account.set_terms(terms, now));
+    }
+
+    /// At least so much was used of it in all: what is neither settled nor held counts now.
+    pub fn cover(&mut self, account: &str, agent: &AgentName, used: &Amount, now: Timestamp) {
+        self.with(account, now, |entry| entry.account.cover(agent, used, now));
     }
 
     /// It limits nothing any more; what it counted stays.
@@ -272,20 +280,7 @@ impl Book {
             let Some(ask) = &part.ask else { continue };
             let refused = self.with(&part.account, now, |entry| {
                 let refused = entry.account.ask(who, ask, now).err();
-                match &refused {
-                    Some(refused) => {
-                        let blocked = Blocked {
-                            who: who.clone(),
-                            ask: ask.clone(),
-                            refused: refused.clone(),
-                            at: entry.account.time(),
-                        };
-                        entry.blocked.insert(who.agent.clone(), blocked);
-                    }
-                    None => {
-                        entry.blocked.remove(&who.agent);
-                    }
-                }
+                entry.asked(who, ask, refused.as_ref());
                 (refused, entry.account.must_wait(&who.record, ask))
             });
             let Some((refused, waits)) = refused else { continue };
@@ -301,6 +296,30 @@ impl Book {
         }
         self.forget_holdings(&who.record);
         heard
+    }
+
+    /// Of a request the statements of leases that this very pod was the last to speak of; `None`: there are none. What
+    /// another pod of the same record holds by now is not this one's to close.
+    #[must_use]
+    pub fn last_words(&self, who: &Who, request: &LeaseRequest) -> Option<LeaseRequest> {
+        let holds = |account: &str, lease: i64| {
+            self.entry(account)
+                .is_some_and(|(_, entry)| entry.account.is_held_by(lease, who))
+        };
+        let accounts = request.accounts.iter().map(|part| {
+            let statements = part.statements.iter();
+            let mine = statements.filter(|statement| holds(&part.account, statement.lease));
+            AccountRequest {
+                account: part.account.clone(),
+                statements: mine.cloned().collect(),
+                ask: None,
+            }
+        });
+        let accounts: Vec<_> = accounts.filter(|part| !part.statements.is_empty()).collect();
+        (!accounts.is_empty()).then(|| LeaseRequest {
+            accounts,
+            ..request.clone()
+        })
     }
 
     fn forget_holdings(&mut self, record: &str) {
@@ -371,6 +390,8 @@ impl Book {
                     .map(|lease| LeaseGrant {
                         lease: lease.lease,
                         granted: lease.granted,
+                        spent: lease.spent,
+                        returned: lease.returned,
                         valid_milliseconds: lease.ends.map(|end| milliseconds(time, end)),
                     })
                     .collect(),
@@ -429,6 +450,9 @@ impl Book {
     pub fn not_written(&mut self, document: &DocumentId) {
         if let Some(home) = self.documents.get_mut(document) {
             (home.writing, home.urgent) = (false, true);
+            for entry in home.accounts.values_mut() {
+                entry.account.not_written();
+            }
         }
     }
 
@@ -440,7 +464,7 @@ impl Book {
 
     /// This Agent draws on this account no more: it waits for nothing there.
     pub fn withdraw(&mut self, account: &str, agent: &AgentName, now: Timestamp) {
-        self.with(account, now, |entry| entry.blocked.remove(agent).is_some());
+        self.with(account, now, |entry| entry.withdraw(agent));
     }
 
     /// Time goes on: for accounts that somebody waits for, that want something back, or that count something that may
@@ -536,7 +560,6 @@ mod tests {
     use crate::api::amount::Kind;
     use crate::api::budget::Period;
     use crate::ledger::account::{Ask, Statement};
-    use crate::link::messages::AccountRequest;
 
     const START: Timestamp = Timestamp::constant(1_800_000_000, 0);
 
@@ -713,7 +736,7 @@ mod tests {
             "a is to give back what it does not need"
         );
         assert_eq!(
-            entry(&book).exhausted(),
+            entry(&book).exhausted(2),
             None,
             "it is not spent as long as others hold enough"
         );
@@ -735,14 +758,42 @@ mod tests {
         book.request(&who("a"), |_| true, &saying("b", 1, 100, 0), at(2));
         book.request(&who("b"), |_| true, &asking("b", 10, vec![]), at(3));
         let entry = book.entry("b").unwrap().1.clone();
-        let (agent, blocked) = entry.exhausted().unwrap();
+        let (agent, blocked) = entry.exhausted(2).unwrap();
         assert_eq!((agent.name.as_str(), blocked.refused.kind), ("b", Kind::Tokens));
         let resets = blocked.refused.resets_at.unwrap();
         assert!(resets > at(3600) && resets <= at(3600 + 62), "{resets}");
         book.tick(resets - SignedDuration::from_nanos(1));
-        assert!(book.entry("b").unwrap().1.exhausted().is_some());
+        assert!(book.entry("b").unwrap().1.exhausted(2).is_some());
         book.tick(resets);
-        assert_eq!(book.entry("b").unwrap().1.exhausted(), None);
+        assert_eq!(book.entry("b").unwrap().1.exhausted(2), None);
+    }
+
+    #[test]
+    fn one_large_call_does_not_show_that_a_budget_is_spent() {
+        let mut book = book(1000);
+        book.request(&who("a"), |_| true, &asking("b", 600, vec![]), at(1));
+        write(&mut book, 1);
+        book.request(&who("a"), |_| true, &saying("b", 1, 600, 400), at(2));
+        write(&mut book, 2);
+        let refused = |book: &mut Book, name: &str, least: i64, seconds: i64| {
+            let request = asking("b", least, vec![]);
+            let heard = book.request(&who(name), |_| true, &request, at(seconds));
+            book.answer(&who(name), &request, &heard).accounts[0].refused.is_some()
+        };
+        let exhausted = |book: &Book, agents| book.entry("b").unwrap().1.exhausted(agents).is_some();
+        assert!(refused(&mut book, "large", 450, 3));
+        assert!(!exhausted(&book, 50), "40 % are left, and only two of fifty asked");
+        assert!(exhausted(&book, 2), "it fits nobody of those who draw on it");
+        assert!(!refused(&mut book, "small", 100, 4));
+        assert!(!exhausted(&book, 3), "it fits the small one");
+        assert!(!exhausted(&book, 50));
+        // The small one spends until its own calls fit no more: a quarter is left, and less than any call needs.
+        write(&mut book, 4);
+        book.request(&who("small"), |_| true, &saying("b", 2, 310, 1000), at(5));
+        assert!(exhausted(&book, 50), "90 are left, and nobody asked for less than 100");
+        book.withdraw("b", &who("small").agent, at(7));
+        book.withdraw("b", &who("large").agent, at(7));
+        assert!(!exhausted(&book, 50));
     }
 
     #[test]

@@ -1,22 +1,28 @@
 //! Which holders are dead for certain, so that what they hold counts as spent. Pure.
 //!
 //! A gateway's record lies on its Agent's volume. A pod that is gone is no reason yet: where the volume stays, the next
-//! pod finds the record and says exactly what was spent. So a holder whose pod is gone is buried at once when nobody
-//! can come back for it (the Agent is gone, or its storage died with the pod), and after [`RETURN`] otherwise, and when
-//! the Agent's present pod speaks with another record. Too early costs room in one window; it never frees any. It must
-//! never be done to a gateway that may still call: what it spends later would count in no window.
+//! pod finds the record and says exactly what was spent. So a holder whose pod is gone is buried when nobody can come back
+//! for it (the Agent is gone, or its storage died with the pod), and after [`RETURN`] otherwise, and when the Agent's
+//! present pod speaks with another record. Too early costs room in one window; it never frees any. It must never be done
+//! to a gateway that may still call: what it spends later would count in no window. A pod that ended calls no more. One
+//! whose object is gone may run on, on a node that nobody reaches: for its run lease, and as long as a call takes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
 use crate::controller::loops::AgentKey;
 use crate::ledger::account::Who;
+use crate::link::messages::RUN_LEASE_SECONDS;
 
-/// How long a pod must have been missing, for watches that lag behind.
+/// How long a pod must have ended, for watches that lag behind.
 pub const CERTAIN: SignedDuration = SignedDuration::from_secs(10);
 /// How long a record on a volume that outlives its pod is waited for.
 pub const RETURN: SignedDuration = SignedDuration::from_mins(5);
+/// How long a gateway without contact makes calls.
+const RUN_LEASE: SignedDuration = SignedDuration::from_secs(RUN_LEASE_SECONDS.cast_signed());
+/// Longest call of an Agent that is not known any more: the default of `spec.model.timeoutSeconds`.
+const LONGEST_CALL: SignedDuration = SignedDuration::from_mins(5);
 
 /// A pod, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +40,23 @@ pub struct Witness {
     pub pods: BTreeMap<AgentKey, PodFact>,
     /// The record with which the Agent's present pod speaks, and the pod's uid.
     pub speakers: BTreeMap<AgentKey, (String, String)>,
+    /// The longest call of each Agent, also of one that is gone as long as somebody holds something of it.
+    pub calls: BTreeMap<AgentKey, SignedDuration>,
+    /// Uids of pods that were seen to have ended.
+    ended: BTreeSet<String>,
     /// Since when the pod of a record is missing.
     missing: BTreeMap<String, Timestamp>,
+}
+
+/// What is known of a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It may call, or its next pod may soon say what it spent.
+    Lives,
+    /// It calls no more, and was waited for.
+    Silent,
+    /// It calls no more, and nobody comes back for its record.
+    Lost,
 }
 
 /// Whether an Agent, and with it its record, may come back.
@@ -50,35 +71,55 @@ pub enum Hope {
 }
 
 impl Witness {
-    /// Whether the gateway of this record is dead for certain and nobody comes back for it.
-    pub fn is_dead(&mut self, who: &Who, agent: &AgentKey, hope: Hope, now: Timestamp) -> bool {
+    /// An Agent has this pod.
+    pub fn see(&mut self, agent: &AgentKey, pod: PodFact) {
+        if pod.ended {
+            self.ended.insert(pod.uid.clone());
+        }
+        self.pods.insert(agent.clone(), pod);
+    }
+
+    /// What became of the gateway of this record.
+    pub fn fate(&mut self, who: &Who, agent: &AgentKey, hope: Hope, now: Timestamp) -> Fate {
         let alive = self
             .pods
             .get(agent)
             .is_some_and(|pod| pod.uid == who.pod_uid && !pod.ended);
         // One pod's gateways come one after the other; another record means that the old one is lost.
-        let replaced = self
-            .speakers
-            .get(agent)
-            .is_some_and(|(record, pod_uid)| *record != who.record && (!alive || *pod_uid == who.pod_uid));
-        if replaced {
-            return true;
+        let speaker = self.speakers.get(agent).filter(|(record, _)| *record != who.record);
+        if speaker.is_some_and(|(_, pod_uid)| *pod_uid == who.pod_uid) {
+            return Fate::Lost;
         }
         if alive {
             self.missing.remove(&who.record);
-            return false;
+            return Fate::Lives;
         }
         let since = *self.missing.entry(who.record.clone()).or_insert(now);
-        let patience = match hope {
-            Hope::Volume => RETURN,
-            Hope::Ephemeral | Hope::Gone => CERTAIN,
+        let missing = now.duration_since(since);
+        let call = self.calls.get(agent).copied().unwrap_or(LONGEST_CALL);
+        let stopped = if self.ended.contains(&who.pod_uid) {
+            CERTAIN
+        } else {
+            RUN_LEASE.saturating_add(call)
         };
-        now.duration_since(since) >= patience
+        match hope {
+            _ if missing < stopped => Fate::Lives,
+            Hope::Volume if speaker.is_none() && missing < RETURN => Fate::Lives,
+            Hope::Volume if speaker.is_none() => Fate::Silent,
+            Hope::Volume | Hope::Ephemeral | Hope::Gone => Fate::Lost,
+        }
     }
 
-    /// Forgets records that hold nothing any more.
-    pub fn keep(&mut self, live: impl Fn(&str) -> bool) {
-        self.missing.retain(|record, _| live(record));
+    /// Forgets what is of no use any more. `holders`: records that hold something, each with its Agent and its pod.
+    pub fn keep(&mut self, holders: &BTreeMap<String, (AgentKey, String)>, known: impl Fn(&AgentKey) -> bool) {
+        self.missing.retain(|record, _| holders.contains_key(record));
+        if !self.ended.is_empty() {
+            let held = holders.values().map(|(_, uid)| uid);
+            let uids: BTreeSet<&String> = held.chain(self.pods.values().map(|pod| &pod.uid)).collect();
+            self.ended.retain(|uid| uids.contains(uid));
+        }
+        let agents: BTreeSet<&AgentKey> = holders.values().map(|(agent, _)| agent).collect();
+        self.calls.retain(|agent, _| agents.contains(agent) || known(agent));
     }
 }
 
@@ -108,45 +149,58 @@ mod tests {
     }
 
     fn witness(pod: Option<(&str, bool)>) -> Witness {
-        let pods = pod.map(|(uid, ended)| {
-            let fact = PodFact { uid: uid.into(), ended };
-            (agent(), fact)
-        });
-        Witness {
-            pods: pods.into_iter().collect(),
-            ..Witness::default()
+        let mut witness = Witness::default();
+        if let Some((uid, ended)) = pod {
+            witness.see(&agent(), PodFact { uid: uid.into(), ended });
         }
+        witness
     }
 
-    /// The first second at which the holder is dead, of 400.
-    fn dies(witness: &mut Witness, hope: Hope) -> Option<i64> {
-        (0..400).find(|second| witness.is_dead(&holder(), &agent(), hope, at(*second)))
+    /// The first second of 2,000 with another fate than before, and that fate.
+    fn turns(witness: &mut Witness, hope: Hope) -> Option<(i64, Fate)> {
+        let fates = (0..2_000).map(|second| (second, witness.fate(&holder(), &agent(), hope, at(second))));
+        fates.into_iter().find(|(_, fate)| *fate != Fate::Lives)
     }
 
     #[test]
     fn a_holder_dies_with_its_pod_when_nobody_comes_back_for_it() {
-        for (pod, hope, second) in [
+        // The run lease, and the longest call.
+        let partitioned = 60 + 300;
+        for (pod, hope, turn) in [
             (Some(("pod-1", false)), Hope::Volume, None),
             (Some(("pod-1", false)), Hope::Gone, None),
-            (Some(("pod-1", true)), Hope::Ephemeral, Some(10)),
-            (Some(("pod-2", false)), Hope::Ephemeral, Some(10)),
-            (None, Hope::Gone, Some(10)),
-            (None, Hope::Volume, Some(300)),
-            (Some(("pod-2", false)), Hope::Volume, Some(300)),
+            (Some(("pod-1", true)), Hope::Ephemeral, Some((10, Fate::Lost))),
+            (Some(("pod-1", true)), Hope::Volume, Some((300, Fate::Silent))),
+            (Some(("pod-2", false)), Hope::Ephemeral, Some((partitioned, Fate::Lost))),
+            (None, Hope::Gone, Some((partitioned, Fate::Lost))),
+            (None, Hope::Volume, Some((partitioned, Fate::Silent))),
+            (Some(("pod-2", false)), Hope::Volume, Some((partitioned, Fate::Silent))),
         ] {
-            assert_eq!(dies(&mut witness(pod), hope), second, "{pod:?} {hope:?}");
+            assert_eq!(turns(&mut witness(pod), hope), turn, "{pod:?} {hope:?}");
         }
+        let mut slow = witness(None);
+        slow.calls.insert(agent(), SignedDuration::from_mins(20));
+        assert_eq!(turns(&mut slow, Hope::Gone), Some((60 + 1_200, Fate::Lost)));
+        // Its object is gone too, but it was seen to have ended.
+        let mut gone = witness(Some(("pod-1", true)));
+        gone.pods.clear();
+        assert_eq!(turns(&mut gone, Hope::Gone), Some((10, Fate::Lost)));
     }
 
     #[test]
-    fn another_record_of_the_present_pod_ends_the_old_one_at_once() {
+    fn another_record_of_the_present_pod_ends_the_old_one() {
+        let mut seen = witness(Some(("pod-1", false)));
+        seen.speakers.insert(agent(), ("two".into(), "pod-1".into()));
+        assert_eq!(turns(&mut seen, Hope::Volume), Some((0, Fate::Lost)));
+        // The pod of the old one may run on where nobody reaches it.
         let mut seen = witness(Some(("pod-2", false)));
         seen.speakers.insert(agent(), ("two".into(), "pod-2".into()));
-        assert_eq!(dies(&mut seen, Hope::Volume), Some(0));
+        assert_eq!(turns(&mut seen, Hope::Volume), Some((360, Fate::Lost)));
+        let mut seen = witness(Some(("pod-2", false)));
         seen.speakers.insert(agent(), ("one".into(), "pod-2".into()));
         assert_eq!(
-            dies(&mut seen, Hope::Volume),
-            Some(300),
+            turns(&mut seen, Hope::Volume),
+            Some((360, Fate::Silent)),
             "the same record is the same holder"
         );
     }
@@ -154,11 +208,12 @@ mod tests {
     #[test]
     fn a_pod_that_comes_back_to_the_watch_starts_the_wait_anew() {
         let mut seen = witness(None);
-        assert!(!seen.is_dead(&holder(), &agent(), Hope::Gone, at(0)));
+        let lives = |seen: &mut Witness, second| seen.fate(&holder(), &agent(), Hope::Gone, at(second)) == Fate::Lives;
+        assert!(lives(&mut seen, 0));
         seen.pods = witness(Some(("pod-1", false))).pods;
-        assert!(!seen.is_dead(&holder(), &agent(), Hope::Gone, at(9)));
+        assert!(lives(&mut seen, 359));
         seen.pods.clear();
-        assert!(!seen.is_dead(&holder(), &agent(), Hope::Gone, at(11)));
-        assert!(seen.is_dead(&holder(), &agent(), Hope::Gone, at(21)));
+        assert!(lives(&mut seen, 361) && lives(&mut seen, 720));
+        assert!(!lives(&mut seen, 721));
     }
 }

@@ -177,8 +177,15 @@ impl List<'_> {
             condition::find(conditions, type_).map_or_else(String::new, |condition| condition.message.clone())
         };
         let exhausted = text(&self.conditions, ConditionType::Exhausted);
+        let refused = self.input.trouble.map(|trouble| {
+            format!(
+                "the API server refuses the ledger's record in the status of this budget, so nothing is granted: \
+                 {trouble}. It is tried again every minute"
+            )
+        });
         let (ready, reason, message) = match (refusal, spent) {
             (Some(refusal), _) => (false, refusal.reason, refusal.message.clone()),
+            (None, _) if refused.is_some() => (false, "RecordRefused", refused.unwrap_or_default()),
             (None, Some(_)) if gate.is_some() => (true, "AwaitingApproval", exhausted),
             (None, Some(spent)) if !spent.held && spent.resets_at.is_some() => (true, "Exhausted", exhausted),
             (None, Some(spent)) if spent.zero.is_some() => (false, spent.reason(), exhausted),

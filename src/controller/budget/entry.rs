@@ -6,8 +6,12 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use crate::api::amount::LimitAmounts;
-use crate::ledger::account::{Account, AgentName, Ask, Refused, Who};
+use crate::api::amount::{Amount, Kind, LimitAmounts};
+use crate::ledger::account::{Account, AgentName, Ask, Refused, Room, Who};
+
+/// A limit of which not more than one part in so many is left can be found spent by the Agents that asked; with more
+/// left, only by all that draw on it.
+const LAST_PART: i64 = 4;
 
 /// An Agent whose last ask was refused, and has no room yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +31,12 @@ pub struct Blocked {
 pub struct Entry {
     pub(super) account: Account,
     pub(super) blocked: BTreeMap<AgentName, Blocked>,
+    /// The least that each Agent wanted for its last call.
+    pub(super) asks: BTreeMap<AgentName, Amount>,
+    /// The room that `blocked` was last looked at with.
+    pub(super) looked: Option<Room>,
+    /// Somebody was blocked in this term and is not any more.
+    pub(super) released: bool,
     pub(super) revision: i64,
 }
 
@@ -41,6 +51,12 @@ impl Entry {
     #[must_use]
     pub fn blocked(&self) -> &BTreeMap<AgentName, Blocked> {
         &self.blocked
+    }
+
+    /// Whether somebody was blocked in this leader's term and is not any more: what an earlier leader saw counts no more.
+    #[must_use]
+    pub fn released(&self) -> bool {
+        self.released
     }
 
     /// Changes whenever a refused call may have become possible.
@@ -59,27 +75,76 @@ impl Entry {
             .left_after(&account.reserved())
     }
 
-    /// The refusal that shows that the account as a whole is spent: not of one Agent's part, not of a call that can
-    /// never fit, not while others hold enough unspent. Of several the one that has room last.
+    /// The refusal that shows that the account as a whole is spent, when `agents` draw on it: not of one Agent's part,
+    /// not of a call that can never fit, not while others hold enough unspent. Of several the one that has room last.
+    ///
+    /// One refusal alone shows nothing: the account is spent when what is left is less than the smallest call that any
+    /// Agent last asked for. As long as more than a quarter of the limit is left, all Agents must have asked.
     #[must_use]
-    pub fn exhausted(&self) -> Option<(&AgentName, &Blocked)> {
-        let whole = |refused: &Refused| !refused.per_agent && !refused.never && !refused.contended;
-        let spent = self.blocked.iter().filter(|(_, blocked)| whole(&blocked.refused));
+    pub fn exhausted(&self, agents: usize) -> Option<(&AgentName, &Blocked)> {
+        let shows = |refused: &Refused| {
+            !refused.per_agent && !refused.never && !refused.contended && self.fits_nobody(refused.kind, agents)
+        };
+        let spent = self.blocked.iter().filter(|(_, blocked)| shows(&blocked.refused));
         spent.max_by_key(|(_, blocked)| {
             let resets = blocked.refused.resets_at;
             (resets.is_none(), resets, blocked.at)
         })
     }
 
+    /// Whether there is too little of a kind for the smallest call that was last asked for.
+    fn fits_nobody(&self, kind: Kind, agents: usize) -> bool {
+        let limits = self.account.limits();
+        let left = limits.left_after(&self.account.used());
+        let (Some(limit), Some(left)) = (limits.get(kind), left.get(kind)) else {
+            return false;
+        };
+        let all_asked = self.asks.len() >= agents;
+        let smallest = self.asks.values().map(|least| least.get(kind)).min();
+        (all_asked || left <= limit / LAST_PART) && smallest.is_some_and(|smallest| left < smallest)
+    }
+
+    /// An Agent wants a call, or waits for none any more.
+    pub(super) fn asked(&mut self, who: &Who, ask: &Ask, refused: Option<&Refused>) {
+        // Who asks ahead wants no call yet.
+        if !ask.least.is_zero() {
+            self.asks.insert(who.agent.clone(), ask.least);
+        }
+        match refused {
+            Some(refused) => {
+                let blocked = Blocked {
+                    who: who.clone(),
+                    ask: ask.clone(),
+                    refused: refused.clone(),
+                    at: self.account.time(),
+                };
+                self.blocked.insert(who.agent.clone(), blocked);
+            }
+            None => self.released |= self.blocked.remove(&who.agent).is_some(),
+        }
+    }
+
+    /// An Agent draws on this no more, or waits for a call that nobody makes any more.
+    pub(super) fn withdraw(&mut self, agent: &AgentName) {
+        self.asks.remove(agent);
+        self.account.withdraw(agent);
+        self.released |= self.blocked.remove(agent).is_some();
+    }
+
     /// Lets go who has room by now, or knows better when.
     pub(super) fn look_again(&mut self) {
+        let room = self.account.room();
+        if self.looked.as_ref() == Some(&room) {
+            return;
+        }
         let (before, account) = (self.blocked.len(), &self.account);
         self.blocked.retain(|_, blocked| {
             blocked.refused.resets_at = account.resets_at(&blocked.who, &blocked.ask);
             !account.has_room(&blocked.who, &blocked.ask)
         });
         if self.blocked.len() < before {
-            self.revision += 1;
+            (self.released, self.revision) = (true, self.revision + 1);
         }
+        self.looked = Some(room);
     }
 }

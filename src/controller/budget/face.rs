@@ -37,6 +37,7 @@ impl Shown {
             old,
             entry: view.entry,
             agents: view.agents,
+            trouble: view.trouble,
             own_namespace: &self.own_namespace,
             now: view.now,
         }
@@ -216,6 +217,7 @@ mod tests {
                 shown: &self.shown,
                 entry: Ok(self.book.entry("b").unwrap().1),
                 agents: 1,
+                trouble: None,
                 now: NOW,
             }
         }

@@ -9,15 +9,17 @@ use kube::ResourceExt;
 use kube::core::Selector;
 
 use super::book::{DocumentId, DocumentKind, Part};
+use crate::api::agent::Model;
 use crate::api::amount::{Amount, LimitAmounts};
-use crate::api::budget::{Bucket, LedgerRecord, Limits};
-use crate::api::price::Price;
+use crate::api::budget::{LedgerRecord, Limits};
+use crate::api::status::Usage;
 use crate::api::{Agent, AgentBudget};
 use crate::controller::loops::AgentKey;
 use crate::ledger::account::{AgentName, Terms};
 use crate::ledger::limits::{added_amount, limit_amounts};
 use crate::ledger::price::micro_usd;
 use crate::ledger::window::WindowRule;
+use crate::link::messages::PricedModel;
 
 /// Seconds of `guardrails.tokensPerHour`.
 const HOUR: SignedDuration = SignedDuration::from_secs(3600);
@@ -33,14 +35,23 @@ pub struct AgentFacts {
     pub refs: Vec<String>,
     /// The terms of its own limits, and the records they go on from; or what is wrong with them.
     pub own: Result<Vec<Own>, String>,
-    /// The model it names.
-    pub model: String,
-    /// The price it gives.
-    pub price: Option<Price>,
-    /// The light model it names, and the price it gives for it.
-    pub light: Option<(String, Option<Price>)>,
+    /// The models it names, with the prices it gives.
+    pub models: Vec<ModelFacts>,
     /// Its storage dies with its pod.
     pub ephemeral: bool,
+    /// It is suspended: it makes no call, and waits for none.
+    pub suspended: bool,
+    /// The longest that one of its calls may take.
+    pub longest_call: SignedDuration,
+}
+
+/// A model that an Agent names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelFacts {
+    /// Where.
+    pub field: &'static str,
+    /// Its name and price.
+    pub model: PricedModel,
 }
 
 /// One of an Agent's own limits.
@@ -52,6 +63,8 @@ pub struct Own {
     pub terms: Terms,
     /// As it was last written.
     pub record: Option<LedgerRecord>,
+    /// What the Agent used in its whole life, by its status; nothing for limits of a window.
+    pub used: Amount,
 }
 
 impl AgentFacts {
@@ -79,15 +92,37 @@ impl AgentFacts {
                 .map(|reference| reference.name.clone())
                 .collect(),
             own: own(agent),
-            model: spec.model.name.clone(),
-            price: spec.model.price.clone(),
-            light: spec
-                .light_model
-                .as_ref()
-                .map(|model| (model.name.clone(), model.price.clone())),
+            models: models(agent),
             ephemeral: spec.storage.ephemeral,
+            suspended: spec.suspend,
+            longest_call: longest_call(agent),
         }
     }
+}
+
+fn longest_call(agent: &Agent) -> SignedDuration {
+    let spec = &agent.spec;
+    let light = spec.light_model.as_ref().map(|model| model.timeout_seconds);
+    let seconds = light.into_iter().fold(spec.model.timeout_seconds, u32::max);
+    SignedDuration::from_secs(seconds.into())
+}
+
+fn models(agent: &Agent) -> Vec<ModelFacts> {
+    let named = [
+        ("spec.model", Some(&agent.spec.model)),
+        ("spec.lightModel", agent.spec.light_model.as_ref()),
+    ];
+    let of = |(field, model): (&'static str, Option<&Model>)| {
+        let model = model?;
+        Some(ModelFacts {
+            field,
+            model: PricedModel {
+                name: model.name.clone(),
+                price: model.price.clone(),
+            },
+        })
+    };
+    named.into_iter().filter_map(of).collect()
 }
 
 fn own(agent: &Agent) -> Result<Vec<Own>, String> {
@@ -108,42 +143,28 @@ fn own(agent: &Agent) -> Result<Vec<Own>, String> {
         })
     });
     let total = total.transpose()?;
-    let used = || {
-        let usage = status.and_then(|status| status.usage.as_ref())?;
-        let tokens = usage.input_tokens.checked_add(usage.output_tokens)?;
-        let amount = Amount {
-            tokens,
-            cost: usage.cost,
-            ..Amount::ZERO
-        };
-        // What it used before it was limited counts too: the limit is for its whole life.
-        (!amount.is_zero()).then(|| LedgerRecord {
-            buckets: vec![Bucket {
-                start: jiff::Timestamp::UNIX_EPOCH,
-                amount,
-            }],
-            ..LedgerRecord::default()
-        })
-    };
+    let used = status.and_then(|status| status.usage.as_ref()).map(life);
     let parts = [
         (
             Part::TokensPerHour,
             WindowRule::Rolling(HOUR),
             hourly,
             ledger.tokens_per_hour,
+            Amount::ZERO,
         ),
         (
             Part::Total,
             WindowRule::Lifetime,
             total,
-            ledger.total.or_else(|| total.and_then(|_| used())),
+            ledger.total,
+            used.unwrap_or_default(),
         ),
     ];
     let set = parts
         .into_iter()
-        .filter(|(_, _, limits, record)| limits.is_some() || record.is_some());
+        .filter(|(_, _, limits, record, _)| limits.is_some() || record.is_some());
     Ok(set
-        .map(|(part, window, limits, record)| Own {
+        .map(|(part, window, limits, record, used)| Own {
             part,
             terms: Terms {
                 limits: limits.unwrap_or_default(),
@@ -151,8 +172,21 @@ fn own(agent: &Agent) -> Result<Vec<Own>, String> {
                 window,
             },
             record,
+            used,
         })
         .collect())
+}
+
+/// What a life total counts of an Agent's usage: cache writes are new tokens, cache reads are not.
+fn life(usage: &Usage) -> Amount {
+    let tokens = [usage.cache_write_tokens, usage.output_tokens]
+        .into_iter()
+        .fold(usage.input_tokens, i64::saturating_add);
+    Amount {
+        tokens,
+        cost: usage.cost,
+        ..Amount::ZERO
+    }
 }
 
 /// What of a budget matters here.

@@ -14,8 +14,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::book::{Book, DocumentId, DocumentKind, Part};
-use super::bury::{Hope, PodFact, Witness};
+use super::bury::{PodFact, Witness};
 use super::clock::LeaderClock;
+use super::entry::Entry;
 use super::facts::{AgentFacts, BudgetFacts, agent_key, document, ledger_name};
 use super::persist::Paper;
 use super::refusals::{later, of_another};
@@ -26,7 +27,7 @@ use crate::api::{Agent, AgentBudget};
 use crate::controller::loops::{AgentKey, Loops};
 use crate::controller::policy::Policy;
 use crate::ledger::account::Who;
-use crate::link::messages::{AccountTerms, BudgetTerms, LeaseAnswer, LeaseRequest, LimitName, Refusal};
+use crate::link::messages::{AccountTerms, BudgetTerms, LeaseAnswer, LeaseRequest, LimitName, PricedModel, Refusal};
 use crate::telemetry::metrics::Metrics;
 
 /// How long a request waits for its record to be written.
@@ -62,8 +63,9 @@ pub struct Budgets {
     /// Something may have to be written.
     pub(super) kick: Notify,
     loops: Arc<Loops>,
-    metrics: Arc<Metrics>,
+    pub(super) metrics: Arc<Metrics>,
     wrote: watch::Sender<u64>,
+    decided: watch::Sender<bool>,
     state: Mutex<State>,
 }
 
@@ -108,6 +110,7 @@ impl Budgets {
             loops: setup.loops,
             metrics: setup.metrics,
             wrote: watch::Sender::new(0),
+            decided: watch::Sender::new(false),
             state: Mutex::new(state),
         }
     }
@@ -123,10 +126,18 @@ impl Budgets {
         self.clock.now()
     }
 
-    /// What limits an Agent.
+    /// What limits an Agent; `None` until budgets and namespaces are listed: nothing is decided on a part of them.
     #[must_use]
     pub fn decision(&self, agent: &AgentKey) -> Option<Decision> {
-        self.lock().scope.decision(agent).cloned()
+        let state = self.lock();
+        self.decides(&state).then(|| state.scope.decision(agent).cloned())?
+    }
+
+    /// Waits until budgets and namespaces are listed, so that it is known who draws on what. An Agent that is looked at
+    /// before would lose what its status says of its budgets.
+    pub async fn decided(&self) {
+        // The sender lives as long as this ledger.
+        let _ = self.decided.subscribe().wait_for(|decided| *decided).await;
     }
 
     /// What the Agent's gateway is told.
@@ -200,8 +211,16 @@ impl Budgets {
                 let paper = Paper::of_agent(agent.status.as_ref());
                 state.papers.insert(facts.document.clone(), paper);
             }
+            let account = facts.document.account(own.part);
+            let limits = |entry: &Entry| !entry.account().terms().limits.is_empty();
+            let limited = state.book.entry(&account).is_some_and(|(_, entry)| limits(entry));
             state.book.load(&facts.document, own.part, terms, record, now);
+            // What it used while nothing limited it counts too: the limit is for its whole life.
+            if !limited && !own.terms.limits.is_empty() {
+                state.book.cover(&account, &ledger_name(&key), &own.used, now);
+            }
         }
+        state.witness.calls.insert(key.clone(), facts.longest_call);
         // Own limits that are set no more limit nothing; their record stays.
         for account in facts.unset() {
             state.book.unlimit(&account, now);
@@ -212,6 +231,14 @@ impl Budgets {
         // One seen for the first time is looked at anyway.
         if changed && known {
             self.loops.wake(&key);
+        }
+    }
+
+    /// The pod of an Agent calls these models, whatever its spec names by now.
+    pub fn models_seen(&self, agent: &AgentKey, models: &[PricedModel]) {
+        let mut state = self.lock();
+        if state.scope.put_running(agent, models) {
+            self.tell(&mut state, [agent.clone()]);
         }
     }
 
@@ -257,7 +284,7 @@ impl Budgets {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             ended: matches!(phase, Some("Failed" | "Succeeded")),
         };
-        self.lock().witness.pods.insert(agent.clone(), fact);
+        self.lock().witness.see(agent, fact);
     }
 
     /// The pod of an Agent is gone.
@@ -375,18 +402,19 @@ impl Budgets {
         let before = self.decides(&state);
         note(&mut state.listed);
         if !before && self.decides(&state) {
+            self.decided.send_replace(true);
             let all = state.scope.agents(None);
             self.tell_changed(&mut state, all);
         }
     }
 
     /// Whether it is known who draws on what.
-    fn decides(&self, state: &State) -> bool {
+    pub(super) fn decides(&self, state: &State) -> bool {
         state.listed.namespaces && state.listed.budgets.len() >= self.budget_scopes().len()
     }
 
     /// Whether it is known which holders are dead.
-    fn knows_the_dead(&self, state: &State) -> bool {
+    pub(super) fn knows_the_dead(&self, state: &State) -> bool {
         let scopes = self.watch_namespaces.len().max(1);
         self.decides(state) && state.listed.agents.len() >= scopes && state.listed.pods.len() >= scopes
     }
@@ -443,6 +471,20 @@ impl Budgets {
         }
     }
 
+    /// A pod that may not ask any more, since its Agent was deleted or has another pod, says what became of the leases that
+    /// it was the last to hold: its token proves the pod, and the record says the rest. `None`: it holds nothing, or asks.
+    pub fn take_back(&self, who: &Who, request: &LeaseRequest) -> Option<LeaseAnswer> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if !self.decides(state) || request.accounts.iter().any(|part| part.ask.is_some()) {
+            return None;
+        }
+        let request = state.book.last_words(who, request)?;
+        let heard = state.book.request(who, |_| false, &request, self.now());
+        self.tell(state, []);
+        Some(state.book.answer(who, &request, &heard))
+    }
+
     /// Accounts that the Agent may be granted more of now.
     fn drawn_on(&self, state: &State, agent: &AgentKey) -> BTreeSet<String> {
         let Some(decision) = state.scope.decision(agent) else {
@@ -454,52 +496,6 @@ impl Budgets {
         let accounts = decision.accounts.iter();
         let free = accounts.filter(|(account, name)| self.held(state, account, name).is_none());
         free.map(|(account, _)| account.clone()).collect()
-    }
-
-    /// Time goes on: who waits is let go when there is room, and holders that are dead are buried.
-    pub(super) fn tick(&self) {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        state.book.tick(self.now());
-        if self.knows_the_dead(state) {
-            self.bury(state);
-        }
-        self.tell(state, []);
-    }
-
-    fn bury(&self, state: &mut State) {
-        let now = self.now();
-        let mut dead: Vec<(String, Who)> = Vec::new();
-        let mut live = BTreeSet::new();
-        for (id, document) in state.book.documents() {
-            for (part, entry) in document.accounts() {
-                for who in entry.account().holders() {
-                    let agent = agent_key(&who.agent);
-                    let hope = match state.scope.agent(&agent) {
-                        None => Hope::Gone,
-                        Some(facts) if facts.ephemeral => Hope::Ephemeral,
-                        Some(_) => Hope::Volume,
-                    };
-                    if state.witness.is_dead(who, &agent, hope, now) {
-                        dead.push((id.account(*part), who.clone()));
-                    }
-                    live.insert(who.record.clone());
-                }
-            }
-        }
-        state.witness.keep(|record| live.contains(record));
-        for (account, who) in dead {
-            let lost = state.book.bury(&account, &who.record, now);
-            self.metrics.bury(&lost);
-            tracing::warn!(
-                account,
-                namespace = who.agent.namespace,
-                agent = who.agent.name,
-                tokens = lost.tokens,
-                cost_micro_usd = lost.cost,
-                "a gateway is gone for good: what it held counts as spent"
-            );
-        }
     }
 
     /// Who waits for a record may look again.
@@ -532,8 +528,7 @@ impl Budgets {
         }
         let decision = state.scope.decision(agent)?;
         let mut terms = BudgetTerms {
-            price: decision.price.clone(),
-            light_price: decision.light_price.clone(),
+            prices: decision.prices.clone(),
             min_output_tokens: state.scope.policy().min_output_tokens,
             blocked: state.blocks.get(agent).cloned(),
             ..BudgetTerms::default()
@@ -583,7 +578,8 @@ impl Budgets {
                 (None, Some(entry)) => Ok(entry),
                 (None, None) => Err("its account is not loaded"),
             },
-            agents: state.scope.members(&account).count(),
+            agents: state.scope.members_of(&account),
+            trouble: None,
             now: self.now(),
         }
     }

@@ -1,12 +1,11 @@
 //! The leader's side of the budgets: who may spend how much, kept in `status` so that the next leader goes on.
 //!
 //! [`book`], [`entry`] and [`scope`] are pure: the accounts, and who draws on which. [`ledger`] holds both under one lock and is
-//! what link and reconciler speak to; [`watch`] feeds it, [`persist`] writes its records, [`bury`] says who is dead.
+//! what link and reconciler speak to; [`watch`] feeds it, [`persist`] writes its records, [`bury`] says who is dead, `sweep` does what time alone
+//! does.
 
 pub mod book;
 pub mod bury;
-#[cfg(test)]
-mod bury_tests;
 pub mod clock;
 mod conditions;
 pub mod entry;
@@ -22,6 +21,9 @@ pub mod shares;
 pub mod status;
 #[cfg(test)]
 mod status_tests;
+mod sweep;
+#[cfg(test)]
+mod sweep_tests;
 pub mod view;
 pub mod watch;
 pub mod words;

@@ -1,8 +1,8 @@
 //! Writes records into `status`, each over exactly the one before, and what is shown of a budget with them.
 //!
 //! A JSON patch with tests, never an apply: what another leader wrote ends this process. A write whose outcome is not
-//! known is repeated as it is until it is known, so that no record is ever left in doubt. All who wait for one document
-//! share its next write.
+//! known is repeated as it is until it is known, so that no record is ever left in doubt. One that is refused for certain
+//! is made anew, later and later, and the budget says so. All who wait for one document share its next write.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::book::{DocumentId, DocumentKind, Part, STEP, Write};
 use super::ledger::{Budgets, State};
+use super::view::BudgetView;
 use crate::api::budget::{AgentBudgetStatus, LedgerRecord};
 use crate::api::status::AgentStatus;
 
@@ -29,6 +30,10 @@ const NEWS: SignedDuration = SignedDuration::from_secs(5);
 /// Pauses between two attempts at one write.
 const PAUSE: Duration = Duration::from_millis(250);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// Longest pause before a record is made anew that was refused, and how often it must be until its budget says so: once
+/// happens when somebody else writes the status.
+const MAX_REFUSED: SignedDuration = SignedDuration::from_mins(1);
+const TROUBLE: u32 = 2;
 
 /// What is known of a document's status.
 #[derive(Clone, Debug, Default)]
@@ -45,9 +50,35 @@ pub(super) struct Paper {
     has_ledger: bool,
     wrote: Option<Timestamp>,
     writing: bool,
+    /// How often in a row the API server refused what was to be written, what it said, and when to try again.
+    refusals: u32,
+    trouble: String,
+    again: Option<Timestamp>,
 }
 
 impl Paper {
+    /// Why its records cannot be written.
+    pub(super) fn trouble(&self) -> Option<&str> {
+        (self.refusals >= TROUBLE).then_some(self.trouble.as_str())
+    }
+
+    /// It was refused once more, and is this now.
+    fn refused(&self, status: &Value, message: String, now: Timestamp) -> Self {
+        let first = SignedDuration::try_from(PAUSE).unwrap_or_default();
+        let pause = first.saturating_mul(1 << self.refusals.min(16)).min(MAX_REFUSED);
+        Self {
+            refusals: self.refusals.saturating_add(1),
+            trouble: message,
+            again: now.checked_add(pause).ok(),
+            wrote: self.wrote,
+            ..Self::read(Some(status))
+        }
+    }
+
+    fn rests(&self, now: Timestamp) -> bool {
+        self.again.is_some_and(|again| now < again)
+    }
+
     /// Of a budget's object.
     pub(super) fn of_budget(status: Option<&AgentBudgetStatus>) -> Self {
         let value = status.and_then(|status| serde_json::to_value(status).ok());
@@ -104,8 +135,8 @@ enum Ended {
     Written,
     /// The object is gone, or another one of that name is there.
     Gone,
-    /// Certainly not written; the status is this.
-    Not(Value),
+    /// Certainly not written, and why; the status is this.
+    Not(Value, String),
     Conflict(Conflict),
 }
 
@@ -144,10 +175,17 @@ impl Budgets {
         let mut guard = self.lock();
         let state = &mut *guard;
         let now = self.now();
+        let rests = |id: &DocumentId| state.papers.get(id).is_some_and(|paper| paper.rests(now));
         let mut due = state.book.due(now);
+        due.retain(|id| !rests(id));
         let age = |paper: &Paper| paper.wrote.map_or(STEP, |wrote| now.duration_since(wrote));
         let shows = |id: &DocumentId, paper: &Paper| {
-            let differs = || self.display(state, id).is_some_and(|new| new != paper.shown);
+            // While records are refused, what is shown says so, and is written without one.
+            let trouble = paper.trouble().filter(|_| paper.rests(now));
+            let differs = || self.display(state, id, trouble).is_some_and(|new| new != paper.shown);
+            if paper.rests(now) {
+                return !paper.writing && trouble.is_some() && look && differs();
+            }
             !paper.writing
                 && (paper.hurry && differs()
                     || look && age(paper) >= STEP && differs()
@@ -165,8 +203,13 @@ impl Budgets {
     }
 
     fn compose(&self, state: &mut State, id: DocumentId, now: Timestamp) -> Option<Job> {
-        let writes = state.book.compose(&id, now);
-        let display = self.display(state, &id);
+        let rests = state.papers.get(&id).is_some_and(|paper| paper.rests(now));
+        let trouble = state.papers.get(&id).and_then(Paper::trouble).map(str::to_owned);
+        let (writes, display) = if rests {
+            (Vec::new(), self.display(state, &id, trouble.as_deref()))
+        } else {
+            (state.book.compose(&id, now), self.display(state, &id, None))
+        };
         let paper = state.papers.get_mut(&id)?;
         let patch = patch(&id, paper, &writes, display.as_ref());
         (paper.writing, paper.hurry) = (true, false);
@@ -178,12 +221,14 @@ impl Budgets {
         })
     }
 
-    fn display(&self, state: &State, id: &DocumentId) -> Option<Map<String, Value>> {
+    /// What is to be shown. `trouble`: why records cannot be written.
+    fn display(&self, state: &State, id: &DocumentId, trouble: Option<&str>) -> Option<Map<String, Value>> {
         if id.kind != DocumentKind::Budget {
             return None;
         }
         let facts = state.scope.budget(&id.uid)?;
-        Some(self.face.status(&self.view(state, facts)))
+        let view = self.view(state, facts);
+        Some(self.face.status(&BudgetView { trouble, ..view }))
     }
 
     fn is_news(&self, state: &State, id: &DocumentId) -> bool {
@@ -205,17 +250,33 @@ impl Budgets {
                     (paper.writing, paper.wrote) = (false, Some(now));
                 }
             }
-            Ended::Not(status) => {
-                state.book.not_written(&job.id);
-                let read = Paper::read(Some(&status));
+            Ended::Not(status, message) => {
+                if !job.writes.is_empty() {
+                    state.book.not_written(&job.id);
+                }
+                let before = state.papers.remove(&job.id).unwrap_or_default();
+                let read = before.refused(&status, message, now);
+                tracing::warn!(
+                    kind = kind(&job.id),
+                    namespace = job.id.namespace,
+                    name = job.id.name,
+                    message = read.trouble,
+                    refusals = read.refusals,
+                    "a ledger record was refused; it is made anew, no grant until then"
+                );
                 state.papers.insert(job.id, read);
             }
             Ended::Written => {
-                state.book.written(&job.id, &job.writes, now);
+                if !job.writes.is_empty() {
+                    state.book.written(&job.id, &job.writes, now);
+                }
                 let before = state.papers.get_mut(&job.id).map(|paper| {
                     (paper.writing, paper.wrote) = (false, Some(now));
                     paper.has_status = true;
                     paper.has_ledger |= !job.writes.is_empty();
+                    if !job.writes.is_empty() || job.id.kind == DocumentKind::Budget && !paper.rests(now) {
+                        (paper.refusals, paper.again) = (0, None);
+                    }
                     match &job.display {
                         Some(display) => std::mem::replace(&mut paper.shown, display.clone()),
                         None => Map::new(),
@@ -244,19 +305,14 @@ impl Budgets {
             let trouble = match self.send("PATCH", &job.id, &job.patch).await {
                 Ok(_) => return Ended::Written,
                 Err(Trouble::Status(404, _)) => return Ended::Gone,
-                Err(Trouble::Status(422, message)) => match self.send("GET", &job.id, &Value::Null).await {
-                    Ok(object) => {
-                        let ended = judge(job, &object);
-                        if !matches!(ended, Ended::Not(_)) {
-                            return ended;
-                        }
-                        tracing::warn!(document = job.id.name, message, "a record was refused; it is made anew");
-                        tokio::time::sleep(pause).await;
-                        return ended;
+                Err(Trouble::Status(code, message)) if is_refusal(code, &message) => {
+                    match self.send("GET", &job.id, &Value::Null).await {
+                        // An attempt before, whose outcome was not known, may have been written.
+                        Ok(object) => return judge(job, &object, message),
+                        Err(Trouble::Status(404, _)) => return Ended::Gone,
+                        Err(trouble) => trouble,
                     }
-                    Err(Trouble::Status(404, _)) => return Ended::Gone,
-                    Err(trouble) => trouble,
-                },
+                }
                 Err(trouble) => trouble,
             };
             tracing::warn!(
@@ -309,8 +365,20 @@ enum Trouble {
     Unknown(String),
 }
 
+/// Whether an answer says for certain that nothing was written, and that the same again will not be either.
+fn is_refusal(code: u16, message: &str) -> bool {
+    match code {
+        // Timeouts, conflicts and too many requests pass.
+        408 | 409 | 429 => false,
+        400..=499 => true,
+        // What the store says of an object that is too large.
+        500 => message.contains("request is too large"),
+        _ => false,
+    }
+}
+
 /// What a refused patch found: ours from an attempt before, another leader's, another object, or neither.
-fn judge(job: &Job, object: &Value) -> Ended {
+fn judge(job: &Job, object: &Value, message: String) -> Ended {
     if object["metadata"]["uid"] != json!(job.id.uid) {
         return Ended::Gone;
     }
@@ -338,7 +406,7 @@ fn judge(job: &Job, object: &Value) -> Ended {
             });
         }
     }
-    Ended::Not(object["status"].clone())
+    Ended::Not(object["status"].clone(), message)
 }
 
 fn kind(id: &DocumentId) -> &'static str {

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::core::{Selector, SelectorExt};
 
 use super::book::Part;
-use super::facts::{AgentFacts, BudgetFacts};
+use super::facts::{AgentFacts, BudgetFacts, ModelFacts};
 use crate::api::price::Price;
 use crate::controller::loops::AgentKey;
 use crate::controller::policy::{AgentPrices, Policy};
 use crate::ledger::price::Rates;
 use crate::ledger::wallet::AccountId;
-use crate::link::messages::LimitName;
+use crate::link::messages::{LimitName, PricedModel};
 
 /// Why an Agent makes no call, whatever its limits leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::IntoStaticStr, strum::EnumIter)]
@@ -50,10 +50,8 @@ pub struct WindowedLimit {
 pub struct Decision {
     /// The accounts that apply.
     pub accounts: Vec<(AccountId, LimitName)>,
-    /// What its model costs.
-    pub price: Option<Price>,
-    /// What its light model costs.
-    pub light_price: Option<Price>,
+    /// What its models cost, by name: those of its spec, and those that its pod calls.
+    pub prices: BTreeMap<String, Price>,
     /// Why it makes no call at all.
     pub obstacle: Option<Obstacle>,
 }
@@ -72,6 +70,8 @@ pub struct Scope {
     policy: Policy,
     own_namespace: String,
     agents: BTreeMap<AgentKey, AgentFacts>,
+    /// The models that pods call, as they said when they attached.
+    running: BTreeMap<AgentKey, Vec<PricedModel>>,
     budgets: BTreeMap<String, BudgetFacts>,
     /// Uids of budgets by namespace and name.
     names: BTreeMap<(String, String), String>,
@@ -135,14 +135,27 @@ impl Scope {
         self.members.get(account).into_iter().flatten()
     }
 
+    /// How many Agents draw on an account.
+    #[must_use]
+    pub fn members_of(&self, account: &str) -> usize {
+        self.members.get(account).map_or(0, BTreeSet::len)
+    }
+
     /// An Agent is there, perhaps changed. Whether what limits it is another now.
     pub fn put_agent(&mut self, agent: &AgentKey, facts: AgentFacts) -> bool {
         self.agents.insert(agent.clone(), facts);
         self.decide_anew(agent)
     }
 
+    /// The pod of an Agent calls these models. Whether what limits it is another now.
+    pub fn put_running(&mut self, agent: &AgentKey, models: &[PricedModel]) -> bool {
+        self.running.insert(agent.clone(), models.to_vec());
+        self.decide_anew(agent)
+    }
+
     /// An Agent is gone.
     pub fn remove_agent(&mut self, agent: &AgentKey) -> Option<AgentFacts> {
+        self.running.remove(agent);
         let old = self.decisions.remove(agent).unwrap_or_default();
         self.leave(agent, &old);
         self.agents.remove(agent)
@@ -273,16 +286,11 @@ impl Scope {
     }
 
     fn decide(&self, agent: &AgentKey, facts: &AgentFacts) -> Decision {
-        let mut decision = Decision {
-            price: self.price(&facts.model, facts.price.as_ref()),
-            light_price: facts
-                .light
-                .as_ref()
-                .and_then(|(model, own)| self.price(model, own.as_ref())),
-            ..Decision::default()
-        };
+        let mut decision = Decision::default();
         let mut obstacles = Obstacles::default();
         let mut costly = None;
+        // The first budget of the platform that limits money: it takes no price that a tenant writes.
+        let mut wary = None;
         let named = facts.refs.iter().filter_map(|name| {
             let uid = self.names.get(&(agent.namespace.clone(), name.clone()));
             if uid.is_none() && !self.unreadable_named(agent, name) {
@@ -315,6 +323,9 @@ impl Scope {
                     decision.accounts.push((account, LimitName::Budget(name.clone())));
                     if budget.limits_cost() {
                         costly.get_or_insert(format!("AgentBudget {name}"));
+                        if budget.is_far() {
+                            wary.get_or_insert(format!("AgentBudget {name}"));
+                        }
                     }
                 }
                 Err(problem) => obstacles.add(
@@ -355,41 +366,36 @@ impl Scope {
             }
             Err(problem) => obstacles.add(ScopeReason::BudgetUnavailable, problem.clone()),
         }
+        let trust = match wary {
+            _ if self.policy.agent_prices == AgentPrices::Deny => Trust::Nobody("the platform"),
+            Some(ref budget) => Trust::Nobody(budget),
+            None => Trust::Agents,
+        };
+        decision.prices = self.prices(agent, facts, trust);
         if let Some(limit) = costly {
-            let main = ("spec.model", &*facts.model);
-            self.check_price(main, decision.price.as_ref(), &limit, &mut obstacles);
-            if let Some((model, _)) = &facts.light {
-                let light = ("spec.lightModel", &**model);
-                self.check_price(light, decision.light_price.as_ref(), &limit, &mut obstacles);
+            for model in &facts.models {
+                let price = decision.prices.get(&model.model.name);
+                check_price(model, price, (trust, &limit), &mut obstacles);
             }
         }
         decision.obstacle = obstacles.first;
         decision
     }
 
-    fn check_price(&self, (field, model): (&str, &str), price: Option<&Price>, limit: &str, obstacles: &mut Obstacles) {
-        let problem = match price.map(Rates::read) {
-            Some(Ok(_)) => return,
-            Some(Err(error)) => format!("the price of {model} cannot be used: {error}"),
-            None if self.policy.agent_prices == AgentPrices::Allow => format!(
-                "what model {model} costs is not known: set {field}.price, or prices.{model} in the controller's \
-                 configuration"
-            ),
-            None => format!(
-                "what model {model} costs is not known: add prices.{model} to the controller's configuration; the \
-                 platform ignores {field}.price"
-            ),
+    /// Prices of all models that the Agent's spec names or its pod calls, as far as they are known.
+    fn prices(&self, agent: &AgentKey, facts: &AgentFacts, trust: Trust<'_>) -> BTreeMap<String, Price> {
+        let named: Vec<&PricedModel> = facts.models.iter().map(|model| &model.model).collect();
+        let called: Vec<&PricedModel> = self.running.get(agent).into_iter().flatten().collect();
+        let own = |name: &str| match trust {
+            Trust::Agents => only_price(&named, name).or_else(|| only_price(&called, name)),
+            Trust::Nobody(_) => None,
         };
-        obstacles.add(
-            ScopeReason::PriceUnknown,
-            format!("{problem}. {limit} limits money, so no call is made until then"),
-        );
-    }
-
-    fn price(&self, model: &str, own: Option<&Price>) -> Option<Price> {
-        let table = self.policy.prices.get(model);
-        let own = (self.policy.agent_prices == AgentPrices::Allow).then_some(own);
-        table.or(own.flatten()).cloned()
+        let all = named.iter().chain(&called).map(|model| &model.name);
+        all.filter_map(|name| {
+            let price = self.policy.prices.get(name).or_else(|| own(name))?;
+            Some((name.clone(), price.clone()))
+        })
+        .collect()
     }
 
     /// Whether a budget selects an Agent. `Err`: that cannot be known.
@@ -436,6 +442,50 @@ impl Scope {
     fn may_limit(&self, budget: &Unreadable, agent: &AgentKey) -> bool {
         budget.namespace == agent.namespace || budget.namespace == self.own_namespace
     }
+}
+
+/// Whose prices count beside the platform's table.
+#[derive(Clone, Copy)]
+enum Trust<'a> {
+    /// Those of Agents too.
+    Agents,
+    /// No other: this refuses them.
+    Nobody(&'a str),
+}
+
+/// The price of a model, where it is given, and no other is for the same name.
+fn only_price<'a>(models: &[&'a PricedModel], name: &str) -> Option<&'a Price> {
+    let mut given = models
+        .iter()
+        .filter(|model| model.name == name)
+        .filter_map(|model| model.price.as_ref());
+    let first = given.next()?;
+    given.all(|other| other == first).then_some(first)
+}
+
+fn check_price(
+    ModelFacts { field, model }: &ModelFacts,
+    price: Option<&Price>,
+    (trust, limit): (Trust<'_>, &str),
+    obstacles: &mut Obstacles,
+) {
+    let name = &model.name;
+    let problem = match (price.map(Rates::read), trust) {
+        (Some(Ok(_)), _) => return,
+        (Some(Err(error)), _) => format!("the price of {name} cannot be used: {error}"),
+        (None, Trust::Agents) => format!(
+            "what model {name} costs is not known: set {field}.price (the same for each model of that name), or \
+             prices.{name} in the controller's configuration"
+        ),
+        (None, Trust::Nobody(who)) => format!(
+            "what model {name} costs is not known: add prices.{name} to the controller's configuration; {who} ignores \
+             {field}.price"
+        ),
+    };
+    obstacles.add(
+        ScopeReason::PriceUnknown,
+        format!("{problem}. {limit} limits money, so no call is made until then"),
+    );
 }
 
 /// The first obstacle is told; a missing reference before the rest.
@@ -626,7 +676,8 @@ mod tests {
         ] {
             let scope = scope(policy, agent(&json!({}), &spec), costly());
             let decision = scope.decision(&key()).unwrap();
-            let found = decision.price.as_ref().map(|price| price.input_per_million.as_str());
+            let found = decision.prices.get("small");
+            let found = found.map(|price| price.input_per_million.as_str());
             assert_eq!(found, known);
             let reason = decision.obstacle.as_ref().map(|obstacle| obstacle.reason);
             assert_eq!(reason, known.is_none().then_some(ScopeReason::PriceUnknown));
@@ -658,12 +709,110 @@ mod tests {
         ] {
             let costly = budget("shop/all", &json!({"selector": {}, "limits": {"costUSD": "1.00"}}));
             let scope = scope(Policy::default(), agent(&json!({}), &spec(light)), vec![costly]);
-            assert_eq!(scope.decision(&key()).unwrap().light_price.is_some(), known);
+            assert_eq!(scope.decision(&key()).unwrap().prices.contains_key("small"), known);
             let told = obstacle(&scope).map(|(_, message)| message);
             let wanted =
                 |message: &str| message.contains("model small") && message.contains("set spec.lightModel.price");
             assert!(told.as_deref().map_or(known, |told| !known && wanted(told)), "{told:?}");
         }
+    }
+
+    /// A model as a pod says that it calls it.
+    fn called(name: &str, dollars: Option<&str>) -> PricedModel {
+        PricedModel {
+            name: name.into(),
+            price: dollars.map(price_of),
+        }
+    }
+
+    fn price_of(dollars: &str) -> Price {
+        Price {
+            input_per_million: dollars.into(),
+            output_per_million: dollars.into(),
+            ..Price::default()
+        }
+    }
+
+    /// Prices per million of input, by name.
+    fn known(scope: &Scope) -> Vec<(String, String)> {
+        let prices = &scope.decision(&key()).unwrap().prices;
+        let of = |(name, price): (&String, &Price)| (name.clone(), price.input_per_million.clone());
+        prices.iter().map(of).collect()
+    }
+
+    fn model(name: &str, dollars: Option<&str>) -> Value {
+        json!({"api": "Scripted", "name": name, "price": dollars.map(price_of)})
+    }
+
+    #[test]
+    fn a_pod_that_calls_another_model_than_the_spec_names_is_told_that_ones_price() {
+        let policy = Policy {
+            prices: BTreeMap::from([("opus".to_owned(), price_of("75"))]),
+            ..Policy::default()
+        };
+        let mut scope = scope(
+            policy,
+            agent(&json!({}), &json!({"model": model("opus", None)})),
+            vec![],
+        );
+        scope.put_running(&key(), &[called("opus", None)]);
+        assert!(scope.put_agent(&key(), agent(&json!({}), &json!({"model": model("nano", Some("0"))}))));
+        let of = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            let owned = |(name, price): &(&str, &str)| ((*name).to_owned(), (*price).to_owned());
+            pairs.iter().map(owned).collect()
+        };
+        assert_eq!(known(&scope), of(&[("nano", "0"), ("opus", "75")]));
+        // A price that only the old spec gave stays with the pod that was made from it.
+        assert!(scope.put_running(&key(), &[called("old", Some("9"))]));
+        assert_eq!(known(&scope), of(&[("nano", "0"), ("old", "9")]));
+        // The pod is replaced.
+        assert!(scope.put_running(&key(), &[called("nano", Some("0"))]));
+        assert!(
+            !scope.put_running(&key(), &[called("nano", Some("7"))]),
+            "the newest spec counts"
+        );
+        assert_eq!(known(&scope), of(&[("nano", "0")]));
+    }
+
+    #[test]
+    fn two_prices_for_one_name_are_none() {
+        let spec = |light| json!({"model": model("m", Some("3")), "lightModel": model("m", light)});
+        for (light, found) in [(None, true), (Some("3"), true), (Some("0.1"), false)] {
+            let costly = budget("shop/all", &json!({"selector": {}, "limits": {"costUSD": "1.00"}}));
+            let scope = scope(Policy::default(), agent(&json!({}), &spec(light)), vec![costly]);
+            assert_eq!(known(&scope).len(), usize::from(found), "{light:?}");
+            let reason = obstacle(&scope).map(|(reason, _)| reason);
+            assert_eq!(reason, (!found).then_some(ScopeReason::PriceUnknown));
+        }
+    }
+
+    #[test]
+    fn a_budget_of_the_platform_that_limits_money_takes_no_price_of_an_agent() {
+        let far = |limits: &Value| {
+            budget(
+                "system/all",
+                &json!({"selector": {}, "namespaceSelector": {}, "limits": limits}),
+            )
+        };
+        let priced = || agent(&json!({}), &json!({"model": model("m", Some("0"))}));
+        let tokens = scope(Policy::default(), priced(), vec![far(&json!({"tokens": 10}))]);
+        assert_eq!((known(&tokens).len(), obstacle(&tokens)), (1, None));
+        let mut money = scope(Policy::default(), priced(), vec![far(&json!({"costUSD": "25.00"}))]);
+        assert_eq!(known(&money), []);
+        let (reason, message) = obstacle(&money).unwrap();
+        assert_eq!(reason, ScopeReason::PriceUnknown);
+        for part in ["prices.m", "AgentBudget system/all ignores spec.model.price"] {
+            assert!(message.contains(part), "{message}");
+        }
+        money.remove_budget("system/all");
+        assert_eq!((known(&money).len(), obstacle(&money)), (1, None));
+        let policy = Policy {
+            prices: BTreeMap::from([("m".to_owned(), price_of("2"))]),
+            ..Policy::default()
+        };
+        let table = scope(policy, priced(), vec![far(&json!({"costUSD": "25.00"}))]);
+        assert_eq!(known(&table), [("m".to_owned(), "2".to_owned())]);
+        assert_eq!(obstacle(&table), None);
     }
 
     #[test]

@@ -21,6 +21,12 @@ pub struct Shares {
 }
 
 impl Budgets {
+    /// Whether all that decides what an Agent draws on has been listed. Until then its budgets look as if there were none.
+    #[must_use]
+    pub fn has_decided(&self) -> bool {
+        self.look(|state| self.decides(state))
+    }
+
     /// What the limits of an Agent have left.
     #[must_use]
     pub fn shares(&self, agent: &AgentKey) -> Shares {
@@ -32,7 +38,8 @@ impl Budgets {
                 let Some((_, entry)) = state.book.entry(account) else {
                     continue;
                 };
-                shares.add(limit, entry, &ledger_name(agent));
+                let agents = state.scope.members_of(account);
+                shares.add(limit, (entry, agents), &ledger_name(agent));
             }
             shares
         })
@@ -40,7 +47,7 @@ impl Budgets {
 }
 
 impl Shares {
-    fn add(&mut self, limit: &LimitName, entry: &Entry, agent: &AgentName) {
+    fn add(&mut self, limit: &LimitName, (entry, agents): (&Entry, usize), agent: &AgentName) {
         let account = entry.account();
         let own = account.share_of(agent);
         let (all, used, part) = (account.limits(), account.used(), account.per_agent());
@@ -55,7 +62,7 @@ impl Shares {
                 name: name.clone(),
                 remaining_tokens: left(Kind::Tokens),
                 remaining_cost_micro_usd: left(Kind::Cost),
-                exhausted: entry.exhausted().is_some() || entry.blocked().contains_key(agent),
+                exhausted: entry.exhausted(agents).is_some() || entry.blocked().contains_key(agent),
             });
         }
     }

@@ -33,6 +33,8 @@ pub struct Input<'a> {
     pub entry: Result<&'a Entry, &'a str>,
     /// Agents that draw on it.
     pub agents: usize,
+    /// Why its records cannot be written at the moment.
+    pub trouble: Option<&'a str>,
     /// The controller's own namespace.
     pub own_namespace: &'a str,
     /// The ledger's time.
@@ -78,7 +80,7 @@ pub fn spent(input: &Input<'_>) -> Option<Spent> {
         }
     }
     let stops = on_exhausted == OnExhausted::Stop;
-    if let Some((_, blocked)) = entry.exhausted() {
+    if let Some((_, blocked)) = entry.exhausted(input.agents) {
         return Some(make(blocked.refused.kind, blocked.refused.resets_at, stops));
     }
     let account = entry.account();
@@ -98,7 +100,7 @@ pub fn spent(input: &Input<'_>) -> Option<Spent> {
 }
 
 /// A refusal that only the status remembers: one of `Stop` holds until limits are raised, and one that an earlier leader
-/// saw until its moment, or until somebody is let go.
+/// saw until its moment, or until somebody waits no more.
 fn remembered(input: &Input<'_>, entry: &Entry) -> Option<(Kind, Option<Timestamp>)> {
     let old = input.old;
     let holds = |condition: &&Condition| condition.status == "True" && condition.reason != BLOCKS;
@@ -125,7 +127,7 @@ fn remembered(input: &Input<'_>, entry: &Entry) -> Option<(Kind, Option<Timestam
     let freed = old
         .remaining
         .is_none_or(|old| remaining.kinds().any(|kind| remaining.get(kind) > old.get(kind)));
-    (!due && !freed && entry.revision() == 0).then_some((kind, resets_at))
+    (!due && !freed && !entry.released()).then_some((kind, resets_at))
 }
 
 /// The limit nearest to being spent: its kind, the limit, and what is used of it.

@@ -84,6 +84,7 @@ impl World {
             old: &self.status,
             entry: Ok(self.book.entry("b").unwrap().1),
             agents: 2,
+            trouble: None,
             own_namespace: HOME,
             now: at(seconds),
         }
@@ -564,4 +565,22 @@ fn a_second_top_up_is_appended() {
         message.contains("\"path\":\"/spec/topUps/-\",\"value\":{\"id\":\"more-3\""),
         "{message}"
     );
+}
+
+#[test]
+fn a_record_that_is_refused_is_said_until_one_is_written() {
+    let mut world = World::new(&json!({}));
+    world.write(0);
+    let message = "admission webhook \"policy\" denied the request";
+    let input = Input {
+        trouble: Some(message),
+        ..world.input(1)
+    };
+    let status = compute(&input);
+    for (type_, holds) in [(ConditionType::Ready, "False"), (ConditionType::Stalled, "True")] {
+        assert_eq!(says(&status, type_), (holds, "RecordRefused"));
+        assert!(condition(&status, type_).message.contains(message));
+    }
+    world.status = status;
+    assert_eq!(says(world.write(2), ConditionType::Ready), ("True", "Accepted"));
 }

@@ -19,6 +19,8 @@ pub struct BudgetView<'a> {
     pub entry: Result<&'a Entry, &'a str>,
     /// Agents that draw on it.
     pub agents: usize,
+    /// Why its records cannot be written at the moment.
+    pub trouble: Option<&'a str>,
     /// The leader's time.
     pub now: Timestamp,
 }

@@ -17,6 +17,7 @@ use super::facts::document;
 use super::ledger::Budgets;
 use super::persist::Conflict;
 use crate::api::AgentBudget;
+use crate::controller::connection::watching;
 
 type Guarded = DeserializeGuard<AgentBudget>;
 
@@ -37,7 +38,7 @@ impl Budgets {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         };
-        let stream = watcher(api, watcher::Config::default()).default_backoff();
+        let stream = watcher(api, watching()).default_backoff();
         let mut stream = std::pin::pin!(stream);
         let mut listing = Vec::new();
         while let Some(event) = stream.next().await {
@@ -79,7 +80,7 @@ impl Budgets {
 
     async fn watch_namespaces(&self) {
         let api: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
-        let stream = watcher(api, watcher::Config::default()).default_backoff();
+        let stream = watcher(api, watching()).default_backoff();
         let mut stream = std::pin::pin!(stream);
         let mut listing = BTreeMap::new();
         let mut told = false;

@@ -2,7 +2,8 @@
 //! from one without.
 //!
 //! Writes nothing that is there already: each object has the hash of what it was applied as. What another made is not
-//! touched. Secrets are looked at before something is made, and never read further than for their keys.
+//! touched. Secrets are looked at before something is made: whether they have their keys, and whether that of a webhook can be
+//! one; what they hold is dropped at once.
 
 use std::fmt::Debug;
 
@@ -17,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::children::{Child, Children, Seen};
-use super::conditions::{INVALID_SPEC, NAME_TAKEN, REFUSED, SECRET_NOT_FOUND};
+use super::conditions::{INVALID_SPEC, NAME_TAKEN, REFUSED, SECRET_NOT_FOUND, SECRET_UNUSABLE};
 use super::index::SensorKey;
 use super::pod::{self, LONGEST_CONFIG, MANAGER};
 use super::secrets;
@@ -26,6 +27,7 @@ use crate::api::Sensor;
 use crate::controller::agent::error::{Error, call, find};
 use crate::link::deliveries::{ReceiverTerms, SensorDirectives};
 use crate::link::sensors::SensorTerms;
+use crate::sensing::source::webhook::signature::unusable;
 
 /// Why there is no pod as the spec wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -259,21 +261,24 @@ impl Work<'_> {
         }
         let source = &self.sensor.spec.source;
         for needed in secrets::needed(source) {
-            let missing = match self.keys(needed.name).await? {
-                None => Some(needed.absent()),
-                Some(found) => needed.lacks(&found),
+            let secret = find("get a Secret", self.api::<Secret>().get(needed.name)).await?;
+            let Some(secret) = secret else {
+                return Ok(Some(Obstacle::spec(SECRET_NOT_FOUND, needed.absent())));
             };
-            if let Some(message) = missing {
+            let found = secret.data.unwrap_or_default();
+            if let Some(message) = needed.lacks(&found.keys().cloned().collect::<Vec<_>>()) {
                 return Ok(Some(Obstacle::spec(SECRET_NOT_FOUND, message)));
+            }
+            let unusable = source.webhook.as_ref().and_then(|webhook| {
+                let key = &found.get(&webhook.secret_key_ref.key)?.0;
+                unusable(webhook.scheme, key)
+                    .map(|why| format!("{}: Secret {}: its key {why}", needed.field, needed.name))
+            });
+            if let Some(message) = unusable {
+                return Ok(Some(Obstacle::spec(SECRET_UNUSABLE, message)));
             }
         }
         Ok(None)
-    }
-
-    /// The keys of a Secret; what they hold is dropped at once.
-    async fn keys(&self, name: &str) -> Result<Option<Vec<String>>, Error> {
-        let secret = find("get a Secret", self.api::<Secret>().get(name)).await?;
-        Ok(secret.map(|secret| secret.data.unwrap_or_default().into_keys().collect()))
     }
 }
 

@@ -4,10 +4,13 @@
 //! worked on; receivers that are not there, or rest, need nobody.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt;
 
+use super::pod;
 use super::status::{Facts, Own};
 use crate::api::condition::{self, ConditionType};
-use crate::controller::agent::pod_state::PodReason;
+use crate::controller::agent::pod_state::{PodReason, PodState};
+use crate::controller::relay::SILENCE;
 use crate::link::pod::SENSOR_SERVICE_ACCOUNT;
 
 /// Reason of a condition that does not hold.
@@ -16,6 +19,8 @@ const INACTIVE: &str = "Inactive";
 pub(super) const INVALID_SPEC: &str = "InvalidSpec";
 /// Reason of `Accepted=False` while a Secret or its key is missing.
 pub(super) const SECRET_NOT_FOUND: &str = "SecretNotFound";
+/// Reason of `Accepted=False` while the key of a webhook cannot be one.
+pub(super) const SECRET_UNUSABLE: &str = "SecretUnusable";
 /// Reason of `Connected=False` while somebody else's object has the name of one of its own.
 pub(super) const NAME_TAKEN: &str = "NameTaken";
 /// Reason of `Connected=False` while the API server refuses one of its objects.
@@ -28,6 +33,8 @@ const SUSPENDED: &str = "SuspendedBySpec";
 const LISTENING: &str = "Listening";
 /// Reason of `Connected=Unknown` until it was heard of.
 const STARTING: &str = "Starting";
+/// Reason of `Connected=Unknown` while its pod says nothing, though it did before or runs.
+pub(super) const SILENT: &str = "Silent";
 /// Reason of `Ready=False` while a receiver cannot score a signal.
 const NO_LIGHT_MODEL: &str = "NoLightModel";
 /// Names in one message.
@@ -148,12 +155,20 @@ impl List<'_> {
             };
             return self.set(type_, "False", pod.reason.as_ref(), message);
         }
+        if own.silent {
+            return self.silent(own);
+        }
         let (facts, spoken) = (self.facts, self.facts.spoken().next());
         match (spoken, own.pod) {
             (Some(speaker), _) => match &speaker.report.failure {
                 Some(failure) => self.set(type_, "False", SENSOR_FAILING, failure.clone()),
                 None if facts.receivers.is_empty() => {
-                    let message = "it listens, but no Agent receives from it: none that it names or selects is there";
+                    let message = if facts.sensor.spec.source.webhook.is_some() {
+                        "it listens, but no Agent receives from it: none that it names or selects is there; senders are told to \
+                         send again (503)"
+                    } else {
+                        "it listens, but no Agent receives from it: none that it names or selects is there"
+                    };
                     self.set(type_, "True", LISTENING, message);
                 }
                 None => self.set(type_, "True", LISTENING, "it listens"),
@@ -165,16 +180,54 @@ impl List<'_> {
         }
     }
 
-    /// No pod has spoken of this spec: what was said before stands, since pods come and go.
+    /// Its own pod has been silent for too long: whatever it said before, nobody knows whether it listens.
+    fn silent(&mut self, own: &Own<'_>) {
+        let type_ = ConditionType::Connected;
+        let pod = pod::pod_name(&self.facts.sensor.name_any());
+        if own.pod.is_some_and(PodState::ending) {
+            let message = format!(
+                "its pod {pod} is to end, and its node does not say that it has: if the node is gone for good, delete its \
+                 Node object, or taint it with node.kubernetes.io/out-of-service; the pod is then made anew"
+            );
+            return self.set(type_, "False", PodReason::NodeLost.as_ref(), message);
+        }
+        let held = condition::find(&self.conditions, type_).map_or("", |held| held.reason.as_str());
+        let runs = own.pod.is_some_and(|pod| pod.reason == PodReason::Running);
+        let message = match own.pod {
+            Some(_) if runs => format!(
+                "its pod {pod} has said nothing for {} s: see its log, and whether its node is ready",
+                SILENCE.as_secs()
+            ),
+            Some(state) => format!("its pod {pod} does not come up: {}; see its events", state.message),
+            None => format!(
+                "it has no pod: see the events of StatefulSet {}",
+                pod.trim_end_matches("-0")
+            ),
+        };
+        if !runs && held == PodReason::CrashLooping.as_ref() {
+            // Between two tries.
+        } else if !runs && ["", STARTING].contains(&held) {
+            self.set(type_, "Unknown", STARTING, message);
+        } else {
+            self.set(type_, "Unknown", SILENT, message);
+        }
+    }
+
+    /// No pod has spoken of this spec: what was said before stands for now, with the generation that it was said of, since
+    /// pods come and go.
     fn waiting(&mut self, message: &str) {
         let type_ = ConditionType::Connected;
         let spoken = [LISTENING, SENSOR_FAILING, PodReason::CrashLooping.as_ref()];
-        match self.conditions.iter_mut().find(|held| held.type_ == type_.as_ref()) {
-            Some(held) if spoken.contains(&held.reason.as_str()) => {
-                held.observed_generation = self.facts.sensor.metadata.generation;
-            }
+        match condition::find(&self.conditions, type_) {
+            Some(held) if spoken.contains(&held.reason.as_str()) => {}
             Some(_) | None => self.set(type_, "Unknown", STARTING, message),
         }
+    }
+
+    /// `Connected` says how it was by an older spec.
+    fn is_stale(&self) -> bool {
+        let held = condition::find(&self.conditions, ConditionType::Connected);
+        held.is_some_and(|held| held.observed_generation != self.facts.sensor.metadata.generation)
     }
 
     fn durable(&mut self) {
@@ -222,6 +275,7 @@ impl List<'_> {
         };
         let (accepted, connected) = (held(ConditionType::Accepted), held(ConditionType::Connected));
         let starts = self.facts.own.is_some() && connected.0 == STARTING;
+        let stale = self.facts.own.is_some() && self.is_stale();
         let (ready, also, (reason, message)) = if self.facts.mistake().is_some() {
             ("False", Some(ConditionType::Stalled), accepted)
         } else if connected.0 == NAME_TAKEN {
@@ -230,6 +284,13 @@ impl List<'_> {
             ("False", Some(ConditionType::Stalled), (NO_LIGHT_MODEL.into(), message))
         } else if starts || is_failing(&connected.0) {
             ("False", Some(ConditionType::Reconciling), connected)
+        } else if stale {
+            let message = "its pod has not said yet that it listens by the spec as it is now";
+            (
+                "False",
+                Some(ConditionType::Reconciling),
+                (STARTING.into(), message.into()),
+            )
         } else {
             ("True", None, connected)
         };
@@ -247,7 +308,7 @@ impl List<'_> {
 
 /// Whether it does not listen for a reason that is tried again after, or needs a person: a streak of these is one Event.
 pub(super) fn is_failing(reason: &str) -> bool {
-    [SENSOR_FAILING, NAME_TAKEN, REFUSED].contains(&reason) || is_trouble(reason)
+    [SENSOR_FAILING, NAME_TAKEN, REFUSED, SILENT].contains(&reason) || is_trouble(reason)
 }
 
 /// Whether a pod with this reason is not coming up by itself.

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use kube::core::{Selector, SelectorExt};
 
@@ -127,15 +128,31 @@ impl Index {
 
     /// The Sensors that an Agent's pod is to run: not those with a pod of their own. `None` while not all are known.
     pub(super) fn terms(&self, agent: &AgentKey) -> Option<Vec<SensorTerms>> {
+        let here = self
+            .received(agent)?
+            .filter(|(_, known)| !pod::has_pod(&known.object.spec.source));
+        Some(here.map(|(_, known)| known.terms()).collect())
+    }
+
+    /// Names of the events that can wake an Agent's loop, in order. `None` while not all Sensors are known.
+    pub(super) fn wake_events(&self, agent: &AgentKey) -> Option<Vec<String>> {
+        let names = self.received(agent)?.flat_map(|(key, known)| {
+            let signals = known.object.spec.signals.iter();
+            let signals = signals.map(|signal| format!("signal/{}/{}", key.name, signal.name));
+            std::iter::once(format!("sensor/{}", key.name)).chain(signals)
+        });
+        Some(names.collect())
+    }
+
+    /// The Sensors that an Agent receives from and that are to stay. `None` while not all are known.
+    fn received<'a>(&'a self, agent: &'a AgentKey) -> Option<impl Iterator<Item = (&'a SensorKey, &'a Known)>> {
         if !listed(&self.sensors_listed, &agent.namespace) {
             return None;
         }
         let facts = self.agents.get(agent)?;
-        let received = self
-            .of_namespace(&agent.namespace)
-            .filter(|(_, known)| known.object.metadata.deletion_timestamp.is_none() && known.receives(agent, facts));
-        let here = received.filter(|(_, known)| !pod::has_pod(&known.object.spec.source));
-        Some(here.map(|(_, known)| known.terms()).collect())
+        let stays = |known: &Known| known.object.metadata.deletion_timestamp.is_none();
+        let all = self.of_namespace(&agent.namespace);
+        Some(all.filter(move |(_, known)| stays(known) && known.receives(agent, facts)))
     }
 
     /// Names of an Agent's Sensors, by uid.
@@ -257,6 +274,19 @@ impl Index {
         }
         self.agents.insert(agent.clone(), facts);
         change
+    }
+
+    /// The same of one that cannot be read: its metadata can, and the rest is as it was, if it is still the same.
+    pub(super) fn agent_unreadable(&mut self, agent: &AgentKey, meta: &ObjectMeta) -> Change {
+        let uid = meta.uid.clone().unwrap_or_default();
+        let before = self.agents.get(agent).filter(|before| before.uid == uid);
+        let facts = before.cloned().unwrap_or_else(|| AgentFacts {
+            // Of a light model nothing is known: that it is missing is not to be said.
+            scores: true,
+            ..AgentFacts::default()
+        });
+        let labels = meta.labels.clone().unwrap_or_default();
+        self.agent_seen(agent, AgentFacts { uid, labels, ..facts })
     }
 
     pub(super) fn agent_gone(&mut self, agent: &AgentKey) -> Change {
@@ -395,7 +425,7 @@ mod tests {
             "spec": spec,
         }))
         .unwrap();
-        let (selector, problem) = validate(name, &object.spec);
+        let (selector, problem) = validate(&object.spec);
         Known {
             object: Arc::new(object),
             selector,
@@ -427,6 +457,32 @@ mod tests {
         index.agents_listed(None, &[agent("a"), agent("b")].into());
         index.sensors_listed(None, &BTreeSet::new());
         index
+    }
+
+    #[test]
+    fn one_that_cannot_be_read_receives_by_its_name_and_labels() {
+        let mut index = index();
+        index.sensor_seen(sensor("s", 1, &json!({"agentNames": ["c"]})));
+        index.sensor_seen(sensor(
+            "t",
+            1,
+            &json!({"agentSelector": {"matchLabels": {"team": "red"}}}),
+        ));
+        let names = |index: &Index, sensor: &str| {
+            let key = SensorKey {
+                namespace: "n".into(),
+                name: sensor.into(),
+            };
+            let receivers = index.receivers(index.sensor(&key).unwrap());
+            receivers.into_iter().map(|receiver| receiver.name).collect::<Vec<_>>()
+        };
+        let meta = |labels: Value| serde_json::from_value::<ObjectMeta>(json!({"uid": "u", "labels": labels})).unwrap();
+        // Seen for the first time, as after a change of the leader.
+        index.agent_unreadable(&agent("c"), &meta(json!({})));
+        assert_eq!(names(&index, "s"), ["c"]);
+        // Known before: its labels still count.
+        index.agent_unreadable(&agent("b"), &meta(json!({"team": "red"})));
+        assert_eq!(names(&index, "t"), ["a", "b"]);
     }
 
     #[test]

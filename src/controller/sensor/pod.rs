@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetPersistentVolumeClaimRetentionPolicy, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
-    ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction, PersistentVolumeClaim,
+    ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, ExecAction, PersistentVolumeClaim,
     PersistentVolumeClaimSpec, PodSpec, PodTemplateSpec, Probe, ProjectedVolumeSource, ResourceRequirements, Service,
     ServiceAccount, ServiceAccountTokenProjection, ServicePort, ServiceSpec, Volume, VolumeMount, VolumeProjection,
     VolumeResourceRequirements,
@@ -24,8 +24,8 @@ use crate::api::sensor::Source;
 use crate::api::{LINK_AUDIENCE, SENSOR_LABEL, Sensor};
 use crate::controller::restricted;
 use crate::link::pod::{
-    CONFIG_ENV, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_SERVICE_ACCOUNT, SensorPodConfig,
-    WEBHOOK_PORT, WORKER_UID,
+    CONFIG_ENV, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_HEALTH_SOCKET,
+    SENSOR_SERVICE_ACCOUNT, SensorPodConfig, WEBHOOK_PORT, WORKER_UID,
 };
 use crate::link::sensors::SensorTerms;
 
@@ -299,19 +299,27 @@ fn container(sensor: &Sensor, settings: &SensorPodSettings) -> Container {
                 ..ContainerPort::default()
             }]
         }),
-        readiness_probe: webhook.then(|| Probe {
-            http_get: Some(HTTPGetAction {
-                path: Some("/healthz".into()),
-                port: IntOrString::String("webhook".into()),
-                ..HTTPGetAction::default()
-            }),
-            period_seconds: Some(5),
-            ..Probe::default()
-        }),
+        // Senders cannot reach the socket of the probe, so they cannot hold it up.
+        readiness_probe: webhook.then(|| probe(5, 3)),
+        // A pod that hangs is started anew after a minute; a slow disk alone is no reason.
+        liveness_probe: Some(probe(10, 6)),
         resources: Some(settings.resources.clone()),
         volume_mounts: Some(mounts),
         security_context: Some(restricted::container(WORKER_UID)),
         ..Container::default()
+    }
+}
+
+fn probe(period_seconds: i32, failure_threshold: i32) -> Probe {
+    let command = [COMMAND[0], "probe", "--socket", SENSOR_HEALTH_SOCKET];
+    Probe {
+        exec: Some(ExecAction {
+            command: Some(command.map(str::to_owned).into()),
+        }),
+        period_seconds: Some(period_seconds),
+        timeout_seconds: Some(5),
+        failure_threshold: Some(failure_threshold),
+        ..Probe::default()
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
+use kube::core::Status;
 use kube::core::error_boundary::InvalidObject;
 use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
@@ -23,8 +24,9 @@ use crate::api::condition::{self, ConditionType, condition};
 use crate::api::sensor::SensorStatus;
 use crate::controller::agent::backoff::REFERENCES;
 use crate::controller::agent::error::{Error, find};
-use crate::controller::agent::publish::difference;
+use crate::controller::agent::publish::{CONFLICT, difference};
 use crate::controller::loops::AgentKey;
+use crate::controller::relay::SILENCE;
 
 /// Makes what a Sensor needs, and says how it is.
 pub(super) async fn reconcile(sensors: &Sensors, key: &SensorKey) -> Result<Action, Error> {
@@ -65,12 +67,14 @@ async fn publish(
     let now = (sensors.setup.clock)();
     let sensor = &observed.known.object;
     let (said, none) = (sensors.setup.relay.heard(key), Children::default());
+    let (silent, look_again) = silence(sensors, key, observed);
     let own = pod::has_pod(&sensor.spec.source).then(|| Own {
+        silent,
         pod: observed.children.as_ref().unwrap_or(&none).pod.as_ref(),
         said: said.as_ref(),
         obstacle,
     });
-    let old = last_status(observed);
+    let (version, old) = last_status(observed);
     let computed = compute(&Facts {
         sensor,
         old: &old,
@@ -84,8 +88,9 @@ async fn publish(
     });
     let new = &computed.status;
     tell_receivers(sensors, key, observed, new);
+    let look_again = look_again.filter(|_| own.is_some());
     if old == *new {
-        return Ok(None);
+        return Ok(look_again);
     }
     let pace = observed.memory.pace;
     let due = if status::news(&old) == status::news(new) {
@@ -98,9 +103,20 @@ async fn publish(
     }
     let about = sensor.object_ref(&());
     let notices = notices::of_status(&old, new);
-    write(sensors, key, observed, &old, computed, now).await?;
+    if !write(sensors, key, observed, (version.as_deref(), &old), computed, now).await? {
+        return Ok(Some(CONFLICT));
+    }
     sensors.setup.events.send(notices, &about);
-    Ok(None)
+    Ok(look_again)
+}
+
+/// Whether its own pod is silent, and when to look again: a pod that does not come to be is in no sweep.
+fn silence(sensors: &Sensors, key: &SensorKey, observed: &Observed) -> (bool, Option<Duration>) {
+    if let Some(silent) = sensors.setup.relay.is_silent(key) {
+        return (silent, None);
+    }
+    let left = SILENCE.saturating_sub(observed.memory.since.elapsed());
+    (left.is_zero(), (!left.is_zero()).then_some(left))
 }
 
 /// What keeps a Sensor's own pod from listening is a condition of its receivers too: they look when it begins and ends.
@@ -123,26 +139,31 @@ fn tell_receivers(sensors: &Sensors, key: &SensorKey, observed: &Observed, statu
     }
 }
 
-/// The status as it is: the watch may lag behind our own last write.
-fn last_status(observed: &Observed) -> SensorStatus {
+/// The status as it is, and the version of the object that has it: the watch may lag behind our own last write.
+fn last_status(observed: &Observed) -> (Option<String>, SensorStatus) {
     let sensor = &observed.known.object;
-    let seen: Option<u64> = sensor.resource_version().and_then(|version| version.parse().ok());
+    let seen = sensor.resource_version();
     if let Some((version, status)) = &observed.memory.written
-        && seen < version.parse().ok()
+        && seen.as_deref().and_then(number) < number(version)
     {
-        return status.clone();
+        return (Some(version.clone()), status.clone());
     }
-    sensor.status.clone().unwrap_or_default()
+    (seen, sensor.status.clone().unwrap_or_default())
 }
 
+fn number(version: &str) -> Option<u64> {
+    version.parse().ok()
+}
+
+/// Writes a status in place of the one it was computed from, and of no other; false: that is not the present one any more.
 async fn write(
     sensors: &Sensors,
     key: &SensorKey,
     observed: &Observed,
-    old: &SensorStatus,
+    (version, old): (Option<&str>, &SensorStatus),
     computed: Computed,
     now: Timestamp,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let api: Api<Sensor> = Api::namespaced(sensors.setup.client.clone(), &key.namespace);
     // The first time all is written, so that no column is empty where it should say 0.
     let before = if old.observed_generation.is_some() {
@@ -150,18 +171,25 @@ async fn write(
     } else {
         json!({})
     };
-    let patch = json!({ "status": difference(&before, &json!(computed.status)) });
+    let patch = json!({
+        "metadata": { "resourceVersion": version },
+        "status": difference(&before, &json!(computed.status)),
+    });
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
     let patched = api.patch_status(&key.name, &params, &patch);
-    // Not found: the Sensor was deleted meanwhile.
-    if let Some(written) = find("write the status of a Sensor", patched).await? {
-        sensors.remember(key, &observed.memory.uid, |memory| {
-            memory.pace.wrote(now);
-            memory.beyond = computed.beyond;
-            memory.written = written.resource_version().map(|version| (version, computed.status));
-        });
-    }
-    Ok(())
+    let written = match find("write the status of a Sensor", patched).await {
+        Ok(Some(written)) => written,
+        // The Sensor was deleted meanwhile.
+        Ok(None) => return Ok(true),
+        Err(error) if error.is(Status::is_conflict) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    sensors.remember(key, &observed.memory.uid, |memory| {
+        memory.pace.wrote(now);
+        memory.beyond = computed.beyond;
+        memory.written = written.resource_version().map(|version| (version, computed.status));
+    });
+    Ok(true)
 }
 
 fn until(moment: Timestamp, now: Timestamp) -> Duration {

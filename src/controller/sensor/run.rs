@@ -28,6 +28,7 @@ use crate::api::{SENSOR_LABEL, Sensor};
 use crate::controller::agent::error::Error;
 use crate::controller::agent::pod_state::trim;
 use crate::controller::agent::{ErrorKind, Finished, backoff};
+use crate::controller::connection::watching;
 
 /// Longest time a whole reconcile may take.
 const WHOLE: Duration = Duration::from_mins(1);
@@ -35,6 +36,9 @@ const WHOLE: Duration = Duration::from_mins(1);
 const GRACE: Duration = Duration::from_secs(10);
 
 pub(super) type Guarded = DeserializeGuard<Sensor>;
+/// Time between two sweeps for silent pods.
+const SWEEP: Duration = Duration::from_secs(5);
+
 type Queue = mpsc::UnboundedSender<ObjectRef<Guarded>>;
 
 impl Sensors {
@@ -58,6 +62,7 @@ impl Sensors {
             _ = future::join_all(served) => {}
             () = route(asked, &doors) => {}
             () = self.follow(said) => {}
+            () = self.sweep() => {}
             () = self.namespaces.maintain(|| self.pod_namespaces()) => {}
             // A list that never succeeded would hold the shutdown for ever.
             () = async { stop.cancelled().await; tokio::time::sleep(GRACE).await } => {}
@@ -100,9 +105,17 @@ impl Sensors {
         future::pending::<()>().await;
     }
 
+    /// Pods that fall silent wake the reconciler too: one sweep for all instead of a timer for each.
+    async fn sweep(&self) {
+        loop {
+            tokio::time::sleep(SWEEP).await;
+            self.setup.relay.sweep();
+        }
+    }
+
     /// Watches what was made for Sensors. Of pods little is kept, of the rest nothing but metadata is asked for.
     async fn watch_children(&self, scope: Option<&str>) {
-        let config = || watcher::Config::default().labels(SENSOR_LABEL);
+        let config = || watching().labels(SENSOR_LABEL);
         let sets = watcher(self.api::<PartialObjectMeta<StatefulSet>>(scope), config()).default_backoff();
         let services = watcher(self.api::<PartialObjectMeta<Service>>(scope), config()).default_backoff();
         let policies = watcher(self.api::<PartialObjectMeta<NetworkPolicy>>(scope), config()).default_backoff();
@@ -161,19 +174,19 @@ impl Sensors {
     }
 
     async fn watch(&self, scope: Option<&str>, writer: Writer<Guarded>, store: &Store<Guarded>) {
-        let stream = watcher(self.api::<Guarded>(scope), watcher::Config::default())
+        let stream = watcher(self.api::<Guarded>(scope), watching())
             .default_backoff()
             .modify(|sensor| sensor.meta_mut().managed_fields = None)
             .reflect(writer);
         let mut stream = std::pin::pin!(stream);
         while let Some(event) = stream.next().await {
             match event {
-                Ok(Event::Apply(sensor)) => self.look(&sensor),
+                Ok(Event::Apply(sensor)) => self.look(&sensor).await,
                 Ok(Event::Delete(sensor)) => self.gone(&key(&sensor)),
                 Ok(Event::InitDone) => {
                     let all = store.state();
                     for sensor in &all {
-                        self.look(sensor);
+                        self.look(sensor).await;
                     }
                     let present: BTreeSet<SensorKey> = all.iter().map(|sensor| key(sensor)).collect();
                     self.listed(scope, &present);
@@ -185,9 +198,9 @@ impl Sensors {
     }
 
     /// One that cannot be read goes on as it was; its reconcile says so.
-    fn look(&self, sensor: &Guarded) {
+    async fn look(&self, sensor: &Guarded) {
         match &sensor.0 {
-            Ok(sensor) => self.seen(sensor.clone()),
+            Ok(sensor) => self.seen(sensor.clone()).await,
             Err(_) => self.ask(key(sensor)),
         }
     }

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMount};
 
 use super::pod::{GROUP_READABLE, directory, file, mount};
+use crate::api::endpoint::{CERTIFICATE_KEY, PRIVATE_KEY_KEY, ROOTS_KEY};
 use crate::api::sensor::Source;
 use crate::link::pod::{SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE};
 
@@ -61,8 +62,8 @@ impl<'a> What<'a> {
         match self {
             Self::Headers => None,
             Self::Key(key) => Some(vec![key]),
-            Self::Authority => Some(vec!["ca.crt"]),
-            Self::Certificate => Some(vec!["tls.crt", "tls.key"]),
+            Self::Authority => Some(vec![ROOTS_KEY]),
+            Self::Certificate => Some(vec![CERTIFICATE_KEY, PRIVATE_KEY_KEY]),
         }
     }
 

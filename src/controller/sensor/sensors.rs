@@ -6,8 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::Selector;
 use kube::{Client, ResourceExt};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use super::children::{Children, Kind, Seen, Table};
 use super::index::{AgentFacts, Change, Index, Known, Receiving, SensorKey};
@@ -39,6 +42,8 @@ pub struct Setup {
     pub pods: SensorPodSettings,
     /// The CA bundle (PEM) that sensor pods must trust.
     pub ca_bundle: watch::Receiver<String>,
+    /// Is told which bundle every namespace with sensor pods has.
+    pub published: watch::Sender<String>,
     /// Where Events go.
     pub events: Sink,
     /// Counts reconciles.
@@ -52,6 +57,8 @@ pub struct Sensors {
     pub(super) setup: Setup,
     pub(super) namespaces: Namespaces,
     state: Mutex<State>,
+    /// Held while a spec is checked.
+    checking: tokio::sync::Mutex<()>,
     queue: mpsc::UnboundedSender<SensorKey>,
     pub(super) asked: Mutex<Option<mpsc::UnboundedReceiver<SensorKey>>>,
 }
@@ -68,6 +75,8 @@ struct State {
 pub(super) struct Remembered {
     /// Of this object; another one of the same name starts afresh.
     pub(super) uid: String,
+    /// Since when it is looked at.
+    pub(super) since: Instant,
     /// The status last written and its resource version, until the watch has caught up.
     pub(super) written: Option<(String, SensorStatus)>,
     /// Totals of receivers for whom status has no room, as last counted.
@@ -101,9 +110,15 @@ impl Sensors {
     pub fn new(setup: Setup) -> Self {
         let (queue, asked) = mpsc::unbounded_channel();
         Self {
-            namespaces: Namespaces::new(setup.client.clone(), setup.ca_bundle.clone(), pod::service_account),
+            namespaces: Namespaces::new(
+                setup.client.clone(),
+                setup.ca_bundle.clone(),
+                setup.published.clone(),
+                pod::service_account,
+            ),
             setup,
             state: Mutex::default(),
+            checking: tokio::sync::Mutex::default(),
             queue,
             asked: Mutex::new(Some(asked)),
         }
@@ -116,6 +131,15 @@ impl Sensors {
             name: agent.name_any(),
         };
         self.change(|index| index.agent_seen(&key, AgentFacts::of(agent)));
+    }
+
+    /// An Agent is there that this version cannot read: it receives by its name and labels, whatever else it says.
+    pub fn agent_unreadable(&self, agent: &ObjectMeta) {
+        let key = AgentKey {
+            namespace: agent.namespace.clone().unwrap_or_default(),
+            name: agent.name.clone().unwrap_or_default(),
+        };
+        self.change(|index| index.agent_unreadable(&key, agent));
     }
 
     /// An Agent is gone.
@@ -161,14 +185,40 @@ impl Sensors {
         self.lock().index.all().cloned().collect()
     }
 
-    pub(super) fn seen(&self, sensor: Sensor) {
-        let (selector, problem) = validate(&sensor.name_any(), &sensor.spec);
+    pub(super) async fn seen(&self, sensor: Sensor) {
+        let object = Arc::new(sensor);
+        let (selector, problem) = self.checked(&object).await;
         let known = Known {
-            object: Arc::new(sensor),
+            object,
             selector,
             problem,
         };
         self.change(|index| index.sensor_seen(known));
+    }
+
+    /// What [`validate`] says of a Sensor. Each generation is checked once, one Sensor at a time, and beside the threads that
+    /// serve the link: no spec of one tenant may hold up or exhaust what all others need.
+    async fn checked(&self, object: &Arc<Sensor>) -> (Option<Selector>, Option<String>) {
+        let of = |sensor: &Sensor| (sensor.metadata.uid.clone(), sensor.metadata.generation);
+        let before = {
+            let state = self.lock();
+            let known = state.index.sensor(&SensorKey::of(object.as_ref()));
+            known
+                .filter(|known| known.object.metadata.generation.is_some() && of(&known.object) == of(object))
+                .map(|known| (known.selector.clone(), known.problem.clone()))
+        };
+        if let Some(before) = before {
+            return before;
+        }
+        let _turn = self.checking.lock().await;
+        let sensor = Arc::clone(object);
+        let verdict = tokio::task::spawn_blocking(move || validate(&sensor.spec)).await;
+        verdict.unwrap_or_else(|_| {
+            (
+                None,
+                Some("spec: an expression could not be checked; make it simpler".into()),
+            )
+        })
     }
 
     pub(super) fn gone(&self, key: &SensorKey) {
@@ -215,11 +265,15 @@ impl Sensors {
         }
     }
 
-    /// Namespaces with sensor pods.
-    pub(super) fn pod_namespaces(&self) -> HashSet<String> {
+    /// Namespaces with sensor pods; `None` while not all Sensors are known.
+    pub(super) fn pod_namespaces(&self) -> Option<HashSet<String>> {
         let state = self.lock();
+        let whole = match self.setup.watch_namespaces.as_slice() {
+            [] => state.index.is_whole(""),
+            some => some.iter().all(|namespace| state.index.is_whole(namespace)),
+        };
         let with_pod = state.index.all().filter(|sensor| pod::has_pod(&sensor.spec.source));
-        with_pod.filter_map(|sensor| sensor.namespace()).collect()
+        whole.then(|| with_pod.filter_map(|sensor| sensor.namespace()).collect())
     }
 
     /// Asks for a reconcile of a Sensor.
@@ -239,6 +293,7 @@ impl Sensors {
         let memory = state.memory.entry(key.clone());
         let fresh = || Remembered {
             uid: uid.clone(),
+            since: Instant::now(),
             written: None,
             beyond: BTreeMap::new(),
             pace: Pace::new((self.setup.clock)()),
@@ -285,7 +340,8 @@ impl Sensors {
         let change = change(&mut state.index);
         // Under the lock, so that a later change is not overtaken by an earlier one.
         for agent in &change.agents {
-            self.setup.loops.sensors(agent, state.index.terms(agent));
+            let (terms, wake_events) = (state.index.terms(agent), state.index.wake_events(agent));
+            self.setup.loops.sensors(agent, terms, wake_events);
         }
         drop(state);
         for sensor in change.sensors {

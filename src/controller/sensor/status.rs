@@ -52,6 +52,8 @@ pub(super) struct Own<'a> {
     pub(super) pod: Option<&'a PodState>,
     /// What it last said.
     pub(super) said: Option<&'a SensorPodReport>,
+    /// It has said nothing for [`SILENCE`](crate::controller::relay::SILENCE), or there was none for as long.
+    pub(super) silent: bool,
     /// Why there is none as the spec wants it.
     pub(super) obstacle: Option<&'a Obstacle>,
 }
@@ -189,12 +191,13 @@ fn url(sensor: &Sensor) -> Option<String> {
     Some(format!("http://{}.{namespace}.svc/", pod::service_name(&name)))
 }
 
-/// The same without what is no news: a page that stays as it is counts up with each look.
+/// The same without what is no news: a page that stays as it is counts up with each look, and strangers can have a webhook
+/// refuse as much as they like.
 pub(super) fn news(status: &SensorStatus) -> SensorStatus {
     let mut status = status.clone();
-    status.totals.filtered = 0;
-    for receiver in &mut status.receivers {
-        receiver.totals.filtered = 0;
+    let parts = status.receivers.iter_mut().map(|receiver| &mut receiver.totals);
+    for totals in parts.chain([&mut status.totals]) {
+        (totals.filtered, totals.refused) = (0, 0);
     }
     status
 }
@@ -265,24 +268,26 @@ fn count(facts: &Facts<'_>) -> Counted {
     counted
 }
 
-fn fields(totals: Totals) -> [i64; 6] {
+fn fields(totals: Totals) -> [i64; 7] {
     [
         totals.events,
         totals.updates,
         totals.notifications,
         totals.filtered,
         totals.dropped,
+        totals.refused,
         totals.errors,
     ]
 }
 
-fn of_fields([events, updates, notifications, filtered, dropped, errors]: [i64; 6]) -> Totals {
+fn of_fields([events, updates, notifications, filtered, dropped, refused, errors]: [i64; 7]) -> Totals {
     Totals {
         events,
         updates,
         notifications,
         filtered,
         dropped,
+        refused,
         errors,
     }
 }

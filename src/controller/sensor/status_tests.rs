@@ -1,5 +1,7 @@
 //! Tests of the status that a Sensor should have.
 
+mod silence;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
@@ -74,6 +76,7 @@ struct Owned {
     pod: Option<PodState>,
     said: Option<SensorPodReport>,
     obstacle: Option<Obstacle>,
+    silent: bool,
 }
 
 impl Default for Case {
@@ -112,6 +115,7 @@ impl Case {
                 pod: own.pod.as_ref(),
                 said: own.said.as_ref(),
                 obstacle: own.obstacle.as_ref(),
+                silent: own.silent,
             }),
             receivers: &self.receivers,
             absent: &self.absent,

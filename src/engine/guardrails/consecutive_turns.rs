@@ -1,9 +1,10 @@
 //! `guardrails.maxConsecutiveTurns`: counts completed turns since the last sleep; at the limit the loop is made to
 //! sleep. Clears when that forced sleep ends, and by nothing else. A sleep of the agent's own choice resets its length.
+//! Naps of less than a minute count together: each minute of them takes one turn off the count.
 
 use jiff::SignedDuration;
 
-use super::{Guardrail, Trip};
+use super::{Guardrail, Rest, Trip};
 use crate::api::status::PauseReason;
 use crate::engine::{clock, settings::Settings, snapshot::Counters};
 
@@ -13,11 +14,19 @@ const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 pub struct ConsecutiveTurns;
 
 impl Guardrail for ConsecutiveTurns {
-    fn after_turn(&self, settings: &Settings, counters: &mut Counters, sleeps: bool) -> Option<Trip> {
-        if sleeps {
-            counters.turns = 0;
-            counters.forced_sleeps = 0;
-            return None;
+    fn after_turn(&self, settings: &Settings, counters: &mut Counters, rest: Rest) -> Option<Trip> {
+        match rest {
+            Rest::Sleep => {
+                counters.turns = 0;
+                counters.forced_sleeps = 0;
+                return None;
+            }
+            Rest::Naps => {
+                // The turn itself counts, and a minute of naps takes one off.
+                counters.forced_sleeps = 0;
+                return None;
+            }
+            Rest::None => {}
         }
         counters.turns = counters.turns.saturating_add(1);
         if counters.turns < settings.max_consecutive_turns {

@@ -1,8 +1,9 @@
 //! `guardrails.idleTimeoutSeconds`: counts the time that the loop is awake without an effective action; at the limit the
 //! loop ends with outcome `Idle`. A sleep of the agent's own choice and a tool's result that was not seen lately begin anew.
 //!
-//! Awake is Running, from the end of one answer to the end of the next. Pauses do not count, nor does the time that
-//! failed calls take: a provider that is down for a day must not end its loops. What a restart cuts off does not count.
+//! Awake is Running: the waits between two calls, and of each answered call 30 s at most, since a slow model is not idle.
+//! Runs of tools do not count, nor do pauses or failed calls: a provider that is down for a day must not end its loops.
+//! What a restart cuts off does not count.
 
 use std::collections::VecDeque;
 
@@ -16,6 +17,9 @@ use crate::engine::{settings::Settings, snapshot::Counters};
 
 /// Results of tools that are remembered: a loop that goes round among so many gets nothing done.
 const SEEN: usize = 32;
+
+/// Of one call so much counts at most.
+const LONGEST_COUNTED_CALL: SignedDuration = SignedDuration::from_secs(30);
 
 /// The limit.
 pub struct IdleTimeout;
@@ -55,19 +59,34 @@ impl IdleClock {
         self.from = None;
     }
 
-    /// The time until now counts.
+    /// The time until now counts: the loop waited.
     pub fn count(&mut self, now: Timestamp) {
+        self.count_up_to(SignedDuration::MAX, now);
+    }
+
+    /// The time until now was a call that was answered.
+    pub fn count_call(&mut self, now: Timestamp) {
+        self.count_up_to(LONGEST_COUNTED_CALL, now);
+    }
+
+    /// The time until now does not count: something was done.
+    pub fn skip(&mut self, now: Timestamp) {
+        self.from = self.from.map(|_| now);
+    }
+
+    fn count_up_to(&mut self, most: SignedDuration, now: Timestamp) {
         if let Some(from) = self.from {
-            let more = now.duration_since(from).max(SignedDuration::ZERO);
+            let more = now.duration_since(from).clamp(SignedDuration::ZERO, most);
             self.counted = self.counted.saturating_add(more);
             self.from = Some(now);
         }
     }
 
-    /// Something came of being awake: a sleep of the agent's own choice, a tool's result that was not seen before.
+    /// Something came of being awake: a sleep of the agent's own choice, an outcome of a tool that was not seen before, be it
+    /// a failure.
     pub fn effective_action(&mut self, now: Timestamp) {
         self.counted = SignedDuration::ZERO;
-        self.from = self.from.map(|_| now);
+        self.skip(now);
     }
 
     /// A tool gave this result. One that was not seen lately is an effective action.

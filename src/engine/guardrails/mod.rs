@@ -42,8 +42,8 @@ pub trait Guardrail: Sync {
         None
     }
 
-    /// Told after each completed turn, and whether the agent sleeps now. An answer pauses the loop.
-    fn after_turn(&self, _settings: &Settings, _counters: &mut Counters, _sleeps: bool) -> Option<Trip> {
+    /// Told after each completed turn, and how the agent rests now. An answer pauses the loop.
+    fn after_turn(&self, _settings: &Settings, _counters: &mut Counters, _rest: Rest) -> Option<Trip> {
         None
     }
 
@@ -59,6 +59,17 @@ pub trait Guardrail: Sync {
 
     /// Told that a reason was cleared by its own rule.
     fn cleared(&self, _reason: PauseReason, _counters: &mut Counters) {}
+}
+
+/// How an agent rests after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// It does not, or too shortly for anything to begin anew.
+    None,
+    /// It naps, and its naps come to a minute with this one.
+    Naps,
+    /// It sleeps for a minute or more.
+    Sleep,
 }
 
 /// A limit that was reached.

@@ -242,10 +242,24 @@ impl Engine {
         }
     }
 
+    /// Which tool servers have not answered yet: a model that sees no tools concludes that there is nothing to do.
+    fn missing_tools(&self) -> Option<String> {
+        let silent = self.toolbox.silent();
+        let names = silent.join(", ");
+        (!silent.is_empty()).then(|| {
+            format!("Tool servers that have not answered yet, so that their tools are missing for now: {names}.")
+        })
+    }
+
     /// The runtime's word on how things stand now, for the end of a prompt.
     pub(super) fn block(&self) -> Option<String> {
         let now = self.state.last_now?;
-        let health = self.budget_health(now);
+        let own: Vec<String> = self
+            .missing_tools()
+            .into_iter()
+            .chain(self.budget_health(now))
+            .collect();
+        let health = (!own.is_empty()).then(|| own.join("\n"));
         let parts = [self.notifications_block(now), self.hot.block(now)];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         if parts.is_empty() {

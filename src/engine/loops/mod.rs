@@ -30,6 +30,8 @@ use crate::api::status::PauseReason;
 
 /// Turns in a row that say the same without a tool, which are a loop.
 pub const EQUAL_TEXTS: u32 = 3;
+/// Sleeps that come to so much together are a wait.
+const LEAST_WAIT: SignedDuration = SignedDuration::from_secs(10);
 /// The first forced sleep; each further one in a row is twice as long.
 const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 
@@ -49,6 +51,8 @@ pub struct Watch {
     stepped: bool,
     /// A tool call of the present turn has its result.
     called: bool,
+    /// Naps since the last sleep.
+    napped: SignedDuration,
 }
 
 impl Watch {
@@ -74,6 +78,15 @@ impl Watch {
         (self.progress, self.stepped, self.called) = (false, false, false);
         if let Some(episode) = &mut self.episode {
             episode.turn_ends();
+        }
+    }
+
+    /// The agent sleeps of its own choice for so long. Who polls each second does not wait.
+    fn naps(&mut self, wait: SignedDuration) {
+        self.napped = self.napped.saturating_add(wait);
+        if self.napped >= LEAST_WAIT {
+            self.napped = SignedDuration::ZERO;
+            self.sleeps();
         }
     }
 
@@ -158,8 +171,8 @@ impl Engine {
             return;
         }
         let news = self.state.turn.as_ref().is_some_and(|turn| turn.shown.is_seen());
-        if matches!(pace, Pace::Sleep { .. }) {
-            self.state.watch.sleeps();
+        if let Pace::Sleep { wait, .. } = pace {
+            self.state.watch.naps(*wait);
         } else if news {
             // Whoever hears of the same thing twice may well answer the same.
             self.state.watch.recent.sleeps();
@@ -221,8 +234,10 @@ impl Engine {
         out.record(line(RecordKind::LoopDetected, self.turn_number(), note));
         let enforced = self.settings.loop_detection.mode == DetectionMode::Enforce;
         let then = match step {
-            Step::Nudged if enforced => "do something else, or sleep with yield; else it will be stopped".to_owned(),
-            Step::Nudged => "do something else, or sleep with yield".to_owned(),
+            Step::Nudged if enforced => {
+                "do something else, or sleep with yield for 10 s or more; else it will be stopped".to_owned()
+            }
+            Step::Nudged => "do something else, or sleep with yield for 10 s or more".to_owned(),
             Step::Denied => "such calls are denied for the rest of this turn; do something else, or sleep".to_owned(),
             Step::Paused => format!("the loop is made to sleep for {} s", self.pause_for_loop(out).as_secs()),
             Step::Failed => "the loop ends".to_owned(),

@@ -101,7 +101,11 @@ fn refusals_use_up_no_attempts_and_count_as_no_error() {
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c2a55");
     assert_eq!(driver.engine.view().consecutive_errors, 0);
     driver.fail(FailureKind::Interrupted);
-    assert_eq!(driver.engine.view().consecutive_errors, 1, "the fifth failure counts");
+    assert_eq!(
+        driver.reasons(),
+        [PauseReason::ModelUnreachable],
+        "the fifth failure shows"
+    );
 }
 
 #[test]
@@ -365,7 +369,7 @@ fn a_clock_that_was_set_back_neither_brings_room_earlier_nor_keeps_a_probe_waiti
 }
 
 #[test]
-fn half_of_a_history_leaves_when_the_call_is_larger_than_a_limit_and_the_loop_goes_on() {
+fn half_of_a_history_is_summed_up_when_the_call_is_larger_than_a_limit_and_the_loop_goes_on() {
     let mut driver = Driver::started(settings());
     change(
         &mut driver,
@@ -381,7 +385,15 @@ fn half_of_a_history_leaves_when_the_call_is_larger_than_a_limit_and_the_loop_go
     let before = driver.transcript.len();
     driver.fail(FailureKind::CallExceedsLimit);
     assert_eq!((driver.state(), driver.reasons()), (LoopState::Running, vec![]));
-    assert_eq!(driver.in_flight.unwrap().to_string(), "t21c1a2");
+    assert_eq!(
+        (driver.in_flight.unwrap().to_string(), driver.purpose),
+        ("t21c1a2".into(), Purpose::Compaction)
+    );
+    driver.answer(says("All was well."));
+    assert_eq!(
+        (driver.in_flight.unwrap().to_string(), driver.purpose),
+        ("t21c2a1".into(), Purpose::Turn)
+    );
     assert!(driver.transcript.len() < before * 6 / 10, "{}", driver.transcript.len());
     assert!(driver.transcript.len() > before * 4 / 10, "{}", driver.transcript.len());
     for _ in 0..10 {

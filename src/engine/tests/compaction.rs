@@ -53,7 +53,7 @@ fn text(message: &Message) -> &str {
 
 /// Estimated tokens of the prompt that the whole transcript would make.
 fn estimate(driver: &Driver) -> u64 {
-    context::prompt(&driver.engine.transcript, driver.engine.fixed_tokens())
+    context::size(&driver.engine.transcript, driver.engine.cleared()) + driver.engine.fixed_tokens()
 }
 
 /// The largest prompt of many turns, and the smallest that was too large.
@@ -241,15 +241,18 @@ fn one_failure_is_tried_again_and_after_two_the_turns_leave_without_a_summary() 
 #[test]
 fn a_server_that_is_away_costs_no_history() {
     let mut driver = full(narrow());
-    let turn = driver.in_flight.unwrap().turn;
-    for _ in 0..5 {
+    let call = driver.in_flight.unwrap();
+    for _ in 0..8 {
         driver.fail(FailureKind::Unreachable);
-        driver.pass(seconds(120));
+        driver.pass(seconds(300));
     }
-    assert_eq!(driver.notes(RecordKind::TurnFailed), ["Unreachable"]);
+    assert_eq!(driver.notes(RecordKind::TurnFailed), [""; 0]);
     assert_eq!((compacted(&driver), trimmed(&driver)), (0, 0));
-    assert_eq!(driver.purpose, Purpose::Compaction, "the next turn asks for it");
-    assert!(driver.in_flight.unwrap().turn > turn);
+    assert_eq!(driver.purpose, Purpose::Compaction, "it is asked for again");
+    assert_eq!(
+        (driver.in_flight.unwrap().turn, driver.in_flight.unwrap().call),
+        (call.turn, call.call)
+    );
     driver.answer(says("Found it."));
     assert_eq!((compacted(&driver), trimmed(&driver)), (1, 0));
 }
@@ -267,7 +270,7 @@ fn a_budget_without_room_holds_the_summary_and_one_that_is_too_small_for_it_cost
     driver.fail(FailureKind::CallExceedsLimit);
     assert_eq!(
         (driver.purpose, trimmed(&driver)),
-        (Purpose::Compaction, 1),
+        (Purpose::Compaction, 0),
         "of half as much"
     );
     driver.fail(FailureKind::CallExceedsLimit);
@@ -280,8 +283,8 @@ fn a_budget_without_room_holds_the_summary_and_one_that_is_too_small_for_it_cost
 /// Estimated tokens of what the call in flight asks to be summed up.
 fn summed_up(driver: &Driver) -> u64 {
     assert_eq!(driver.purpose, Purpose::Compaction);
-    let summaries = usize::from(driver.engine.state.summary.is_some());
-    context::prompt(&driver.prompt[1 + summaries..driver.prompt.len() - 1], 0)
+    let heads = usize::from(driver.engine.head().is_some());
+    context::size(&driver.prompt[1 + heads..driver.prompt.len() - 1], 0)
 }
 
 #[test]
@@ -292,17 +295,15 @@ fn a_summary_whose_call_exceeds_a_limit_is_of_half_as_much_until_it_is_worth_non
     });
     let (mut before, turn) = (summed_up(&driver), driver.in_flight.unwrap().turn);
     assert!(before > 3000, "{before}");
-    let mut times = 0;
     loop {
         let mut taken = driver.clone();
         taken.answer(says("Found it."));
-        assert_eq!((compacted(&taken), trimmed(&taken)), (1, times));
+        assert_eq!((compacted(&taken), trimmed(&taken)), (1, 0), "the rest takes another");
         driver.fail(FailureKind::CallExceedsLimit);
         assert_eq!(driver.in_flight.unwrap().turn, turn);
         if driver.purpose == Purpose::Turn {
             break;
         }
-        times += 1;
         let now = summed_up(&driver);
         assert!(now <= before / 2 && now >= LEAST_REPLACED, "{now} after {before}");
         before = now;
@@ -315,12 +316,12 @@ fn a_summary_whose_call_exceeds_a_limit_is_of_half_as_much_until_it_is_worth_non
 }
 
 #[test]
-fn a_summary_is_of_the_newest_turns_that_fit_into_a_limit_that_was_lowered() {
+fn of_a_history_that_does_not_fit_into_one_call_each_part_is_summed_up() {
     let mut driver = Driver::started(Settings {
         context_tokens: 4096 + 12_000,
         ..narrow()
     });
-    for _ in 0..40 {
+    for _ in 0..60 {
         driver.answer(says(&"x".repeat(400)));
         driver.pass(seconds(3));
     }
@@ -333,12 +334,18 @@ fn a_summary_is_of_the_newest_turns_that_fit_into_a_limit_that_was_lowered() {
         },
     });
     driver.turn();
-    let tokens = summed_up(&driver);
-    let whole = tokens + driver.engine.fixed_tokens();
-    assert!(whole <= 3500 && tokens > 1500, "{tokens} of {whole}");
-    assert_eq!(trimmed(&driver), 1, "what is older left without one");
-    driver.answer(says("Found it."));
-    assert_eq!(compacted(&driver), 1);
+    let turn = driver.in_flight.unwrap().turn;
+    let mut parts = 0;
+    while driver.purpose == Purpose::Compaction {
+        let tokens = summed_up(&driver);
+        let whole = tokens + driver.engine.fixed_tokens();
+        assert!(whole <= 3500 && tokens > 500, "{tokens} of {whole}");
+        driver.answer(says("Found it."));
+        parts += 1;
+    }
+    assert!((2..=4).contains(&parts), "{parts}");
+    assert_eq!((compacted(&driver), trimmed(&driver)), (parts, 0));
+    assert_eq!(driver.in_flight.unwrap().turn, turn);
 }
 
 #[test]
@@ -372,16 +379,40 @@ fn a_restart_asks_for_the_same_summary_and_keeps_one_that_was_given() {
 }
 
 #[test]
-fn a_summary_leaves_when_there_is_no_room_for_it() {
+fn a_summary_outlives_a_turn_that_does_not_fit_beside_it() {
     let mut driver = full(narrow());
     driver.answer(says(&"x".repeat(3000)));
     driver.turn();
     driver.pass(seconds(1));
-    // The newest turn alone fits, and not beside the summary.
-    driver.answer(calls("shell", &"y".repeat(6500)));
-    assert_eq!(driver.engine.state.summary, None);
-    assert_eq!(driver.notes(RecordKind::TurnFailed).len(), 0);
-    assert!(driver.in_flight.is_some());
+    driver.answer(calls("shell", &"y".repeat(8000)));
+    assert_eq!(driver.notes(RecordKind::TurnFailed), ["ContextExceeded"]);
+    assert!(driver.engine.state.summary.is_some());
+}
+
+#[test]
+fn a_text_beside_a_tool_call_is_a_summary_unless_it_only_says_what_the_call_is_for() {
+    for (text, counts) in [
+        ("What I found out. ".repeat(20), true),
+        ("Let me look.".to_owned(), false),
+    ] {
+        let mut driver = full(narrow());
+        driver.offer(work::tools());
+        driver.answer(Answer {
+            text: Some(text),
+            ..work::wants(&["files__write", "yield"])
+        });
+        assert_eq!(compacted(&driver), usize::from(counts));
+        assert_eq!((driver.purpose, driver.sent.len()), (Purpose::Turn, 0), "it is not run");
+    }
+}
+
+#[test]
+fn a_summary_is_asked_for_under_fixed_headings() {
+    let driver = full(narrow());
+    let request = text(driver.prompt.last().unwrap());
+    let headings = ["Task:", "Done:", "Open:", "Facts:", "Promises:", "Failed:"];
+    let places: Vec<_> = headings.iter().map(|heading| request.find(heading)).collect();
+    assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{request}");
 }
 
 #[test]
@@ -414,12 +445,14 @@ fn turns() -> impl Strategy<Value = Vec<Arc<Message>>> {
                     arguments: "{}".into(),
                 });
                 all.push(Message::Assistant {
+                    reasoning: None,
                     text: Some("a".repeat(said)),
                     tool_calls: tool_calls.collect(),
                 });
                 all.extend(results.iter().enumerate().map(|(place, length)| Message::Tool {
                     id: id(place),
                     text: "r".repeat(*length),
+                    failed: false,
                     reasoning: None,
                 }));
             }
@@ -440,23 +473,31 @@ fn ids(messages: &[Arc<Message>], results: bool) -> Vec<String> {
 
 proptest! {
     #[test]
-    fn whole_turns_leave_and_no_call_is_parted_from_its_result(
+    fn no_call_is_parted_from_its_result_and_sizes_add_up(
         transcript in turns(),
-        window in 300_u32..6000,
-        limit in prop::option::of(100_u64..6000),
+        cleared in 0..60_usize,
+        goal in 0_u64..6000,
     ) {
-        let settings = Settings { context_tokens: window, max_output_tokens: 100, ..settings() };
-        let Ok(Some(surplus)) = context::surplus(&transcript, 50, &settings, limit) else {
-            return Ok(());
-        };
-        prop_assert!(0 < surplus.trimmed && surplus.trimmed <= surplus.summarised);
-        for cut in [surplus.trimmed, surplus.summarised] {
+        let all = context::size(&transcript, cleared);
+        let rendered: Vec<_> = context::rendered(&transcript, cleared).collect();
+        prop_assert_eq!(context::size(&rendered, 0), all);
+        prop_assert_eq!(ids(&rendered, true), ids(&transcript, true));
+        let oldest = context::oldest(&transcript, cleared, transcript.len(), goal);
+        let first = context::first(&transcript, cleared, goal);
+        for cut in [Some(oldest), first].into_iter().flatten() {
             let (gone, left) = transcript.split_at(cut);
-            let begins_turn = matches!(left.first().map(|message| &**message), Some(Message::User { .. }));
-            prop_assert!(begins_turn, "the newest turn stays, whole");
             for part in [gone, left] {
                 prop_assert_eq!(ids(part, false), ids(part, true));
             }
+            prop_assert_eq!(context::size(gone, cleared) + context::size(left, cleared.saturating_sub(cut)), all);
+        }
+        if let Some(first) = first {
+            prop_assert!(context::size(&transcript[..first], cleared) <= goal);
+        }
+        let begins_turn = transcript.get(oldest).is_none_or(|message| matches!(**message, Message::User { .. }));
+        prop_assert!(begins_turn, "whole turns");
+        if let Some(more) = context::clear_until(&transcript, cleared, transcript.len(), goal) {
+            prop_assert!(more > cleared && context::size(&transcript, more) < all);
         }
     }
 }

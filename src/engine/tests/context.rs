@@ -5,18 +5,26 @@ use super::*;
 /// Room for about `tokens` of transcript.
 fn small(tokens: u32) -> Settings {
     Settings {
-        context_tokens: 4096 + 500 + tokens,
+        // The system prompt takes about 450.
+        context_tokens: 4096 + 850 + tokens,
         ..settings()
     }
 }
 
 #[test]
 fn whole_oldest_turns_leave_and_the_model_is_told() {
-    let mut driver = Driver::started(small(1000));
+    let mut driver = Driver::started(small(3000));
     let mut trimmed = 0;
-    for _ in 0..40 {
-        driver.answer(calls("shell", &"x".repeat(200)));
-        driver.answer(says(&"y".repeat(200)));
+    for round in 0..80 {
+        if driver.purpose == Purpose::Compaction {
+            // No summary is to be had.
+            driver.answer(Answer::default());
+        }
+        driver.answer(if round % 2 == 0 {
+            calls("shell", &"x".repeat(200))
+        } else {
+            says(&"y".repeat(200))
+        });
         driver.pass(seconds(1));
         let now = driver.notes(RecordKind::Trimmed).len();
         if now == trimmed && trimmed > 0 && driver.transcript.len() > 1 {
@@ -56,7 +64,7 @@ fn a_turn_that_cannot_fit_fails_and_names_the_field() {
     driver.start(1);
     assert_eq!(driver.in_flight, None);
     let (_, failure) = driver.engine.view().last_error.unwrap();
-    assert_eq!(failure.kind, FailureKind::BadResponse);
+    assert_eq!(failure.kind, FailureKind::ContextExceeded);
     assert!(
         failure.message.contains("spec.model.contextTokens"),
         "{}",
@@ -75,9 +83,16 @@ fn a_turn_that_grows_too_large_fails_and_leaves_the_old_ones() {
     driver.turn();
     let kept = driver.transcript.len() - 1;
     driver.answer(calls("shell", &"x".repeat(8000)));
-    assert_eq!(driver.notes(RecordKind::TurnFailed), ["BadResponse"]);
+    assert_eq!(driver.notes(RecordKind::TurnFailed), ["ContextExceeded"]);
     assert_eq!(driver.notes(RecordKind::Trimmed).len(), 0);
-    assert_eq!(driver.transcript.len(), kept);
+    assert_eq!(driver.transcript.len(), kept + 3, "what was paid for stays");
+    driver.next_timer();
+    assert!(driver.in_flight.is_some());
+    let told = serde_json::to_string(&driver.prompt).unwrap();
+    assert!(
+        told.contains("left your context without a summary") && told.contains("shell xxx"),
+        "{told}"
+    );
 }
 
 /// Estimated tokens of the prompt last sent.

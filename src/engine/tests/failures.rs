@@ -2,22 +2,124 @@
 
 use super::*;
 
+const OUTAGES: [(FailureKind, PauseReason); 5] = [
+    (FailureKind::Unreachable, PauseReason::ModelUnreachable),
+    (FailureKind::Timeout, PauseReason::ModelUnreachable),
+    (FailureKind::RecordFailed, PauseReason::ModelUnreachable),
+    (FailureKind::Interrupted, PauseReason::ModelUnreachable),
+    (FailureKind::RateLimited, PauseReason::ProviderRateLimit),
+];
+
 #[test]
-fn a_retryable_failure_gets_five_attempts_under_new_ids_and_then_the_turn_fails() {
-    for kind in [FailureKind::Unreachable, FailureKind::Timeout, FailureKind::RateLimited] {
+fn a_short_outage_is_bridged_by_five_attempts_under_new_ids_and_nobody_sees_it() {
+    for (kind, reason) in OUTAGES {
         let mut driver = Driver::started(settings());
         for (attempt, longest) in [(1, 1), (2, 2), (3, 4), (4, 8)] {
             assert_eq!(driver.in_flight.unwrap().to_string(), format!("t1c1a{attempt}"));
             driver.fail(kind);
-            assert_eq!(driver.engine.view().consecutive_errors, 0);
+            assert_eq!(driver.state(), LoopState::Running);
             if driver.in_flight.is_none() {
                 assert!(driver.next_timer() <= seconds(longest));
             }
         }
         driver.fail(kind);
-        assert_eq!(driver.engine.view().consecutive_errors, 1);
-        assert_eq!(driver.notes(RecordKind::TurnFailed), [kind.as_ref()]);
-        assert_eq!(driver.notes(RecordKind::CallFailed).len(), 5);
+        assert_eq!(driver.reasons(), [reason], "{kind}");
+    }
+}
+
+/// Fails attempts until an outage of this length is over, and lets the next one through.
+fn outage(driver: &mut Driver, kind: FailureKind, length: SignedDuration) {
+    let end = driver.now + length;
+    while driver.now < end {
+        if driver.in_flight.is_some() {
+            driver.fail(kind);
+        } else {
+            driver.next_timer();
+        }
+    }
+    while driver.in_flight.is_none() {
+        driver.next_timer();
+    }
+}
+
+#[test]
+fn an_outage_of_minutes_pauses_the_open_turn_and_throws_nothing_away() {
+    for (kind, reason) in OUTAGES {
+        let mut driver = Driver::with_tools(settings());
+        driver.answer(work::wants(&["files__read"]));
+        driver.done(1, "read");
+        let transcript = driver.transcript.clone();
+        outage(&mut driver, kind, seconds(90));
+        assert_eq!(driver.transcript, transcript, "{kind}");
+        assert_eq!((driver.in_flight.unwrap().turn, driver.in_flight.unwrap().call), (1, 2));
+        assert_eq!(driver.notes(RecordKind::TurnFailed), [""; 0]);
+        assert_eq!(driver.engine.view().consecutive_errors, 0);
+        let paused = format!("Running -> Paused ({reason})");
+        assert!(driver.notes(RecordKind::Transition).contains(&paused.as_str()));
+        driver.answer(says("done"));
+        assert_eq!((driver.state(), driver.reasons()), (LoopState::Running, vec![]));
+        assert_eq!(driver.engine.view().turns_completed, 1);
+    }
+}
+
+#[test]
+fn an_outage_is_asked_about_less_and_less_often_and_at_least_every_five_minutes() {
+    let mut driver = Driver::started(settings());
+    let mut waits = Vec::new();
+    while waits.len() < 8 {
+        driver.fail(FailureKind::Unreachable);
+        let paused = driver.reasons() == [PauseReason::ModelUnreachable];
+        assert_eq!(paused, driver.engine.view().resumes_at.is_some());
+        let wait = driver.next_timer();
+        if paused {
+            waits.push(wait);
+        }
+    }
+    for (wait, longest) in waits.iter().zip([15, 30, 60, 120, 240, 300, 300, 300]) {
+        assert!(*wait >= seconds(longest) / 2 && *wait <= seconds(longest), "{waits:?}");
+    }
+    driver.restart(2);
+    driver.fail(FailureKind::Unreachable);
+    assert_eq!(
+        driver.reasons(),
+        [PauseReason::ModelUnreachable],
+        "a restart does not forget"
+    );
+    try_everything_but(&mut driver, false);
+    assert_eq!(driver.reasons(), [PauseReason::ModelUnreachable]);
+    resume(&mut driver, "now");
+    assert_eq!(driver.in_flight.unwrap().turn, 1);
+    driver.answer(says("back"));
+    driver.next_timer();
+    driver.fail(FailureKind::Unreachable);
+    assert_eq!(driver.state(), LoopState::Running, "a good call ends the outage");
+}
+
+#[test]
+fn a_refused_key_and_an_empty_account_are_tried_once_a_minute_whatever_the_limit_of_errors() {
+    for (kind, reason) in [
+        (FailureKind::AuthenticationFailed, PauseReason::AuthenticationFailed),
+        (FailureKind::QuotaExceeded, PauseReason::QuotaExceeded),
+    ] {
+        let mut driver = Driver::with_tools(Settings {
+            max_consecutive_errors: 50,
+            ..settings()
+        });
+        driver.answer(work::wants(&["files__read"]));
+        driver.done(1, "read");
+        let before = driver.issued.len();
+        outage(&mut driver, kind, seconds(600));
+        assert_eq!(driver.issued.len() - before, 10, "{kind}");
+        assert_eq!(driver.engine.view().consecutive_errors, 0);
+        assert_eq!(driver.notes(RecordKind::TurnFailed), [""; 0]);
+        driver.fail(kind);
+        assert_eq!(driver.reasons(), [reason]);
+        assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(60)));
+        try_everything_but(&mut driver, false);
+        assert_eq!(driver.in_flight, None);
+        resume(&mut driver, "mended");
+        driver.answer(says("done"));
+        assert_eq!((driver.reasons(), driver.engine.view().turns_completed), (vec![], 1));
     }
 }
 
@@ -50,7 +152,7 @@ fn a_turn_after_a_failed_one_also_waits_as_long_as_the_server_asked() {
     let mut driver = Driver::started(settings());
     driver.fail_with(Failure {
         retry_after_milliseconds: Some(20_000),
-        ..failure(FailureKind::QuotaExceeded)
+        ..failure(FailureKind::BadResponse)
     });
     assert_eq!(driver.state(), LoopState::Running);
     assert_eq!(driver.next_timer(), seconds(20));
@@ -61,15 +163,17 @@ fn what_a_failed_turn_would_have_told_the_next_one_is_told() {
     let mut driver = Driver::started(settings());
     driver.answer(Answer {
         finish: Finish::Length,
-        ..calls("shell", "{")
+        ..says("and so on and")
     });
-    driver.fail(FailureKind::BadResponse);
-    driver.next_timer();
-    assert!(
-        driver.observed().contains("the loop starts"),
-        "its cause is still to be told"
-    );
-    assert!(driver.observed().contains("cut at the output limit"));
+    for _ in 0..2 {
+        driver.next_timer();
+        assert!(
+            driver.observed().contains("the loop goes on"),
+            "its cause is still to be told"
+        );
+        assert!(driver.observed().contains("cut at the output limit of 4096 tokens"));
+        driver.fail(FailureKind::BadResponse);
+    }
 }
 
 #[test]
@@ -83,48 +187,43 @@ fn an_absurd_wait_is_clamped() {
 }
 
 #[test]
-fn a_provider_that_still_asks_to_wait_at_the_last_attempt_is_not_called_before() {
+fn a_provider_that_asks_to_wait_again_and_again_is_never_called_before() {
     let mut driver = Driver::started(settings());
-    let limited = Failure {
-        retry_after_milliseconds: Some(60_000),
-        ..failure(FailureKind::RateLimited)
-    };
-    for _ in 0..4 {
-        driver.fail_with(limited.clone());
-        driver.next_timer();
-    }
-    driver.fail_with(limited);
-    assert_eq!(driver.notes(RecordKind::TurnFailed), ["RateLimited"]);
-    assert_eq!(driver.reasons(), [PauseReason::ProviderRateLimit]);
-    assert_eq!(driver.next_timer(), seconds(60));
-    assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
-}
-
-#[test]
-fn failures_that_a_person_must_mend_end_the_turn_at_once() {
-    for kind in [
-        FailureKind::QuotaExceeded,
-        FailureKind::AuthenticationFailed,
-        FailureKind::BadResponse,
-        FailureKind::RecordFailed,
-    ] {
-        let mut driver = Driver::started(settings());
-        driver.fail(kind);
-        assert_eq!(driver.notes(RecordKind::TurnFailed), [kind.as_ref()]);
-        assert_eq!(driver.engine.view().last_error.unwrap().1.kind, kind);
-        assert_eq!(driver.issued.len(), 1);
+    for attempt in 1..10 {
+        assert_eq!(driver.in_flight.unwrap().to_string(), format!("t1c1a{attempt}"));
+        driver.fail_with(Failure {
+            retry_after_milliseconds: Some(600_000),
+            ..failure(FailureKind::RateLimited)
+        });
+        assert_eq!(driver.reasons(), [PauseReason::ProviderRateLimit]);
+        assert_eq!(driver.next_timer(), seconds(600));
     }
 }
 
 #[test]
-fn an_interrupted_call_is_tried_again_at_once_but_not_for_ever() {
+fn a_request_that_the_server_does_not_take_ends_the_turn_at_once() {
+    let mut driver = Driver::started(settings());
+    driver.fail(FailureKind::BadResponse);
+    assert_eq!(driver.notes(RecordKind::TurnFailed), ["BadResponse"]);
+    assert_eq!(
+        driver.engine.view().last_error.unwrap().1.kind,
+        FailureKind::BadResponse
+    );
+    assert_eq!(driver.issued.len(), 1);
+}
+
+#[test]
+fn an_interrupted_call_is_tried_again_at_once_four_times() {
     let mut driver = Driver::started(settings());
     for attempt in 1..5 {
         assert_eq!(driver.in_flight.unwrap().attempt, attempt);
         driver.fail(FailureKind::Interrupted);
     }
     driver.fail(FailureKind::Interrupted);
-    assert_eq!(driver.notes(RecordKind::TurnFailed), ["Interrupted"]);
+    assert_eq!(
+        (driver.in_flight, driver.reasons()),
+        (None, vec![PauseReason::ModelUnreachable])
+    );
 }
 
 #[test]
@@ -162,7 +261,7 @@ fn a_call_refused_for_want_of_the_link_waits_for_it_and_does_not_count() {
 }
 
 #[test]
-fn a_failed_turn_leaves_no_message_and_passes_its_notes_on() {
+fn a_turn_that_fails_at_its_first_call_leaves_no_message_and_passes_its_notes_on() {
     let mut driver = Driver::started(Settings {
         max_calls_per_turn: 2,
         ..settings()
@@ -170,45 +269,171 @@ fn a_failed_turn_leaves_no_message_and_passes_its_notes_on() {
     driver.answer(calls("shell", "{}"));
     driver.answer(calls("shell", "{}"));
     let kept = driver.transcript.clone();
-    driver.pass(seconds(1));
-    assert!(driver.observed().contains("maxCallsPerTurn"));
-    driver.answer(calls("shell", "{}"));
-    assert_eq!(driver.transcript.len(), kept.len() + 3);
+    for turn in 2..5 {
+        driver.next_timer();
+        assert_eq!(driver.in_flight.unwrap().to_string(), format!("t{turn}c1a1"));
+        assert!(
+            driver.observed().contains("maxCallsPerTurn"),
+            "the model has not read it yet"
+        );
+        driver.fail(FailureKind::BadResponse);
+        assert_eq!(driver.transcript, kept);
+    }
+}
+
+#[test]
+fn a_turn_that_fails_later_keeps_what_its_calls_brought_until_the_next_one_fails_as_well() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(says("well"));
+    let before = driver.transcript.clone();
+    driver.next_timer();
+    driver.answer(work::wants(&["files__read"]));
+    driver.done(1, "read");
     driver.fail(FailureKind::BadResponse);
-    assert_eq!(driver.transcript, kept);
-    driver.pass(seconds(1));
-    assert_eq!(driver.in_flight.unwrap().to_string(), "t3c1a1");
-    assert!(
-        driver.observed().contains("maxCallsPerTurn"),
-        "the model has not read it yet"
+    assert_eq!(driver.results(), [("0", "read")], "it was paid for");
+    driver.next_timer();
+    assert!(driver.observed().contains("what its tools did and said stands"));
+    let mut mended = driver.clone();
+    mended.answer(says("I have read it"));
+    mended.next_timer();
+    mended.fail(FailureKind::BadResponse);
+    assert_eq!(mended.results(), [("0", "read")], "a call went well with it");
+    driver.restart(2);
+    driver.fail(FailureKind::BadResponse);
+    assert_eq!(driver.transcript, before, "it may be the cause");
+    driver.next_timer();
+    assert!(driver.observed().contains("was taken out of this conversation"));
+}
+
+#[test]
+fn an_empty_first_answer_is_asked_for_once_more_and_then_the_turn_fails() {
+    let mut driver = Driver::started(settings());
+    for answer in [Answer::default(), says(" \n")] {
+        assert_eq!(driver.notes(RecordKind::TurnFailed), [""; 0]);
+        driver.answer(answer);
+    }
+    assert_eq!(driver.issued.last().unwrap().to_string(), "t1c2a1");
+    assert_eq!(driver.notes(RecordKind::TurnFailed), ["BadResponse"]);
+    assert_eq!(driver.engine.view().consecutive_errors, 1);
+    assert_eq!(driver.acknowledged.len(), 2);
+    driver.next_timer();
+    driver.answer(Answer::default());
+    driver.answer(says("better"));
+    assert_eq!(driver.engine.view().turns_completed, 1);
+}
+
+#[test]
+fn an_empty_answer_after_results_of_tools_completes_the_turn() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(work::wants(&["files__read"]));
+    driver.done(1, "read");
+    driver.answer(Answer::default());
+    assert_eq!(
+        (
+            driver.notes(RecordKind::TurnFailed).len(),
+            driver.engine.view().turns_completed
+        ),
+        (0, 1)
+    );
+    assert_eq!(driver.results(), [("0", "read")]);
+    driver.next_timer();
+    assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
+}
+
+#[test]
+fn an_answer_that_was_cut_before_it_said_anything_names_the_limit_to_raise() {
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(work::wants(&["files__read"]));
+    driver.done(1, "read");
+    driver.answer(Answer {
+        finish: Finish::Length,
+        ..Answer::default()
+    });
+    assert_eq!(driver.notes(RecordKind::TurnFailed), ["BadResponse"]);
+    let message = driver.engine.view().last_error.unwrap().1.message;
+    assert!(message.contains("raise spec.model.maxOutputTokens"), "{message}");
+    assert_eq!(driver.results(), [("0", "read")]);
+}
+
+#[test]
+fn the_last_call_of_a_cut_answer_is_never_run_and_the_model_is_told_why() {
+    for arguments in ["", "{}", r#"{"path": "a"}"#, r#"{"path": "#] {
+        let mut driver = Driver::with_tools(settings());
+        let mut answer = work::wants(&["files__read", "mail__send"]);
+        answer.tool_calls[1].arguments = arguments.into();
+        answer.finish = Finish::Length;
+        driver.answer(answer);
+        assert_eq!(driver.running(), [1], "{arguments}");
+        driver.done(1, "read");
+        assert_eq!(driver.sent.len(), 1);
+        assert!(
+            driver.result().contains("cut at its limit of 4096 tokens"),
+            "{}",
+            driver.result()
+        );
+        assert_eq!(driver.notes(RecordKind::ToolDenied), ["Cut"]);
+        assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
+    }
+    let mut driver = Driver::with_tools(settings());
+    driver.answer(Answer {
+        finish: Finish::Length,
+        ..calls("yield", r#"{"mode": "shutdown"}"#)
+    });
+    assert_eq!(
+        (driver.stopped, driver.in_flight.unwrap().to_string()),
+        (false, "t1c2a1".into())
     );
 }
 
 #[test]
-fn an_empty_answer_is_a_failed_turn_so_that_it_cannot_spin() {
-    let mut driver = Driver::started(settings());
-    for answer in [Answer::default(), says(" \n")] {
-        driver.answer(answer);
-        driver.next_timer();
-    }
-    assert_eq!(driver.notes(RecordKind::TurnFailed), ["BadResponse", "BadResponse"]);
-    assert_eq!(driver.engine.view().consecutive_errors, 2);
-    assert_eq!(driver.acknowledged.len(), 2);
+fn a_refused_answer_leaves_the_conversation_with_what_its_turn_has_read() {
+    let mut driver = Driver::with_tools(settings());
+    driver.turn();
+    let before = driver.transcript.len() - 1;
+    driver.answer(work::wants(&["files__read"]));
+    driver.done(1, "poison");
+    driver.answer(Answer {
+        finish: Finish::Refused,
+        ..work::wants(&["mail__send"])
+    });
+    assert_eq!((driver.sent.len(), driver.transcript.len()), (1, before));
+    assert_eq!(driver.notes(RecordKind::TurnFailed), ["Refused"]);
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.next_timer();
+    assert!(driver.observed().contains("refused or filtered your last answer"));
+    driver.answer(work::wants(&["mail__send"]));
+    driver.done(1, "sent");
+    driver.refused_turn();
+    assert_eq!(driver.results(), [("0", "sent")], "what was done stays");
+    assert!(matches!(**driver.transcript.last().unwrap(), Message::Tool { .. }));
 }
 
 #[test]
-fn a_cut_or_refused_answer_completes_the_turn_and_the_model_is_told() {
-    for (finish, note) in [
-        (Finish::Length, "cut at the output limit"),
-        (Finish::Refused, "refused or filtered"),
-    ] {
-        let mut driver = Driver::started(settings());
-        driver.answer(Answer {
-            finish,
-            ..Answer::default()
-        });
-        assert_eq!(driver.engine.view().turns_completed, 1);
-        driver.pass(seconds(1));
-        assert!(driver.observed().contains(note));
+fn two_refusals_in_a_row_pause_the_loop_and_one_does_not_and_a_good_turn_ends_the_row() {
+    let mut driver = Driver::started(settings());
+    let mut waits = Vec::new();
+    driver.refused_turn();
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.next_timer();
+    for _ in 0..8 {
+        driver.refused_turn();
+        assert_eq!(driver.reasons(), [PauseReason::ModelRefused]);
+        try_everything_but(&mut driver, false);
+        waits.push(driver.next_timer().as_secs());
     }
+    assert_eq!(waits, [60, 120, 240, 480, 960, 1920, 3600, 3600]);
+    assert_eq!(
+        (driver.engine.view().outcome, driver.engine.view().consecutive_errors),
+        (None, 0)
+    );
+    driver.refused_turn();
+    resume(&mut driver, "1");
+    assert_eq!(driver.state(), LoopState::Running);
+    driver.next_timer();
+    driver.refused_turn();
+    assert_eq!(driver.state(), LoopState::Running, "a resume ends the row");
+    driver.next_timer();
+    driver.turn();
+    driver.refused_turn();
+    assert_eq!(driver.state(), LoopState::Running);
 }

@@ -42,28 +42,29 @@ fn arguments_that_do_not_fit_are_answered_with_the_argument_and_the_problem(
 }
 
 #[test]
-fn three_denials_of_a_tool_hide_it_until_the_next_turn_and_two_do_not() {
+fn three_denials_of_a_tool_close_it_until_the_next_turn_and_two_do_not_and_the_list_of_tools_stays() {
     let mut driver = Driver::with_tools(settings());
     let bad = || {
         let mut answer = wants(&["files__write"]);
         answer.tool_calls[0].arguments = r#"{"path": 1}"#.into();
         answer
     };
+    let offered = driver.offered.clone();
     driver.answer(bad());
     driver.answer(bad());
-    assert!(driver.offered.contains(&"files__write".to_owned()));
     driver.answer(bad());
-    assert!(!driver.offered.contains(&"files__write".to_owned()));
-    assert!(driver.offered.contains(&"files__read".to_owned()));
+    assert_eq!(driver.notes(RecordKind::ToolDenied), ["BadArguments"; 3]);
     driver.answer(wants(&["files__write"]));
+    assert_eq!(driver.offered, offered);
     assert!(
-        driver.result().contains("gone until the next turn"),
+        driver.result().contains("closed until the next turn"),
         "{}",
         driver.result()
     );
     assert_eq!(*driver.notes(RecordKind::ToolDenied).last().unwrap(), "Hidden");
     driver.turn();
-    assert!(driver.offered.contains(&"files__write".to_owned()));
+    driver.answer(bad());
+    driver.answer(bad());
     driver.answer(wants(&["files__write"]));
     assert_eq!(driver.running(), [1]);
 }
@@ -96,5 +97,6 @@ fn the_answer_that_a_provider_refused_runs_nothing() {
         ..wants(&["files__read"])
     });
     assert_eq!(driver.sent, []);
-    assert_eq!(driver.notes(RecordKind::ToolDenied), ["AnswerRefused"]);
+    assert_eq!(driver.notes(RecordKind::TurnFailed), ["Refused"]);
+    assert_eq!(driver.transcript, []);
 }

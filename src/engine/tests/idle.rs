@@ -9,29 +9,38 @@ fn ended(driver: &Driver) -> bool {
     view.outcome == Some(Outcome::Idle)
 }
 
-/// A loop that has been awake for nothing for 599 s, its next call in flight.
+/// The limit is 30 s.
+fn short() -> Settings {
+    Settings {
+        idle_timeout: seconds(30),
+        longest_text_delay: seconds(60),
+        ..settings()
+    }
+}
+
+/// A loop that has been awake for nothing for 29 s, its next call in flight.
 fn nearly_idle() -> Driver {
-    let mut driver = Driver::started(settings());
-    driver.pass(seconds(599));
+    let mut driver = Driver::started(short());
+    driver.pass(seconds(28));
     driver.answer(says("hm"));
     assert!(!ended(&driver));
-    driver.next_timer();
+    assert_eq!(driver.next_timer(), seconds(1));
     driver
 }
 
-/// It goes on for 599 s more, and ends within two more.
-fn ends_after_599_seconds(mut driver: Driver) {
-    driver.pass(seconds(599));
+/// It goes on for 29 s more, and ends soon after.
+fn ends_after_29_seconds(mut driver: Driver) {
+    driver.pass(seconds(29));
     driver.answer(says("hm"));
     assert!(!ended(&driver));
-    driver.pass(seconds(2));
+    driver.next_timer();
     driver.answer(says("hm"));
     assert!(ended(&driver));
 }
 
 #[test]
 fn it_ends_the_loop_at_the_limit_and_not_a_moment_before() {
-    let rest = seconds(1) - SignedDuration::from_millis(100);
+    let rest = seconds(1);
     let mut driver = nearly_idle();
     driver.pass(rest - SignedDuration::from_nanos(1));
     driver.answer(says("hm"));
@@ -60,7 +69,7 @@ fn a_sleep_of_the_agents_own_choice_begins_anew_and_counts_for_nothing() {
     let mut driver = nearly_idle();
     driver.answer(calls("yield", r#"{"sleep": 3600}"#));
     driver.pass(seconds(3600));
-    ends_after_599_seconds(driver);
+    ends_after_29_seconds(driver);
 }
 
 #[test]
@@ -69,18 +78,21 @@ fn an_effective_action_begins_anew_however_long_it_took() {
     driver.pass(seconds(5000));
     let now = driver.now;
     driver.engine.state.counters.idle.effective_action(now);
-    ends_after_599_seconds(driver);
+    ends_after_29_seconds(driver);
 }
 
 #[test]
 fn neither_a_pause_nor_a_forced_sleep_nor_the_time_that_the_pod_is_down_counts() {
-    let mut driver = nearly_idle();
+    let mut driver = Driver::started(short());
+    driver.pass(seconds(20));
+    driver.answer(says("hm"));
+    driver.next_timer();
     driver.feed(Input::LinkLost);
     driver.pass(seconds(10_000));
     driver.feed(Input::LinkBack);
     driver.answer(says("hm"));
     assert!(!ended(&driver));
-    driver.pass(SignedDuration::from_millis(100));
+    driver.next_timer();
     driver.timer = None;
     driver.pass(seconds(10_000));
     driver.restart(2);
@@ -88,7 +100,7 @@ fn neither_a_pause_nor_a_forced_sleep_nor_the_time_that_the_pod_is_down_counts()
     assert!(!ended(&driver));
     let mut driver = Driver::started(Settings {
         max_consecutive_turns: 1,
-        ..settings()
+        ..short()
     });
     for _ in 0..100 {
         driver.answer(says("hm"));
@@ -116,7 +128,6 @@ fn a_provider_that_is_down_for_days_ends_no_loop() {
     driver.answer(says("hm"));
     assert!(!ended(&driver), "only answers count");
     driver.next_timer();
-    driver.pass(seconds(1));
     driver.answer(says("hm"));
     assert!(ended(&driver));
 }
@@ -132,7 +143,7 @@ fn an_idle_loop_stays_ended_in_its_pod_and_begins_anew_in_the_next() {
     assert!(ended(&driver) && driver.stopped);
     driver.restart(2);
     assert_eq!(driver.state(), LoopState::Running);
-    driver.pass(seconds(599));
+    driver.pass(seconds(29));
     driver.answer(says("hm"));
     assert!(!ended(&driver));
 }
@@ -144,23 +155,48 @@ fn a_clock_that_was_set_back_counts_nothing() {
     driver.feed(Input::Timer);
     driver.answer(says("hm"));
     assert!(!ended(&driver));
-    driver.pass(seconds(2));
+    driver.next_timer();
     driver.answer(says("hm"));
     assert!(ended(&driver));
 }
 
 #[test]
-fn a_result_of_a_tool_is_an_effective_action_when_it_is_new_and_none_when_it_was_seen() {
-    for (second, ends) in [("the queue has 3 items", true), ("the queue has 2 items", false)] {
-        let mut driver = Driver::with_tools(settings());
+fn an_outcome_of_a_tool_is_an_effective_action_when_it_is_new_and_none_when_it_was_seen() {
+    let done = |text: &str| ToolOutcome::Done { text: text.into() };
+    let failed = |text: &str| ToolOutcome::Failed { text: text.into() };
+    for (first, second, ends) in [
+        (done("the queue has 3 items"), done("the queue has 3 items"), true),
+        (done("the queue has 3 items"), done("the queue has 2 items"), false),
+        (failed("3 tests fail"), failed("3 tests fail"), true),
+        (failed("3 tests fail"), failed("2 tests fail"), false),
+    ] {
+        let mut driver = Driver::with_tools(short());
         driver.answer(work::wants(&["files__read"]));
-        driver.done(1, "the queue has 3 items");
-        driver.pass(seconds(500));
+        driver.end(1, first);
+        driver.pass(seconds(20));
         driver.answer(work::wants(&["files__read"]));
-        driver.pass(seconds(99));
-        driver.done(1, second);
-        driver.pass(seconds(1));
+        driver.pass(seconds(3000));
+        driver.end(1, second.clone());
+        assert!(!ended(&driver), "a run is no idle time");
+        driver.pass(seconds(10));
         driver.answer(says("hm"));
-        assert_eq!(ended(&driver), ends, "{second}");
+        assert_eq!(ended(&driver), ends, "{second:?}");
     }
+}
+
+#[test]
+fn of_one_slow_call_thirty_seconds_count() {
+    let mut driver = Driver::started(Settings {
+        idle_timeout: seconds(62),
+        longest_text_delay: seconds(60),
+        ..settings()
+    });
+    for _ in 0..2 {
+        driver.pass(seconds(3000));
+        driver.answer(says("hm"));
+        assert!(!ended(&driver));
+        driver.next_timer();
+    }
+    driver.answer(says("hm"));
+    assert!(ended(&driver), "twice 30 s, and 1 s and 2 s between");
 }

@@ -120,9 +120,9 @@ fn a_forced_sleep_ends_by_time_only_and_grows_until_the_agent_sleeps_of_its_own_
         assert!(driver.observed().contains("a pause (MaxConsecutiveTurns) is over"));
     }
     assert_eq!(waits, [60, 120, 240, 480, 960, 1920, 3600, 3600]);
-    driver.answer(calls("yield", r#"{"sleep": 1}"#));
+    driver.answer(calls("yield", r#"{"sleep": 60}"#));
     assert_eq!(driver.state(), LoopState::Sleeping);
-    driver.pass(seconds(1));
+    driver.pass(seconds(60));
     driver.answer(says("more"));
     assert_eq!(driver.next_timer().as_secs(), 60);
 }
@@ -286,4 +286,90 @@ fn test_loop_resumes_only_when_all_reasons_are_gone() {
     assert_eq!(driver.in_flight, None);
     driver.feed(Input::LinkBack);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
+}
+
+/// Turns that say something and do nothing slow down.
+fn talkative() -> Settings {
+    Settings {
+        longest_text_delay: seconds(60),
+        ..settings()
+    }
+}
+
+#[test]
+fn turns_without_a_tool_call_slow_down_by_themselves_and_the_model_is_told_once() {
+    let mut driver = Driver::with_tools(talkative());
+    let mut delays = Vec::new();
+    let mut told = Vec::new();
+    for _ in 0..9 {
+        driver.answer(says("thinking"));
+        delays.push(driver.next_timer().as_secs());
+        told.push(driver.observed().contains("called no tool"));
+    }
+    assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+    assert_eq!(told.iter().position(|told| *told), Some(0));
+    assert_eq!(told.iter().filter(|told| **told).count(), 1);
+    driver.answer(work::wants(&["files__read"]));
+    driver.done(1, "read");
+    driver.answer(says("read it"));
+    assert_eq!(driver.next_timer().as_millis(), 100, "a tool call ends the row");
+    driver.answer(says("thinking"));
+    assert_eq!(driver.next_timer(), seconds(1));
+}
+
+#[test]
+fn half_of_the_turns_without_a_sleep_may_be_quick_before_words_slow_down() {
+    let mut driver = Driver::with_tools(Settings {
+        quick_text_turns: 3,
+        ..talkative()
+    });
+    let delays: Vec<_> = (0..5)
+        .map(|_| {
+            driver.answer(says("thinking"));
+            driver.next_timer().as_millis()
+        })
+        .collect();
+    assert_eq!(delays, [100, 100, 100, 1000, 2000]);
+}
+
+#[test]
+fn who_waits_because_of_many_words_hears_a_notification_at_once() {
+    let mut driver = Driver::with_tools(talkative());
+    for _ in 0..8 {
+        driver.answer(says("thinking"));
+        driver.next_timer();
+    }
+    driver.answer(says("thinking"));
+    driver.feed(happens("news"));
+    driver.feed(events::notified(super::super::notifications::Notification {
+        id: "1".into(),
+        source: "sensor/prices".into(),
+        priority: super::super::notifications::Priority::Normal,
+        text: "news".into(),
+        at: driver.now,
+    }));
+    assert_eq!(driver.next_timer().as_millis(), 100);
+}
+
+/// Polls with naps of so many seconds. After how many turns one is forced to sleep.
+fn polls(nap: i64, turns: usize) -> Option<usize> {
+    let mut driver = Driver::started(settings());
+    for turn in 1..=turns {
+        driver.answer(calls("yield", &format!(r#"{{"sleep": {nap}}}"#)));
+        if driver.reasons() == [PauseReason::MaxConsecutiveTurns] {
+            return Some(turn);
+        }
+        while driver.in_flight.is_none() {
+            driver.next_timer();
+        }
+    }
+    None
+}
+
+#[test]
+fn naps_of_less_than_a_minute_do_not_get_a_loop_past_the_limit_of_turns() {
+    assert_eq!(polls(60, 200), None);
+    assert_eq!(polls(1, 200), Some(50));
+    assert_eq!(polls(5, 200), Some(54), "a minute of naps takes one turn off");
+    assert_eq!(polls(30, 200), Some(99));
 }

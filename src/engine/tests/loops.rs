@@ -572,3 +572,26 @@ fn nothing_of_what_a_model_or_a_tool_said_is_in_the_evidence() {
     assert!(!seen.iter().any(|text| text.contains("canary")), "{seen:#?}");
     assert!(seen.iter().all(|text| text.len() < 3000), "{seen:#?}");
 }
+
+/// Polls with naps of so many seconds. Whether that is a loop.
+fn is_loop_of_naps(nap: i64) -> bool {
+    let mut driver = watched(DetectionMode::Enforce);
+    for _ in 0..20 {
+        driver.answer(work::wants(&["files__read"]));
+        driver.done(1, "running");
+        driver.answer(calls("yield", &format!(r#"{{"sleep": {nap}}}"#)));
+        while driver.in_flight.is_none() {
+            if driver.engine.view().detected.is_some() {
+                return true;
+            }
+            driver.next_timer();
+        }
+    }
+    driver.engine.view().detected.is_some()
+}
+
+#[test]
+fn who_polls_each_second_goes_round_in_circles_and_who_sleeps_between_waits() {
+    assert!(is_loop_of_naps(1) && is_loop_of_naps(3));
+    assert!(!is_loop_of_naps(5) && !is_loop_of_naps(10) && !is_loop_of_naps(3600));
+}

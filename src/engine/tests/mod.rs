@@ -18,6 +18,7 @@ mod lifecycle;
 mod limits;
 mod loops;
 mod notifications;
+mod offers;
 mod poison;
 mod precheck;
 mod random;
@@ -28,6 +29,7 @@ mod sleeping;
 mod stops;
 mod tools;
 mod trips;
+mod window;
 mod work;
 
 use std::collections::BTreeMap;
@@ -37,6 +39,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use self::events::{happens, notified, value_of, without_its_line};
 use super::budget::{Budget, Probe};
+use super::context as sizes;
 use super::guardrails::active_hours::{ActiveHours, At};
 use super::machine::{Engine, Snapshot};
 use super::message::{Answer, Finish, Message, ToolCall};
@@ -62,13 +65,19 @@ fn settings() -> Settings {
         active_hours: None,
         context_tokens: 128_000,
         max_output_tokens: 4096,
+        history_tokens: 1_000_000,
         actions_per_minute: 10,
         pre_check: None,
         light_output_tokens: None,
+        light_context_tokens: 128_000,
         hot_state: Vec::new(),
         max_result_bytes: 32 * 1024,
         // Tests of other rules say the same again and again.
         loop_detection: detection(DetectionMode::Disabled),
+        spec: 0,
+        // Tests of other rules say what they like.
+        quick_text_turns: 0,
+        longest_text_delay: SignedDuration::ZERO,
     }
 }
 
@@ -164,6 +173,8 @@ struct Driver {
     sent: Vec<ToolRun>,
     cut: Vec<ToolRunId>,
     silent: bool,
+    /// Messages that left without a summary since the last one.
+    forgotten: usize,
 }
 
 impl Driver {
@@ -202,6 +213,7 @@ impl Driver {
             sent: Vec::new(),
             cut: Vec::new(),
             silent: false,
+            forgotten: 0,
         }
     }
 
@@ -235,7 +247,10 @@ impl Driver {
     /// The sources offer these from now on.
     fn offer(&mut self, tools: Vec<ToolSpec>) -> Vec<Effect> {
         self.tools.clone_from(&tools);
-        self.feed(Input::ToolsChanged { tools })
+        self.feed(Input::ToolsChanged {
+            tools,
+            silent: Vec::new(),
+        })
     }
 
     fn feed(&mut self, input: Input) -> Vec<Effect> {
@@ -302,6 +317,13 @@ impl Driver {
     fn journal(&mut self, record: &Record) {
         self.transcript.truncate(self.transcript.len() - record.retract);
         self.transcript.drain(..record.forget);
+        if record.kind == RecordKind::Trimmed {
+            self.forgotten += record.forget;
+        } else if record.kind == RecordKind::Compacted {
+            self.forgotten = 0;
+        } else {
+            assert_eq!(record.forget, 0, "{record:?}");
+        }
         self.transcript.extend(record.messages.iter().cloned());
         self.journal.push(record.clone());
     }
@@ -314,23 +336,34 @@ impl Driver {
             Some(last) => assert!(*last < call, "{call} after {last}"),
             None => {}
         }
-        let summaries = usize::from(self.engine.state.summary.is_some());
-        let sent = messages.get(1 + summaries..).unwrap_or_default();
+        let heads = usize::from(self.engine.head().is_some());
+        let sent = messages.get(1 + heads..).unwrap_or_default();
+        let cleared = self.engine.cleared();
+        let rendered = |messages: &[Arc<Message>]| sizes::rendered(messages, cleared).collect::<Vec<_>>();
+        if matches!(self.purpose, Purpose::Turn | Purpose::Compaction) {
+            self.check_head(&messages[1]);
+        }
         match self.purpose {
             Purpose::Heartbeat => {
                 let own = self.engine.state.turn.as_ref().expect("a turn").messages;
                 let before = self.transcript.len() - own;
-                assert_eq!(messages[1..], self.transcript[before..], "its own conversation");
+                assert_eq!(
+                    messages[1..],
+                    rendered(&self.transcript[before..]),
+                    "its own conversation"
+                );
             }
-            Purpose::Turn => assert_eq!(sent, self.transcript, "the prompt is what the journal holds"),
+            Purpose::Turn => assert_eq!(sent, rendered(&self.transcript), "the prompt is what the journal holds"),
             Purpose::Compaction => {
                 let (request, oldest) = sent.split_last().expect("a request");
                 assert!(matches!(**request, Message::User { .. }) && !oldest.is_empty());
-                assert!(self.transcript.starts_with(oldest), "it is of what the journal holds");
                 assert!(
-                    matches!(*self.transcript[oldest.len()], Message::User { .. }),
-                    "whole turns"
+                    rendered(&self.transcript).starts_with(oldest),
+                    "it is of what the journal holds"
                 );
+                let next = self.transcript.get(oldest.len());
+                let parted = next.is_some_and(|next| matches!(**next, Message::Tool { .. }));
+                assert!(!parted, "a call and its results leave together");
             }
             Purpose::Precheck | Purpose::Signal => {}
         }
@@ -340,6 +373,22 @@ impl Driver {
         self.issued.push(call);
         self.prompt = messages.to_vec();
         self.restarted = false;
+    }
+
+    /// Nothing leaves a prompt without a word in it that says so.
+    fn check_head(&self, first: &Message) {
+        let state = &self.engine.state;
+        let Message::User { text } = first else {
+            panic!("not the runtime's word: {first:?}");
+        };
+        if let Some(summary) = &state.summary {
+            let beginning = &summary[..summary.floor_char_boundary(20)];
+            assert!(text.contains(beginning), "the summary is gone: {text}");
+        }
+        if self.forgotten > 0 {
+            let left = format!("{} messages left your context without a summary", self.forgotten);
+            assert!(text.contains(&left), "{left}: {text}");
+        }
     }
 
     fn run_tool(&mut self, run: &ToolRun) {
@@ -398,7 +447,12 @@ impl Driver {
             }
             let by_time = held.until.is_some_and(|until| until <= self.now);
             let by_input = match held.reason {
-                PauseReason::ConsecutiveErrors | PauseReason::CrashLoop => {
+                PauseReason::ConsecutiveErrors
+                | PauseReason::CrashLoop
+                | PauseReason::ModelUnreachable
+                | PauseReason::AuthenticationFailed
+                | PauseReason::QuotaExceeded
+                | PauseReason::ModelRefused => {
                     matches!(input, Input::ResumeRequested { .. })
                 }
                 PauseReason::LinkLost => matches!(input, Input::LinkBack | Input::Started { .. }),
@@ -431,6 +485,7 @@ impl Driver {
                     Input::Started { .. }
                     | Input::Timer
                     | Input::ToolsChanged { .. }
+                    | Input::WakeEventsChanged { .. }
                     | Input::ToolFinished { .. }
                     | Input::Sensed(_)
                     | Input::SensorFailed { .. }
@@ -501,6 +556,14 @@ impl Driver {
     /// A turn that fails at once.
     fn failed_turn(&mut self) {
         self.fail(FailureKind::BadResponse);
+    }
+
+    /// A turn whose only answer is a refusal.
+    fn refused_turn(&mut self) {
+        self.answer(Answer {
+            finish: Finish::Refused,
+            ..Answer::default()
+        });
     }
 
     fn state(&self) -> LoopState {

@@ -45,8 +45,40 @@ fn a_notification_is_shown_as_data_until_the_turn_that_showed_it_is_done_and_nev
     assert_eq!(driver.block, None);
     driver.restart(1);
     assert_eq!(driver.block, None);
+    let kept = |driver: &Driver| {
+        let texts = driver.transcript.iter().filter_map(|message| {
+            let Message::User { text } = &**message else {
+                return None;
+            };
+            text.contains("news a").then(|| text.clone())
+        });
+        texts.collect::<Vec<_>>()
+    };
+    let [text] = &kept(&driver)[..] else {
+        panic!(
+            "the turn that showed it leaves it in the transcript, once: {:?}",
+            kept(&driver)
+        );
+    };
+    assert!(
+        text.contains("the notifications that the turn before this message showed you"),
+        "{text}"
+    );
+    driver.turn();
+    assert_eq!(kept(&driver).len(), 1);
+}
+
+#[test]
+fn a_long_notification_stays_in_the_transcript_as_its_beginning() {
+    let mut driver = Driver::started(settings());
+    driver.feed(notified(Notification {
+        text: "x".repeat(2000),
+        ..notification("a", Priority::Normal)
+    }));
+    driver.turn();
+    driver.turn();
     let json = serde_json::to_string(&driver.transcript).unwrap();
-    assert!(!json.contains("news a"), "it never joins the transcript");
+    assert!(json.contains(&"x".repeat(512)) && !json.contains(&"x".repeat(513)) && json.contains("[cut]"));
 }
 
 #[test]
@@ -73,8 +105,8 @@ fn an_id_is_remembered_for_so_many_others_and_not_one_more() {
             if number % MOST_SHOWN == 0 {
                 driver.turn();
                 driver.turn();
-                driver.answer(calls("yield", r#"{"sleep": 1}"#));
-                driver.pass(seconds(1));
+                driver.answer(calls("yield", r#"{"sleep": 60}"#));
+                driver.pass(seconds(60));
             }
         }
     };

@@ -398,3 +398,24 @@ fn no_answer_is_in_the_journal_the_transcript_or_what_is_reported() {
     let messages = serde_json::to_string(&driver.transcript).unwrap();
     assert!(!format!("{notes:?}{:?}{messages}", driver.engine.view()).contains("canary"));
 }
+
+#[test]
+fn what_a_pre_check_tells_is_cut_to_the_window_of_the_light_model() {
+    let mut driver = Driver::fresh(Settings {
+        light_context_tokens: 464,
+        light_output_tokens: Some(64),
+        hot_state: vec![Field {
+            kind: FieldType::String,
+            ..checking().hot_state[0].clone()
+        }],
+        ..checking()
+    });
+    driver.start(1);
+    write(&mut driver, "rsi", &json!("low"));
+    sleeps(&mut driver, r#"{"sleep": 100, "reason": "night"}"#);
+    write(&mut driver, "rsi", &json!("x".repeat(3000)));
+    driver.pass(seconds(100));
+    assert_eq!(driver.purpose, Purpose::Precheck);
+    let said: usize = driver.prompt.iter().map(|message| format!("{message:?}").len()).sum();
+    assert!((400..1000).contains(&said), "{said}");
+}

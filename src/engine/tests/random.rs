@@ -46,6 +46,10 @@ fn answers() -> impl Strategy<Value = Answer> {
             finish: Finish::Length,
             ..Answer::default()
         }),
+        prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..4).prop_map(|names| Answer {
+            finish: Finish::Length,
+            ..work::wants(&names)
+        }),
     ]
 }
 
@@ -215,7 +219,78 @@ impl Driver {
     }
 }
 
+impl Driver {
+    /// A world in which all is well, with a server that counts two bytes a token, until the loop has completed a turn of its
+    /// own. How long that took; `None`: it has ended for good.
+    fn heals(&mut self) -> Option<SignedDuration> {
+        if self.stopped {
+            self.restart(self.epoch + 1);
+        }
+        let begun = self.now;
+        let before = self.engine.view().turns_completed;
+        self.feed(Input::LinkBack);
+        self.feed(Input::BudgetChanged {
+            budget: Budget {
+                revision: 1_000_000,
+                ..Budget::default()
+            },
+        });
+        self.feed(Input::ResumeRequested { token: "heals".into() });
+        for _ in 0..5000 {
+            let own = self.purpose == Purpose::Turn;
+            if self.stopped || self.engine.view().outcome.is_some() {
+                return None;
+            }
+            if let Some(run) = self.running.keys().next().copied() {
+                let outcome = ToolOutcome::Done { text: "x".repeat(700) };
+                self.feed(Input::ToolFinished { run, outcome });
+            } else if self.in_flight.is_some() {
+                let bytes = |message: &Arc<Message>| serde_json::to_string(&**message).unwrap().len();
+                let tokens = self.prompt.iter().map(bytes).sum::<usize>() as u64 / 2;
+                if tokens > 3000 {
+                    self.fail(FailureKind::ContextExceeded);
+                    continue;
+                }
+                let answer = match self.purpose {
+                    Purpose::Turn | Purpose::Heartbeat => calls("yield", r#"{"sleep": 20}"#),
+                    Purpose::Compaction => says("All is well."),
+                    Purpose::Precheck => says(r#"{"wake": true}"#),
+                    Purpose::Signal => says(r#"{"score": 1}"#),
+                };
+                let answer = if self.purpose == Purpose::Heartbeat {
+                    says("well")
+                } else {
+                    answer
+                };
+                self.answer(Answer {
+                    input_tokens: Some(tokens),
+                    ..answer
+                });
+                if own && self.engine.view().turns_completed > before {
+                    return Some(self.now.duration_since(begun));
+                }
+            } else {
+                self.next_timer();
+            }
+        }
+        panic!("no own turn was completed by {}: {:?}", self.now, self.engine.view());
+    }
+}
+
 proptest! {
+    /// Whatever has happened: with a provider and tools that answer, the loop goes on.
+    #[test]
+    fn an_own_turn_completes_once_all_is_well_again(settings in small(), steps in prop::collection::vec(steps(), 1..60)) {
+        let mut driver = Driver::with_tools(settings);
+        for step in &steps {
+            driver.step(step);
+        }
+        if let Some(took) = driver.heals() {
+            // Active hours begin once a day.
+            prop_assert!(took <= SignedDuration::from_hours(25), "{took:?}");
+        }
+    }
+
     #[test]
     fn any_sequence_of_inputs_keeps_every_invariant(settings in small(), steps in prop::collection::vec(steps(), 1..60)) {
         let mut driver = Driver::with_tools(settings);

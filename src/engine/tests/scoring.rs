@@ -286,3 +286,32 @@ fn a_budget_that_stops_the_loop_cuts_a_score_which_is_asked_again_later() {
     score(&mut driver, 7);
     assert_eq!(taken(&mut driver), Some(7));
 }
+
+#[test]
+fn an_event_is_cut_to_the_window_of_the_light_model_and_one_that_fits_is_not() {
+    let sent = |bytes: usize| {
+        let mut driver = asleep(Settings {
+            light_context_tokens: 1064,
+            ..scoring()
+        });
+        let data = "x".repeat(bytes);
+        driver.feed(Input::Score(Question {
+            id: "uid/1/signal/prices/spike".into(),
+            signal: "signal/prices/spike".into(),
+            prompt: "How likely is a spike?".into(),
+            data,
+        }));
+        let text = |message: &Arc<Message>| match &**message {
+            Message::System { text } | Message::User { text } => text.clone(),
+            Message::Assistant { .. } | Message::Tool { .. } => String::new(),
+        };
+        driver.prompt.iter().map(text).collect::<String>()
+    };
+    let (fits, cut) = (sent(1000), sent(10_000));
+    assert!(fits.matches('x').count() >= 1000 && !fits.contains("[cut]"), "{fits}");
+    assert!(
+        cut.len() <= 2000 + " [cut]".len() && cut.ends_with(" [cut]"),
+        "{}",
+        cut.len()
+    );
+}

@@ -23,6 +23,19 @@ fn held_by(reason: PauseReason) -> Driver {
                 ..failure(FailureKind::RateLimited)
             });
         }
+        PauseReason::ModelUnreachable => {
+            driver.fail_with(Failure {
+                retry_after_milliseconds: Some(60_000),
+                ..failure(FailureKind::Unreachable)
+            });
+        }
+        PauseReason::AuthenticationFailed => drop(driver.fail(FailureKind::AuthenticationFailed)),
+        PauseReason::QuotaExceeded => drop(driver.fail(FailureKind::QuotaExceeded)),
+        PauseReason::ModelRefused => {
+            driver.refused_turn();
+            driver.next_timer();
+            driver.refused_turn();
+        }
         PauseReason::MaxConsecutiveTurns => {
             driver = Driver::started(Settings {
                 max_consecutive_turns: 1,

@@ -36,8 +36,11 @@ fn a_limit_that_ends_a_turn_or_the_loop_is_journalled_too() {
     assert_eq!(trips(&driver).len(), 1);
     assert!(trips(&driver)[0].contains("maxCallsPerTurn (2)"));
 
-    let mut driver = Driver::started(settings());
-    driver.pass(seconds(601));
+    let mut driver = Driver::started(Settings {
+        idle_timeout: seconds(30),
+        ..settings()
+    });
+    driver.pass(seconds(31));
     driver.answer(says("hm"));
     assert_eq!(trips(&driver), ["Idle"]);
 }

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use super::Budget;
 use super::plan::draws;
 use crate::api::amount::Amount;
 use crate::api::status::LoopState;
 use crate::gateway::contact::View;
-use crate::gateway::uplink::{LAST_PAUSE, is_fence};
+use crate::gateway::last_words;
 use crate::ledger::account::{GENEROSITY, Granted, Statement};
 use crate::ledger::wallet::Wallet;
 use crate::link::client::LinkError;
@@ -32,6 +32,10 @@ const STATE: Duration = Duration::from_secs(15);
 const AHEAD: Duration = Duration::from_secs(5);
 /// First and longest wait before a closed lease is said again, or what failed is tried again.
 const REPEAT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+
+/// How often in a minute the worker's word that it rests closes leases at once. Each time is a write of the leader's.
+const CLOSES_BY_WORD: u32 = 6;
+const MINUTE: Duration = Duration::from_mins(1);
 
 /// What one more call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,8 @@ pub(super) struct Pace {
     repeats: u32,
     /// Times in a row that nothing could be said.
     failures: u32,
+    /// How often the worker's word closed leases, and since when that is counted.
+    closes: (u32, Instant),
 }
 
 impl Pace {
@@ -80,7 +86,18 @@ impl Pace {
             unheard: restored,
             repeats: 0,
             failures: 0,
+            closes: (0, Instant::now()),
         }
+    }
+
+    /// Whether the worker's word that it rests may close leases once more: it is the worker's to say, as often as it likes.
+    fn may_close(&mut self) -> bool {
+        if self.closes.1.elapsed() >= MINUTE {
+            self.closes = (0, Instant::now());
+        }
+        let may = self.closes.0 < CLOSES_BY_WORD;
+        self.closes.0 += u32::from(may);
+        may
     }
 
     pub(super) fn work(&mut self) {
@@ -153,19 +170,11 @@ impl Budget {
         if self.store.look(|wallet| wallet.statements().next().is_none()) {
             return;
         }
-        let given = async {
-            // What is not given back now stays reserved until the Agent has a pod again: worth more than one attempt.
-            while let Err(error) = self.exchange(None).await {
-                tracing::warn!(%error, "the leader did not take the leases back");
-                if is_fence(&error) {
-                    return;
-                }
-                sleep(LAST_PAUSE).await;
-            }
-        };
-        if timeout(limit, given).await.is_err() {
-            tracing::warn!("giving leases back took too long");
-        }
+        let words = (
+            "the leader did not take the leases back",
+            "giving leases back took too long",
+        );
+        last_words::say(limit, words, || self.exchange(None)).await;
     }
 
     /// What should be closed or given back by now is.
@@ -173,14 +182,17 @@ impl Budget {
         let Some(terms) = terms else {
             return;
         };
-        let (calls, waiting, idle) = {
-            let pace = self.pace();
-            (pace.calls, pace.waiting, pace.rested.elapsed() >= IDLE)
+        let holds = self.statements().values().any(|said| !said.closed);
+        let (waiting, closes) = {
+            let mut pace = self.pace();
+            let idle = pace.rested.elapsed() >= IDLE;
+            let closes = holds && pace.calls == 0 && (idle || (rests && pace.may_close()));
+            (pace.waiting, closes)
         };
         let now = self.clock.now();
         let done = self.store.change_wallet(|wallet| {
             wallet.close_idle(&draws(terms), now);
-            if calls == 0 && (rests || idle) {
+            if closes {
                 wallet.close_all();
             }
             for account in terms.accounts.iter().filter(|account| account.recall && waiting == 0) {
@@ -308,22 +320,40 @@ impl Budget {
             self.pace().unheard = true;
         }
         let answer = self.client.lease(&request).await?;
-        let draws = terms.as_ref().map(draws).unwrap_or_default();
         let now = self.clock.now();
-        self.store
+        let lost = self
+            .store
             .change_wallet(|wallet| {
-                for account in &answer.accounts {
-                    hear(wallet, account, sent);
+                let lost: usize = answer.accounts.iter().map(|account| hear(wallet, account, sent)).sum();
+                // Without terms it is not known which accounts apply.
+                if let Some(terms) = &terms {
+                    wallet.close_idle(&draws(terms), now);
                 }
-                wallet.close_idle(&draws, now);
+                lost
             })
             .map_err(|error| LinkError::Unreadable(format!("its grants are not recorded: {error}")))?;
+        self.note_lost(lost);
         let mut pace = self.pace();
         (pace.said, pace.unheard) = (said, false);
         pace.said_at = Some(Instant::now());
         drop(pace);
         self.stirred.send_replace(());
         Ok(answer)
+    }
+
+    /// The leader knew more of so many leases than this gateway.
+    fn note_lost(&self, leases: usize) {
+        if leases == 0 {
+            return;
+        }
+        tracing::error!(
+            leases,
+            "the storage of this gateway went back to an earlier state, such as a snapshot: the leases that it held are \
+             closed, and all that was left of them counts as spent"
+        );
+        let leases = i64::try_from(leases).unwrap_or(i64::MAX);
+        self.store
+            .count(|budget| budget.lost_leases = budget.lost_leases.saturating_add(leases));
     }
 
     fn request(&self, terms: Option<&BudgetTerms>, wish: Option<Wish>, now: u64) -> LeaseRequest {
@@ -378,7 +408,8 @@ fn ahead(call: &Amount) -> Amount {
     Amount::each(|kind| call.get(kind).saturating_mul(GENEROSITY / 2))
 }
 
-fn hear(wallet: &mut Wallet, answer: &AccountAnswer, sent: u64) {
+/// How many leases the leader knew more of.
+fn hear(wallet: &mut Wallet, answer: &AccountAnswer, sent: u64) -> usize {
     let granted: Vec<(Granted, Option<u64>)> = answer
         .leases
         .iter()
@@ -386,6 +417,8 @@ fn hear(wallet: &mut Wallet, answer: &AccountAnswer, sent: u64) {
             let granted = Granted {
                 lease: lease.lease,
                 granted: lease.granted,
+                spent: lease.spent,
+                returned: lease.returned,
                 ends: None,
             };
             (
@@ -394,7 +427,10 @@ fn hear(wallet: &mut Wallet, answer: &AccountAnswer, sent: u64) {
             )
         })
         .collect();
-    wallet.hear(&answer.account, answer.epoch, &granted, &answer.forgotten);
+    wallet
+        .hear(&answer.account, answer.epoch, &granted, &answer.forgotten)
+        .lost
+        .len()
 }
 
 /// Whether the loop will make no call for long enough that its leases are better given back: each lease costs a write.

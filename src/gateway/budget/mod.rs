@@ -25,7 +25,7 @@ use self::pulse::Beats;
 use super::calls::not_recorded;
 use super::contact::Contact;
 use super::failures::{failure, of_purpose};
-use super::store::{Begun, Call, Metered, Models, Store, Violation};
+use super::store::{Basis, Begun, Call, Metered, Models, Store, Violation};
 use super::upstream::Prepared;
 use crate::api::amount::Amount;
 use crate::api::failure::{Failure, FailureKind};
@@ -63,6 +63,8 @@ pub struct Hold {
     /// Of the wallet.
     pub reservation: Reservation,
     rates: Option<Rates>,
+    /// What the call can cost at most by its bytes alone; `None`: its reservation rests on nothing else.
+    afresh: Option<Amount>,
     parts: Vec<Part>,
     exact: bool,
     purpose: Purpose,
@@ -85,8 +87,8 @@ pub struct Charge {
     pub cost: Option<i64>,
     /// Set when it is above the bound.
     pub violation: Option<Violation>,
-    /// What the next bound rests on.
-    pub previous: Option<Arc<Previous>>,
+    /// What the next bound rests on; `None`: as before.
+    pub basis: Option<Basis>,
 }
 
 /// A call is under way, from its wish for room until it is settled.
@@ -150,10 +152,10 @@ impl Budget {
             self.check(&terms)?;
             // Requests to a light model do not go on from each other: their bound rests on their bytes alone.
             let is_light = call.purpose.uses_light_model();
-            let previous = self.store.previous().filter(|_| !is_light);
-            let price = if is_light { &terms.light_price } else { &terms.price };
-            let model = (self.models.of(call.purpose), price.as_ref());
-            let plan = Plan::new(&terms, model, request, &parts, previous.as_deref())?;
+            let previous = self.store.basis().previous.filter(|_| !is_light);
+            let model = self.models.of(call.purpose);
+            let priced = (model, terms.prices.get(model));
+            let plan = Plan::new(&terms, priced, request, &parts, previous.as_deref())?;
             let draws = draws(&terms);
             let now = self.clock.now();
             let mut amount = plan.full;
@@ -171,6 +173,7 @@ impl Budget {
                     let hold = Hold {
                         reservation,
                         rates: plan.rates,
+                        afresh: previous.and_then(|_| plan.afresh(request.max_output())),
                         parts,
                         exact: request.exact_bill().is_some(),
                         purpose: call.purpose,
@@ -265,15 +268,15 @@ impl Budget {
         terms.blocked.clone().or(held).map_or(Ok(()), Err)
     }
 
-    /// What a call came to. What nobody knows counts as all that was reserved.
-    pub fn charge(&self, hold: &Hold, metered: &Metered) -> Charge {
+    /// What a call came to. What nobody knows counts as all that was reserved. `answered`: the model that answered.
+    pub fn charge(&self, hold: &Hold, metered: &Metered, answered: &str) -> Charge {
         let reserved = hold.reservation.amount;
         let is_light = hold.purpose.uses_light_model();
         let mut charge = Charge {
             amount: reserved,
             cost: None,
             violation: None,
-            previous: None,
+            basis: None,
         };
         match metered {
             Metered::NotSent => charge.amount = Amount::ZERO,
@@ -287,18 +290,28 @@ impl Budget {
             Metered::Billed(bill, _) => {
                 charge.amount = bill.amount(hold.rates.as_ref()).unwrap_or(reserved);
                 charge.cost = hold.rates.as_ref().and_then(|rates| rates.cost(bill));
+                let basis = self.store.basis();
+                if let (false, Some(billed_input)) = (hold.exact || is_light, bill.all_input()) {
+                    let parts = hold.parts.clone();
+                    charge.basis = Some(basis.after(answered, Previous { parts, billed_input }));
+                }
                 let limited = !hold.reservation.leases.is_empty();
                 if limited && !reserved.covers(&charge.amount) {
-                    charge.violation = Some(Violation {
-                        failure: of_purpose(hold.purpose, words::violated(&reserved, &charge.amount)),
-                        resume: self.contact.subscribe().borrow().directives.resume.clone(),
-                    });
-                }
-                if let (false, Some(billed_input)) = (hold.exact || is_light, bill.all_input()) {
-                    charge.previous = Some(Arc::new(Previous {
-                        parts: hold.parts.clone(),
-                        billed_input,
-                    }));
+                    if hold.afresh.is_some_and(|afresh| afresh.covers(&charge.amount)) {
+                        tracing::warn!(
+                            answered,
+                            reserved = reserved.input_tokens,
+                            billed = charge.amount.input_tokens,
+                            "the bill of the request before is no measure of this one, as when a name stands for \
+                             another model now: calls reserve by their length from now on, which is more"
+                        );
+                        charge.basis = Some(Basis::misled(answered));
+                    } else {
+                        charge.violation = Some(Violation {
+                            failure: of_purpose(hold.purpose, words::violated(&reserved, &charge.amount)),
+                            resume: self.contact.subscribe().borrow().directives.resume.clone(),
+                        });
+                    }
                 }
             }
         }

@@ -6,6 +6,7 @@ use super::words;
 use crate::api::amount::{Amount, Kind, LimitAmounts};
 use crate::api::failure::Failure;
 use crate::api::price::Price;
+use crate::gateway::request::PromptPart;
 use crate::gateway::upstream::Prepared;
 use crate::ledger::bound::{Part, Previous, input_bound, output_that_fits, worst_case};
 use crate::ledger::price::Rates;
@@ -21,14 +22,6 @@ const TOO_MUCH: Amount = Amount {
     cost: i64::MAX,
 };
 
-/// Names under which reasoning is sent back.
-const REASONING: [&str; 4] = [
-    "\"thinking\"",
-    "\"redacted_thinking\"",
-    "\"reasoning_content\"",
-    "\"reasoning\"",
-];
-
 /// The bound of a call.
 pub(super) struct Plan {
     /// What it costs by.
@@ -39,6 +32,8 @@ pub(super) struct Plan {
     pub(super) full: Amount,
     /// Input bound, longest and shortest useful output; `None` where the bill is known beforehand.
     clip: Option<(i64, u32, u32)>,
+    /// Input bound by bytes alone.
+    afresh: i64,
 }
 
 impl Plan {
@@ -63,6 +58,7 @@ impl Plan {
                 least: amount,
                 full: amount,
                 clip: None,
+                afresh: 0,
             });
         }
         let input = input_bound(previous, parts, request.overhead());
@@ -74,7 +70,13 @@ impl Plan {
             least: worst(shortest),
             full: worst(longest),
             clip: Some((input, longest, shortest)),
+            afresh: input_bound(None, parts, request.overhead()),
         })
+    }
+
+    /// The worst case with so much output, resting on bytes alone.
+    pub(super) fn afresh(&self, output: u32) -> Option<Amount> {
+        worst_case(self.afresh, output.into(), self.rates.as_ref())
     }
 
     /// The longest useful output with which the call fits into what is held, and its worst case then.
@@ -98,7 +100,7 @@ impl Plan {
 
 /// The kinds that an account limits, for this Agent or for all.
 pub(super) fn limited(account: &AccountTerms) -> LimitAmounts {
-    LimitAmounts::each(|kind| account.limits.get(kind).or(account.per_agent.get(kind)))
+    account.limits.min(&account.per_agent)
 }
 
 /// What a call draws on.
@@ -114,22 +116,17 @@ pub(super) fn draws(terms: &BudgetTerms) -> Vec<Draw<'_>> {
 
 /// The parts of a request as the bound compares them.
 pub(super) fn parts(request: &Prepared) -> Vec<Part> {
-    let part = |bytes: &[u8], is_message| {
-        let length = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
+    let part = |found: PromptPart<'_>| {
+        // Templates write the arguments of tools anew: these count twice, as tools do.
+        let length = found.bytes.len().saturating_add(found.traits.rewritten);
         Part {
-            hash: hash(bytes),
-            bytes: length,
-            unsteady: if may_be_left_out(bytes) { length } else { 0 },
-            is_message,
+            hash: hash(found.bytes),
+            bytes: i64::try_from(length).unwrap_or(i64::MAX),
+            unsteady: found.traits.unsteady,
+            is_message: found.is_message,
         }
     };
-    let parts = request.parts();
-    parts.iter().map(|found| part(found.bytes, found.is_message)).collect()
-}
-
-/// Whether it carries reasoning, which servers count in one request and leave out of another.
-fn may_be_left_out(bytes: &[u8]) -> bool {
-    std::str::from_utf8(bytes).is_ok_and(|text| REASONING.iter().any(|name| text.contains(name)))
+    request.parts().into_iter().map(part).collect()
 }
 
 /// One hash of all messages.

@@ -5,11 +5,11 @@ use rusqlite::{Row, Transaction, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::ledger::bound::{Part, Previous};
+use crate::ledger::bound::Part;
 use crate::ledger::wallet::{self, Wallet};
 
-/// Bytes of one part on disk: its hash, its two lengths, what it is.
-const PART_BYTES: usize = 32 + 8 + 8 + 1;
+/// Bytes of one part on disk: its hash, its length, whether it is unsteady, whether it is a message.
+pub(super) const PART_BYTES: usize = 32 + 8 + 1 + 1;
 
 pub(super) fn load(change: &Transaction<'_>) -> rusqlite::Result<Wallet> {
     let mut select = change.prepare("SELECT account, epoch FROM accounts")?;
@@ -64,47 +64,21 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<wallet::Row> {
     })
 }
 
-/// The request that the next one's bound rests on, with the model that it went to.
-pub(super) fn load_previous(change: &Transaction<'_>, model: &str) -> rusqlite::Result<Option<Previous>> {
-    let mut select = change.prepare("SELECT billed_input, parts FROM previous WHERE model = ?")?;
-    let mut rows = select.query_map([model], |row| {
-        Ok(Previous {
-            billed_input: row.get(0)?,
-            parts: row
-                .get::<_, Vec<u8>>(1)?
-                .chunks_exact(PART_BYTES)
-                .filter_map(part)
-                .collect(),
-        })
-    })?;
-    rows.next().transpose()
+/// A part as it is on disk.
+pub(super) fn part_bytes(part: &Part) -> Vec<u8> {
+    let mut bytes = part.hash.to_vec();
+    bytes.extend(part.bytes.to_be_bytes());
+    bytes.extend([u8::from(part.unsteady), u8::from(part.is_message)]);
+    bytes
 }
 
-pub(super) fn write_previous(change: &Transaction<'_>, model: &str, previous: &Previous) -> rusqlite::Result<()> {
-    let parts: Vec<u8> = previous
-        .parts
-        .iter()
-        .flat_map(|part| {
-            let mut bytes = part.hash.to_vec();
-            bytes.extend(part.bytes.to_be_bytes());
-            bytes.extend(part.unsteady.to_be_bytes());
-            bytes.push(part.is_message.into());
-            bytes
-        })
-        .collect();
-    change.prepare_cached("DELETE FROM previous")?.execute([])?;
-    let mut insert = change.prepare_cached("INSERT INTO previous (model, billed_input, parts) VALUES (?, ?, ?)")?;
-    insert.execute(params![model, previous.billed_input, parts])?;
-    Ok(())
-}
-
-fn part(bytes: &[u8]) -> Option<Part> {
-    let number = |from: usize| Some(i64::from_be_bytes(bytes.get(from..from + 8)?.try_into().ok()?));
+/// The same, back.
+pub(super) fn part(bytes: &[u8]) -> Option<Part> {
     Some(Part {
         hash: bytes.get(..32)?.try_into().ok()?,
-        bytes: number(32)?,
-        unsteady: number(40)?,
-        is_message: *bytes.get(48)? == 1,
+        bytes: i64::from_be_bytes(bytes.get(32..40)?.try_into().ok()?),
+        unsteady: *bytes.get(40)? == 1,
+        is_message: *bytes.get(41)? == 1,
     })
 }
 

@@ -11,24 +11,26 @@
 //! The wallet in memory is what is on disk: it is changed as a copy, written, and then put in its place.
 //!
 //! What counts: `calls` are the requests sent, each attempt for itself; one that never left (no connection) is none. An
-//! HTTP error bills nothing. Any other call whose server did not say what it used, in a believable way, counts in
-//! `unknownCalls`, and its tokens in no other field; where a limit applies, its reservation counts there as spent, and
-//! it is one of `estimatedCalls` too.
+//! HTTP error that says that the request was not processed bills nothing. Any other call whose server did not say what
+//! it used, in a believable way, counts in `unknownCalls`, and its tokens in no other field; where a limit applies, its
+//! reservation counts there as spent, and it is one of `estimatedCalls` too.
 
+mod basis;
 mod holdings;
 mod meta;
 mod models;
 mod schema;
 mod totals;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 
+pub use self::basis::Basis;
 use self::holdings::{from_json, to_json};
 use self::meta::{make_name, meta, set_meta};
 pub use self::models::Models;
@@ -38,7 +40,7 @@ use crate::api::amount::Amount;
 use crate::api::failure::{Failure, FailureKind};
 use crate::api::status::Usage;
 use crate::engine::{CallId, Purpose};
-use crate::ledger::bound::{Bill, Previous};
+use crate::ledger::bound::Bill;
 use crate::ledger::wallet::{AccountId, Draw, Reservation, Wallet};
 use crate::link::messages::BudgetReport;
 
@@ -114,7 +116,7 @@ pub enum End {
 pub enum Metered {
     /// It never left.
     NotSent,
-    /// It was sent and refused with an HTTP error.
+    /// It was sent, and refused with an HTTP error that says that nothing was done.
     Free,
     /// It was sent; nobody said what it used.
     Unknown,
@@ -147,7 +149,7 @@ pub struct Settlement {
     /// Set when it was billed above its bound.
     pub violation: Option<Violation>,
     /// What the bound of the next request rests on; `None`: as before.
-    pub previous: Option<Arc<Previous>>,
+    pub basis: Option<Basis>,
     /// Whether it took a turn of the script.
     pub scripted_turn: bool,
     /// When.
@@ -186,7 +188,7 @@ struct Inner {
     models: Models,
     counts: Counts,
     /// Outcomes that could not be written yet: the disk was full. They go first as soon as it is not.
-    unsettled: Vec<Settlement>,
+    unsettled: VecDeque<Settlement>,
     budget: BudgetReport,
     /// Acknowledgements since the log was emptied.
     untidy: u32,
@@ -209,7 +211,7 @@ struct Counts {
     acked: Option<CallId>,
     wallet: Wallet,
     violation: Option<Violation>,
-    previous: Option<Arc<Previous>>,
+    basis: Basis,
     /// As it is on disk; what is in memory may be ahead of it.
     budget: BudgetReport,
 }
@@ -220,13 +222,13 @@ impl Store {
         let path = directory.join(FILE_NAME);
         let mut db = schema::open(&path)?;
         let (name, restored, counts) =
-            Counts::restore(&mut db, models.main(), now).map_err(|source| schema::cannot_open(&path, source))?;
+            Counts::restore(&mut db, models.server(), now).map_err(|source| schema::cannot_open(&path, source))?;
         let inner = Inner {
             db,
             models,
             budget: counts.budget.clone(),
             counts,
-            unsettled: Vec::new(),
+            unsettled: VecDeque::new(),
             untidy: 0,
         };
         Ok(Self {
@@ -338,9 +340,9 @@ impl Store {
         })
     }
 
-    /// The last request that was billed.
-    pub fn previous(&self) -> Option<Arc<Previous>> {
-        self.lock().counts.previous.clone()
+    /// What the next bound rests on.
+    pub fn basis(&self) -> Basis {
+        self.lock().counts.basis.clone()
     }
 
     /// What limits did so far.
@@ -353,12 +355,16 @@ impl Store {
         add(&mut self.lock().budget);
     }
 
-    /// Records the outcome of a call, and counts it. When it cannot be written it is kept in memory, and goes first as
-    /// soon as anything can be written again.
+    /// Records the outcome of a call, and counts it. What cannot be written stays in memory and goes first later.
     pub fn settle(&self, settlement: Settlement) -> Result<(), StoreError> {
         let mut inner = self.lock();
-        inner.unsettled.push(settlement);
+        inner.unsettled.push_back(settlement);
         inner.settle_rest()
+    }
+
+    /// Tries again to write the outcomes that could not be.
+    pub fn settle_rest(&self) -> Result<(), StoreError> {
+        self.lock().settle_rest()
     }
 
     /// The worker has the outcomes of this call and of all before it: their answers leave.
@@ -405,7 +411,7 @@ impl Store {
 
     /// Lets the file grow no further, as a full disk would; `None` lifts it.
     #[cfg(test)]
-    fn fill_disk(&self, full: bool) {
+    pub fn fill_disk(&self, full: bool) {
         let pages = if full { 1 } else { 1_000_000 };
         self.lock().db.pragma_update(None, "max_page_count", pages).unwrap();
     }
@@ -457,10 +463,14 @@ impl Inner {
     }
 
     fn settle_rest(&mut self) -> Result<(), StoreError> {
-        while let Some(settlement) = self.unsettled.first().cloned() {
-            let model = self.models.main().to_owned();
-            self.change(|change, counts| counts.settle(change, &model, &settlement))?;
-            self.unsettled.remove(0);
+        let server = self.models.server().to_owned();
+        while let Some(settlement) = self.unsettled.pop_front() {
+            // Taken out and put back: an answer may be long, and is not copied.
+            let settled = self.change(|change, counts| counts.settle(change, &server, &settlement));
+            if let Err(error) = settled {
+                self.unsettled.push_front(settlement);
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -469,7 +479,7 @@ impl Inner {
 impl Counts {
     /// Reads them, and loses the calls that were open when the last gateway ended: what was reserved for them is spent.
     /// Gives the record's name too, and whether it had one.
-    fn restore(db: &mut Connection, model: &str, now: Timestamp) -> rusqlite::Result<(String, bool, Self)> {
+    fn restore(db: &mut Connection, server: &str, now: Timestamp) -> rusqlite::Result<(String, bool, Self)> {
         let change = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let known = meta(&change, RECORD)?;
         let restored = known.is_some();
@@ -485,7 +495,7 @@ impl Counts {
             acked: meta(&change, ACKED)?,
             wallet: holdings::load(&change)?,
             violation: violation.map(|text| from_json(&text)).transpose()?,
-            previous: holdings::load_previous(&change, model)?.map(Arc::new),
+            basis: basis::load(&change, server)?,
             budget: budget.map(|text| from_json(&text)).transpose()?.unwrap_or_default(),
         };
         let before = counts.wallet.clone();
@@ -511,7 +521,7 @@ impl Counts {
         Ok((name, restored, counts))
     }
 
-    fn settle(&mut self, change: &Transaction<'_>, spec_model: &str, settlement: &Settlement) -> rusqlite::Result<()> {
+    fn settle(&mut self, change: &Transaction<'_>, server: &str, settlement: &Settlement) -> rusqlite::Result<()> {
         let id = settlement.call.id;
         let usage = match &settlement.metered {
             Metered::Billed(_, raw) => Some(raw),
@@ -552,9 +562,9 @@ impl Counts {
             self.violation = Some(violation.clone());
             set_meta(change, VIOLATION, &to_json(violation)?)?;
         }
-        if let Some(previous) = &settlement.previous {
-            self.previous = Some(Arc::clone(previous));
-            holdings::write_previous(change, spec_model, previous)?;
+        if let Some(basis) = &settlement.basis {
+            self.basis = basis.clone();
+            basis::write(change, server, basis)?;
         }
         if settlement.scripted_turn {
             let script = usize::from(settlement.call.purpose.uses_light_model());

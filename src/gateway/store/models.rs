@@ -8,20 +8,24 @@ use crate::engine::Purpose;
 pub struct Models {
     main: String,
     light: Option<String>,
+    server: String,
 }
 
 impl Models {
     /// Those of a spec.
     pub fn of_spec(spec: &AgentSpec) -> Self {
+        let model = &spec.model;
+        let address = model.base_url.as_deref().unwrap_or_default();
         Self {
-            main: spec.model.name.clone(),
+            main: model.name.clone(),
+            server: format!("{:?} {address} {}", model.api, model.name),
             light: spec.light_model.as_ref().map(|model| model.name.clone()),
         }
     }
 
-    /// The one of turns.
-    pub fn main(&self) -> &str {
-        &self.main
+    /// Where calls of turns go: wire format, address and name of the model.
+    pub fn server(&self) -> &str {
+        &self.server
     }
 
     /// The one that serves calls of this purpose.
@@ -36,6 +40,7 @@ impl From<&str> for Models {
     fn from(main: &str) -> Self {
         Self {
             main: main.into(),
+            server: main.into(),
             light: Some("light".into()),
         }
     }

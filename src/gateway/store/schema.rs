@@ -6,9 +6,10 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode};
 
 use super::StoreError;
+use crate::disk;
 
 /// Version of the tables, kept in `user_version`.
-const VERSION: i64 = 4;
+const VERSION: i64 = 5;
 
 /// Version 1.
 pub(super) const TABLES_1: &str = "
@@ -74,6 +75,19 @@ const TABLES_4: &str = "
 ALTER TABLE calls ADD COLUMN cost INTEGER;
 ";
 
+/// What version 5 has beyond version 4: the last request by its server, and how far its bill may be relied on. That of
+/// before is dropped: the next bound rests on bytes.
+const TABLES_5: &str = "
+DROP TABLE previous;
+CREATE TABLE previous (         -- the last request
+    server TEXT PRIMARY KEY,    -- wire format, address and name of its model
+    answered TEXT NOT NULL,     -- the model that the answer named
+    loose INTEGER NOT NULL,     -- bills are no measure here
+    billed_input INTEGER,       -- NULL: no measure yet
+    parts BLOB NOT NULL
+) WITHOUT ROWID;
+";
+
 /// Opens the file, makes its tables when it is new, and takes it for this process alone.
 pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
     let mut db = prepared(path).map_err(|source| cannot_open(path, source))?;
@@ -105,14 +119,8 @@ pub(super) fn cannot_open(path: &Path, source: rusqlite::Error) -> StoreError {
 }
 
 fn prepared(path: &Path) -> rusqlite::Result<Connection> {
-    let db = Connection::open(path)?;
     // The gateway before this one may need a moment to be gone.
-    db.busy_timeout(Duration::from_secs(2))?;
-    db.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-    db.pragma_update(None, "journal_mode", "WAL")?;
-    db.pragma_update(None, "synchronous", "FULL")?;
-    // A large change would open a file under /tmp, which the container does not have.
-    db.pragma_update(None, "temp_store", "MEMORY")?;
+    let db = disk::connect(path, Duration::from_secs(2))?;
     db.pragma_update(None, "cache_size", -512)?;
     db.pragma_update(None, "journal_size_limit", 4 * 1024 * 1024)?;
     let check: String = db.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
@@ -126,7 +134,7 @@ fn prepared(path: &Path) -> rusqlite::Result<Connection> {
 fn prepare_tables(db: &mut Connection) -> rusqlite::Result<i64> {
     let change = db.transaction()?;
     let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    let tables = [TABLES_1, TABLES_2, TABLES_3, TABLES_4];
+    let tables = [TABLES_1, TABLES_2, TABLES_3, TABLES_4, TABLES_5];
     let Some(missing) = usize::try_from(found)
         .ok()
         .and_then(|done| tables.get(done..))

@@ -1,5 +1,7 @@
 //! Tests of the gateway's record: what it keeps through crashes, and what it refuses.
 
+use std::sync::Arc;
+
 use pretty_assertions::assert_eq;
 use tempfile::TempDir;
 
@@ -7,7 +9,7 @@ use super::*;
 use crate::api::amount::LimitAmounts;
 use crate::api::status::ModelUsage;
 use crate::ledger::account::Granted;
-use crate::ledger::bound::Part;
+use crate::ledger::bound::{Part, Previous};
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
@@ -48,7 +50,7 @@ fn unlimited() -> Settlement {
         reservation: Reservation::default(),
         charge: Amount::ZERO,
         violation: None,
-        previous: None,
+        basis: None,
         scripted_turn: false,
         at: NOW,
     }
@@ -258,13 +260,13 @@ fn a_record_of_a_newer_version_is_refused() {
     open(&directory)
         .lock()
         .db
-        .pragma_update(None, "user_version", 5)
+        .pragma_update(None, "user_version", 6)
         .unwrap();
     let error = Store::open(directory.path(), "m".into(), NOW)
         .err()
         .unwrap()
         .to_string();
-    assert!(error.contains("is of version 5"), "{error}");
+    assert!(error.contains("is of version 6"), "{error}");
 }
 
 #[test]
@@ -375,6 +377,8 @@ fn grant(store: &Store, amount: i64) {
     let granted = Granted {
         lease: 1,
         granted: tokens(amount),
+        spent: Amount::ZERO,
+        returned: Amount::ZERO,
         ends: None,
     };
     store
@@ -510,25 +514,37 @@ fn the_request_that_the_next_bound_rests_on_is_kept_for_its_model_only() {
     let part = |name: u8| Part {
         hash: [name; 32],
         bytes: i64::from(name) * 1000,
-        unsteady: 3,
+        unsteady: true,
         is_message: name > 1,
     };
-    let previous = Previous {
-        parts: vec![part(1), part(2)],
-        billed_input: 1234,
+    let basis = Basis {
+        answered: "m-2026".into(),
+        loose: false,
+        previous: Some(Arc::new(Previous {
+            parts: vec![part(1), part(2)],
+            billed_input: 1234,
+        })),
     };
     let store = open(&directory);
-    begin(&store, id("t1c1a1")).unwrap();
-    let settlement = Settlement {
-        previous: Some(Arc::new(previous.clone())),
-        ..answered("t1c1a1", "")
-    };
-    store.settle(settlement).unwrap();
+    for (turn, basis) in [("t1c1a1", basis.clone()), ("t2c1a1", Basis::misled("m-2027"))] {
+        begin(&store, id(turn)).unwrap();
+        let settlement = Settlement {
+            basis: Some(basis.clone()),
+            ..answered(turn, "")
+        };
+        store.settle(settlement).unwrap();
+        let other = TempDir::new().unwrap();
+        std::fs::copy(directory.path().join(FILE_NAME), other.path().join(FILE_NAME)).unwrap();
+        for log in ["-wal", "-shm"] {
+            let name = format!("{FILE_NAME}{log}");
+            let _ = std::fs::copy(directory.path().join(&name), other.path().join(&name));
+        }
+        assert_eq!(open(&other).basis(), basis);
+    }
     drop(store);
-    assert_eq!(open(&directory).previous().as_deref(), Some(&previous));
     assert_eq!(
-        Store::open(directory.path(), "other".into(), NOW).unwrap().previous(),
-        None
+        Store::open(directory.path(), "other".into(), NOW).unwrap().basis(),
+        Basis::default()
     );
 }
 

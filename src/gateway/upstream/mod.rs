@@ -4,6 +4,7 @@ mod scripted;
 mod server;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -18,6 +19,7 @@ use crate::api::failure::{Failure, FailureKind};
 use crate::engine::{CallId, Purpose};
 use crate::ledger::bound::{Bill, Overhead};
 use crate::scripted::Script;
+use crate::sensing::address::AddressPolicy;
 
 /// Content type of a whole answer.
 pub const JSON: &str = "application/json";
@@ -130,6 +132,8 @@ pub struct Caller<'a> {
     pub key_file: &'a Path,
     /// File of the script.
     pub script_file: &'a Path,
+    /// Which addresses may be connected to.
+    pub policy: &'a Arc<AddressPolicy>,
 }
 
 impl Upstream {
@@ -182,10 +186,12 @@ impl Upstream {
 }
 
 fn refused(error: &RequestError) -> Failure {
-    failure(
-        FailureKind::BadResponse,
-        format!("the gateway did not send the request: {error}"),
-    )
+    let kind = if matches!(error, RequestError::TooLong { .. }) {
+        FailureKind::ContextExceeded
+    } else {
+        FailureKind::BadResponse
+    };
+    failure(kind, format!("the gateway did not send the request: {error}"))
 }
 
 fn timed_out(timeout: Duration) -> Failure {

@@ -16,7 +16,8 @@ use crate::gateway::answer::{StreamReader, read_body};
 use crate::gateway::dialect::Dialect;
 use crate::gateway::failures::{failure, of_status};
 use crate::gateway::flight::{Flight, Sent};
-use crate::gateway::request::{PromptPart, RequestError};
+use crate::gateway::request::{PromptPart, RequestError, Traits};
+use crate::gateway::usage;
 use crate::ledger::bound::Bill;
 use crate::scripted::wire::{self, Completion};
 use crate::scripted::{Fail, Reply, Script};
@@ -46,6 +47,7 @@ impl Request {
             .map(|bytes| PromptPart {
                 bytes,
                 is_message: true,
+                traits: Traits::default(),
             })
             .collect()
     }
@@ -122,10 +124,8 @@ pub(super) async fn run(
     let unreadable = |_| failure(FailureKind::BadResponse, "the script's answer cannot be read");
     if !request.stream {
         let body = completion.body();
-        flight.note_usage(
-            Dialect::Chat,
-            read_body(Dialect::Chat, body.as_bytes()).map_err(unreadable)?.as_ref(),
-        );
+        let said = read_body(Dialect::Chat, body.as_bytes()).map_err(unreadable)?;
+        flight.note_bill(bill(said.usage.as_ref()));
         return Ok(Complete {
             content_type: JSON,
             rest: body.into(),
@@ -135,7 +135,7 @@ pub(super) async fn run(
     for event in completion.events() {
         let bytes = Bytes::from(reader.feed(event.as_bytes()).map_err(unreadable)?);
         if reader.is_done() {
-            flight.note_usage(Dialect::Chat, reader.usage());
+            flight.note_bill(bill(reader.usage()));
             return Ok(Complete {
                 content_type: EVENT_STREAM,
                 rest: bytes,
@@ -144,6 +144,11 @@ pub(super) async fn run(
         flight.push(EVENT_STREAM, bytes);
     }
     Err(failure(FailureKind::BadResponse, "the script's answer has no end"))
+}
+
+/// A script may say that it used nothing.
+fn bill(usage: Option<&Value>) -> Option<(Bill, String)> {
+    Some((usage::read(Dialect::Chat, usage?)?, usage?.to_string()))
 }
 
 /// The failure that a server's answer of this status would have been.

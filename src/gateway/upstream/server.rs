@@ -9,7 +9,8 @@ use std::time::Duration;
 use axum::body::Bytes;
 use jiff::Timestamp;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, Response, StatusCode, Url};
+use reqwest::{Client, Response, Url};
+use serde_json::Value;
 
 use super::{Caller, Complete, EVENT_STREAM, JSON, refused};
 use crate::api::extra::RESERVED_HEADERS;
@@ -17,15 +18,19 @@ use crate::api::failure::{Failure, FailureKind};
 use crate::engine::CallId;
 use crate::gateway::answer::{StreamReader, Trouble, read_body};
 use crate::gateway::dialect::Dialect;
-use crate::gateway::failures::{failure, of_status};
+use crate::gateway::failures::{failure, is_unprocessed, of_status};
 use crate::gateway::flight::{Flight, Sent};
 use crate::gateway::http;
 use crate::gateway::request::{Checked, Rules};
+use crate::gateway::usage::read_beside;
+use crate::ledger::bound::Bill;
 
 /// Longest answer. An endless stream ends here, or at `timeoutSeconds`.
 pub const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
 /// As much of an error's body as is looked at.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
+/// Statuses whose body says more.
+const BODY_MATTERS: [u16; 5] = [400, 422, 429, 500, 503];
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
@@ -58,8 +63,8 @@ impl Server {
             .ok_or("spec.model.baseURL is missing; this api needs it")?;
         let url = Url::parse(&format!("{}{}", base.trim_end_matches('/'), dialect.path()))
             .map_err(|error| format!("spec.model.baseURL is no address: {error}"))?;
-        let client = http::client(&url)
-            .map_err(|error| format!("no connection to spec.model.baseURL is possible: {error:?}"))?;
+        let client = http::client(&url, caller.policy)
+            .map_err(|error| format!("no connection to spec.model.baseURL is possible: {error}"))?;
         Ok(Self {
             dialect,
             client,
@@ -106,6 +111,8 @@ impl Server {
 
     pub(super) async fn run(&self, request: Request, flight: &Flight) -> Result<Complete, Failure> {
         let body = request.checked.body().map_err(|error| refused(&error))?;
+        // Of a long request one copy is enough while its answer is waited for.
+        drop(request.checked);
         flight.note_sent(Sent::Yes);
         let sending = self
             .client
@@ -120,8 +127,7 @@ impl Server {
             unreachable(&error)
         })?;
         if !response.status().is_success() {
-            flight.note_sent(Sent::Refused);
-            return Err(refusal(response).await);
+            return Err(refusal(response, flight).await);
         }
         let content_type = response
             .headers()
@@ -150,7 +156,8 @@ impl Server {
                 return Err(too_long());
             }
             let lines = reader.feed(&chunk);
-            flight.note_usage(self.dialect, reader.usage());
+            flight.note_bill(self.bill(reader.usage(), reader.has_content()));
+            flight.note_answered(reader.model());
             let lines = Bytes::from(lines.map_err(|trouble| self.trouble(trouble))?);
             if reader.is_done() {
                 return Ok(Complete {
@@ -182,12 +189,18 @@ impl Server {
                 return Err(too_long());
             }
         }
-        let usage = read_body(self.dialect, &body).map_err(|trouble| self.trouble(trouble))?;
-        flight.note_usage(self.dialect, usage.as_ref());
+        let said = read_body(self.dialect, &body).map_err(|trouble| self.trouble(trouble))?;
+        flight.note_bill(self.bill(said.usage.as_ref(), said.content));
+        flight.note_answered(&said.model);
         Ok(Complete {
             content_type: JSON,
             rest: body.into(),
         })
+    }
+
+    fn bill(&self, usage: Option<&Value>, content: bool) -> Option<(Bill, String)> {
+        let bill = read_beside(content, self.dialect, usage?)?;
+        Some((bill, usage?.to_string()))
     }
 
     fn trouble(&self, trouble: Trouble) -> Failure {
@@ -230,11 +243,14 @@ fn headers(caller: &Caller<'_>, dialect: Dialect) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// Only of a 429 and a 400 the body matters; a slow one leaves the status as it is.
-async fn refusal(mut response: Response) -> Failure {
+/// Notes whether the request was processed, which decides what it is charged. A slow body leaves the status as it is.
+async fn refusal(mut response: Response, flight: &Flight) -> Failure {
     let mut body = Vec::new();
-    if [StatusCode::TOO_MANY_REQUESTS, StatusCode::BAD_REQUEST].contains(&response.status()) {
+    if BODY_MATTERS.contains(&response.status().as_u16()) {
         let _ = tokio::time::timeout(ERROR_BODY_TIMEOUT, read_error(&mut response, &mut body)).await;
+    }
+    if is_unprocessed(response.status(), &body) {
+        flight.note_sent(Sent::Refused);
     }
     of_status(response.status(), response.headers(), &body, Timestamp::now())
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::{AgentName, LeaseId, Who};
+use super::{AgentName, LeaseId, MAX_LEASES, Who, size};
 use crate::api::amount::Amount;
 use crate::ledger::sum::{Sum, full};
 
@@ -63,6 +63,8 @@ pub(super) struct Leases {
     of_record: BTreeMap<String, BTreeSet<LeaseId>>,
     of_agent: BTreeMap<AgentName, Sum>,
     outstanding: Sum,
+    /// About how long all of them are in a record.
+    length: usize,
 }
 
 impl Leases {
@@ -78,6 +80,11 @@ impl Leases {
         self.all.len()
     }
 
+    /// Whether one more may be too much for a record.
+    pub(super) fn are_full(&self) -> bool {
+        self.all.len() >= MAX_LEASES || self.length >= size::LEASES
+    }
+
     /// Leases of one gateway's record, the newest last.
     pub(super) fn of(&self, record: &str) -> impl DoubleEndedIterator<Item = (LeaseId, &Lease)> {
         let ids = self.of_record.get(record).into_iter().flatten();
@@ -88,6 +95,7 @@ impl Leases {
         self.remove(id);
         self.of_record.entry(lease.who.record.clone()).or_default().insert(id);
         self.count(&lease.who.agent, &Amount::ZERO, &lease.outstanding());
+        self.length += size::of_lease(&lease);
         self.all.insert(id, lease);
     }
 
@@ -95,7 +103,9 @@ impl Leases {
     pub(super) fn change<T>(&mut self, id: LeaseId, change: impl FnOnce(&mut Lease) -> T) -> Option<T> {
         let mut lease = self.all.remove(&id)?;
         let before = lease.outstanding();
+        self.length = self.length.saturating_sub(size::of_lease(&lease));
         let result = change(&mut lease);
+        self.length += size::of_lease(&lease);
         let after = lease.outstanding();
         if before != after {
             self.count(&lease.who.agent, &before, &after);
@@ -128,6 +138,13 @@ impl Leases {
         }
     }
 
+    /// No record has more than what is written.
+    pub(super) fn not_composed(&mut self) {
+        for lease in self.all.values_mut() {
+            lease.composed = lease.durable;
+        }
+    }
+
     pub(super) fn retain(&mut self, keep: impl Fn(LeaseId, &Lease) -> bool) {
         let over: Vec<LeaseId> = self
             .iter()
@@ -142,6 +159,7 @@ impl Leases {
     fn remove(&mut self, id: LeaseId) {
         let Some(lease) = self.all.remove(&id) else { return };
         self.count(&lease.who.agent, &lease.outstanding(), &Amount::ZERO);
+        self.length = self.length.saturating_sub(size::of_lease(&lease));
         if let Some(ids) = self.of_record.get_mut(&lease.who.record) {
             ids.remove(&id);
             if ids.is_empty() {
@@ -168,6 +186,16 @@ impl Leases {
     /// Outstanding of all.
     pub(super) fn outstanding(&self) -> Amount {
         self.outstanding.amount()
+    }
+
+    /// Agents that hold something.
+    pub(super) fn agents(&self) -> usize {
+        self.of_agent.len()
+    }
+
+    /// Agents that hold something, and this one.
+    pub(super) fn agents_with(&self, agent: &AgentName) -> usize {
+        self.of_agent.len() + usize::from(!self.of_agent.contains_key(agent))
     }
 
     /// Outstanding of one Agent.

@@ -21,6 +21,7 @@ mod lease;
 mod record;
 mod room;
 mod shares;
+mod size;
 #[cfg(test)]
 mod tests;
 
@@ -28,7 +29,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use self::lease::{Lease, Leases};
-use self::room::Waiter;
+pub use self::room::Room;
+use self::room::{LargeTurn, Waiter};
 pub use self::shares::MAX_SHARES;
 use self::shares::Shares;
 use super::sum::full;
@@ -48,8 +50,8 @@ pub const TURNS: i32 = 5;
 /// A lease is filled for at most so many calls like the next one: enough for a busy gateway to go from one regular write
 /// to the one after, so that a budget under load is not written for each of its gateways by itself.
 pub const GENEROSITY: i64 = 64;
-/// Gateways that hold leases at one time; more wait until some close theirs. The record must stay far below what the
-/// API server takes.
+/// Gateways that hold leases at one time; more wait until some close theirs. Fewer where names and amounts are long: the
+/// record must stay far below what the API server takes.
 pub const MAX_LEASES: usize = 1_000;
 /// Top-ups that are remembered, far above what a spec may have.
 pub const MAX_TOP_UPS: usize = 256;
@@ -143,8 +145,28 @@ pub struct Granted {
     pub lease: LeaseId,
     /// Total granted of it.
     pub granted: Amount,
+    /// What the leader heard of it: spent, and given back. A gateway that knows less has lost what it wrote.
+    pub spent: Amount,
+    /// Given back.
+    pub returned: Amount,
     /// When its window ends, and with it its use for new calls.
     pub ends: Option<Timestamp>,
+}
+
+/// The ledger's time while it is ahead of the leader's clock, as after a leader whose clock was wrong: it never goes back,
+/// and runs half as fast until the clock has caught up. What is settled leaves its window later then, never earlier.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Slow {
+    /// The ledger's time at the take-over, and the leader's.
+    from: Timestamp,
+    since: Timestamp,
+}
+
+impl Slow {
+    fn at(self, now: Timestamp) -> Timestamp {
+        let half = now.duration_since(self.since) / 2;
+        self.from.checked_add(half).unwrap_or(self.from).max(now)
+    }
 }
 
 /// One limit at the leader.
@@ -153,8 +175,8 @@ pub struct Account {
     terms: Terms,
     epoch: i64,
     time: Timestamp,
-    /// By how much the last leader's time was ahead of this leader's clock: the ledger's time goes on from there.
-    ahead: SignedDuration,
+    /// The last leader's time was ahead of this leader's clock.
+    slow: Option<Slow>,
     /// Ends of the window at hand, by `time`.
     window: (Timestamp, Option<Timestamp>),
     /// Before this moment nothing changes by time alone.
@@ -165,6 +187,8 @@ pub struct Account {
     leases: Leases,
     top_ups: Vec<CountedTopUp>,
     waiting: Vec<Waiter>,
+    /// The last time that others were held back for more than a gateway's fair part.
+    large: Option<LargeTurn>,
     /// A grant or a top-up waits for the next record.
     urgent: bool,
     /// Something changed since the last record.
@@ -174,7 +198,11 @@ pub struct Account {
 impl Account {
     /// Time goes on, and never back; what left the window counts no more.
     pub fn advance(&mut self, now: Timestamp) {
-        self.time = self.time.max(now.checked_add(self.ahead).unwrap_or(now));
+        let time = self.slow.map_or(now, |slow| slow.at(now));
+        if time <= now {
+            self.slow = None;
+        }
+        self.time = self.time.max(time);
         if self.time >= self.due {
             self.look();
         }
@@ -229,6 +257,9 @@ impl Account {
     pub fn top_up(&mut self, id: &str, amount: Amount, now: Timestamp) -> bool {
         self.advance(now);
         let counted = self.top_ups.iter().any(|counted| counted.id == id);
+        if !counted && self.top_ups.len() >= MAX_TOP_UPS {
+            self.join_gates();
+        }
         if counted || self.top_ups.len() >= MAX_TOP_UPS || self.limits_with(&amount, self.time).is_none() {
             return false;
         }
@@ -242,11 +273,32 @@ impl Account {
         true
     }
 
+    /// The two oldest approvals become one, which counts as long as the older: a gate is answered once, so its name need not
+    /// be known any more.
+    fn join_gates(&mut self) {
+        let is_gate = |top_up: &CountedTopUp| top_up.id.starts_with(GATE_TOP_UP);
+        let Some(place) = self.top_ups.iter().position(is_gate) else {
+            return;
+        };
+        let oldest = self.top_ups.remove(place);
+        if let Some(next) = self.top_ups.iter_mut().find(|top_up| is_gate(top_up)) {
+            next.at = next.at.min(oldest.at);
+            next.amount = full(&next.amount, &oldest.amount);
+        }
+    }
+
     /// Whether the record that this gateway names holds leases of another Agent: it has a copy of that one's volume.
     #[must_use]
     pub fn is_of_another(&self, who: &Who) -> bool {
         let mut leases = self.leases.of(&who.record);
         leases.any(|(_, lease)| lease.who.agent != who.agent)
+    }
+
+    /// Whether this pod was the last to speak of a lease, or to be granted of it.
+    #[must_use]
+    pub fn is_held_by(&self, lease: LeaseId, who: &Who) -> bool {
+        let last = self.leases.get(lease).map(|lease| &lease.who);
+        last.is_some_and(|last| (&last.record, &last.agent, &last.pod_uid) == (&who.record, &who.agent, &who.pod_uid))
     }
 
     /// A gateway says what became of a lease. `false`: there is no such lease of this gateway (any more): everything
@@ -274,7 +326,32 @@ impl Account {
         });
         self.changed = true;
         self.charge(&who.agent, window, &news);
+        self.end_large_turn(&who.record);
         true
+    }
+
+    /// At least so much was used in all, of a window that never ends: what is neither settled nor held counts now.
+    pub fn cover(&mut self, agent: &AgentName, used: &Amount, now: Timestamp) {
+        self.advance(now);
+        let more = used.without(&self.taken());
+        if !more.is_zero() {
+            self.changed = true;
+            self.charge(agent, Timestamp::UNIX_EPOCH, &more);
+        }
+    }
+
+    /// Whether room comes of burying this gateway: of what it holds in a window that lasts, none does, and its own numbers
+    /// are better than all that it held.
+    #[must_use]
+    pub fn frees_by_time(&self, record: &str) -> bool {
+        match self.terms.window {
+            WindowRule::Rolling(_) => true,
+            WindowRule::Calendar(..) => {
+                let mut live = self.leases.of(record).filter(|(_, lease)| !lease.closed);
+                live.any(|(_, lease)| lease.window < self.window.0)
+            }
+            WindowRule::Lifetime => false,
+        }
     }
 
     /// The gateway is dead for certain: all that it held counts as spent. What was lost.
@@ -297,7 +374,13 @@ impl Account {
             }
         }
         self.waiting.retain(|waiter| waiter.record != record);
+        self.end_large_turn(record);
         lost
+    }
+
+    /// This Agent waits for nothing here any more.
+    pub fn withdraw(&mut self, agent: &AgentName) {
+        self.waiting.retain(|waiter| waiter.agent != *agent);
     }
 
     fn charge(&mut self, agent: &AgentName, window: Timestamp, amount: &Amount) {

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use super::lease::{Lease, Leases};
 use super::shares::Shares;
-use super::{Account, AgentName, Granted, LeaseId, Terms, Who};
+use super::{Account, AgentName, Granted, LeaseId, Slow, Terms, Who};
 use crate::api::amount::Amount;
 use crate::api::budget::{Holder, LedgerRecord};
 use crate::ledger::sum::full;
@@ -24,7 +24,10 @@ impl Account {
         let mut account = Self {
             epoch: record.epoch,
             time: record.watermark.max(now),
-            ahead: record.watermark.duration_since(now).max(SignedDuration::ZERO),
+            slow: (record.watermark > now).then_some(Slow {
+                from: record.watermark,
+                since: now,
+            }),
             window: (Timestamp::UNIX_EPOCH, None),
             due: Timestamp::MIN,
             next_lease: record.next_lease,
@@ -33,6 +36,7 @@ impl Account {
             leases,
             top_ups: record.top_ups.clone(),
             waiting: Vec::new(),
+            large: None,
             urgent: false,
             changed: false,
             terms,
@@ -108,6 +112,11 @@ impl Account {
                 != (&record.window, &record.buckets, &record.holders, &record.shares);
     }
 
+    /// It is certain that no record was written since the last one: what it would have granted may be taken back.
+    pub fn not_written(&mut self) {
+        self.leases.not_composed();
+    }
+
     /// Leases of a gateway as they are written; those of past windows only so that they can be closed.
     #[must_use]
     pub fn leases_of(&self, record: &str) -> Vec<Granted> {
@@ -118,6 +127,8 @@ impl Account {
         live.map(|(id, lease)| Granted {
             lease: id,
             granted: lease.durable,
+            spent: lease.spent,
+            returned: lease.returned,
             ends: if lease.window == start { end } else { Some(self.time) },
         })
         .collect()

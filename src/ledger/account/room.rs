@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::lease::Lease;
-use super::{Account, Ask, GENEROSITY, LeaseId, MAX_LEASES, Refused, SILENCE, TURNS, WAIT, Who};
+use super::{Account, AgentName, Ask, GENEROSITY, LeaseId, Refused, SILENCE, TURNS, WAIT, Who};
 use crate::api::amount::{Amount, Kind, LimitAmounts};
 use crate::ledger::sum::full;
 
@@ -13,6 +13,7 @@ use crate::ledger::sum::full;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Waiter {
     pub(super) record: String,
+    pub(super) agent: AgentName,
     missing: Amount,
     since: Timestamp,
     asked: Timestamp,
@@ -40,6 +41,41 @@ impl Waiter {
             self.moved = now;
         }
     }
+}
+
+/// A gateway that lacked more than its fair part of what is left got it, after others had given theirs back. The next
+/// such turn, whosever it is, comes only after others had theirs [`TURNS`] times as long, [`WAIT`] at most: calls that
+/// reserve everything and cost nothing in the end must not hold everybody else back for ever.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LargeTurn {
+    record: String,
+    since: Timestamp,
+    granted: Timestamp,
+    ended: Option<Timestamp>,
+}
+
+impl LargeTurn {
+    /// When the next one may begin.
+    fn next(&self) -> Timestamp {
+        let Some(ended) = self.ended else {
+            return later(self.granted, WAIT);
+        };
+        let lasted = ended.duration_since(self.since);
+        later(ended, lasted.saturating_mul(TURNS).min(WAIT))
+    }
+}
+
+/// All that says who has room now, and when: while it is the same, the same asks are refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Room {
+    limits: LimitAmounts,
+    per_agent: LimitAmounts,
+    used: Amount,
+    outstanding: Amount,
+    leases: usize,
+    window: Timestamp,
+    due: Timestamp,
+    kept: Vec<(String, Amount)>,
 }
 
 fn later(time: Timestamp, span: SignedDuration) -> Timestamp {
@@ -87,9 +123,12 @@ impl Account {
         for waiter in &mut self.waiting {
             waiter.look(&taken, self.time);
         }
+        if let Some(kind) = self.limits().none_of().or(self.terms.per_agent.none_of()) {
+            return Err(self.refuse(who, ask, &need, kind));
+        }
         if !need.full.is_zero() {
             let room = self.room_for(who);
-            let crowded = need.current.is_none() && self.leases.len() >= MAX_LEASES;
+            let crowded = need.current.is_none() && self.leases.are_full();
             if let Some(kind) = room.exceeded_by(&need.least) {
                 return Err(self.refuse(who, ask, &need, kind));
             }
@@ -101,6 +140,7 @@ impl Account {
             } else {
                 need.full.min(&need.least.max(&clipped(&room, &need.full)))
             };
+            self.note_large_turn(who, &need);
             self.grant(who, &need, &grant);
         }
         self.waiting.retain(|waiter| waiter.record != who.record);
@@ -117,7 +157,7 @@ impl Account {
             if free < aim / 2 { aim - free } else { 0 }
         });
         let lacks = lacks.limited_by(&self.both_limits());
-        let crowded = need.current.is_none() && self.leases.len() >= MAX_LEASES;
+        let crowded = need.current.is_none() && self.leases.are_full();
         let spare = self.spare(&self.room_for(who));
         let more = lacks.min(&spare);
         // Less than a call would be of no use, in whichever kind it is.
@@ -149,8 +189,9 @@ impl Account {
     #[must_use]
     pub fn has_room(&self, who: &Who, ask: &Ask) -> bool {
         let need = self.need(&who.record, ask);
-        let crowded = need.current.is_none() && self.leases.len() >= MAX_LEASES;
-        !crowded && self.room_for(who).exceeded_by(&need.least).is_none()
+        let crowded = need.current.is_none() && self.leases.are_full();
+        let blocks = self.limits().none_of().or(self.terms.per_agent.none_of()).is_some();
+        !crowded && !blocks && self.room_for(who).exceeded_by(&need.least).is_none()
     }
 
     fn grant(&mut self, who: &Who, need: &Need, grant: &Amount) {
@@ -210,8 +251,10 @@ impl Account {
     fn refuse(&mut self, who: &Who, ask: &Ask, need: &Need, kind: Kind) -> Refused {
         let own = self.terms.per_agent;
         let room = self.room_for(who);
-        let beyond = self.limits().exceeded_by(&ask.least).map(|kind| (kind, false));
-        if let Some((kind, per_agent)) = beyond.or_else(|| own.exceeded_by(&ask.least).map(|kind| (kind, true))) {
+        // A limit of 0 lets no call through, also none that costs nothing of that kind.
+        let never = |limits: &LimitAmounts| limits.none_of().or_else(|| limits.exceeded_by(&ask.least));
+        let beyond = never(&self.limits()).map(|kind| (kind, false));
+        if let Some((kind, per_agent)) = beyond.or_else(|| never(&own).map(|kind| (kind, true))) {
             self.waiting.retain(|waiter| waiter.record != who.record);
             return Refused {
                 kind,
@@ -226,7 +269,7 @@ impl Account {
         let mine = self.leases.outstanding_at(&who.record);
         let without_others = self.limits().left_after(&full(&self.used(), &mine));
         let contended = own_lacks.is_none() && without_others.exceeded_by(&need.least).is_none();
-        if contended {
+        if contended && self.may_wait(who, &need.least) {
             self.wait(who, need.least);
         } else {
             self.waiting.retain(|waiter| waiter.record != who.record);
@@ -262,6 +305,7 @@ impl Account {
         }
         let waiter = Waiter {
             record: who.record.clone(),
+            agent: who.agent.clone(),
             missing,
             since: self.time,
             asked: self.time,
@@ -271,6 +315,70 @@ impl Account {
         };
         self.due = self.due.min(waiter.due());
         self.waiting.push(waiter);
+    }
+
+    /// What says who has room.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        let first = self.waiting.iter().filter(|waiter| waiter.goes_first());
+        Room {
+            limits: self.limits(),
+            per_agent: self.per_agent(),
+            used: self.used(),
+            outstanding: self.leases.outstanding(),
+            leases: self.leases.len(),
+            window: self.window.0,
+            due: self.due,
+            kept: first.map(|waiter| (waiter.record.clone(), waiter.missing)).collect(),
+        }
+    }
+
+    /// What is left, shared by so many Agents.
+    fn fair_part(&self, agents: usize) -> LimitAmounts {
+        let agents = i64::try_from(agents).unwrap_or(i64::MAX).max(1);
+        let left = self.limits().left_after(&self.used());
+        LimitAmounts::each(|kind| left.get(kind).map(|left| left / agents))
+    }
+
+    /// Whether it is more than a fair part of what is left, shared with all that hold something. Who is alone takes
+    /// nothing from anybody.
+    fn is_large(&self, who: &Who, amount: &Amount) -> bool {
+        let agents = self.leases.agents_with(&who.agent);
+        agents > 1 && self.fair_part(agents).exceeded_by(amount).is_some()
+    }
+
+    /// Whether others are held back until this gateway has what it lacks.
+    fn may_wait(&self, who: &Who, missing: &Amount) -> bool {
+        let next = self.large.as_ref().map(LargeTurn::next);
+        next.is_none_or(|next| next <= self.time) || !self.is_large(who, missing)
+    }
+
+    fn note_large_turn(&mut self, who: &Who, need: &Need) {
+        let mine = self.waiting.iter().find(|waiter| waiter.record == who.record);
+        let Some(waiter) = mine.filter(|waiter| waiter.goes_first()) else {
+            return;
+        };
+        let turn = LargeTurn {
+            record: who.record.clone(),
+            since: waiter.since,
+            granted: self.time,
+            ended: None,
+        };
+        if self.is_large(who, &need.least) {
+            self.large = Some(turn);
+        }
+    }
+
+    /// Its turn is over when it holds no more than a fair part.
+    pub(super) fn end_large_turn(&mut self, record: &str) {
+        let held = self.leases.outstanding_at(record);
+        let (time, part) = (self.time, self.fair_part(self.leases.agents().max(2)));
+        if let Some(turn) = self.large.as_mut().filter(|turn| turn.record == record)
+            && turn.ended.is_none()
+            && part.exceeded_by(&held).is_none()
+        {
+            turn.ended = Some(time);
+        }
     }
 
     /// The first moment from now on at which an ask fits by itself, if nobody else takes it and its gateway closes

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::AgentName;
+use super::{AgentName, size};
 use crate::api::amount::Amount;
 use crate::api::budget::Share;
 use crate::ledger::window::{SHARE_PIECES, Settled, WindowRule};
 
-/// The Agents of which it is known what each used; the record must stay far below what the API server takes. Of more,
+/// The Agents of which it is known what each used, fewer where names and amounts are long: the record must stay far below
+/// what the API server takes. Of more,
 /// those that used least share one line: each of them counts as if it had used the most of them.
 pub const MAX_SHARES: usize = 1_000;
 
@@ -18,6 +19,8 @@ pub(super) struct Shares {
     of: BTreeMap<AgentName, Settled>,
     /// Of Agents that have no line of their own: at least what any of them used.
     others: Settled,
+    /// About how long all lines are in a record.
+    length: usize,
 }
 
 impl Shares {
@@ -25,6 +28,7 @@ impl Shares {
         let mut restored = Self {
             of: BTreeMap::new(),
             others: Settled::new(SHARE_PIECES),
+            length: 0,
         };
         for share in shares {
             let agent = AgentName {
@@ -38,7 +42,12 @@ impl Shares {
                 restored.of.insert(agent, settled);
             }
         }
+        restored.measure();
         restored
+    }
+
+    fn measure(&mut self) {
+        self.length = self.of.iter().map(|(agent, share)| size::of_share(agent, share)).sum();
     }
 
     /// As it is written; the line of the others has no name.
@@ -61,14 +70,13 @@ impl Shares {
     }
 
     pub(super) fn add(&mut self, rule: &WindowRule, now: Timestamp, agent: &AgentName, amount: &Amount) {
-        if let Some(share) = self.of.get_mut(agent) {
-            share.add(rule, now, amount);
-            return;
-        }
-        let mut share = self.others.clone();
+        let known = self.of.remove(agent);
+        let before = known.as_ref().map_or(0, |share| size::of_share(agent, share));
+        let mut share = known.unwrap_or_else(|| self.others.clone());
         share.add(rule, now, amount);
+        self.length = (self.length + size::of_share(agent, &share)).saturating_sub(before);
         self.of.insert(agent.clone(), share);
-        if self.of.len() > MAX_SHARES {
+        while self.of.len() > MAX_SHARES || self.length > size::SHARES && self.of.len() > 1 {
             self.join_least();
         }
     }
@@ -76,10 +84,9 @@ impl Shares {
     fn join_least(&mut self) {
         let used = |settled: &Settled| (settled.total().tokens, settled.total().cost);
         let least = self.of.iter().min_by_key(|(_, settled)| used(settled));
-        if let Some(share) = least
-            .map(|(agent, _)| agent.clone())
-            .and_then(|agent| self.of.remove(&agent))
-        {
+        let least = least.map(|(agent, _)| agent.clone());
+        if let Some((agent, share)) = least.and_then(|agent| self.of.remove_entry(&agent)) {
+            self.length = self.length.saturating_sub(size::of_share(&agent, &share));
             self.others.cover(&share);
         }
     }
@@ -93,6 +100,7 @@ impl Shares {
             next = share.leaves(rule).next().into_iter().chain(next).min();
             !share.total().is_zero()
         });
+        self.measure();
         next
     }
 
@@ -101,6 +109,7 @@ impl Shares {
         for share in self.of.values_mut() {
             share.translate(old, new, now);
         }
+        self.measure();
     }
 
     /// The greatest first by tokens, then by money.

@@ -104,6 +104,27 @@ fn an_expression_may_have_4096_bytes_and_not_one_more() {
 }
 
 #[test]
+fn all_expressions_of_a_sensor_may_have_32_patterns_and_not_one_more() {
+    let of = |patterns: usize| format!("[{}]", vec!["payload.a.matches('a')"; patterns].join(","));
+    let mut allowance = Allowance::default();
+    assert!(Expression::compile_within(&of(MOST_PATTERNS - 1), &mut allowance).is_ok());
+    assert!(Expression::compile_within(&of(1), &mut allowance).is_ok());
+    assert!(Expression::compile_within("payload.a", &mut allowance).is_ok());
+    let error = Expression::compile_within(&of(1), &mut allowance).expect_err("an error");
+    assert!(error.contains("32 patterns"), "{error}");
+    // Another Sensor has its own.
+    assert!(Expression::compile(&of(MOST_PATTERNS)).is_ok());
+}
+
+#[test]
+fn a_pattern_may_have_512_bytes_and_not_one_more() {
+    let of = |bytes: usize| format!("payload.a.matches('{}')", "a".repeat(bytes));
+    assert!(Expression::compile(&of(MOST_PATTERN_BYTES)).is_ok());
+    let error = Expression::compile(&of(MOST_PATTERN_BYTES + 1)).expect_err("an error");
+    assert!(error.contains("513 bytes, and 512 are allowed"), "{error}");
+}
+
+#[test]
 fn an_expression_may_go_64_steps_deep_and_not_one_more() {
     let of = |steps: usize| vec!["1"; steps].join("+");
     assert_eq!(evaluated(&of(MOST_DEPTH), &json!(1)), Ok(json!(MOST_DEPTH)));

@@ -42,7 +42,7 @@ impl Sensor {
 
     fn accepts(&mut self, milliseconds: i64, payload: &Value) -> Event {
         match self.hears(milliseconds, payload) {
-            Outcome::Accepted(event) => event,
+            Outcome::Accepted(event) => *event,
             other => panic!("{other:?} at {milliseconds}: {:?}", self.1.failure),
         }
     }
@@ -137,7 +137,7 @@ fn a_payload_may_be_as_large_and_as_deep_as_its_bounds_and_no_more() {
     assert!(matches!(sensor.hears(2, &json!("y".repeat(98))), Outcome::Accepted(_)));
     let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
     assert!(matches!(sensor.hears(3, &nested(MOST_DEPTH)), Outcome::Accepted(_)));
-    assert_eq!(sensor.hears(4, &nested(MOST_DEPTH + 1)), Outcome::Dropped);
+    assert_eq!(sensor.hears(4, &nested(MOST_DEPTH + 1)), Outcome::TooDeep);
     assert_eq!(sensor.1.totals.dropped, 2);
 }
 
@@ -146,7 +146,7 @@ fn what_is_too_deep_to_be_read_is_no_text() {
     let mut sensor = Sensor::new(json!({}));
     let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
     for levels in [126, 127, 128, 1_000] {
-        assert_eq!(sensor.hears(levels, &nested(levels)), Outcome::Dropped);
+        assert_eq!(sensor.hears(levels, &nested(levels)), Outcome::TooDeep);
     }
     assert_eq!(sensor.1.totals.dropped, 4);
 }
@@ -403,4 +403,90 @@ proptest! {
             prop_assert!(minute.count() <= usize::try_from(per_minute).expect("small"));
         }
     }
+}
+
+/// As many large patterns as the schema has room for: 6,400 of them, each with two automata of up to 256 KiB.
+fn bomb() -> SensorSpec {
+    let many = format!("[{}]", vec![r"matches('','\\w{5}')"; 194].join(","));
+    assert!(many.len() <= crate::sensing::expression::MOST_BYTES);
+    let updates: Vec<_> = (0..16)
+        .map(|place| json!({"field": format!("f{place}"), "value": many}))
+        .collect();
+    let signals: Vec<_> = (0..16)
+        .map(|place| json!({"name": format!("s{place}"), "when": many}))
+        .collect();
+    spec(json!({"updates": updates, "signals": signals, "notification": {"text": many}}))
+}
+
+#[test]
+fn a_spec_full_of_large_patterns_is_refused_after_the_first_32_of_them() {
+    let begun = std::time::Instant::now();
+    let mistakes = Rules::check(&bomb()).expect_err("mistakes").to_string();
+    assert!(
+        mistakes.contains("spec.updates[0].value: calls matches once too often"),
+        "{mistakes}"
+    );
+    assert!(
+        mistakes.contains("spec.notification.text: calls matches once too often"),
+        "{mistakes}"
+    );
+    // A small part of them is compiled before the spec is refused.
+    assert!(
+        begun.elapsed() < std::time::Duration::from_secs(30),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[test]
+fn a_check_finds_what_compiling_finds() {
+    for more in [
+        json!({}),
+        json!({"updates": [{"field": "a", "value": "payload."}], "signals": [{"name": "s", "when": "playload"}]}),
+        json!({"updates": [{"field": "a", "value": "payload.a"}], "notification": {"text": "now +"}}),
+        json!({"task": {"prompt": "nobody()"}}),
+    ] {
+        let spec = spec(more);
+        assert_eq!(Rules::check(&spec), Rules::compile("prices", &spec).map(drop));
+    }
+}
+
+#[test]
+fn a_text_is_cut_by_its_bytes_and_by_those_that_it_has_as_json() {
+    let escaped = |text: &str| serde_json::to_string(text).expect("a text").len() - 2;
+    for (one, most) in [("a", 2_048), ("é", 1_024), ("\"", 2_048), ("\u{1}", 682)] {
+        let text = one.repeat(most);
+        assert_eq!(cut(text.clone()), text, "{one:?}");
+        let longer = cut(one.repeat(most + 1));
+        assert!(longer.ends_with(CUT) && longer.starts_with(one), "{one:?}");
+        assert!(
+            longer.len() <= MOST_TEXT_BYTES && escaped(&longer) <= MOST_ESCAPED_BYTES,
+            "{one:?}"
+        );
+    }
+    assert_eq!(cut(String::new()), "");
+}
+
+/// The largest event that a spec in ASCII and any payload can give.
+#[test]
+fn the_largest_event_has_room_in_one_delivery() {
+    let control = "\u{1}".repeat(4_000);
+    let updates: Vec<_> = (0..16)
+        .map(|place| json!({"field": format!("f{place}"), "value": "payload.long"}))
+        .collect();
+    let signals: Vec<_> = (0..16)
+        .map(|place| json!({"name": format!("s{place}"), "gate": "Both", "model": {"prompt": "p".repeat(2_048)}}))
+        .collect();
+    let mut sensor = Sensor::new(json!({
+        "updates": updates, "signals": signals, "notification": {"text": "payload.control"},
+        "limits": {"maxPayloadBytes": 1_048_576},
+    }));
+    let event = sensor.accepts(
+        0,
+        &json!({"long": "x".repeat(MOST_VALUE_BYTES - 2), "control": control}),
+    );
+    assert_eq!(event.trial.as_ref().expect("a trial").questions.len(), 16);
+    let bytes = serde_json::to_string(&event).expect("JSON").len();
+    assert!(bytes < 256 * 1024 - 1024, "{bytes}");
+    assert!(event.is_plausible());
 }

@@ -25,7 +25,7 @@ fn events(more: &Value, payloads: &[Value]) -> Vec<Event> {
     let hear = |(place, payload): (usize, &Value)| {
         let now = Timestamp::from_second(i64::try_from(place).expect("few")).expect("a moment");
         match rules.hear(&mut state, now, None, payload.to_string().as_bytes()) {
-            Outcome::Accepted(event) => event,
+            Outcome::Accepted(event) => *event,
             other => panic!("{other:?}: {:?}", state.failure),
         }
     };
@@ -147,7 +147,7 @@ fn all_mistakes_are_named_each_with_its_field_and_place() {
         "signals": [{"name": "a", "when": "nothing"}, {"name": "b", "when": "true"}, {"name": "c", "when": "size()"}],
         "task": {"prompt": "'"},
     });
-    let error = check("prices", &spec(&mistakes)).expect_err("mistakes").to_string();
+    let error = check(&spec(&mistakes)).expect_err("mistakes").to_string();
     let parts: Vec<&str> = error.split("; spec.").collect();
     let starts = [
         "spec.source.schedule.timeZone: Europe/Atlantis is no time zone",

@@ -46,6 +46,24 @@ pub struct Heard {
     pub payload: Vec<u8>,
     /// Where to go on after it.
     pub cursor: Cursor,
+    /// What makes another one a repeat of it.
+    pub repeat: Repeat,
+}
+
+/// What makes something that comes a repeat of what came before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Repeat {
+    /// It says the same as what came last: a page that did not change.
+    #[default]
+    SameAsLast,
+    /// Nothing: each message of a stream counts.
+    Never,
+    /// Its id, which its sender vouches for.
+    Id,
+    /// Its id and its text together: the id alone may be counted from 1 again, or be anybody's.
+    IdAndText,
+    /// Its id and its text. Only the text is signed, so the same text under another id is a replay.
+    SignedText,
 }
 
 /// Something came, and somebody waits to hear what became of it.
@@ -68,6 +86,10 @@ pub enum Taken {
     Known,
     /// It is beyond the limits of the Sensor, and passed over for good.
     Dropped,
+    /// It has more levels than a payload may have, and is passed over for good.
+    TooDeep,
+    /// The same signed text came before under another id: somebody sends again what is not his.
+    Replayed,
     /// It cannot be kept now: it has to come again.
     NotNow,
 }
@@ -79,6 +101,8 @@ pub struct Condition {
     pub connected: bool,
     /// Failures since it began.
     pub failures: i64,
+    /// Deliveries that were refused since it began: not signed, too large, malformed, or replayed.
+    pub refused: i64,
     /// Failures since the last success.
     pub consecutive_failures: i64,
     /// Why it does not hear; never text of a payload.
@@ -123,6 +147,7 @@ impl Feed {
             let well = Condition {
                 connected: true,
                 failures: condition.failures,
+                refused: condition.refused,
                 ..Condition::default()
             };
             let news = *condition != well;
@@ -138,10 +163,19 @@ impl Feed {
             *condition = Condition {
                 connected: false,
                 failures: condition.failures.saturating_add(1),
+                refused: condition.refused,
                 consecutive_failures: condition.consecutive_failures.saturating_add(1),
                 failure: Some(failure.into()),
                 next_attempt_at: next,
             };
+        });
+    }
+
+    /// A delivery was refused. Wakes nobody: strangers may cause as many as they like.
+    pub fn refused(&self) {
+        self.condition.send_if_modified(|condition| {
+            condition.refused = condition.refused.saturating_add(1);
+            false
         });
     }
 

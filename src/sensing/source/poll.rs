@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use self::talk::Talk;
 use super::backoff::{Backoff, jitter};
 use super::http::{Failure, Place, body, refused, unreachable};
-use super::{Cursor, Feed, Heard, Taken};
+use super::{Cursor, Feed, Heard, Repeat, Taken};
 use crate::api::polled_tool::PolledTool;
 use crate::api::source::Method;
 
@@ -94,7 +94,7 @@ impl Poller {
         match feed.give(heard).await {
             Taken::OnDisk | Taken::Known => *cursor = next,
             // Without its validator the page comes again, when there is room for it.
-            Taken::Dropped => {}
+            Taken::Dropped | Taken::TooDeep | Taken::Replayed => {}
             Taken::NotNow => {
                 return Err(Failure(
                     "what came cannot be kept now; look at the sensor pod's storage".into(),
@@ -131,6 +131,7 @@ impl Poller {
                 id: None,
                 payload,
                 cursor,
+                repeat: Repeat::SameAsLast,
             })),
         }
     }
@@ -167,6 +168,7 @@ impl Poller {
                 id: None,
                 payload,
                 cursor,
+                repeat: Repeat::SameAsLast,
             });
         }
         let unreadable = |_| Failure("the answer is not one of a Prometheus; look at the url".into());
@@ -191,6 +193,7 @@ impl Poller {
             id: None,
             payload,
             cursor,
+            repeat: Repeat::SameAsLast,
         })
     }
 }

@@ -8,8 +8,8 @@ use super::Feed;
 use super::backoff::{Backoff, jitter};
 use super::http::Failure;
 
-/// Wait before a connection that ended in order is made again, unless the server says another.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Shortest wait before a connection that ended in order is made again; the server may ask for a longer one.
+pub const PAUSE: Duration = Duration::from_secs(1);
 /// A connection that held so long has recovered.
 const HELD: Duration = Duration::from_mins(1);
 

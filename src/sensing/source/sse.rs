@@ -4,14 +4,14 @@
 
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, CONTENT_TYPE};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, Response, StatusCode};
 use tokio::time::{Instant, timeout};
 
 use super::backoff::LONGEST;
 use super::http::{Failure, Place, refused, silent, unreachable};
-use super::reopening::Reopening;
-use super::{Cursor, Feed, Heard, Taken};
+use super::reopening::{PAUSE, Reopening};
+use super::{Cursor, Feed, Heard, Repeat, Taken};
 
 /// Longest id that is kept.
 const MOST_ID: usize = 1024;
@@ -62,7 +62,8 @@ impl Listener {
                 self.give(event, cursor, feed).await?;
             }
             if let Some(retry) = parser.retry {
-                reopening.pause = retry.min(LONGEST);
+                // A server that says 0 would be asked without end.
+                reopening.pause = retry.clamp(PAUSE, LONGEST);
             }
         }
     }
@@ -74,8 +75,10 @@ impl Listener {
             .headers(self.place.headers()?)
             .header(ACCEPT, "text/event-stream")
             .header("cache-control", "no-cache");
-        if let Some(id) = &cursor.last_event_id {
-            request = request.header("last-event-id", id.as_bytes());
+        // An id that no header can carry, which a disk may still have, is none to go on from.
+        let id = cursor.last_event_id.as_ref();
+        if let Some(id) = id.and_then(|id| HeaderValue::from_bytes(id.as_bytes()).ok()) {
+            request = request.header("last-event-id", id);
         }
         let response = timeout(self.idle, request.send())
             .await
@@ -102,6 +105,13 @@ impl Listener {
             ..Cursor::default()
         };
         let heard = Heard {
+            // A server may count from 1 again after a restart, so that an id alone says nothing; and without ids two equal
+            // messages are two events.
+            repeat: if event.id.is_some() {
+                Repeat::IdAndText
+            } else {
+                Repeat::Never
+            },
             id: event.id,
             payload: event.data,
             cursor: next.clone(),
@@ -110,7 +120,7 @@ impl Listener {
             Taken::NotNow => Err(Failure(
                 "what came cannot be kept now; look at the sensor pod's storage".into(),
             )),
-            Taken::OnDisk | Taken::Known | Taken::Dropped => {
+            Taken::OnDisk | Taken::Known | Taken::Dropped | Taken::TooDeep | Taken::Replayed => {
                 *cursor = next;
                 Ok(())
             }
@@ -188,7 +198,9 @@ impl Parser {
         let value = value.strip_prefix(b" ").unwrap_or(value);
         match name {
             b"data" => self.append(value),
-            b"id" if !value.contains(&0) && value.len() <= MOST_ID => {
+            // The standard excludes only NUL; an id with another control character could never be sent back, and so the
+            // stream could never be opened again.
+            b"id" if value.len() <= MOST_ID && HeaderValue::from_bytes(value).is_ok() => {
                 let id = String::from_utf8_lossy(value).into_owned();
                 // An empty id means: none to go on from.
                 self.last_id = (!id.is_empty()).then(|| id.clone());

@@ -5,12 +5,7 @@ use std::path::{Path, PathBuf};
 use reqwest::{Certificate, ClientBuilder, Identity};
 
 use super::http::Failure;
-use crate::api::endpoint::Tls;
-
-/// Keys of the Secrets, by the names that Kubernetes gives them.
-const ROOTS: &str = "ca.crt";
-const CERTIFICATE: &str = "tls.crt";
-const KEY: &str = "tls.key";
+use crate::api::endpoint::{CERTIFICATE_KEY, PRIVATE_KEY_KEY, ROOTS_KEY, Tls};
 
 /// Where the Secrets of a source's `tls` are mounted, as far as the spec names them; read for each connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,10 +36,10 @@ impl TlsFiles {
     }
 
     pub(super) fn read(&self) -> Result<Material, Failure> {
-        let roots = self.ca_dir.as_ref().map(|dir| read(dir, ROOTS, "caSecretRef"));
+        let roots = self.ca_dir.as_ref().map(|dir| read(dir, ROOTS_KEY, "caSecretRef"));
         let identity = self.certificate_dir.as_ref().map(|dir| {
-            let certificate = read(dir, CERTIFICATE, "clientCertificateSecretRef")?;
-            let key = read(dir, KEY, "clientCertificateSecretRef")?;
+            let certificate = read(dir, CERTIFICATE_KEY, "clientCertificateSecretRef")?;
+            let key = read(dir, PRIVATE_KEY_KEY, "clientCertificateSecretRef")?;
             Ok([certificate, b"\n".to_vec(), key].concat())
         });
         Ok(Material {

@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::{Bytes, Message};
 
 use super::http::{Failure, Place, refused, silent, unreachable};
 use super::reopening::Reopening;
-use super::{Cursor, Feed, Heard, Taken};
+use super::{Cursor, Feed, Heard, Repeat, Taken};
 
 /// Bytes that are read at once: a sensor pod is small.
 const READ_BYTES: usize = 16 * 1024;
@@ -143,6 +143,8 @@ fn heard(payload: Vec<u8>) -> Heard {
         id: None,
         payload,
         cursor: Cursor::default(),
+        // Two equal messages are two events.
+        repeat: Repeat::Never,
     }
 }
 

@@ -48,7 +48,11 @@ fn a_path_that_leads_out_of_the_workspace_is_refused(#[case] path: &str, #[case]
 }
 
 fn look(size: u64, modified: i64) -> Look {
-    Look { size, modified }
+    Look {
+        size,
+        modified,
+        stamp: 0,
+    }
 }
 
 fn print(size: u64, modified: i64, hash: &str) -> Print {
@@ -64,6 +68,26 @@ fn found(files: &[(&str, Look)]) -> BTreeMap<String, Look> {
 
 const NOBODY: BTreeSet<String> = BTreeSet::new();
 const MILLISECOND: Duration = Duration::from_millis(1);
+
+#[test]
+fn another_file_of_the_same_size_and_time_is_read_and_one_that_a_journal_knew_is_not() {
+    let mut watcher = Watcher::new(BTreeMap::from([("a".to_owned(), print(1, 1, "x"))]));
+    let at = Duration::from_secs;
+    let stamped = |stamp| Look { stamp, ..look(1, 1) };
+    let mut compare = |second, stamp| watcher.compare(at(second), &found(&[("a", stamped(stamp))]), &NOBODY);
+    assert_eq!(compare(0, 7), []);
+    assert_eq!(compare(9, 7), []);
+    assert_eq!(compare(10, 8), []);
+    assert_eq!(compare(11, 8), [Task::Read("a".into(), stamped(8))]);
+}
+
+#[test]
+fn what_is_known_below_a_folder_is_what_is_in_it() {
+    let known = ["in", "in/a", "in/b/c", "inner"].map(|path| (path.to_owned(), print(1, 1, "x")));
+    let watcher = Watcher::new(BTreeMap::from(known));
+    let below = watcher.below("in").into_iter().map(|(path, _)| path);
+    assert_eq!(below.collect::<Vec<_>>(), ["in", "in/a", "in/b/c"]);
+}
 
 #[test]
 fn a_file_is_read_once_it_has_looked_the_same_for_a_second_and_not_before() {

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::api::SensorSpec;
 use crate::sensing::rules::Rules;
-use crate::sensing::source::{Cursor, Heard, Taken};
+use crate::sensing::source::{Cursor, Heard, Repeat, Taken};
 use crate::sensor::keeper::Keeper;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -20,24 +20,25 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 /// What a receiver has on disk: both in one transaction.
 #[derive(Clone, Debug, Default)]
 struct Journal {
-    through: i64,
+    through: HashMap<String, i64>,
     heard: Vec<String>,
 }
 
 impl Journal {
-    fn apply(&mut self, delivery: &Delivery) -> i64 {
-        for event in delivery
-            .events
-            .iter()
-            .filter(|event| event.seq > self.through)
-            .cloned()
-            .collect::<Vec<_>>()
-        {
-            self.through = event.seq;
-            self.heard
-                .extend(event.notifications.into_iter().map(|notice| notice.text));
+    fn apply(&mut self, delivery: &Delivery) -> Delivered {
+        let through = self.through.entry(delivery.outbox.clone()).or_default();
+        for event in &delivery.events {
+            if event.seq > *through {
+                *through = event.seq;
+                let texts = event.notifications.iter().map(|notice| notice.text.clone());
+                self.heard.extend(texts);
+            }
         }
-        self.through
+        Delivered {
+            sensor: delivery.sensor.clone(),
+            outbox: delivery.outbox.clone(),
+            through: *through,
+        }
     }
 }
 
@@ -68,7 +69,7 @@ impl World {
         (*state >> 11) % limit
     }
 
-    fn apply(&self, deliver: &Deliver) -> i64 {
+    fn apply(&self, deliver: &Deliver) -> Delivered {
         let mut journals = self.journals.lock().unwrap();
         journals
             .entry(deliver.receiver.clone())
@@ -93,7 +94,7 @@ impl World {
 }
 
 impl Road for World {
-    async fn send(&self, deliver: &Deliver) -> Result<i64, String> {
+    async fn send(&self, deliver: &Deliver) -> Result<Delivered, String> {
         // Every message is away for a moment, in which others happen.
         sleep(Duration::from_micros(self.below(500))).await;
         match self.fate() {
@@ -143,7 +144,9 @@ impl Pod {
             name: name.into(),
             revision: 0,
         });
-        outbox.receive(&super::receivers(&receivers)).unwrap();
+        outbox
+            .receive(&super::receivers(&receivers), Timestamp::UNIX_EPOCH)
+            .unwrap();
         let outbox = Shelf::share(outbox, restored.last);
         let level = watch::Sender::new(Some(receivers.to_vec()));
         let deliverer = Deliverer {
@@ -181,6 +184,7 @@ fn heard(n: i64) -> Heard {
         id: Some(n.to_string()),
         payload: n.to_string().into_bytes(),
         cursor: Cursor::default(),
+        repeat: Repeat::IdAndText,
     }
 }
 
@@ -251,11 +255,15 @@ struct Away {
 }
 
 impl Road for Away {
-    async fn send(&self, deliver: &Deliver) -> Result<i64, String> {
+    async fn send(&self, deliver: &Deliver) -> Result<Delivered, String> {
         *self.tries.lock().unwrap() += 1;
         let last = deliver.delivery.events.last().map(|event| event.seq);
         if *self.back.lock().unwrap() {
-            Ok(last.unwrap_or_default())
+            Ok(Delivered {
+                outbox: deliver.delivery.outbox.clone(),
+                through: last.unwrap_or_default(),
+                ..Delivered::default()
+            })
         } else {
             Err("away".into())
         }
@@ -273,7 +281,9 @@ async fn one_that_is_away_is_tried_ever_less_and_at_once_when_it_may_be_back() {
             revision,
         }])
     };
-    outbox.receive(&receivers(&terms(0).unwrap())).unwrap();
+    outbox
+        .receive(&receivers(&terms(0).unwrap()), Timestamp::UNIX_EPOCH)
+        .unwrap();
     let outbox = Shelf::share(outbox, restored.last);
     let spec: SensorSpec = serde_json::from_value(json!({"agentNames": ["a"], "source": {}})).unwrap();
     let mut keeper = Keeper::new(Arc::clone(&outbox), restored, Rules::compile("s", &spec).unwrap());
@@ -299,5 +309,52 @@ async fn one_that_is_away_is_tried_ever_less_and_at_once_when_it_may_be_back() {
     let tries = *road.tries.lock().unwrap();
     sleep(Duration::from_hours(1)).await;
     assert_eq!(*road.tries.lock().unwrap(), tries);
+    task.abort();
+}
+
+/// Says that it has more than there is, and ever more of it.
+#[derive(Default)]
+struct Liar(Mutex<Vec<String>>);
+
+impl Road for Liar {
+    async fn send(&self, deliver: &Deliver) -> Result<Delivered, String> {
+        let mut ids = self.0.lock().unwrap();
+        ids.push(deliver.delivery.outbox.clone());
+        Ok(Delivered {
+            outbox: deliver.delivery.outbox.clone(),
+            through: i64::MAX - 1_000_000 + i64::try_from(ids.len()).unwrap(),
+            ..Delivered::default()
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_receiver_that_says_what_cannot_be_is_no_hot_loop() {
+    let dir = dir();
+    let (mut outbox, restored) = Outbox::open(dir.path(), "uid", Timestamp::from_second(1_000).unwrap()).unwrap();
+    let terms = vec![ReceiverTerms {
+        uid: "a".into(),
+        name: "a".into(),
+        revision: 0,
+    }];
+    outbox.receive(&receivers(&terms), Timestamp::UNIX_EPOCH).unwrap();
+    let outbox = Shelf::share(outbox, restored.last);
+    let spec: SensorSpec = serde_json::from_value(json!({"agentNames": ["a"], "source": {}})).unwrap();
+    let mut keeper = Keeper::new(Arc::clone(&outbox), restored, Rules::compile("s", &spec).unwrap());
+    let road = Arc::new(Liar::default());
+    let level = watch::Sender::new(Some(terms));
+    let deliverer = Deliverer {
+        outbox: Arc::clone(&outbox),
+        road: Arc::clone(&road),
+        sensor: "uid".into(),
+        name: "s".into(),
+    };
+    let task = tokio::spawn(deliverer.run(level.subscribe()));
+    keeper.hear(&heard(1), Timestamp::from_second(1_000).unwrap()).unwrap();
+    sleep(Duration::from_hours(1)).await;
+    let ids = road.0.lock().unwrap().clone();
+    assert!((120..=260).contains(&ids.len()), "{} tries in an hour", ids.len());
+    assert_eq!(ids[1], format!("{}.1", ids[0]));
+    assert_eq!(outbox.lock().pending().unwrap()["a"], 1, "what it never took waits");
     task.abort();
 }

@@ -24,7 +24,7 @@ fn keeper(dir: &TempDir, limits: &serde_json::Value) -> Keeper {
         uid: "x-uid".into(),
         name: "x".into(),
     };
-    outbox.receive(&[receiver]).unwrap();
+    outbox.receive(&[receiver], at(0)).unwrap();
     let last = restored.last;
     Keeper::new(Shelf::share(outbox, last), restored, rules(limits))
 }
@@ -37,6 +37,7 @@ fn heard(n: i64, cursor: &str) -> Heard {
             etag: Some(cursor.into()),
             ..Cursor::default()
         },
+        repeat: Repeat::SameAsLast,
     }
 }
 
@@ -72,7 +73,7 @@ fn numbers_go_on_above_those_of_an_outbox_that_was_lost() {
     let mut keeper_before = keeper(&first, &json!({}));
     keeper_before.hear(&heard(1, "a"), at(1)).unwrap();
     let (mut outbox, restored) = Outbox::open(second.path(), "uid", at(1_001)).unwrap();
-    outbox.receive(&[]).unwrap();
+    outbox.receive(&[], at(0)).unwrap();
     let keeper_after = Keeper::new(Shelf::share(outbox, restored.last), restored, rules(&json!({})));
     assert!(keeper_after.state().seq > keeper_before.state().seq);
 }
@@ -119,4 +120,109 @@ fn what_is_not_understood_is_counted_and_not_heard_again() {
     assert_eq!(keeper.state().totals.errors, 1);
     assert_eq!(keeper.cursor().etag.as_deref(), Some("a"));
     assert!(texts(&keeper).is_empty());
+}
+
+/// A message with this id and this text.
+fn sent(repeat: Repeat, id: Option<&str>, n: i64) -> Heard {
+    Heard {
+        id: id.map(str::to_owned),
+        repeat,
+        ..heard(n, "a")
+    }
+}
+
+#[test]
+fn an_id_is_known_after_more_than_256_others_and_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = || json!({"perMinute": 60_000});
+    let mut keeper_before = keeper(&dir, &limits());
+    for n in 0..300 {
+        let message = sent(Repeat::Id, Some(&n.to_string()), n);
+        assert_eq!(keeper_before.hear(&message, at(n)).unwrap(), Taken::OnDisk);
+    }
+    drop(keeper_before);
+    let mut keeper = keeper(&dir, &limits());
+    // The sender did not hear the answer, and tries again hours later; of its id the text is its own affair.
+    for again in [sent(Repeat::Id, Some("0"), 0), sent(Repeat::Id, Some("0"), 7)] {
+        assert_eq!(keeper.hear(&again, at(20_000)).unwrap(), Taken::Known);
+    }
+    assert_eq!(keeper.state().totals.filtered, 2);
+    assert_eq!(texts(&keeper).len(), 64);
+}
+
+#[test]
+fn a_stream_that_counts_its_ids_anew_and_one_without_ids_lose_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut keeper = keeper(&dir, &json!({}));
+    let mut hear = |message: &Heard| keeper.hear(message, at(0)).unwrap();
+    assert_eq!(hear(&sent(Repeat::IdAndText, Some("1"), 1)), Taken::OnDisk);
+    assert_eq!(hear(&sent(Repeat::IdAndText, Some("1"), 1)), Taken::Known);
+    assert_eq!(hear(&sent(Repeat::IdAndText, Some("1"), 2)), Taken::OnDisk);
+    for _ in 0..2 {
+        assert_eq!(hear(&sent(Repeat::Never, None, 3)), Taken::OnDisk);
+    }
+    assert_eq!(texts(&keeper), ["1", "2", "3", "3"]);
+}
+
+#[test]
+fn a_signed_text_under_another_id_is_a_replay_and_an_id_is_not_taken_by_who_comes_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut keeper = keeper(&dir, &json!({}));
+    let mut hear = |id: Option<&str>, n: i64| keeper.hear(&sent(Repeat::SignedText, id, n), at(0)).unwrap();
+    assert_eq!(hear(Some("a"), 1), Taken::OnDisk);
+    assert_eq!(hear(Some("a"), 1), Taken::Known, "sent again by its sender");
+    assert_eq!(hear(Some("b"), 1), Taken::Replayed);
+    assert_eq!(hear(None, 1), Taken::Known);
+    // Somebody sent an old text under the id that the next one will have.
+    assert_eq!(hear(Some("a"), 2), Taken::OnDisk);
+    assert_eq!(hear(None, 3), Taken::OnDisk);
+    assert_eq!(hear(None, 3), Taken::Known);
+    assert_eq!(texts(&keeper), ["1", "2", "3"]);
+}
+
+#[test]
+fn what_was_dropped_may_come_again_and_what_is_held_may_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut keeper = keeper(&dir, &json!({"perMinute": 2, "minIntervalMilliseconds": 10_000}));
+    let mut hear = |id: &str, n: i64, second: i64| keeper.hear(&sent(Repeat::Id, Some(id), n), at(second)).unwrap();
+    assert_eq!(hear("a", 1, 0), Taken::OnDisk);
+    assert_eq!(hear("b", 2, 1), Taken::OnDisk, "held");
+    assert_eq!(hear("b", 2, 2), Taken::Known);
+    assert_eq!(hear("c", 3, 12), Taken::OnDisk, "held in its turn");
+    assert_eq!(hear("d", 4, 30), Taken::Dropped);
+    assert_eq!(hear("d", 4, 100), Taken::OnDisk);
+    // The second one was due when the third came.
+    assert_eq!(texts(&keeper), ["1", "2", "4"]);
+}
+
+#[test]
+fn of_another_source_it_knows_no_place_to_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut keeper_before = keeper(&dir, &json!({}));
+    keeper_before.listen_to("page-a").unwrap();
+    keeper_before.hear(&heard(1, "etag"), at(0)).unwrap();
+    drop(keeper_before);
+    let mut keeper_after = keeper(&dir, &json!({}));
+    keeper_after.listen_to("page-a").unwrap();
+    assert_eq!(keeper_after.cursor().etag.as_deref(), Some("etag"));
+    keeper_after.listen_to("page-b").unwrap();
+    assert_eq!(*keeper_after.cursor(), Cursor::default());
+}
+
+#[test]
+fn what_is_too_deep_is_said_to_be_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut keeper = keeper(&dir, &json!({}));
+    let nested = |levels: usize| Heard {
+        payload: format!("{}{}", "[".repeat(levels), "]".repeat(levels)).into_bytes(),
+        ..sent(Repeat::Id, Some("a"), 0)
+    };
+    for levels in [34, 200] {
+        assert_eq!(keeper.hear(&nested(levels), at(0)).unwrap(), Taken::TooDeep);
+    }
+    assert_eq!(
+        keeper.hear(&nested(32), at(0)).unwrap(),
+        Taken::OnDisk,
+        "not understood by the rules, but heard"
+    );
 }

@@ -9,8 +9,9 @@ use crate::disk::{self, Fault};
 pub enum OutboxError {
     /// No room on the volume.
     #[error(
-        "the volume under {} is full, so nothing more is taken: make it larger (spec.storage.size; the storage class \
-         must allow expansion); the Sensor then goes on by itself",
+        "the volume under {} is full, so nothing more is taken: make it larger by editing its PersistentVolumeClaim \
+         (outbox-<sensor>-sensor-0; the storage class must allow expansion), or make the Sensor anew with a larger \
+         spec.storage.size; it goes on by itself once there is room",
         .dir.display()
     )]
     Full {

@@ -1,31 +1,43 @@
 //! The outbox: events that were accepted and that some receiver does not have yet. SQLite on the pod's own claim.
 //!
 //! What an arrival did to the rules' memory, where its source goes on, and its event are one transaction: after a crash
-//! all of that is there, or nothing, and then it is heard again. Bounded: of each field only the newest value is kept, and
-//! of notifications the newest [`MOST_NOTIFICATIONS`]; what goes is counted.
+//! all of that is there, or nothing, and then it is heard again. Bounded: of each field only the newest value is kept, of
+//! notifications the newest [`MOST_NOTIFICATIONS`], and of all that as much as there is room for; what goes is counted.
+//!
+//! Each outbox has an id of its own, which goes with its events: a receiver compares the numbers of one outbox alone, so
+//! that one that was lost, and whose successor begins at lower numbers because a clock was set back, hides nothing.
 
 mod error;
+mod ids;
+mod receivers;
 mod schema;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::disk;
+use crate::disk::{self, Ballast};
 use crate::link::deliveries::MOST_DELIVERY_EVENTS;
 use crate::sensing::delivery::{Event, FieldValue, Notice};
 use crate::sensing::source::Cursor;
 pub use error::OutboxError;
+pub use ids::Key;
+pub use receivers::{GRACE, Receiver, Word};
 
 /// Notifications that are kept for receivers that are away.
 pub const MOST_NOTIFICATIONS: i64 = 10_000;
 /// Events that are kept: those beyond have lost their values and notifications before, or have none before they are scored.
 pub const MOST_EVENTS: i64 = 10_000;
+
+/// Most bytes on disk, unless the volume is smaller.
+pub const MOST_BYTES: i64 = 256 * 1024 * 1024;
+/// Notifications and events that go at once when the bytes are too many.
+const STEP: i64 = 64;
 
 const FILE: &str = "outbox.sqlite";
 const LOCK_FILE: &str = "outbox.lock";
@@ -36,6 +48,8 @@ pub struct Outbox {
     file: PathBuf,
     most_notifications: i64,
     most_events: i64,
+    most_bytes: i64,
+    ballast: Option<Ballast>,
     /// Held until the outbox is dropped; the system frees it when the process dies.
     _lock: File,
 }
@@ -47,7 +61,7 @@ pub struct Restored<S> {
     pub state: Option<S>,
     /// Where the source goes on.
     pub cursor: Cursor,
-    /// Number of the last event; of a new outbox a number above all that one before it, on another volume, gave.
+    /// The next event gets a number above this one.
     pub last: i64,
 }
 
@@ -60,15 +74,8 @@ pub struct Taking<'a, S> {
     pub cursor: Option<&'a Cursor>,
     /// The event that it became.
     pub event: Option<&'a Event>,
-}
-
-/// Who gets the events.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Receiver {
-    /// Uid of the Agent.
-    pub uid: String,
-    /// Its name.
-    pub name: String,
+    /// By what a repeat of it is known, and when it came.
+    pub ids: (&'a [Key], Timestamp),
 }
 
 impl Outbox {
@@ -82,12 +89,16 @@ impl Outbox {
         let lock = disk::lock(&dir.join(LOCK_FILE)).map_err(|error| OutboxError::from_io(dir, &error))?;
         let lock = lock.ok_or_else(|| OutboxError::Locked { dir: dir.into() })?;
         let file = dir.join(FILE);
-        let connection = disk::connect(&file).map_err(|error| OutboxError::from_sqlite(&file, &error))?;
+        let connection =
+            disk::connect(&file, Duration::ZERO).map_err(|error| OutboxError::from_sqlite(&file, &error))?;
         let mut outbox = Self {
             connection,
             file,
             most_notifications: MOST_NOTIFICATIONS,
             most_events: MOST_EVENTS,
+            most_bytes: MOST_BYTES,
+            // Without room for it the outbox is nearly full: it is used as it is.
+            ballast: Ballast::take(dir).ok(),
             _lock: lock,
         };
         let restored = outbox.restore(sensor, now)?;
@@ -104,9 +115,10 @@ impl Outbox {
             });
         }
         if found == 0 {
-            // Receivers pass over numbers that they know: a lost outbox must not give them out again.
-            let last = now.as_millisecond();
-            schema::create(&mut self.connection, sensor, last).map_err(|error| self.sqlite(&error))?;
+            schema::create(&mut self.connection, sensor, &ids::random(), now.as_millisecond())
+                .map_err(|error| self.sqlite(&error))?;
+        } else if found < schema::VERSION {
+            schema::upgrade(&mut self.connection).map_err(|error| self.sqlite(&error))?;
         }
         let owner = self.text("sensor")?.unwrap_or_default();
         if owner != sensor {
@@ -115,11 +127,35 @@ impl Outbox {
                 owner,
             });
         }
-        let last = self.text("last")?.and_then(|last| last.parse().ok());
+        let last = self.text("last")?.and_then(|last| last.parse::<i64>().ok());
+        let last = last.ok_or_else(|| self.corrupted("its last number is missing"))?;
         Ok(Restored {
             state: self.json("state")?,
             cursor: self.json("cursor")?.unwrap_or_default(),
-            last: last.ok_or_else(|| self.corrupted("its last number is missing"))?,
+            // A volume that went back to an earlier state, as from a snapshot, must not give out numbers that it gave after it.
+            last: last.max(now.as_millisecond()),
+        })
+    }
+
+    /// Says how large its volume is: half of it is for the outbox, the rest for what SQLite and the file system need.
+    pub fn fit(&mut self, volume_bytes: i64) {
+        self.most_bytes = (volume_bytes / 2).clamp(STEP * 1024, MOST_BYTES);
+    }
+
+    /// Says which source it is that events come from. Of another one than before nothing is known: neither where to go on nor
+    /// what its sender called its events. True: it is another one.
+    pub fn listen_to(&mut self, source: &str) -> Result<bool, OutboxError> {
+        let before = self.text("source")?;
+        if before.as_deref() == Some(source) {
+            return Ok(false);
+        }
+        self.transact(|transaction| {
+            put(transaction, "source", source)?;
+            if before.is_some() {
+                transaction.execute("DELETE FROM kv WHERE key = 'cursor'", [])?;
+                transaction.execute("DELETE FROM ids", [])?;
+            }
+            Ok(before.is_some())
         })
     }
 
@@ -129,13 +165,18 @@ impl Outbox {
         let state = serde_json::to_string(taking.state).map_err(|error| self.unwritten(&error))?;
         let cursor = taking.cursor.map(serde_json::to_string).transpose();
         let cursor = cursor.map_err(|error| self.unwritten(&error))?;
-        let bounds = (self.most_notifications, self.most_events);
+        let bounds = Bounds {
+            notifications: self.most_notifications,
+            events: self.most_events,
+            bytes: self.most_bytes,
+        };
         let event = taking.event;
         self.transact(|transaction| {
             put(transaction, "state", &state)?;
             if let Some(cursor) = cursor {
                 put(transaction, "cursor", &cursor)?;
             }
+            ids::remember(transaction, taking.ids, bounds.bytes)?;
             let Some(event) = event else {
                 return Ok(0);
             };
@@ -145,52 +186,8 @@ impl Outbox {
                 return Ok(0);
             }
             insert(transaction, event)?;
-            bound(transaction, bounds)
+            bounds.keep(transaction)
         })
-    }
-
-    /// Says who gets the events from now on. One that is new gets what comes from now on; what only those that are gone
-    /// waited for is forgotten.
-    pub fn receive(&mut self, receivers: &[Receiver]) -> Result<(), OutboxError> {
-        let known = self.receivers()?;
-        if known.iter().map(|(receiver, _)| receiver).eq(receivers) {
-            return Ok(());
-        }
-        self.transact(|transaction| {
-            for (old, _) in &known {
-                if !receivers.iter().any(|receiver| receiver.uid == old.uid) {
-                    transaction.execute("DELETE FROM receivers WHERE uid = ?1", [&old.uid])?;
-                }
-            }
-            for receiver in receivers {
-                transaction
-                    .prepare_cached(
-                        "INSERT INTO receivers (uid, name, through)
-                         VALUES (?1, ?2, (SELECT CAST(value AS INTEGER) FROM kv WHERE key = 'last'))
-                         ON CONFLICT (uid) DO UPDATE SET name = ?2",
-                    )?
-                    .execute([&receiver.uid, &receiver.name])?;
-            }
-            forget(transaction)
-        })
-    }
-
-    /// Who gets the events, in the order of their uids, and through which number they have them.
-    pub fn receivers(&self) -> Result<Vec<(Receiver, i64)>, OutboxError> {
-        let read = || {
-            let mut statement = self
-                .connection
-                .prepare_cached("SELECT uid, name, through FROM receivers ORDER BY uid")?;
-            let rows = statement.query_map([], |row| {
-                let receiver = Receiver {
-                    uid: row.get(0)?,
-                    name: row.get(1)?,
-                };
-                Ok((receiver, row.get(2)?))
-            })?;
-            rows.collect::<Result<_, _>>()
-        };
-        read().map_err(|error| self.sqlite(&error))
     }
 
     /// The next events for a receiver, in order: as many as it takes at once and as have `most` bytes in all, but one at
@@ -239,33 +236,6 @@ impl Outbox {
         })
     }
 
-    /// A receiver has all events through this number; what all have is forgotten. A repeat, or what a receiver cannot
-    /// have, changes nothing.
-    pub fn acknowledge(&mut self, receiver: &str, through: i64) -> Result<(), OutboxError> {
-        self.transact(|transaction| {
-            let changed = transaction
-                .prepare_cached(
-                    "UPDATE receivers SET through = ?2
-                     WHERE uid = ?1 AND through < ?2
-                     AND ?2 <= (SELECT CAST(value AS INTEGER) FROM kv WHERE key = 'last')",
-                )?
-                .execute(params![receiver, through])?;
-            if changed > 0 { forget(transaction) } else { Ok(()) }
-        })
-    }
-
-    /// How many events each receiver still waits for, by its uid.
-    pub fn pending(&self) -> Result<BTreeMap<String, i64>, OutboxError> {
-        let read = || {
-            let mut statement = self
-                .connection
-                .prepare_cached("SELECT uid, (SELECT count(*) FROM events WHERE seq > through) FROM receivers")?;
-            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            rows.collect::<Result<_, _>>()
-        };
-        read().map_err(|error| self.sqlite(&error))
-    }
-
     fn transact<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>) -> Result<T, OutboxError> {
         let write = || {
             let transaction = self
@@ -277,6 +247,19 @@ impl Outbox {
         };
         let written = write();
         written.map_err(|error: rusqlite::Error| OutboxError::from_sqlite(&self.file, &error))
+    }
+
+    /// The same for what makes room: on a full volume it gives the ballast up.
+    fn transact_on_ballast<T>(
+        &mut self,
+        work: impl Fn(&Transaction<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, OutboxError> {
+        match self.transact(&work) {
+            Err(OutboxError::Full { .. }) if self.ballast.take().is_some_and(|ballast| ballast.release()) => {
+                self.transact(&work)
+            }
+            result => result,
+        }
     }
 
     fn text(&self, key: &str) -> Result<Option<String>, OutboxError> {
@@ -345,13 +328,53 @@ fn insert(transaction: &Transaction<'_>, event: &Event) -> rusqlite::Result<()> 
     Ok(())
 }
 
-/// Drops what is beyond the bounds, oldest first. How many notifications that were.
-fn bound(transaction: &Transaction<'_>, (notifications, events): (i64, i64)) -> rusqlite::Result<i64> {
+/// How much is kept.
+#[derive(Clone, Copy)]
+struct Bounds {
+    notifications: i64,
+    events: i64,
+    bytes: i64,
+}
+
+impl Bounds {
+    /// Drops what is beyond them, oldest first. How many notifications, and events that were to be scored, that were.
+    fn keep(self, transaction: &Transaction<'_>) -> rusqlite::Result<i64> {
+        let mut dropped = drop_notices(transaction, self.notifications)?;
+        dropped += drop_events(transaction, self.events)?;
+        while used(transaction)? > self.bytes {
+            let before = (count(transaction, "notices")?, count(transaction, "events")?);
+            dropped += drop_notices(transaction, (before.0 - STEP).max(0))?;
+            dropped += drop_events(transaction, (before.1 - STEP).max(0))?;
+            if before == (count(transaction, "notices")?, count(transaction, "events")?) {
+                break;
+            }
+        }
+        Ok(dropped)
+    }
+}
+
+/// Bytes of the file that hold something.
+fn used(transaction: &Transaction<'_>) -> rusqlite::Result<i64> {
+    let number = |name| transaction.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    Ok((number("page_count")? - number("freelist_count")?) * number("page_size")?)
+}
+
+fn count(transaction: &Transaction<'_>, table: &str) -> rusqlite::Result<i64> {
+    transaction
+        .prepare_cached(&format!("SELECT count(*) FROM {table}"))?
+        .query_row([], |row| row.get(0))
+}
+
+fn drop_notices(transaction: &Transaction<'_>, most: i64) -> rusqlite::Result<i64> {
     let dropped = transaction
         .prepare_cached(
             "DELETE FROM notices WHERE rowid IN (SELECT rowid FROM notices ORDER BY seq DESC, place DESC LIMIT -1 OFFSET ?1)",
         )?
-        .execute([notifications])?;
+        .execute([most])?;
+    Ok(i64::try_from(dropped).unwrap_or(i64::MAX))
+}
+
+fn drop_events(transaction: &Transaction<'_>, most: i64) -> rusqlite::Result<i64> {
     // An event that still has a field's newest value stays; there are few fields.
     let beyond = "seq IN (SELECT seq FROM events ORDER BY seq DESC LIMIT -1 OFFSET ?1)
         AND seq NOT IN (SELECT seq FROM updates) AND seq NOT IN (SELECT seq FROM notices)";
@@ -359,11 +382,11 @@ fn bound(transaction: &Transaction<'_>, (notifications, events): (i64, i64)) -> 
         .prepare_cached(&format!(
             "SELECT count(*) FROM events WHERE {beyond} AND json_type(json, '$.trial') IS NOT NULL"
         ))?
-        .query_row([events], |row| row.get(0))?;
+        .query_row([most], |row| row.get(0))?;
     transaction
         .prepare_cached(&format!("DELETE FROM events WHERE {beyond}"))?
-        .execute([events])?;
-    Ok(untried.saturating_add(i64::try_from(dropped).unwrap_or(i64::MAX)))
+        .execute([most])?;
+    Ok(untried)
 }
 
 /// Drops what every receiver has.

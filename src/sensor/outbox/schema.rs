@@ -3,18 +3,34 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// Version of the tables, kept in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 1;
+pub(super) const VERSION: i64 = 2;
 
-/// `kv`: the Sensor's uid, the last number, the rules' memory, the source's place. `events`: what some receiver does not
+/// `kv`: the Sensor's uid, the outbox's own id, the last number, the rules' memory, the source and its place. `receivers`:
+/// who gets the events; `epoch` counts how often a receiver knew of numbers that were never given, `left` is when it ceased to
+/// be one, in milliseconds. `ids`: what the senders called or said in what was accepted. `events`: what some receiver does not
 /// have yet, without values and notifications. `updates`: a field's newest value, at the event that gave it.
 const TABLES: &str = "
 CREATE TABLE kv (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE receivers (uid TEXT PRIMARY KEY, name TEXT NOT NULL, through INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE receivers (
+    uid TEXT PRIMARY KEY, name TEXT NOT NULL, through INTEGER NOT NULL, epoch INTEGER NOT NULL DEFAULT 0, left INTEGER
+) WITHOUT ROWID;
 CREATE TABLE events (seq INTEGER PRIMARY KEY, json TEXT NOT NULL);
 CREATE TABLE updates (field TEXT PRIMARY KEY, seq INTEGER NOT NULL, place INTEGER NOT NULL, json TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX updates_seq ON updates (seq);
 CREATE TABLE notices (seq INTEGER NOT NULL, place INTEGER NOT NULL, json TEXT NOT NULL);
 CREATE INDEX notices_seq ON notices (seq, place);
+";
+
+/// New with version 2.
+const IDS: &str = "
+CREATE TABLE ids (key BLOB PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX ids_at ON ids (at);
+";
+/// What version 1 lacks. Its outboxes keep an empty id: a receiver that has some of their events must not get them again.
+const FROM_1: &str = "
+ALTER TABLE receivers ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE receivers ADD COLUMN left INTEGER;
+INSERT INTO kv (key, value) VALUES ('outbox', '');
 ";
 
 /// The version of the tables found; 0 for an empty file.
@@ -23,13 +39,23 @@ pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
 }
 
 /// Makes the tables for the Sensor with this uid, all of it or nothing.
-pub(super) fn create(connection: &mut Connection, sensor: &str, last: i64) -> rusqlite::Result<()> {
+pub(super) fn create(connection: &mut Connection, sensor: &str, outbox: &str, last: i64) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     transaction.execute_batch(TABLES)?;
+    transaction.execute_batch(IDS)?;
     transaction.execute(
-        "INSERT INTO kv (key, value) VALUES ('sensor', ?1), ('last', ?2)",
-        [sensor, &last.to_string()],
+        "INSERT INTO kv (key, value) VALUES ('sensor', ?1), ('outbox', ?2), ('last', ?3)",
+        [sensor, outbox, &last.to_string()],
     )?;
+    transaction.pragma_update(None, "user_version", VERSION)?;
+    transaction.commit()
+}
+
+/// Brings the tables of version 1 up to date, all of them or nothing.
+pub(super) fn upgrade(connection: &mut Connection) -> rusqlite::Result<()> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    transaction.execute_batch(FROM_1)?;
+    transaction.execute_batch(IDS)?;
     transaction.pragma_update(None, "user_version", VERSION)?;
     transaction.commit()
 }

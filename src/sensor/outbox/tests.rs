@@ -1,6 +1,8 @@
 //! The outbox on real files: what it keeps, its bounds, and kills at each moment of a write.
 
-use std::collections::BTreeSet;
+mod kept;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use pretty_assertions::assert_eq;
 use proptest::prelude::*;
@@ -26,6 +28,10 @@ fn open(dir: &Path) -> (Outbox, Restored<i64>) {
     Outbox::open(dir, SENSOR, Timestamp::from_millisecond(START).unwrap()).unwrap()
 }
 
+fn now() -> Timestamp {
+    Timestamp::from_millisecond(START).unwrap()
+}
+
 fn receiver(name: &str) -> Receiver {
     Receiver {
         uid: format!("uid-{name}"),
@@ -49,7 +55,7 @@ fn event(n: i64, field: &str) -> Event {
             priority: Priority::Normal,
         }],
         wakes: vec!["sensor/s".into()],
-        trial: None,
+        ..Event::default()
     }
 }
 
@@ -66,6 +72,7 @@ fn take(outbox: &mut Outbox, event: &Event) -> i64 {
         state: &n,
         cursor: Some(&cursor(n)),
         event: Some(event),
+        ids: (&[], now()),
     };
     outbox.take(&taking).unwrap()
 }
@@ -87,7 +94,7 @@ fn what_was_taken_is_there_after_the_process_is_gone() {
             last: START
         }
     );
-    outbox.receive(&[receiver("a")]).unwrap();
+    outbox.receive(&[receiver("a")], now()).unwrap();
     let first = event(1, "x");
     take(&mut outbox, &first);
     drop(outbox);
@@ -107,15 +114,15 @@ fn what_was_taken_is_there_after_the_process_is_gone() {
 fn an_event_leaves_once_every_receiver_has_it() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a"), receiver("b")]).unwrap();
+    outbox.receive(&[receiver("a"), receiver("b")], now()).unwrap();
     take(&mut outbox, &event(1, "x"));
     take(&mut outbox, &event(2, "y"));
-    outbox.acknowledge("uid-a", START + 2).unwrap();
+    outbox.acknowledge("uid-a", "", START + 2).unwrap();
     assert_eq!(outbox.next("uid-a", ALL).unwrap(), []);
     assert_eq!(texts(&outbox.next("uid-b", ALL).unwrap()), ["1", "2"]);
-    outbox.acknowledge("uid-b", START + 1).unwrap();
+    outbox.acknowledge("uid-b", "", START + 1).unwrap();
     assert_eq!(texts(&outbox.next("uid-b", ALL).unwrap()), ["2"]);
-    outbox.acknowledge("uid-b", START + 2).unwrap();
+    outbox.acknowledge("uid-b", "", START + 2).unwrap();
     for table in ["events", "updates", "notices"] {
         let rows: i64 = outbox
             .connection
@@ -129,14 +136,14 @@ fn an_event_leaves_once_every_receiver_has_it() {
 fn an_acknowledgement_that_comes_late_twice_or_from_nowhere_changes_nothing() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")]).unwrap();
+    outbox.receive(&[receiver("a")], now()).unwrap();
     for n in 1..=3 {
         take(&mut outbox, &event(n, "x"));
     }
-    outbox.acknowledge("uid-a", START + 2).unwrap();
+    outbox.acknowledge("uid-a", "", START + 2).unwrap();
     for through in [START + 1, START + 2, START + 4, i64::MAX, -1] {
-        outbox.acknowledge("uid-a", through).unwrap();
-        outbox.acknowledge("uid-unknown", through).unwrap();
+        outbox.acknowledge("uid-a", "", through).unwrap();
+        outbox.acknowledge("uid-unknown", "", through).unwrap();
         assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["3"]);
     }
 }
@@ -146,28 +153,42 @@ fn a_new_receiver_gets_what_comes_from_then_on_and_one_that_goes_holds_nothing_b
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     take(&mut outbox, &event(1, "x"));
-    outbox.receive(&[receiver("a")]).unwrap();
+    outbox.receive(&[receiver("a")], now()).unwrap();
     take(&mut outbox, &event(2, "x"));
-    outbox.receive(&[receiver("a"), receiver("b")]).unwrap();
+    outbox.receive(&[receiver("a"), receiver("b")], now()).unwrap();
     take(&mut outbox, &event(3, "y"));
     assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["2", "3"]);
     assert_eq!(texts(&outbox.next("uid-b", ALL).unwrap()), ["3"]);
-    outbox.acknowledge("uid-b", START + 3).unwrap();
+    outbox.acknowledge("uid-b", "", START + 3).unwrap();
     let pending = outbox.pending().unwrap();
     assert_eq!(pending, BTreeMap::from([("uid-a".into(), 2), ("uid-b".into(), 0)]));
-    outbox.receive(&[receiver("b")]).unwrap();
-    assert_eq!(outbox.next("uid-a", ALL).unwrap(), []);
-    // Back under the same uid: what it left for is gone, what comes is its own again.
-    outbox.receive(&[receiver("a"), receiver("b")]).unwrap();
+    outbox.receive(&[receiver("b")], now()).unwrap();
+    assert_eq!(outbox.pending().unwrap(), BTreeMap::from([("uid-b".into(), 0)]));
     take(&mut outbox, &event(4, "x"));
-    assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["4"]);
+    outbox.acknowledge("uid-b", "", START + 4).unwrap();
+    let after = |seconds: i64| now() + jiff::SignedDuration::from_secs(seconds);
+    assert_eq!(outbox.expire(after(599)).unwrap(), 0);
+    // Back in time: nothing is lost.
+    outbox.receive(&[receiver("a"), receiver("b")], after(599)).unwrap();
+    assert_eq!(outbox.expire(after(10_000)).unwrap(), 0);
+    assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["2", "3", "4"]);
+    outbox.receive(&[receiver("b")], after(10_000)).unwrap();
+    // A clock that was set back makes it no shorter.
+    assert_eq!(outbox.expire(after(5_000)).unwrap(), 0);
+    assert_eq!(outbox.expire(after(5_599)).unwrap(), 0);
+    assert_eq!(outbox.expire(after(5_600)).unwrap(), 3, "what it waited for is counted");
+    assert_eq!(outbox.next("uid-a", ALL).unwrap(), []);
+    // Back too late: what comes is its own again.
+    outbox.receive(&[receiver("a"), receiver("b")], after(6_000)).unwrap();
+    take(&mut outbox, &event(5, "x"));
+    assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["5"]);
 }
 
 #[test]
 fn of_a_field_the_newest_value_is_kept_for_whoever_is_behind() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")]).unwrap();
+    outbox.receive(&[receiver("a")], now()).unwrap();
     for (n, field) in [(1, "x"), (2, "y"), (3, "x")] {
         take(&mut outbox, &event(n, field));
     }
@@ -189,7 +210,7 @@ fn notifications_go_beyond_their_bound_and_not_before_oldest_first_and_counted()
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     (outbox.most_notifications, outbox.most_events) = (3, 3);
-    outbox.receive(&[receiver("a")]).unwrap();
+    outbox.receive(&[receiver("a")], now()).unwrap();
     for n in 1..=3 {
         assert_eq!(take(&mut outbox, &event(n, "x")), 0);
     }
@@ -199,7 +220,7 @@ fn notifications_go_beyond_their_bound_and_not_before_oldest_first_and_counted()
     assert_eq!(texts(&events), ["3", "4", "5"]);
     // The third event has the newest value of `x`.
     assert_eq!(events.first().unwrap().updates.len(), 1);
-    outbox.acknowledge("uid-a", START + 5).unwrap();
+    outbox.acknowledge("uid-a", "", START + 5).unwrap();
     assert_eq!(take(&mut outbox, &event(6, "x")), 0);
 }
 
@@ -208,7 +229,7 @@ fn events_that_wait_for_a_score_keep_their_values_apart_and_are_counted_when_the
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.most_events = 3;
-    outbox.receive(&[receiver("a")]).unwrap();
+    outbox.receive(&[receiver("a")], now()).unwrap();
     let tried = |n| Event {
         trial: Some(Trial {
             updates: event(n, "x").updates,
@@ -237,7 +258,7 @@ fn a_value_outlives_the_notifications_of_its_event() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     (outbox.most_notifications, outbox.most_events) = (2, 2);
-    outbox.receive(&[receiver("a")]).unwrap();
+    outbox.receive(&[receiver("a")], now()).unwrap();
     take(&mut outbox, &event(1, "old"));
     for n in 2..=9 {
         take(&mut outbox, &event(n, "x"));
@@ -252,7 +273,7 @@ fn a_value_outlives_the_notifications_of_its_event() {
 fn as_many_events_go_at_once_as_have_room_and_one_at_least() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")]).unwrap();
+    outbox.receive(&[receiver("a")], now()).unwrap();
     let events: Vec<_> = (1..=3).map(|n| event(n, &format!("f{n}"))).collect();
     for event in &events {
         take(&mut outbox, event);
@@ -270,7 +291,7 @@ fn as_many_events_go_at_once_as_have_room_and_one_at_least() {
 fn no_more_events_go_at_once_than_a_receiver_takes() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")]).unwrap();
+    outbox.receive(&[receiver("a")], now()).unwrap();
     let most = index(MOST_DELIVERY_EVENTS);
     for n in 1..=most + 2 {
         take(&mut outbox, &event(n, "x"));
@@ -278,7 +299,7 @@ fn no_more_events_go_at_once_than_a_receiver_takes() {
         assert_eq!(index(offered.len()), n.min(most), "of {n}");
     }
     for (through, left) in [(1, most), (2, most), (3, most - 1)] {
-        outbox.acknowledge("uid-a", START + through).unwrap();
+        outbox.acknowledge("uid-a", "", START + through).unwrap();
         let offered = outbox.next("uid-a", ALL).unwrap();
         assert_eq!((offered[0].seq, index(offered.len())), (START + through + 1, left));
     }
@@ -292,12 +313,14 @@ fn what_gives_no_event_still_remembers_where_to_go_on() {
         state: &7,
         cursor: Some(&cursor(7)),
         event: None,
+        ids: (&[], now()),
     };
     outbox.take(&filtered).unwrap();
     let dropped = Taking {
         state: &8,
         cursor: None,
         event: None,
+        ids: (&[], now()),
     };
     outbox.take(&dropped).unwrap();
     drop(outbox);
@@ -314,9 +337,9 @@ fn an_outbox_of_another_sensor_a_newer_version_or_another_process_is_left_as_it_
     drop(outbox);
     assert!(matches!(again("another"), Err(OutboxError::Foreign { .. })));
     let (outbox, _) = open(dir.path());
-    outbox.connection.pragma_update(None, "user_version", 2).unwrap();
+    outbox.connection.pragma_update(None, "user_version", 3).unwrap();
     drop(outbox);
-    assert!(matches!(again(SENSOR), Err(OutboxError::Newer { found: 2, .. })));
+    assert!(matches!(again(SENSOR), Err(OutboxError::Newer { found: 3, .. })));
     std::fs::write(dir.path().join(FILE), "no database at all").unwrap();
     std::fs::remove_file(dir.path().join("outbox.sqlite-wal")).ok();
     assert!(matches!(again(SENSOR), Err(OutboxError::Corrupted { .. })));
@@ -344,12 +367,12 @@ fn volume(files: &[(String, Vec<u8>)]) -> TempDir {
 fn killed_in_the_middle_of_a_write_it_has_all_of_it_or_nothing() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a"), receiver("b")]).unwrap();
+    outbox.receive(&[receiver("a"), receiver("b")], now()).unwrap();
     let mut seen = BTreeSet::new();
     for n in 1..=12 {
         let before = files(dir.path());
         match n % 3 {
-            0 => outbox.acknowledge("uid-a", START + n - 1).unwrap(),
+            0 => drop(outbox.acknowledge("uid-a", "", START + n - 1).unwrap()),
             _ => drop(take(&mut outbox, &event(n, "x"))),
         }
         let after = files(dir.path());
@@ -400,7 +423,7 @@ proptest! {
         let dir = dir();
         let (mut outbox, _) = open(dir.path());
         let names = ["uid-a", "uid-b"];
-        outbox.receive(&[receiver("a"), receiver("b")]).unwrap();
+        outbox.receive(&[receiver("a"), receiver("b")], now()).unwrap();
         let (mut last, mut has) = (0, [0, 0]);
         for step in steps {
             match step {
@@ -410,7 +433,7 @@ proptest! {
                 }
                 Step::Acknowledge(who, through) => {
                     let (who, through) = (usize::from(who), i64::from(through));
-                    outbox.acknowledge(names[who], START + through).unwrap();
+                    outbox.acknowledge(names[who], "", START + through).unwrap();
                     if through <= last {
                         has[who] = through.max(has[who]);
                     }

@@ -2,7 +2,7 @@
 //!
 //! Nothing here waits, and nothing decides: the engine said it, and its records are on disk.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::SignedDuration;
 use tokio::task::JoinSet;
@@ -12,7 +12,7 @@ use super::Driver;
 use crate::engine::Effect;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::worker::gateway_client::Errand;
-use crate::worker::model::Format;
+use crate::worker::model::{Format, Prompt, cache};
 
 /// What a source may take beyond a run's timeout to say that it is over.
 const TIMEOUT_SLACK: Duration = Duration::from_secs(2);
@@ -33,11 +33,26 @@ impl Driver<'_> {
                 let light = self.light_model.filter(|_| purpose.uses_light_model());
                 let model = light.unwrap_or(self.model);
                 let format = Format::of(model, &tools);
-                let body = format.request_with_state(model, &messages, state, &tools);
+                let bytes = messages.iter().map(|message| message.bytes()).sum();
+                let lifetime = match light {
+                    Some(light) => cache::Policy::of_single_calls(light),
+                    None => self.cache.next(Instant::now(), bytes),
+                };
+                let prompt = Prompt {
+                    messages: &messages[..],
+                    state: state.as_deref(),
+                    tools: &tools,
+                    lifetime,
+                    cache_key: light.is_none().then_some(&*self.agent),
+                };
+                let body = format.body(model, &prompt);
                 let gateway = self.gateway.clone();
+                let (api, name) = (model.api, model.name.clone());
                 self.in_flight = Some(call);
-                self.calls
-                    .spawn(async move { (call, gateway.call((call, purpose), format, body).await) });
+                self.calls.spawn(async move {
+                    let answer = gateway.call((call, purpose), format, body).await;
+                    (call, answer.map(|answer| answer.written_by(api, &name)))
+                });
             }
             Effect::CancelCall { .. } => self.cut_call(),
             Effect::RunTool(run, limit) => self.run_tool(run, limit),

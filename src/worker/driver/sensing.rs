@@ -7,7 +7,7 @@
 use jiff::Timestamp;
 
 use super::Driver;
-use crate::link::deliveries::{Delivered, Delivery, MOST_DELIVERY_EVENTS};
+use crate::link::deliveries::{Delivery, MOST_DELIVERY_EVENTS};
 use crate::worker::journal::JournalError;
 use crate::worker::sensors::lookout::Sighting;
 use crate::worker::sensors::{Happened, Step};
@@ -54,10 +54,7 @@ impl Driver<'_> {
             self.sense(happened)?;
         }
         if self.listens() {
-            self.deliveries.delivered(Delivered {
-                sensor: delivery.sensor.clone(),
-                through: self.sensors.through(&delivery.sensor),
-            });
+            self.deliveries.delivered(self.sensors.word(delivery));
         }
         Ok(())
     }

@@ -89,6 +89,7 @@ fn files(connection: &Connection, sensor: &str) -> rusqlite::Result<Vec<(String,
                 look: Look {
                     size: u64::try_from(size).unwrap_or_default(),
                     modified: row.get(2)?,
+                    ..Look::default()
                 },
                 hash: row.get(3)?,
             };

@@ -45,6 +45,30 @@ pub enum JournalError {
         /// Ours.
         known: i64,
     },
+    /// A newer version wrote the state, and it holds something that this one does not know.
+    #[error(
+        "the journal {} was last written by agentloop {writer} and this agentloop {} cannot read its state: run {writer} \
+         again; nothing is lost and nothing was changed. A downgrade needs a backup from before the upgrade",
+        .file.display(), env!("CARGO_PKG_VERSION")
+    )]
+    NewerState {
+        /// The file.
+        file: PathBuf,
+        /// Version of the agentloop that wrote it.
+        writer: String,
+    },
+    /// Locks and flushes of the volume cannot be trusted.
+    #[error(
+        "the volume under {} is a network file system ({kind}), on which two writers could not be told apart and a flush \
+         may be lost: use a storage class of block volumes in spec.storage.storageClassName",
+        .dir.display()
+    )]
+    OnNetwork {
+        /// Directory of the journal.
+        dir: PathBuf,
+        /// The file system.
+        kind: String,
+    },
     /// Another process writes it.
     #[error("another worker has the journal under {} open: this one does nothing", .dir.display())]
     Locked {
@@ -78,7 +102,8 @@ impl JournalError {
         match self {
             Self::Full { .. } => "JournalFull",
             Self::Corrupted { .. } => "JournalCorrupted",
-            Self::Newer { .. } => "JournalNewer",
+            Self::Newer { .. } | Self::NewerState { .. } => "JournalNewer",
+            Self::OnNetwork { .. } => "JournalOnNetwork",
             Self::Locked { .. } => "JournalLocked",
             Self::Fenced { .. } => "Fenced",
             Self::Failed { .. } => "JournalFailed",

@@ -109,6 +109,7 @@ impl History<'_> {
             | RecordKind::NotificationDropped
             | RecordKind::PrecheckFailed
             | RecordKind::GuardrailTriggered
+            | RecordKind::ResultsCleared
             | RecordKind::Trimmed
             | RecordKind::Compacted
             | RecordKind::RequestHandled => {}
@@ -312,6 +313,22 @@ impl History<'_> {
         Ok(())
     }
 
+    /// Drops the older half, but never the newest turn. Whether there was any.
+    pub(super) fn halve(&self) -> Result<bool, WriteError> {
+        let (first, last): (Option<i64>, Option<i64>) =
+            self.transaction
+                .query_row("SELECT min(turn), max(turn) FROM agent_execution_history", [], |row| {
+                    Ok((row.get(0)?, row.get(1)?))
+                })?;
+        let (Some(first), Some(last)) = (first, last) else {
+            return Ok(false);
+        };
+        if first < last {
+            self.drop_up_to(i64::midpoint(first, last).min(last - 1))?;
+        }
+        Ok(first < last)
+    }
+
     fn drop_up_to(&self, turn: i64) -> Result<(), WriteError> {
         // Turns count from 1.
         if turn < 1 {
@@ -414,7 +431,7 @@ impl Ended {
 /// Text and tool calls of an answer.
 fn said(record: &Record) -> (Option<&str>, &[ToolCall]) {
     let mut answers = record.messages.iter().filter_map(|message| match &**message {
-        Message::Assistant { text, tool_calls } => Some((text.as_deref(), tool_calls.as_slice())),
+        Message::Assistant { text, tool_calls, .. } => Some((text.as_deref(), tool_calls.as_slice())),
         Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
     });
     answers.next_back().unwrap_or((None, &[]))

@@ -3,7 +3,6 @@
 //! Owns the file, its lock, its owner and its bounds. One batch of the engine is one transaction, on disk when
 //! [`Journal::commit`] returns. Decides nothing about the loop, and never resets a file by itself.
 
-mod ballast;
 mod copy;
 mod deliveries;
 mod error;
@@ -14,16 +13,17 @@ mod write;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::disk;
+use crate::disk::Ballast;
 use crate::engine::Record;
 use crate::engine::machine::Snapshot;
 use crate::engine::message::Message;
-use ballast::Ballast;
 pub use copy::{CopyError, copy};
 pub use deliveries::Kept;
 pub use error::JournalError;
@@ -48,6 +48,9 @@ const LOCK_FILE: &str = "journal.lock";
 const SNAPSHOT_KEY: &str = "snapshot";
 const OWNER_KEY: &str = "owner";
 const VALUE: &str = "SELECT value FROM kv WHERE key = ?1";
+/// Format of the state that the tables hold as JSON: the snapshot, the messages and what is remembered of Sensors. Raise it
+/// with each change that an older agentloop cannot read, such as a new value of an enum.
+const FORMAT: i64 = 2;
 const TRANSCRIPT: &str = "SELECT json FROM messages WHERE live = 1 ORDER BY id";
 
 /// Who writes a journal.
@@ -93,6 +96,8 @@ pub struct Journal {
     ballast: Option<Ballast>,
     dir: PathBuf,
     file: PathBuf,
+    /// The agentloop that wrote the state, where its format is newer than ours.
+    newer: Option<String>,
     /// Held until the journal is dropped; the system frees it when the process dies.
     _lock: File,
 }
@@ -103,6 +108,11 @@ struct OwnerRow {
     owner: Owner,
     /// Whether it closed the journal in order.
     closed: bool,
+    /// The agentloop that wrote the state, and its [`FORMAT`].
+    #[serde(default)]
+    writer: String,
+    #[serde(default)]
+    format: i64,
 }
 
 impl Journal {
@@ -110,16 +120,21 @@ impl Journal {
     /// [`Journal::claim`] before the first commit.
     pub fn open(dir: &Path, owner: &Owner) -> Result<(Self, Restored), JournalError> {
         std::fs::create_dir_all(dir).map_err(|error| JournalError::from_io(dir, &error))?;
+        if let Some(kind) = disk::network_file_system(dir) {
+            return Err(JournalError::OnNetwork { dir: dir.into(), kind });
+        }
         let lock = disk::lock(&dir.join(LOCK_FILE)).map_err(|error| JournalError::from_io(dir, &error))?;
         let lock = lock.ok_or_else(|| JournalError::Locked { dir: dir.into() })?;
         let file = dir.join(FILE);
-        let connection = disk::connect(&file).map_err(|error| JournalError::from_sqlite(&file, &error))?;
+        let connection =
+            disk::connect(&file, Duration::ZERO).map_err(|error| JournalError::from_sqlite(&file, &error))?;
         let mut journal = Self {
             connection,
             agent: owner.agent_uid.clone(),
             ballast: None,
             dir: dir.into(),
             file,
+            newer: None,
             _lock: lock,
         };
         let restored = journal.read(owner)?;
@@ -128,9 +143,39 @@ impl Journal {
 
     /// Makes `owner` the journal's writer and takes the ballast.
     pub fn claim(&mut self, owner: &Owner) -> Result<(), JournalError> {
-        let ballast = Ballast::take(&self.dir).map_err(|error| JournalError::from_io(&self.dir, &error))?;
-        self.ballast = Some(ballast);
+        // Sensors of a paused loop write lines too, without any turn that would prune them.
+        let pruned = write::prune_now(&mut self.connection, &self.agent);
+        self.ballast = match Ballast::take(&self.dir) {
+            Ok(ballast) => Some(ballast),
+            Err(error) if disk::is_full(&error) && self.has_room_within() => None,
+            Err(error) => return Err(JournalError::from_io(&self.dir, &error)),
+        };
+        match pruned {
+            Err(WriteError::Sqlite(error)) if !error::may_lack_room(&error) => return Err(self.sqlite(&error)),
+            Err(WriteError::Json(error)) => return Err(self.failed(error.to_string())),
+            Ok(()) | Err(WriteError::Sqlite(_)) => {}
+        }
         self.put_owner(owner, false)
+    }
+
+    /// Whether a file on a full volume has as much room within as the ballast would give, or gets it by dropping history.
+    fn has_room_within(&mut self) -> bool {
+        let free = |journal: &Self| -> rusqlite::Result<i64> {
+            let pragma = |name: &str| {
+                journal
+                    .connection
+                    .pragma_query_value(None, name, |row| row.get::<_, i64>(0))
+            };
+            Ok(pragma("freelist_count")? * pragma("page_size")?)
+        };
+        loop {
+            if free(self).is_ok_and(|bytes| usize::try_from(bytes).is_ok_and(|bytes| bytes >= disk::BALLAST_BYTES)) {
+                return true;
+            }
+            if !write::make_room(&mut self.connection, &self.agent).unwrap_or(false) {
+                return false;
+            }
+        }
     }
 
     /// Writes one batch, and what is to be remembered of a Sensor with it. When it returns `Ok`, all of the batch survives a crash of the machine.
@@ -141,8 +186,9 @@ impl Journal {
         snapshot: &Snapshot,
         kept: Option<&Kept>,
     ) -> Result<Committed, JournalError> {
+        let agent = self.agent.clone();
         let batch = Batch {
-            agent: &self.agent,
+            agent: &agent,
             now,
             records,
             snapshot,
@@ -158,6 +204,15 @@ impl Journal {
             Err(WriteError::Sqlite(error)) => error,
             Err(WriteError::Json(error)) => return Err(self.failed(error.to_string())),
         };
+        if error::may_lack_room(&error)
+            && write::make_room(&mut self.connection, &self.agent).unwrap_or(false)
+            && let Ok(lines) = write::batch(&mut self.connection, batch)
+        {
+            return Ok(Committed {
+                lines,
+                on_ballast: false,
+            });
+        }
         let gave = error::may_lack_room(&error) && self.ballast.take().is_some_and(|ballast| ballast.release());
         if !gave {
             return Err(self.sqlite(&error));
@@ -224,6 +279,9 @@ impl Journal {
         let last: Option<OwnerRow> = self.get(OWNER_KEY)?;
         if let Some(last) = &last {
             refuse_older(&last.owner, owner)?;
+            if last.format > FORMAT {
+                self.newer = Some(last.writer.clone());
+            }
             if !last.closed {
                 self.check()?;
             }
@@ -257,13 +315,15 @@ impl Journal {
             .map_err(|error| self.sqlite(&error))?;
         text.map(|text| serde_json::from_str(&text))
             .transpose()
-            .map_err(|_| self.corrupted(format!("the row {key} cannot be read")))
+            .map_err(|_| self.unreadable(format!("the row {key} cannot be read")))
     }
 
     fn put_owner(&self, owner: &Owner, closed: bool) -> Result<(), JournalError> {
         let row = OwnerRow {
             owner: owner.clone(),
             closed,
+            writer: env!("CARGO_PKG_VERSION").to_owned(),
+            format: FORMAT,
         };
         let text = serde_json::to_string(&row).map_err(|error| self.failed(error.to_string()))?;
         write::put(&self.connection, OWNER_KEY, &text).map_err(|error| self.sqlite(&error))
@@ -282,7 +342,7 @@ impl Journal {
         let texts: Vec<String> = texts;
         texts
             .iter()
-            .map(|text| serde_json::from_str(text).map_err(|_| self.corrupted("a message cannot be read".into())))
+            .map(|text| serde_json::from_str(text).map_err(|_| self.unreadable("a message cannot be read".into())))
             .collect()
     }
 
@@ -305,6 +365,17 @@ impl Journal {
 
     fn sqlite(&self, error: &rusqlite::Error) -> JournalError {
         JournalError::from_sqlite(&self.file, error)
+    }
+
+    /// A text in a sound file that this version cannot read.
+    fn unreadable(&self, detail: String) -> JournalError {
+        match &self.newer {
+            Some(writer) => JournalError::NewerState {
+                file: self.file.clone(),
+                writer: writer.clone(),
+            },
+            None => self.corrupted(detail),
+        }
     }
 
     fn corrupted(&self, detail: String) -> JournalError {

@@ -192,6 +192,66 @@ fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
     assert_eq!(refusal(dir.path(), 1).kind(), "JournalNewer");
 }
 
+fn set(dir: &Path, statement: &str) {
+    let connection = Connection::open(dir.join(FILE)).unwrap();
+    connection.execute_batch(statement).unwrap();
+}
+
+#[test]
+fn a_state_that_a_newer_agentloop_wrote_asks_for_that_version_and_one_of_ours_is_damaged() {
+    let broken = "UPDATE kv SET value = json_set(value, '$.lifecycle', 'Dreaming') WHERE key = 'snapshot'";
+    for (newer, kind) in [(true, "JournalNewer"), (false, "JournalCorrupted")] {
+        for statement in [broken, r#"UPDATE messages SET json = '{"role":"oracle"}'"#] {
+            let dir = tempfile::tempdir().unwrap();
+            let (mut journal, _) = open(dir.path(), 1);
+            write(&mut journal, &[record(RecordKind::TurnStarted, 1, vec![user("look")])]);
+            journal.close(&owner(1)).unwrap();
+            if newer {
+                let format = format!(
+                    "UPDATE kv SET value = json_set(value, '$.writer', '9.0.0', '$.format', {}) WHERE key = 'owner'",
+                    FORMAT + 1
+                );
+                set(dir.path(), &format);
+            }
+            set(dir.path(), statement);
+            let error = refusal(dir.path(), 1);
+            assert_eq!(error.kind(), kind, "{error}");
+            assert_eq!(error.to_string().contains("run 9.0.0 again"), newer, "{error}");
+            assert_eq!(error.to_string().contains("move it away"), !newer, "{error}");
+        }
+    }
+}
+
+/// Snapshots that releases wrote, by the name of the file: each later one reads them.
+#[test]
+fn the_snapshot_of_each_release_can_be_read_and_says_the_same_again() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/journal/snapshots");
+    let mut read = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let snapshot: Snapshot = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+        let golden: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let again = serde_json::to_value(&snapshot).unwrap();
+        assert!(holds(&again, &golden), "{path:?} lost something: {again}");
+        read += 1;
+    }
+    assert!(read >= 2, "{read}");
+}
+
+/// Whether all of `golden` is in `value`; what is new may stand beside it.
+fn holds(value: &serde_json::Value, golden: &serde_json::Value) -> bool {
+    match (value, golden) {
+        (serde_json::Value::Object(value), serde_json::Value::Object(golden)) => golden
+            .iter()
+            .all(|(name, golden)| value.get(name).is_some_and(|value| holds(value, golden))),
+        (serde_json::Value::Array(value), serde_json::Value::Array(golden)) => {
+            value.len() == golden.len() && value.iter().zip(golden).all(|(value, golden)| holds(value, golden))
+        }
+        (value, golden) => value == golden,
+    }
+}
+
 /// What version 0.1.0 wrote.
 const OF_VERSION_1: &str = r#"
 CREATE TABLE journal (seq INTEGER PRIMARY KEY, at TEXT NOT NULL, kind TEXT NOT NULL, turn INTEGER NOT NULL, call TEXT,
@@ -532,4 +592,70 @@ fn what_runs_at_each_step_or_start_looks_at_no_more_rows_the_longer_the_journal_
     ] {
         assert_eq!(plan(&journal, sql), expected, "{sql}");
     }
+}
+
+/// Turns whose messages are history only.
+fn with_history(dir: &Path, turns: i64) -> Journal {
+    let (mut journal, _) = open(dir, 1);
+    for turn in 1..=turns {
+        let mut read = record(RecordKind::CallAnswered, turn, vec![user(&"x".repeat(100_000))]);
+        read.forget = 1;
+        write(&mut journal, &[read]);
+    }
+    journal
+}
+
+/// The volume is full, as the ballast sees it.
+fn no_room_for_ballast(dir: &Path) {
+    let ballast = dir.join("ballast");
+    std::fs::remove_file(&ballast).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &ballast).unwrap();
+}
+
+const KEPT: &str = "SELECT count(*) FROM messages";
+
+#[test]
+fn a_full_volume_costs_history_before_it_stops_the_loop() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = with_history(dir.path(), 40);
+    limit(&journal);
+    for turn in 41..=60 {
+        let large = record(RecordKind::CallAnswered, turn, vec![user(&"y".repeat(50_000))]);
+        write(&mut journal, &[large]);
+    }
+    assert!(count(&journal, "SELECT count(*) FROM messages WHERE live = 0") < 40);
+    assert_eq!(count(&journal, "SELECT count(*) FROM messages WHERE live = 1"), 20);
+    assert!(dir.path().join("ballast").exists(), "it is kept for the end");
+}
+
+#[test]
+fn a_start_on_a_full_volume_heals_while_there_is_history_to_drop() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = with_history(dir.path(), 40);
+    journal.close(&owner(1)).unwrap();
+    no_room_for_ballast(dir.path());
+    let (journal, _) = open(dir.path(), 1);
+    assert!(count(&journal, KEPT) < 40);
+    drop(journal);
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path(), 1));
+    no_room_for_ballast(dir.path());
+    let (mut journal, _) = Journal::open(dir.path(), &owner(1)).unwrap();
+    assert_eq!(journal.claim(&owner(1)).unwrap_err().kind(), "JournalFull");
+}
+
+#[test]
+fn a_start_keeps_the_file_within_its_bounds_without_any_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = with_history(dir.path(), 2);
+    let lines = format!(
+        "INSERT INTO journal (at, kind, turn, note)
+         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})
+         SELECT '2026-01-01T00:00:00Z', 'SensorUpdated', 2, '' FROM n",
+        JOURNAL_LINES + 500
+    );
+    journal.connection.execute_batch(&lines).unwrap();
+    drop(journal);
+    let (journal, _) = open(dir.path(), 1);
+    assert_eq!(count(&journal, "SELECT count(*) FROM journal"), JOURNAL_LINES);
 }

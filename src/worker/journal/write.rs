@@ -10,6 +10,9 @@ use super::deliveries::{self, Kept};
 use super::history::History;
 use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, Line, PRUNE_EVERY_TURNS};
 
+/// Lines that stay however little room there is.
+const LEAST_LINES: i64 = 1_000;
+
 /// Why a batch was not written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
@@ -123,6 +126,44 @@ pub(super) fn retiring(order: &'static str) -> String {
         "UPDATE messages SET live = 0
          WHERE id IN (SELECT id FROM messages WHERE live = 1 ORDER BY id {order} LIMIT ?1)"
     )
+}
+
+/// Keeps the file within its bounds, whenever its last pruning was.
+pub(super) fn prune_now(connection: &mut Connection, agent: &str) -> Result<(), WriteError> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let turn: i64 = transaction.query_row("SELECT coalesce(max(turn), 0) FROM journal", [], |row| row.get(0))?;
+    prune(&transaction, turn)?;
+    History {
+        transaction: &transaction,
+        now: Timestamp::UNIX_EPOCH,
+        agent,
+    }
+    .prune(turn)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+/// Makes room within a file that cannot grow: the older half of what is only history goes, and of the lines. Whether
+/// there was any.
+pub(super) fn make_room(connection: &mut Connection, agent: &str) -> Result<bool, WriteError> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let messages = transaction.execute(
+        "DELETE FROM messages WHERE live = 0
+         AND turn <= (SELECT (min(turn) + max(turn)) / 2 FROM messages WHERE live = 0)",
+        [],
+    )?;
+    let lines = transaction.execute(
+        "DELETE FROM journal WHERE seq <= (SELECT min((min(seq) + max(seq)) / 2, max(seq) - ?1) FROM journal)",
+        [LEAST_LINES],
+    )?;
+    let history = History {
+        transaction: &transaction,
+        now: Timestamp::UNIX_EPOCH,
+        agent,
+    };
+    let executions = history.halve()?;
+    transaction.commit()?;
+    Ok(messages + lines > 0 || executions)
 }
 
 fn turn_to_prune_at(record: &Record) -> Option<i64> {

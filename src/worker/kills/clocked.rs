@@ -15,16 +15,21 @@ use crate::api::status::Outcome;
 /// Awake at 07:00 and then every six hours; ticks come at 00:00, 06:00, 12:00 and 18:00.
 fn days() -> Script {
     let awake = |tool| Turn {
-        calls: vec![Call {
-            takes: 2,
-            wants: vec![Want {
-                tool,
-                takes: 1,
-                ends: Ends::Well,
-            }],
-            sleep: Some(6 * 3600),
-            ..Call::default()
-        }],
+        calls: vec![
+            Call {
+                takes: 2,
+                wants: vec![Want {
+                    tool,
+                    takes: 1,
+                    ends: Ends::Well,
+                }],
+                ..Call::default()
+            },
+            Call {
+                sleep: Some(6 * 3600),
+                ..Call::default()
+            },
+        ],
     };
     let tools = [
         "files__write",

@@ -117,7 +117,10 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
 impl Life<'_> {
     fn live(&mut self) -> Result<View, Stop> {
         let tools = script::tools();
-        self.feed(Input::ToolsChanged { tools })?;
+        self.feed(Input::ToolsChanged {
+            tools,
+            silent: Vec::new(),
+        })?;
         let budget = self.world.budget.clone();
         self.feed(Input::Started {
             agent: "agent".into(),

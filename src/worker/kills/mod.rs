@@ -113,7 +113,7 @@ fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
         .and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>)
         .expect("rows");
     let mut select = connection
-        .prepare("SELECT kind, run, outcome FROM journal ORDER BY seq")
+        .prepare("SELECT kind, run, iif(kind = 'ToolDenied', note, outcome) FROM journal ORDER BY seq")
         .expect("a table");
     let lines = select
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
@@ -178,6 +178,8 @@ fn apart(messages: Vec<(i64, bool, Message)>) -> (Vec<(i64, bool, Message)>, Vec
                 assert!(!live && !answer.1 && matches!(answer.2, Message::Assistant { .. }));
                 summaries.push(*turn);
             }
+            // What a turn was told stays after it; a downtime lets another turn be told.
+            (_, _, Message::User { text }) if text.contains("the notifications that the turn before this message") => {}
             _ => conversation.push(message),
         }
     }
@@ -199,6 +201,12 @@ fn die(death: Death, world: &mut World) {
 /// What must hold of a run with `deaths` beside the undisturbed one.
 fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
     let slept = |death: &Death| matches!(death, Death::Downtime(_));
+    // A call with side effects that has become too old is not run, and what follows it is another story.
+    let expired = |run: &Run| lines(run, "ToolDenied", Some("Outdated")).len();
+    if expired(found) != expired(plain) {
+        compare_notifications(plain, found);
+        return;
+    }
     let cut = compare_messages(plain, found, deaths.iter().any(slept));
     plain.history.compare(&found.history, found.view.is_some(), cut);
     let unknown = lines(found, "ToolOutcome", Some("Unknown")).len();

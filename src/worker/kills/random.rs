@@ -4,7 +4,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::script::{Attempt, Call, Ends, Happening, Script, TOOLS, Turn, Want, What};
+use super::script::{Attempt, Call, Ends, Happening, Says, Script, TOOLS, Turn, Want, What};
 use super::*;
 use crate::api::failure::FailureKind;
 use crate::api::status::LoopState;
@@ -89,6 +89,8 @@ fn calls() -> impl Strategy<Value = Call> {
     let failure = prop_oneof![
         Just(Attempt::Fails(FailureKind::Timeout)),
         Just(Attempt::Fails(FailureKind::BadResponse)),
+        Just(Attempt::Fails(FailureKind::AuthenticationFailed)),
+        Just(Attempt::Fails(FailureKind::Unreachable)),
         Just(Attempt::Waits(60)),
         Just(Attempt::Refused(600)),
     ];
@@ -101,16 +103,22 @@ fn calls() -> impl Strategy<Value = Call> {
     let want = (prop::sample::select(TOOLS.to_vec()), 0..3_i64, ends);
     let want = want.prop_map(|(tool, takes, ends)| Want { tool, takes, ends });
     (
-        prop::collection::vec(failure, 0..2),
+        prop_oneof![
+            9 => prop::collection::vec(failure, 0..2),
+            1 => Just(vec![Attempt::Fails(FailureKind::Unreachable); 7]),
+        ],
         0..3_i64,
         prop::collection::vec(want, 0..4),
-        prop::option::weighted(0.3, prop::sample::select(vec![0, 90, 7200])),
+        prop::option::weighted(0.3, prop::sample::select(vec![0, 30, 90, 7200])),
+        prop_oneof![6 => Just(Says::All), 1 => Just(Says::Part), 1 => Just(Says::No), 1 => Just(Says::Nothing)],
     )
-        .prop_map(|(failures, takes, wants, sleep)| Call {
+        .prop_map(|(failures, takes, wants, sleep, says)| Call {
             failures,
             takes,
+            // A kill may leave an unknown outcome, and a sleep beside that waits.
+            sleep: sleep.filter(|_| wants.is_empty()),
             wants,
-            sleep,
+            says,
         })
 }
 

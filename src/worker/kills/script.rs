@@ -42,6 +42,22 @@ pub(super) struct Call {
     pub(super) wants: Vec<Want>,
     /// How long it wants to sleep then.
     pub(super) sleep: Option<i64>,
+    /// What comes of its answer.
+    pub(super) says: Says,
+}
+
+/// What comes of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Says {
+    /// It is whole.
+    #[default]
+    All,
+    /// The output limit cut it.
+    Part,
+    /// The provider refused it.
+    No,
+    /// It says nothing, and wants nothing.
+    Nothing,
 }
 
 /// An attempt that gives no answer.
@@ -148,6 +164,8 @@ pub(super) fn settings_of(spec: &Value) -> Settings {
     let mut settings = Settings::try_from(&spec).expect("settings");
     settings.idle_timeout = SignedDuration::from_hours(1000);
     settings.max_sleep = SignedDuration::from_hours(12);
+    settings.longest_text_delay = SignedDuration::ZERO;
+    settings.light_context_tokens = 128_000;
     settings
 }
 
@@ -199,7 +217,7 @@ impl Script {
 
     /// The answer of a call, however often it was tried.
     pub(super) fn answer(&self, turn: i64, call: u32) -> Answer {
-        let Some(Call { wants, sleep, .. }) = self.call(turn, call) else {
+        let Some(Call { wants, sleep, says, .. }) = self.call(turn, call) else {
             return answer("end", &[("yield", json!({"mode": "shutdown"}))]);
         };
         let mut all: Vec<(&str, Value)> = wants.iter().map(|want| (want.tool, json!({}))).collect();
@@ -207,13 +225,21 @@ impl Script {
             all.push(("yield", json!({"sleep": seconds, "reason": "all is quiet"})));
         }
         let id = format!("t{turn}c{call}");
-        if all.is_empty() {
-            return Answer {
+        let whole = if all.is_empty() {
+            Answer {
                 text: Some(format!("{id}: nothing new")),
                 ..Answer::default()
-            };
-        }
-        answer(&id, &all)
+            }
+        } else {
+            answer(&id, &all)
+        };
+        let finish = match says {
+            Says::All => return whole,
+            Says::Nothing => return Answer::default(),
+            Says::Part => Finish::Length,
+            Says::No => Finish::Refused,
+        };
+        Answer { finish, ..whole }
     }
 }
 
@@ -278,8 +304,10 @@ fn answer(id: &str, all: &[(&str, Value)]) -> Answer {
     Answer {
         text: Some(format!("{id}: {}", "I had better look. ".repeat(20))),
         tool_calls: all.iter().enumerate().map(call).collect(),
+        reasoning: None,
         finish: Finish::ToolCalls,
         tokens: Some(1000),
+        input_tokens: None,
         cost: Some(7),
     }
 }

@@ -21,13 +21,20 @@ fn want(tool: &'static str, takes: i64) -> Want {
 }
 
 fn sleeps(wants: Vec<Want>) -> Turn {
+    let sleep = Call {
+        sleep: Some(3600),
+        ..Call::default()
+    };
+    if wants.is_empty() {
+        return Turn { calls: vec![sleep] };
+    }
+    let work = Call {
+        takes: 2,
+        wants,
+        ..Call::default()
+    };
     Turn {
-        calls: vec![Call {
-            takes: 2,
-            wants,
-            sleep: Some(3600),
-            ..Call::default()
-        }],
+        calls: vec![work, sleep],
     }
 }
 
@@ -69,7 +76,16 @@ fn own(run: &Run) -> Vec<String> {
         .messages
         .iter()
         .filter(|(turn, _, message)| !run.heartbeats.contains(turn) && !matches!(message, Message::User { .. }));
-    said.map(|(_, _, message)| timeless(message)).collect()
+    said.map(|(_, _, message)| without_ids(&timeless(message))).collect()
+}
+
+/// Ids of calls carry the number of their turn.
+fn without_ids(message: &str) -> String {
+    let mut parts = message.split("\"id\":\"");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        text + "\"id\":" + part.split_once('"').map_or(part, |(_, rest)| rest)
+    })
 }
 
 fn compare_own(plain: &Run, found: &Run) {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::script::{Attempt, Call, Ends, Happening, Script, Turn, Want, What};
+use super::script::{Attempt, Call, Ends, Happening, Says, Script, Turn, Want, What};
 use super::*;
 use crate::api::failure::FailureKind;
 use crate::api::status::{LoopState, Outcome};
@@ -50,7 +50,12 @@ fn failing(failures: Vec<Attempt>) -> Call {
     }
 }
 
+fn saying(says: Says, wants: Vec<Want>) -> Call {
+    Call { says, ..call(wants) }
+}
+
 /// Every kind of tool, of end and of failure, every way to sleep and to be held.
+#[expect(clippy::too_many_lines, reason = "one script, read from its beginning to its end")]
 fn week() -> Script {
     let broken = || failing(vec![Attempt::Fails(FailureKind::BadResponse)]);
     let slow = |wants| Call {
@@ -63,10 +68,10 @@ fn week() -> Script {
             call(vec![want("files__write"), want("files__read"), want("mail__send")]),
             sleep(6),
         ]),
-        turn(vec![Call {
-            sleep: Some(8 * HOUR),
-            ..slow(vec![ending("mail__send", 40, Ends::Well), want("db__put")])
-        }]),
+        turn(vec![
+            slow(vec![ending("mail__send", 40, Ends::Well), want("db__put")]),
+            sleep(8),
+        ]),
         turn(vec![failing(vec![Attempt::Fails(FailureKind::Timeout)]), sleep(1)]),
         turn(vec![
             Call {
@@ -117,6 +122,37 @@ fn week() -> Script {
         turn(vec![sleep(12)]),
         turn(vec![sleep(12)]),
         turn(vec![sleep(12)]),
+        turn(vec![sleep(12)]),
+        // An outage of minutes and a refused key in the middle of a turn.
+        turn(vec![
+            call(vec![want("files__read")]),
+            Call {
+                failures: vec![Attempt::Fails(FailureKind::Unreachable); 8],
+                ..sleep(12)
+            },
+        ]),
+        turn(vec![
+            call(vec![want("files__read")]),
+            Call {
+                failures: vec![Attempt::Fails(FailureKind::AuthenticationFailed); 2],
+                ..sleep(12)
+            },
+        ]),
+        // A call that was cut, and an end without a word.
+        turn(vec![
+            saying(Says::Part, vec![want("files__read"), want("mail__send")]),
+            saying(Says::Nothing, vec![]),
+        ]),
+        turn(vec![sleep(12)]),
+        // Nothing at all: once more, and then the turn fails.
+        turn(vec![saying(Says::Nothing, vec![])]),
+        turn(vec![sleep(12)]),
+        // Two refusals in a row, the first after something was done.
+        turn(vec![
+            call(vec![want("files__write")]),
+            saying(Says::No, vec![want("mail__send")]),
+        ]),
+        turn(vec![saying(Says::No, vec![want("mail__send")])]),
         turn(vec![sleep(12)]),
     ];
     let happening = |turn, state, after, what| Happening {
@@ -276,14 +312,7 @@ fn a_scripted_week_is_what_it_is_meant_to_be() {
     assert_eq!(view.outcome, Some(Outcome::Completed));
     let lasted = plain.now.duration_since(World::new(week()).now);
     assert!(lasted >= SignedDuration::from_hours(24 * 7), "{lasted}");
-    for kind in [
-        "TurnFailed",
-        "Trimmed",
-        "Compacted",
-        "RequestHandled",
-        "ToolDenied",
-        "CallFailed",
-    ] {
+    for kind in ["TurnFailed", "Compacted", "RequestHandled", "ToolDenied", "CallFailed"] {
         assert!(!lines(&plain, kind, None).is_empty(), "no {kind}");
     }
     assert_eq!(lines(&plain, "ToolOutcome", Some("Unknown")).len(), 2);

@@ -5,29 +5,38 @@ use std::borrow::Borrow;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::MAX_TOOL_CALLS;
+use super::cache::Lifetime;
+use super::ids::Ids;
 use super::openai::assemble;
-use crate::api::agent::Model;
+use super::{MAX_TOOL_CALLS, Prompt, own, sealed};
+use crate::api::agent::{self, Model, ModelApi, ReasoningEffort};
 use crate::api::failure::{Failure, FailureKind};
-use crate::engine::message::{Answer, Message, Tool, ToolCall};
+use crate::engine::message::{Answer, Message, Part, Reasoning, Tool, ToolCall};
 
 /// The body of a request. The output limit is the gateway's to change; the format wants one.
 #[must_use]
-pub fn request(model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool]) -> Value {
+pub fn request<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Value {
     let mut body = Map::new();
     body.insert("model".into(), model.name.clone().into());
-    body.insert("max_tokens".into(), model.max_output_tokens.into());
-    // Everything up to the last message is to be read from the server's cache next time.
-    body.insert("cache_control".into(), json!({"type": "ephemeral"}));
-    // Admission lets only decimal numbers through.
-    if let Some(temperature) = model.temperature.as_ref().and_then(|text| text.parse::<f64>().ok()) {
-        body.insert("temperature".into(), temperature.into());
+    body.insert("max_tokens".into(), model.output_limit().into());
+    match &model.reasoning {
+        Some(reasoning) => body.extend(thinking(model, reasoning, prompt.messages)),
+        // Admission lets only decimal numbers through, and none beside reasoning.
+        None => {
+            if let Some(temperature) = model.temperature.as_ref().and_then(|text| text.parse::<f64>().ok()) {
+                body.insert("temperature".into(), temperature.into());
+            }
+        }
     }
     body.insert("stream".into(), model.stream.into());
-    if !tools.is_empty() {
-        body.insert("tools".into(), tools.iter().map(tool).collect());
+    let mark = prompt.lifetime.map(mark);
+    if !prompt.tools.is_empty() {
+        let mut tools: Vec<Value> = prompt.tools.iter().map(tool).collect();
+        put(tools.last_mut(), mark.as_ref());
+        body.insert("tools".into(), tools.into());
     }
-    let system: Vec<&str> = messages
+    let system: Vec<&str> = prompt
+        .messages
         .iter()
         .filter_map(|message| match message.borrow() {
             Message::System { text } if !text.trim().is_empty() => Some(text.as_str()),
@@ -35,66 +44,188 @@ pub fn request(model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool])
         })
         .collect();
     if !system.is_empty() {
-        body.insert("system".into(), system.join("\n\n").into());
+        let mut block = json!({"type": "text", "text": system.join("\n\n")});
+        put(Some(&mut block), mark.as_ref());
+        body.insert("system".into(), json!([block]));
     }
-    body.insert("messages".into(), conversation(messages));
+    body.insert("messages".into(), conversation(model, prompt, mark.as_ref()));
     Value::Object(body)
 }
 
-/// Lets the server's cache end before the last block, which the next request does not have. The mark is no content: it
-/// changes nothing of what is cached.
-pub fn cache_before_last(body: &mut Value) {
-    let Some(body) = body.as_object_mut() else {
-        return;
-    };
-    // The other fields keep their places: the conversation stays the last of them.
-    let mark = body.shift_remove("cache_control");
-    let blocks = body
-        .get_mut("messages")
-        .and_then(Value::as_array_mut)
-        .into_iter()
-        .flatten()
-        .filter_map(|message| message.get_mut("content")?.as_array_mut())
-        .flatten();
-    let mut blocks: Vec<&mut Value> = blocks.collect();
-    blocks.pop();
-    if let (Some(block), Some(mark)) = (blocks.pop().and_then(Value::as_object_mut), mark) {
-        block.insert("cache_control".into(), mark);
+/// What asks the server to keep all before it. A request may have four; those that live longer must come first, so all of
+/// one request live as long.
+fn mark(lifetime: Lifetime) -> Value {
+    match lifetime {
+        Lifetime::FiveMinutes => json!({"type": "ephemeral"}),
+        Lifetime::OneHour => json!({"type": "ephemeral", "ttl": "1h"}),
     }
+}
+
+/// The mark is no content: it changes nothing of what is cached.
+fn put(block: Option<&mut Value>, mark: Option<&Value>) {
+    if let (Some(block), Some(mark)) = (block.and_then(Value::as_object_mut), mark) {
+        block.insert("cache_control".into(), mark.clone());
+    }
+}
+
+/// How much the model is to think.
+fn thinking(model: &Model, reasoning: &agent::Reasoning, messages: &[impl Borrow<Message>]) -> Map<String, Value> {
+    let mut fields = Map::new();
+    if let Some(effort) = reasoning.effort {
+        let effort = match effort {
+            ReasoningEffort::Minimal | ReasoningEffort::Low => "low",
+            ReasoningEffort::Medium => "medium",
+            ReasoningEffort::High => "high",
+        };
+        fields.insert("thinking".into(), json!({"type": "adaptive"}));
+        fields.insert("output_config".into(), json!({ "effort": effort }));
+    } else if let Some(tokens) = reasoning.budget_tokens
+        && may_think(model, messages)
+    {
+        fields.insert("thinking".into(), json!({"type": "enabled", "budget_tokens": tokens}));
+    }
+    fields
+}
+
+/// Whether thinking with a budget can be on. A turn that called tools without it, for instance before an edit of the spec,
+/// is refused with it until the turn is over.
+fn may_think(model: &Model, messages: &[impl Borrow<Message>]) -> bool {
+    let turn = messages
+        .rsplit(|message| matches!(message.borrow(), Message::User { .. }))
+        .next();
+    let first = turn
+        .unwrap_or_default()
+        .iter()
+        .find_map(|message| match message.borrow() {
+            Message::Assistant { reasoning, .. } => Some(reasoning),
+            Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
+        });
+    first.is_none_or(|reasoning| own(model, reasoning.as_ref()).is_some())
 }
 
 fn tool(tool: &Tool) -> Value {
     json!({"name": tool.name, "description": tool.description, "input_schema": tool.parameters})
 }
 
-/// The messages with roles that alternate: results of tools are the user's, and what follows of the same role joins.
-fn conversation(messages: &[impl Borrow<Message>]) -> Value {
-    let mut all: Vec<(&str, Vec<Value>)> = Vec::new();
-    for message in messages {
-        let (role, mut blocks) = match message.borrow() {
-            Message::System { .. } => continue,
-            Message::User { text } => ("user", text_block(text).into_iter().collect()),
-            Message::Tool { id, text, .. } => ("user", vec![tool_result(id, text)]),
-            Message::Assistant { text, tool_calls } => {
-                let text = text.as_deref().and_then(text_block);
-                (
-                    "assistant",
-                    text.into_iter()
-                        .chain(tool_calls.iter().map(tool_use))
-                        .collect::<Vec<_>>(),
-                )
-            }
-        };
-        match all.last_mut() {
+/// Messages with roles that alternate, as they are put together.
+#[derive(Default)]
+struct Conversation {
+    messages: Vec<(&'static str, Vec<Value>)>,
+}
+
+impl Conversation {
+    /// What follows of the same role joins. A message without content is refused.
+    fn push(&mut self, role: &'static str, mut blocks: Vec<Value>) {
+        match self.messages.last_mut() {
             Some((last, joined)) if *last == role => joined.append(&mut blocks),
-            // A message without content is refused.
             _ if blocks.is_empty() => {}
-            _ => all.push((role, blocks)),
+            _ => self.messages.push((role, blocks)),
         }
     }
-    all.into_iter()
+
+    /// Where the block is that many before the end.
+    fn place(&self, mut before_end: usize) -> Option<(usize, usize)> {
+        for (at, (_, blocks)) in self.messages.iter().enumerate().rev() {
+            if let Some(block) = blocks.len().checked_sub(before_end + 1) {
+                return Some((at, block));
+            }
+            before_end -= blocks.len();
+        }
+        None
+    }
+
+    fn ends_with_result(&self) -> bool {
+        let last = self.messages.last().and_then(|(_, blocks)| blocks.last());
+        last.is_some_and(|block| block["type"] == "tool_result")
+    }
+
+    /// The last block that stays as it is when the conversation is sent with a state at its end.
+    fn stays(&self, has_state: bool) -> Option<(usize, usize)> {
+        self.place(usize::from(has_state && self.ends_with_result()))
+    }
+
+    /// Puts the state where it is no answer to anything. A text after the results of tools makes the model end its turn
+    /// with nothing, and the server forget what it thought, so there the last result carries it.
+    fn add_state(&mut self, state: &str) {
+        let Some(state) = text_block(state) else { return };
+        if !self.ends_with_result() {
+            self.push("user", vec![state]);
+            return;
+        }
+        let last = self.messages.last_mut().and_then(|(_, blocks)| blocks.last_mut());
+        if let Some(result) = last {
+            let text = result["content"].as_str().and_then(text_block);
+            result["content"] = text.into_iter().chain([state]).collect();
+        }
+    }
+
+    fn mark(&mut self, place: Option<(usize, usize)>, mark: Option<&Value>) {
+        let block = place.and_then(|(message, block)| self.messages.get_mut(message)?.1.get_mut(block));
+        // Thinking takes no mark.
+        let takes_it = |block: &&mut Value| matches!(block["type"].as_str(), Some("text" | "tool_use" | "tool_result"));
+        put(block.filter(takes_it), mark);
+    }
+}
+
+/// Results of tools are the user's. Two blocks are marked: the last that stays, and the one that was so in the call before:
+/// the server looks back twenty blocks from a mark, and an answer with ten calls adds more.
+fn conversation<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>, mark: Option<&Value>) -> Value {
+    let mut all = Conversation::default();
+    let mut ids = Ids::default();
+    let mut before = None;
+    for message in prompt.messages {
+        match message.borrow() {
+            Message::System { .. } => {}
+            Message::User { text } => all.push("user", text_block(text).into_iter().collect()),
+            Message::Tool { id, text, failed, .. } => {
+                all.push("user", vec![tool_result(&ids.result(id), text, *failed)]);
+            }
+            Message::Assistant {
+                text,
+                tool_calls,
+                reasoning,
+            } => {
+                before = all.stays(prompt.state.is_some());
+                ids.answer();
+                let calls = tool_calls
+                    .iter()
+                    .map(|call| tool_use(&ids.call(&call.id), call))
+                    .collect();
+                let text = text.as_deref().unwrap_or_default();
+                all.push("assistant", blocks(text, calls, own(model, reasoning.as_ref())));
+            }
+        }
+    }
+    let last = all.stays(prompt.state.is_some());
+    all.mark(before, mark);
+    all.mark(last.filter(|_| before != last), mark);
+    if let Some(state) = prompt.state {
+        all.add_state(state);
+    }
+    all.messages
+        .into_iter()
         .map(|(role, content)| json!({"role": role, "content": content}))
         .collect()
+}
+
+/// The blocks of an answer in the order in which it came.
+fn blocks(text: &str, calls: Vec<Value>, reasoning: Option<&Reasoning>) -> Vec<Value> {
+    let mut all = Vec::new();
+    let (mut text, mut calls) = (text, calls.into_iter());
+    for part in reasoning.map(|reasoning| &reasoning.parts).into_iter().flatten() {
+        match part {
+            Part::Opaque(block) => all.push(block.clone()),
+            Part::Text(bytes) => {
+                let (piece, rest) = text.split_at_checked(*bytes).unwrap_or((text, ""));
+                all.extend(text_block(piece));
+                text = rest;
+            }
+            Part::Call => all.extend(calls.next()),
+        }
+    }
+    all.extend(text_block(text));
+    all.extend(calls);
+    all
 }
 
 /// Blank text is refused.
@@ -102,20 +233,16 @@ fn text_block(text: &str) -> Option<Value> {
     (!text.trim().is_empty()).then(|| json!({"type": "text", "text": text}))
 }
 
-fn tool_use(call: &ToolCall) -> Value {
-    json!({"type": "tool_use", "id": known_id(&call.id), "name": call.name, "input": input(&call.arguments)})
+fn tool_use(id: &str, call: &ToolCall) -> Value {
+    json!({"type": "tool_use", "id": id, "name": call.name, "input": input(&call.arguments)})
 }
 
-fn tool_result(id: &str, text: &str) -> Value {
-    json!({"type": "tool_result", "tool_use_id": known_id(id), "content": text})
-}
-
-/// Ids are letters, digits, `_` and `-` here; what another format gave may have more.
-fn known_id(id: &str) -> String {
-    let known = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
-    id.chars()
-        .map(|letter| if known(letter) { letter } else { '_' })
-        .collect()
+fn tool_result(id: &str, text: &str, failed: bool) -> Value {
+    let mut result = json!({"type": "tool_result", "tool_use_id": id, "content": text});
+    if failed {
+        result["is_error"] = true.into();
+    }
+    result
 }
 
 /// Arguments must be an object; malformed ones are wrapped.
@@ -138,20 +265,33 @@ pub fn answer(body: &[u8]) -> Result<Answer, Failure> {
     };
     let mut text = String::new();
     let mut calls = Vec::new();
-    for block in blocks {
+    let mut parts = Vec::new();
+    for raw in blocks {
+        let block = Block::deserialize(&raw).map_err(|_| bad("a block of the answer is not one"))?;
         match block.kind.as_deref() {
-            Some("text") => text.push_str(block.text.as_deref().unwrap_or_default()),
-            Some("tool_use") if calls.len() < MAX_TOOL_CALLS => calls.push(ToolCall {
-                id: block.id.unwrap_or_default(),
-                name: block.name.unwrap_or_default(),
-                arguments: block.input.map(|input| input.to_string()).unwrap_or_default(),
-            }),
-            // Reasoning, and blocks of a later version.
+            Some("text") => {
+                let piece = block.text.unwrap_or_default();
+                parts.push(Part::Text(piece.len()));
+                text.push_str(&piece);
+            }
+            Some("tool_use") if calls.len() < MAX_TOOL_CALLS => {
+                parts.push(Part::Call);
+                calls.push(ToolCall {
+                    id: block.id.unwrap_or_default(),
+                    name: block.name.unwrap_or_default(),
+                    arguments: block.input.map(|input| input.to_string()).unwrap_or_default(),
+                });
+            }
+            Some("thinking" | "redacted_thinking") => parts.push(Part::Opaque(raw)),
+            // Blocks of a later version.
             _ => {}
         }
     }
+    let reasoning = sealed(ModelApi::AnthropicMessages, parts, Vec::new(), !calls.is_empty());
     Ok(Answer {
         tokens: message.usage.as_ref().and_then(tokens),
+        input_tokens: message.usage.as_ref().and_then(input_tokens),
+        reasoning,
         ..ended(text, calls, message.stop_reason.as_deref())
     })
 }
@@ -162,6 +302,15 @@ pub(super) fn tokens(usage: &Value) -> Option<u64> {
     let written = count("cache_creation_input_tokens").unwrap_or(0);
     let input = count("input_tokens")?.checked_add(written)?;
     input.checked_add(count("output_tokens")?)
+}
+
+/// All input tokens of a usage report, read from or written to a cache or not. Zero is no word of a prompt's size.
+pub(super) fn input_tokens(usage: &Value) -> Option<u64> {
+    let cache = ["cache_creation_input_tokens", "cache_read_input_tokens"];
+    let cache = cache.map(|name| usage.get(name).and_then(Value::as_u64).unwrap_or(0));
+    let plain = usage.get("input_tokens")?.as_u64()?;
+    let all = cache.into_iter().try_fold(plain, u64::checked_add)?;
+    (all > 0).then_some(all)
 }
 
 /// Puts an answer together, however it came.
@@ -184,7 +333,7 @@ pub(super) fn bad(message: &str) -> Failure {
 
 #[derive(Deserialize)]
 struct Reply {
-    content: Option<Vec<Block>>,
+    content: Option<Vec<Value>>,
     stop_reason: Option<String>,
     usage: Option<Value>,
     error: Option<Value>,
@@ -210,6 +359,10 @@ mod tests {
     use super::*;
     use crate::engine::message::Finish;
 
+    fn request(model: &Model, messages: &[Message], tools: &[Tool]) -> Value {
+        super::request(model, &Prompt::of(messages, tools))
+    }
+
     fn model() -> Model {
         let model = json!({"api": "AnthropicMessages", "name": "m", "temperature": "0.7", "maxOutputTokens": 9});
         serde_json::from_value(model).unwrap()
@@ -229,21 +382,25 @@ mod tests {
             Message::System { text: "be".into() },
             Message::User { text: "go".into() },
             Message::Assistant {
+                reasoning: None,
                 text: Some("I look.".into()),
                 tool_calls: vec![call("a.1", r#"{"sleep":1}"#), call("b", "{\"a\": "), call("c", " ")],
             },
             Message::Tool {
                 id: "a.1".into(),
                 text: "ok".into(),
+                failed: false,
                 reasoning: Some("kept here".into()),
             },
             Message::Tool {
                 id: "b".into(),
                 text: String::new(),
+                failed: false,
                 reasoning: None,
             },
             Message::User { text: "next".into() },
             Message::Assistant {
+                reasoning: None,
                 text: Some(" ".into()),
                 tool_calls: vec![],
             },
@@ -259,11 +416,10 @@ mod tests {
             json!({
                 "model": "m",
                 "max_tokens": 9,
-                "cache_control": {"type": "ephemeral"},
                 "temperature": 0.7,
                 "stream": true,
                 "tools": [{"name": "yield", "description": "d", "input_schema": {"type": "object"}}],
-                "system": "be",
+                "system": [{"type": "text", "text": "be"}],
                 "messages": [
                     {"role": "user", "content": [{"type": "text", "text": "go"}]},
                     {"role": "assistant", "content": [
@@ -298,6 +454,167 @@ mod tests {
         assert_eq!(read.text.as_deref(), Some("hi you"));
         assert_eq!(read.tool_calls, vec![call("x", r#"{"sleep":1}"#)]);
         assert_eq!(read.finish, Finish::ToolCalls);
+        let parts = [
+            Part::Opaque(json!({"type": "thinking", "thinking": "hm", "signature": "s"})),
+            Part::Text(3),
+            Part::Call,
+            Part::Text(3),
+        ];
+        assert_eq!(read.reasoning.unwrap().parts, parts);
+    }
+
+    /// An answer with reasoning between its other parts, and the result of its call.
+    fn thought(model: &str) -> Vec<Message> {
+        vec![
+            Message::User { text: "go".into() },
+            Message::Assistant {
+                text: Some("I look.Now.".into()),
+                tool_calls: vec![call("a", "{}")],
+                reasoning: Some(Reasoning {
+                    api: ModelApi::AnthropicMessages,
+                    model: model.into(),
+                    parts: vec![
+                        Part::Opaque(json!({"type": "thinking", "thinking": "hm", "signature": "s"})),
+                        Part::Text(7),
+                        Part::Opaque(json!({"type": "redacted_thinking", "data": "x"})),
+                        Part::Call,
+                    ],
+                    calls: vec![],
+                }),
+            },
+            Message::Tool {
+                id: "a".into(),
+                text: "no".into(),
+                failed: true,
+                reasoning: None,
+            },
+        ]
+    }
+
+    #[test]
+    fn reasoning_goes_back_verbatim_in_its_place_to_the_model_that_wrote_it_and_to_no_other() {
+        let sent = |wrote: &str| request(&model(), &thought(wrote), &[])["messages"][1]["content"].clone();
+        let call = json!({"type": "tool_use", "id": "a", "name": "yield", "input": {}});
+        assert_eq!(
+            sent("m"),
+            json!([{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "I look."},
+                {"type": "redacted_thinking", "data": "x"}, call, {"type": "text", "text": "Now."}])
+        );
+        assert_eq!(sent("other"), json!([{"type": "text", "text": "I look.Now."}, call]));
+    }
+
+    #[test]
+    fn a_tool_that_failed_says_so() {
+        let result = &request(&model(), &thought("m"), &[])["messages"][2]["content"][0];
+        assert_eq!(
+            *result,
+            json!({"type": "tool_result", "tool_use_id": "a", "content": "no", "is_error": true})
+        );
+    }
+
+    #[test]
+    fn reasoning_is_asked_for_by_effort_or_budget_and_then_without_a_temperature() {
+        let model = |reasoning: Value| {
+            let model = json!({"api": "AnthropicMessages", "name": "m", "temperature": "1", "reasoning": reasoning});
+            serde_json::from_value::<Model>(model).unwrap()
+        };
+        let body = request(&model(json!({"effort": "Medium"})), &thought("other"), &[]);
+        assert_eq!(body["thinking"], json!({"type": "adaptive"}));
+        assert_eq!(body["output_config"], json!({"effort": "medium"}));
+        assert_eq!(body.get("temperature"), None);
+        let budget = model(json!({"budgetTokens": 2048}));
+        let body = request(&budget, &thought("m"), &[]);
+        assert_eq!(body["thinking"], json!({"type": "enabled", "budget_tokens": 2048}));
+        // The turn under way called tools without it, so it comes with the next turn.
+        let mut messages = thought("other");
+        assert_eq!(request(&budget, &messages, &[]).get("thinking"), None);
+        messages.push(Message::User { text: "next".into() });
+        assert!(request(&budget, &messages, &[]).get("thinking").is_some());
+    }
+
+    /// Calls with results, each answer with so many, and then the marks: of tools, system, and blocks of messages.
+    fn marks(answers: &[usize], state: Option<&str>) -> (Value, Vec<(usize, usize)>) {
+        let mut messages = vec![
+            Message::System { text: "be".into() },
+            Message::User { text: "go".into() },
+        ];
+        for (answer, calls) in answers.iter().enumerate() {
+            let id = |place: usize| format!("c{answer}-{place}");
+            messages.push(Message::Assistant {
+                text: None,
+                tool_calls: (0..*calls).map(|place| call(&id(place), "{}")).collect(),
+                reasoning: None,
+            });
+            messages.extend((0..*calls).map(|place| Message::Tool {
+                id: id(place),
+                text: "seen".into(),
+                failed: false,
+                reasoning: None,
+            }));
+        }
+        let tool = || Tool {
+            name: "yield".into(),
+            description: "d".into(),
+            parameters: json!({"type": "object"}),
+        };
+        let tools = [tool(), tool()];
+        let prompt = Prompt {
+            messages: &messages[..],
+            state,
+            tools: &tools,
+            lifetime: Some(Lifetime::OneHour),
+            cache_key: None,
+        };
+        let body = super::request(&model(), &prompt);
+        let mark = json!({"type": "ephemeral", "ttl": "1h"});
+        assert_eq!(
+            (
+                body["tools"][0].get("cache_control"),
+                &body["tools"][1]["cache_control"]
+            ),
+            (None, &mark)
+        );
+        assert_eq!(body["system"][0]["cache_control"], mark);
+        let mut marked = Vec::new();
+        for (message, content) in body["messages"].as_array().unwrap().iter().enumerate() {
+            for (block, value) in content["content"].as_array().unwrap().iter().enumerate() {
+                if value.get("cache_control") == Some(&mark) {
+                    marked.push((message, block));
+                }
+            }
+        }
+        assert_eq!(body.to_string().matches("cache_control").count(), 2 + marked.len());
+        (body, marked)
+    }
+
+    #[test]
+    fn a_prompt_has_at_most_four_marks_and_one_of_two_stands_where_the_call_before_it_had_its_last() {
+        for state in [None, Some("now")] {
+            let mut last = None;
+            for answers in [&[][..], &[1], &[1, 10], &[1, 10, 3], &[1, 10, 3, 1]] {
+                let (_, marked) = marks(answers, state);
+                assert_eq!(marked.len(), if answers.is_empty() { 1 } else { 2 });
+                assert!(last.is_none_or(|last| last == marked[0]), "{answers:?}");
+                last = marked.last().copied();
+            }
+        }
+    }
+
+    #[test]
+    fn the_state_follows_the_runtimes_words_or_joins_the_last_result_and_stands_behind_the_last_mark() {
+        let (body, marked) = marks(&[], Some("now"));
+        assert_eq!(
+            body["messages"][0]["content"][1],
+            json!({"type": "text", "text": "now"})
+        );
+        assert_eq!(marked, [(0, 0)]);
+        let (body, marked) = marks(&[2], Some("now"));
+        let content = json!([{"type": "text", "text": "seen"}, {"type": "text", "text": "now"}]);
+        assert_eq!(body["messages"][2]["content"][1]["content"], content);
+        assert_eq!(body["messages"][2]["content"].as_array().unwrap().len(), 2);
+        assert_eq!(marked, [(0, 0), (2, 0)]);
+        let (body, _) = marks(&[2], None);
+        assert_eq!(body["messages"][2]["content"][1]["content"], "seen");
     }
 
     #[test]
@@ -353,6 +670,7 @@ mod tests {
     fn tokens_are_all_that_were_not_read_from_a_cache() {
         let usage = json!({"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": 20, "cache_read_input_tokens": 500});
         assert_eq!(tokens(&usage), Some(27));
+        assert_eq!(input_tokens(&usage), Some(523));
         assert_eq!(
             tokens(&json!({"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": null})),
             Some(7)

@@ -1,23 +1,33 @@
 //! Anthropic messages: the answer that comes in pieces.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::anthropic::{Block, bad, ended, tokens};
-use super::{MAX_STREAM_BYTES, MAX_TOOL_CALLS};
+use super::anthropic::{Block, bad, ended, input_tokens, tokens};
+use super::{MAX_STREAM_BYTES, MAX_TOOL_CALLS, sealed};
+use crate::api::agent::ModelApi;
 use crate::api::failure::{Failure, FailureKind};
-use crate::engine::message::{Answer, ToolCall};
+use crate::engine::message::{Answer, Part, ToolCall};
 
 /// A streamed answer so far.
 #[derive(Default)]
 pub struct Aggregate {
-    text: String,
-    calls: BTreeMap<u64, ToolCall>,
+    blocks: BTreeMap<u64, Piece>,
+    calls: usize,
     reason: Option<String>,
     usage: Map<String, Value>,
     bytes: usize,
+}
+
+/// A block so far.
+enum Piece {
+    Text(String),
+    Call(ToolCall),
+    /// Reasoning: the block as it began, and what its fields gained.
+    Opaque(Map<String, Value>),
 }
 
 impl Aggregate {
@@ -33,7 +43,7 @@ impl Aggregate {
             "message_stop" => return Ok(true),
             "error" => return Err(bad("the server sent an error in the middle of the stream")),
             "message_start" => self.usage(event.message.and_then(|head| head.usage)),
-            "content_block_start" => self.start(index, event.content_block),
+            "content_block_start" => self.start(index, event.content_block)?,
             "content_block_delta" => self.delta(index, event.delta),
             "message_delta" => {
                 self.usage(event.usage);
@@ -56,10 +66,27 @@ impl Aggregate {
                 resumes_at: None,
             });
         }
-        let calls = self.calls.into_values().collect();
+        let (mut text, mut calls, mut parts) = (String::new(), Vec::new(), Vec::new());
+        for piece in self.blocks.into_values() {
+            match piece {
+                Piece::Text(piece) => {
+                    parts.push(Part::Text(piece.len()));
+                    text.push_str(&piece);
+                }
+                Piece::Call(call) => {
+                    parts.push(Part::Call);
+                    calls.push(call);
+                }
+                Piece::Opaque(block) => parts.push(Part::Opaque(block.into())),
+            }
+        }
+        let reasoning = sealed(ModelApi::AnthropicMessages, parts, Vec::new(), !calls.is_empty());
+        let usage = Value::Object(self.usage);
         Ok(Answer {
-            tokens: tokens(&Value::Object(self.usage)),
-            ..ended(self.text, calls, self.reason.as_deref())
+            tokens: tokens(&usage),
+            input_tokens: input_tokens(&usage),
+            reasoning,
+            ..ended(text, calls, self.reason.as_deref())
         })
     }
 
@@ -69,35 +96,67 @@ impl Aggregate {
         self.usage.extend(said);
     }
 
-    fn start(&mut self, index: u64, block: Option<Block>) {
-        let Some(block) = block else { return };
-        match block.kind.as_deref() {
-            Some("text") => self.text.push_str(block.text.as_deref().unwrap_or_default()),
-            Some("tool_use") if self.calls.len() < MAX_TOOL_CALLS => {
-                // An empty object stands for arguments that come in pieces.
-                let given = block
-                    .input
-                    .filter(|input| input.as_object().is_none_or(|object| !object.is_empty()));
-                let call = ToolCall {
-                    id: block.id.unwrap_or_default(),
-                    name: block.name.unwrap_or_default(),
-                    arguments: given
-                        .filter(|input| !input.is_null())
-                        .map(|input| input.to_string())
-                        .unwrap_or_default(),
-                };
-                self.calls.entry(index).or_insert(call);
+    fn start(&mut self, index: u64, raw: Option<Map<String, Value>>) -> Result<(), Failure> {
+        let Some(raw) = raw else { return Ok(()) };
+        let kind = raw.get("type").and_then(Value::as_str).unwrap_or_default();
+        let piece = match kind {
+            "thinking" | "redacted_thinking" => Piece::Opaque(raw),
+            "text" | "tool_use" => {
+                let block =
+                    Block::deserialize(Value::Object(raw)).map_err(|_| bad("a block of the stream is not one"))?;
+                match block.kind.as_deref() {
+                    Some("text") => Piece::Text(block.text.unwrap_or_default()),
+                    _ if self.calls >= MAX_TOOL_CALLS => return Ok(()),
+                    _ => {
+                        self.calls += 1;
+                        Piece::Call(begun(block))
+                    }
+                }
             }
-            _ => {}
-        }
+            // Of a later version.
+            _ => return Ok(()),
+        };
+        self.blocks.entry(index).or_insert(piece);
+        Ok(())
     }
 
     fn delta(&mut self, index: u64, delta: Option<Delta>) {
         let Some(delta) = delta else { return };
-        self.text.push_str(delta.text.as_deref().unwrap_or_default());
-        if let (Some(call), Some(piece)) = (self.calls.get_mut(&index), delta.partial_json) {
-            call.arguments.push_str(&piece);
+        // A server that leaves the beginning of a text out.
+        let piece = match self.blocks.entry(index) {
+            Entry::Occupied(piece) => piece.into_mut(),
+            Entry::Vacant(free) if delta.text.is_some() => free.insert(Piece::Text(String::new())),
+            Entry::Vacant(_) => return,
+        };
+        match piece {
+            Piece::Text(text) => text.push_str(delta.text.as_deref().unwrap_or_default()),
+            Piece::Call(call) => call
+                .arguments
+                .push_str(delta.partial_json.as_deref().unwrap_or_default()),
+            Piece::Opaque(block) => {
+                for (name, gained) in [("thinking", delta.thinking), ("signature", delta.signature)] {
+                    let Some(gained) = gained else { continue };
+                    let old = block.get(name).and_then(Value::as_str).unwrap_or_default();
+                    let all = format!("{old}{gained}");
+                    block.insert(name.into(), all.into());
+                }
+            }
         }
+    }
+}
+
+/// An empty object stands for arguments that come in pieces.
+fn begun(block: Block) -> ToolCall {
+    let given = block
+        .input
+        .filter(|input| input.as_object().is_none_or(|object| !object.is_empty()));
+    ToolCall {
+        id: block.id.unwrap_or_default(),
+        name: block.name.unwrap_or_default(),
+        arguments: given
+            .filter(|input| !input.is_null())
+            .map(|input| input.to_string())
+            .unwrap_or_default(),
     }
 }
 
@@ -106,7 +165,7 @@ struct Event {
     #[serde(rename = "type")]
     kind: String,
     index: Option<u64>,
-    content_block: Option<Block>,
+    content_block: Option<Map<String, Value>>,
     delta: Option<Delta>,
     message: Option<Head>,
     usage: Option<Map<String, Value>>,
@@ -117,10 +176,12 @@ struct Head {
     usage: Option<Map<String, Value>>,
 }
 
-/// What a block or the message gains; reasoning and signatures are passed over.
+/// What a block or the message gains.
 #[derive(Deserialize)]
 struct Delta {
     text: Option<String>,
+    thinking: Option<String>,
+    signature: Option<String>,
     partial_json: Option<String>,
     stop_reason: Option<String>,
 }
@@ -180,6 +241,14 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(answer.text.as_deref(), Some("hello"));
+        let parts = [
+            Part::Opaque(json!({"type": "thinking", "thinking": "hm", "signature": "s"})),
+            Part::Text(5),
+            Part::Call,
+            Part::Call,
+            Part::Call,
+        ];
+        assert_eq!(answer.reasoning.unwrap().parts, parts);
         assert_eq!(answer.finish, Finish::ToolCalls);
         assert_eq!(
             answer.tokens,

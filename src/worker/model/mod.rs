@@ -2,21 +2,26 @@
 //!
 //! Pure; owns no connection. Whatever a server sends, the result is an answer or a failure, never a panic. A request is
 //! its stable text first, and what a call adds comes last: two calls of one conversation share all bytes but the end.
+//!
+//! Reasoning is kept with answers that call tools, and goes back with them to the model that wrote it: providers refuse a
+//! conversation in which it is missing or changed. With other answers it is dropped, which all of them allow.
 
 pub mod anthropic;
 mod anthropic_stream;
+pub mod cache;
+mod ids;
 pub mod openai;
 mod stream;
 mod structured;
 
 use std::borrow::Borrow;
-use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::api::agent::{Model, ModelApi, ToolCalling};
 use crate::api::failure::Failure;
-use crate::engine::message::{Answer, Message, Tool};
+use crate::engine::message::{Answer, Message, Part, Reasoning, Tool};
+use cache::Lifetime;
 
 /// Most tool calls taken from one answer; the rest is dropped.
 const MAX_TOOL_CALLS: usize = 128;
@@ -32,6 +37,36 @@ pub enum Format {
     Structured,
     /// Anthropic messages.
     Anthropic,
+}
+
+/// What is put before a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt<'a, M> {
+    /// The conversation.
+    pub messages: &'a [M],
+    /// How things stand now: joins the end of the last message, and another one replaces it in the next request. Nothing
+    /// that is to be read from a server's cache may end with it.
+    pub state: Option<&'a str>,
+    /// Tools offered.
+    pub tools: &'a [Tool],
+    /// How long the server is asked to keep it.
+    pub lifetime: Option<Lifetime>,
+    /// What brings calls with the same beginning to the same server; `None`: nothing does.
+    pub cache_key: Option<&'a str>,
+}
+
+impl<'a, M> Prompt<'a, M> {
+    /// A conversation and its tools, and nothing else.
+    #[must_use]
+    pub fn of(messages: &'a [M], tools: &'a [Tool]) -> Self {
+        Self {
+            messages,
+            state: None,
+            tools,
+            lifetime: None,
+            cache_key: None,
+        }
+    }
 }
 
 /// A streamed answer so far.
@@ -64,37 +99,20 @@ impl Format {
         }
     }
 
-    /// The body of a request.
+    /// The body of a request of a conversation and nothing else.
     #[must_use]
     pub fn request(self, model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool]) -> Value {
-        match self {
-            Self::OpenAi => openai::request(model, messages, tools),
-            Self::Structured => structured::request(model, messages, tools),
-            Self::Anthropic => anthropic::request(model, messages, tools),
-        }
+        self.body(model, &Prompt::of(messages, tools))
     }
 
-    /// The same with a last message that another one replaces in the next request: nothing that is to be read from a
-    /// server's cache may end with it.
+    /// The body of a request.
     #[must_use]
-    pub fn request_with_state(
-        self,
-        model: &Model,
-        messages: &[Arc<Message>],
-        state: Option<String>,
-        tools: &[Tool],
-    ) -> Value {
-        let Some(text) = state else {
-            return self.request(model, messages, tools);
-        };
-        let mut messages = messages.to_vec();
-        messages.push(Arc::new(Message::User { text }));
-        let mut body = self.request(model, &messages, tools);
+    pub fn body<M: Borrow<Message>>(self, model: &Model, prompt: &Prompt<'_, M>) -> Value {
         match self {
-            Self::OpenAi | Self::Structured => {}
-            Self::Anthropic => anthropic::cache_before_last(&mut body),
+            Self::OpenAi => openai::request(model, prompt),
+            Self::Structured => structured::request(model, prompt),
+            Self::Anthropic => anthropic::request(model, prompt),
         }
-        body
     }
 
     /// Reads an answer that came in one piece.
@@ -123,6 +141,25 @@ impl Format {
             Self::Anthropic => anthropic::bad(message),
         }
     }
+}
+
+/// The reasoning of a message, when this model wrote it in its present format.
+fn own<'a>(model: &Model, reasoning: Option<&'a Reasoning>) -> Option<&'a Reasoning> {
+    reasoning.filter(|reasoning| reasoning.api == model.api && reasoning.model == model.name)
+}
+
+/// What is to be sent back of an answer's reasoning; the driver says which model wrote it.
+fn sealed(api: ModelApi, parts: Vec<Part>, mut calls: Vec<Value>, calls_tools: bool) -> Option<Reasoning> {
+    if calls.iter().all(Value::is_null) {
+        calls.clear();
+    }
+    let has_reasoning = parts.iter().any(|part| matches!(part, Part::Opaque(_))) || !calls.is_empty();
+    (has_reasoning && calls_tools).then(|| Reasoning {
+        api,
+        model: String::new(),
+        parts,
+        calls,
+    })
 }
 
 impl Aggregate {
@@ -157,6 +194,7 @@ mod tests {
         [
             Message::User { text: text.into() },
             Message::Assistant {
+                reasoning: None,
                 text: number.is_multiple_of(2).then(|| "thinking".into()),
                 tool_calls: vec![ToolCall {
                     id: id.clone(),
@@ -167,9 +205,11 @@ mod tests {
             Message::Tool {
                 id,
                 text: "seen".into(),
+                failed: false,
                 reasoning: None,
             },
             Message::Assistant {
+                reasoning: None,
                 text: Some("done".into()),
                 tool_calls: vec![],
             },
@@ -177,30 +217,32 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_the_last_message_and_all_before_it_stays_the_same_from_call_to_call() {
-        for (api, format) in [("OpenAIChat", Format::OpenAi), ("AnthropicMessages", Format::Anthropic)] {
+    fn all_before_the_state_stays_the_same_from_call_to_call() {
+        for (api, format) in [
+            ("OpenAIChat", Format::OpenAi),
+            ("OpenAIChat", Format::Structured),
+            ("AnthropicMessages", Format::Anthropic),
+        ] {
             let model: Model = serde_json::from_value(json!({"api": api, "name": "m"})).unwrap();
-            let mut messages = vec![Arc::new(Message::System { text: "be".into() })];
-            messages.extend(turn(1, "look").into_iter().map(Arc::new));
+            let mut messages = vec![Message::System { text: "be".into() }];
+            messages.extend(turn(1, "look"));
             let sent = |end: usize, state: &str| {
-                let body = format.request_with_state(&model, &messages[..end], Some(state.into()), &[]);
-                body["messages"].as_array().unwrap().clone()
-            };
-            // After the runtime's word, and after a tool's result, which the state joins in one format.
-            for (end, others) in [(2, 1), (4, 3)] {
-                let (one, two) = (sent(end, "7 planes"), sent(end, "8 planes"));
-                let last = one.last().unwrap().to_string();
-                assert!(last.contains("7 planes") && last.contains("\"user\""), "{last}");
-                assert_eq!(one.len(), if format == Format::OpenAi { end + 1 } else { others });
-                let before = |all: &[Value]| {
-                    json!(all)
-                        .to_string()
-                        .split(" planes")
-                        .next()
-                        .unwrap()
-                        .replace(['7', '8'], "")
+                let prompt = Prompt {
+                    messages: &messages[..end],
+                    state: Some(state),
+                    tools: &[],
+                    lifetime: Some(Lifetime::FiveMinutes),
+                    cache_key: None,
                 };
-                assert_eq!(before(&one), before(&two), "{api}");
+                format.body(&model, &prompt)["messages"].to_string()
+            };
+            // After the runtime's word, and after a tool's result.
+            for end in [2, 4] {
+                let (one, two) = (sent(end, "7 planes"), sent(end, "8 planes"));
+                let place = one.find("7 planes").unwrap();
+                assert_eq!(one[..place], two[..place], "{api}");
+                let plain = format.request(&model, &messages[..end], &[])["messages"].to_string();
+                assert!(!one[place..].contains("\"role\"") && plain.len() < one.len(), "{one}");
             }
         }
     }
@@ -220,21 +262,6 @@ mod tests {
         let body = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
         let answer = format.answer(body.to_string().as_bytes()).unwrap();
         assert_eq!(answer.text.as_deref(), Some("{\"wake\": false}"));
-    }
-
-    #[test]
-    fn the_cache_of_anthropic_ends_before_the_state() {
-        let model: Model = serde_json::from_value(json!({"api": "AnthropicMessages", "name": "m"})).unwrap();
-        let messages: Vec<Arc<Message>> = turn(1, "look").into_iter().take(3).map(Arc::new).collect();
-        let body = Format::Anthropic.request_with_state(&model, &messages, Some("now".into()), &[]);
-        assert_eq!(body.get("cache_control"), None);
-        let blocks = &body["messages"][2]["content"];
-        assert_eq!(blocks[0]["type"], "tool_result");
-        assert_eq!(blocks[0]["cache_control"], json!({"type": "ephemeral"}));
-        assert_eq!(blocks[1], json!({"type": "text", "text": "now"}));
-        assert_eq!(body.as_object().unwrap().keys().next_back().unwrap(), "messages");
-        let without = Format::Anthropic.request_with_state(&model, &messages, None, &[]);
-        assert_eq!(without, Format::Anthropic.request(&model, &messages, &[]));
     }
 
     proptest! {

@@ -6,22 +6,39 @@ use std::collections::HashSet;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::MAX_TOOL_CALLS;
-use crate::api::agent::Model;
+use super::ids::Ids;
+use super::{MAX_TOOL_CALLS, Prompt, own, sealed};
+use crate::api::agent::{Model, ModelApi, PromptCache, ReasoningEffort};
 use crate::api::failure::{Failure, FailureKind};
-use crate::engine::message::{Answer, Finish, Message, Tool, ToolCall};
+use crate::engine::message::{Answer, Finish, Message, Part, Reasoning, Tool, ToolCall};
+
+/// Fields of an answer that hold reasoning, by the names of different servers.
+pub(super) const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_details"];
+/// Field of a tool call that holds a signature of reasoning, at Google.
+pub(super) const EXTRA: &str = "extra_content";
+/// The only host that is sure to know `prompt_cache_key`: others refuse fields that they do not know.
+const KEYED: &str = "api.openai.com";
 
 /// The body of a request. Output limits are the gateway's to write.
 #[must_use]
-pub fn request(model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool]) -> Value {
+pub fn request<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Value {
     let mut body = Map::new();
     body.insert("model".into(), model.name.clone().into());
-    body.insert(
-        "messages".into(),
-        messages.iter().map(|shared| message(shared.borrow())).collect(),
-    );
-    if !tools.is_empty() {
-        body.insert("tools".into(), tools.iter().map(tool).collect());
+    if let Some(key) = prompt.cache_key.filter(|_| is_keyed(model)) {
+        body.insert("prompt_cache_key".into(), key.into());
+    }
+    body.insert("messages".into(), conversation(model, prompt).into());
+    if !prompt.tools.is_empty() {
+        body.insert("tools".into(), prompt.tools.iter().map(tool).collect());
+    }
+    if let Some(effort) = model.reasoning.as_ref().and_then(|reasoning| reasoning.effort) {
+        let effort = match effort {
+            ReasoningEffort::Minimal => "minimal",
+            ReasoningEffort::Low => "low",
+            ReasoningEffort::Medium => "medium",
+            ReasoningEffort::High => "high",
+        };
+        body.insert("reasoning_effort".into(), effort.into());
     }
     // Admission lets only decimal numbers through.
     if let Some(temperature) = model.temperature.as_ref().and_then(|text| text.parse::<f64>().ok()) {
@@ -31,24 +48,76 @@ pub fn request(model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool])
     Value::Object(body)
 }
 
-fn message(message: &Message) -> Value {
-    match message {
-        Message::System { text } => json!({"role": "system", "content": text}),
-        Message::User { text } => json!({"role": "user", "content": text}),
-        Message::Assistant { text, tool_calls } if tool_calls.is_empty() => {
-            json!({"role": "assistant", "content": text.as_deref().unwrap_or_default()})
+fn is_keyed(model: &Model) -> bool {
+    let address = model.base_url.as_deref().and_then(|url| url.split_once("://"));
+    let host = address.and_then(|(_, rest)| rest.split(['/', ':']).next());
+    model.prompt_cache != PromptCache::Disabled && host.is_some_and(|host| host.eq_ignore_ascii_case(KEYED))
+}
+
+/// The messages. Templates of some models want user and assistant in turn, and no user after the result of a tool: what
+/// the runtime says twice in a row is one message, and the state joins the end of the last one.
+fn conversation<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Vec<Value> {
+    let mut all: Vec<Value> = Vec::new();
+    let mut ids = Ids::default();
+    for message in prompt.messages {
+        match message.borrow() {
+            Message::System { text } => all.push(json!({"role": "system", "content": text})),
+            Message::User { text } => join(&mut all, &["user"], text),
+            Message::Tool { id, text, .. } => {
+                all.push(json!({"role": "tool", "tool_call_id": ids.result(id), "content": text}));
+            }
+            Message::Assistant { text, tool_calls, .. } if tool_calls.is_empty() => {
+                all.push(json!({"role": "assistant", "content": text.as_deref().unwrap_or_default()}));
+            }
+            Message::Assistant {
+                text,
+                tool_calls,
+                reasoning,
+            } => {
+                ids.answer();
+                let reasoning = own(model, reasoning.as_ref());
+                let calls = tool_calls.iter().enumerate().map(|(place, call)| {
+                    let extra = reasoning.and_then(|reasoning| reasoning.calls.get(place));
+                    tool_call(&ids.call(&call.id), call, extra)
+                });
+                let calls: Vec<Value> = calls.collect();
+                let mut message = json!({"role": "assistant", "content": text, "tool_calls": calls});
+                for part in reasoning.map(|reasoning| &reasoning.parts).into_iter().flatten() {
+                    if let (Part::Opaque(Value::Object(fields)), Some(message)) = (part, message.as_object_mut()) {
+                        message.extend(fields.clone());
+                    }
+                }
+                all.push(message);
+            }
         }
-        Message::Assistant { text, tool_calls } => {
-            let calls: Vec<Value> = tool_calls.iter().map(tool_call).collect();
-            json!({"role": "assistant", "content": text, "tool_calls": calls})
+    }
+    if let Some(state) = prompt.state {
+        join(&mut all, &["user", "tool"], state);
+    }
+    all
+}
+
+/// Text of the user: at the end of the last message where that has one of these roles.
+fn join(all: &mut Vec<Value>, roles: &[&str], text: &str) {
+    let last = all
+        .last_mut()
+        .filter(|last| last["role"].as_str().is_some_and(|role| roles.contains(&role)));
+    match last {
+        Some(last) => {
+            let before = last["content"].as_str().unwrap_or_default();
+            last["content"] = format!("{before}\n\n{text}").into();
         }
-        Message::Tool { id, text, .. } => json!({"role": "tool", "tool_call_id": id, "content": text}),
+        None => all.push(json!({"role": "user", "content": text})),
     }
 }
 
-fn tool_call(call: &ToolCall) -> Value {
+fn tool_call(id: &str, call: &ToolCall, extra: Option<&Value>) -> Value {
     let function = json!({"name": call.name, "arguments": sendable(&call.arguments)});
-    json!({"id": call.id, "type": "function", "function": function})
+    let mut wire = json!({"id": id, "type": "function", "function": function});
+    if let Some(extra) = extra.filter(|extra| !extra.is_null()) {
+        wire[EXTRA] = extra.clone();
+    }
+    wire
 }
 
 /// Servers refuse a whole conversation in which arguments are not a JSON object, so malformed ones are wrapped.
@@ -79,8 +148,8 @@ pub fn answer(body: &[u8]) -> Result<Answer, Failure> {
     let (Some(choice), Some(message)) = (&choice, message) else {
         return Err(bad("the answer has no choices"));
     };
-    let calls = message.tool_calls.iter().flatten().take(MAX_TOOL_CALLS);
-    let calls = calls.map(|call| {
+    let wanted = || message.tool_calls.iter().flatten().take(MAX_TOOL_CALLS);
+    let calls = wanted().map(|call| {
         let function = call.function.as_ref();
         ToolCall {
             id: call.id.clone().unwrap_or_default(),
@@ -94,10 +163,31 @@ pub fn answer(body: &[u8]) -> Result<Answer, Failure> {
         choice.finish_reason.as_deref(),
         message.refusal.as_ref().is_some_and(|text| !text.is_empty()),
     );
+    let extras = wanted().map(|call| call.extra_content.clone().unwrap_or_default());
+    let fields = message
+        .rest
+        .iter()
+        .filter(|(name, _)| REASONING.contains(&name.as_str()));
+    let fields = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
     Ok(Answer {
         tokens: completion.usage.as_ref().and_then(tokens),
+        input_tokens: completion.usage.as_ref().and_then(input_tokens),
+        reasoning: reasoning(fields, extras.collect()),
         ..answer
     })
+}
+
+/// The reasoning of an answer with these fields and with these extras of its tool calls. A field that is there and empty
+/// is sent back as well: servers that think want it in each answer with tool calls.
+pub(super) fn reasoning(fields: Map<String, Value>, extras: Vec<Value>) -> Option<Reasoning> {
+    let fields: Map<String, Value> = fields.into_iter().filter(|(_, value)| !value.is_null()).collect();
+    let parts = if fields.is_empty() {
+        Vec::new()
+    } else {
+        vec![Part::Opaque(fields.into())]
+    };
+    let calls_tools = !extras.is_empty();
+    sealed(ModelApi::OpenAIChat, parts, extras, calls_tools)
 }
 
 /// Tokens of a usage report, those read from a cache left out.
@@ -108,6 +198,11 @@ pub(super) fn tokens(usage: &Value) -> Option<u64> {
         .and_then(Value::as_u64);
     let input = count("prompt_tokens")?.checked_sub(cached.unwrap_or(0))?;
     input.checked_add(count("completion_tokens")?)
+}
+
+/// All input tokens of a usage report, read from a cache or not. Zero is no word of a prompt's size.
+pub(super) fn input_tokens(usage: &Value) -> Option<u64> {
+    usage.get("prompt_tokens")?.as_u64().filter(|tokens| *tokens > 0)
 }
 
 /// Puts an answer together, however it came.
@@ -180,11 +275,14 @@ struct Reply {
     content: Option<Value>,
     refusal: Option<String>,
     tool_calls: Option<Vec<WireCall>>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
 struct WireCall {
     id: Option<String>,
+    extra_content: Option<Value>,
     function: Option<Function>,
 }
 
@@ -210,6 +308,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn request(model: &Model, messages: &[Message], tools: &[Tool]) -> Value {
+        super::request(model, &Prompt::of(messages, tools))
+    }
+
     fn model() -> Model {
         serde_json::from_value(json!({"api": "OpenAIChat", "name": "m", "temperature": "0.7"})).unwrap()
     }
@@ -228,15 +330,18 @@ mod tests {
             Message::System { text: "be".into() },
             Message::User { text: "go".into() },
             Message::Assistant {
+                reasoning: None,
                 text: None,
                 tool_calls: vec![call("a", r#"{"sleep":1}"#)],
             },
             Message::Tool {
                 id: "a".into(),
                 text: "ok".into(),
+                failed: false,
                 reasoning: Some("kept here".into()),
             },
             Message::Assistant {
+                reasoning: None,
                 text: Some("done".into()),
                 tool_calls: vec![],
             },
@@ -264,6 +369,141 @@ mod tests {
                 "stream": true,
             })
         );
+    }
+
+    /// What the server says with two calls, whole.
+    fn thought(fields: &Value, extra: &Value) -> Vec<u8> {
+        let call = |id: &str, extra: &Value| {
+            json!({"id": id, "type": "function", "extra_content": extra,
+            "function": {"name": "yield", "arguments": "{}"}})
+        };
+        let mut message = json!({"content": null, "tool_calls": [call("x", extra), call("y", &Value::Null)]});
+        message
+            .as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
+        json!({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+            .to_string()
+            .into_bytes()
+    }
+
+    fn sent_back(answer: Answer, wrote: &str) -> Value {
+        let answer = answer.written_by(ModelApi::OpenAIChat, wrote);
+        let message = Message::Assistant {
+            text: answer.text,
+            tool_calls: answer.tool_calls,
+            reasoning: answer.reasoning,
+        };
+        request(&model(), &[message], &[])["messages"][0].clone()
+    }
+
+    #[test]
+    fn reasoning_and_signatures_go_back_verbatim_to_the_model_that_wrote_them_and_to_no_other() {
+        let signed = json!({"google": {"thought_signature": "c2ln"}});
+        for (fields, extra) in [
+            (json!({"reasoning_content": "hm"}), Value::Null),
+            // Wanted back by servers that think, also when there was nothing to think about.
+            (json!({"reasoning_content": ""}), Value::Null),
+            (
+                json!({"reasoning": "hm", "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}),
+                Value::Null,
+            ),
+            (json!({}), signed),
+        ] {
+            let body = thought(&fields, &extra);
+            let message = sent_back(answer(&body).unwrap(), "m");
+            for (name, value) in fields.as_object().unwrap() {
+                assert_eq!(message[name], *value);
+            }
+            assert_eq!(
+                message["tool_calls"][0].get(EXTRA),
+                Some(&extra).filter(|extra| !extra.is_null())
+            );
+            assert_eq!(message["tool_calls"][1].get(EXTRA), None);
+            let other = sent_back(answer(&body).unwrap(), "other").to_string();
+            assert!(!other.contains("reasoning") && !other.contains(EXTRA), "{other}");
+        }
+        assert_eq!(
+            answer(&thought(&json!({"reasoning_content": null}), &Value::Null))
+                .unwrap()
+                .reasoning,
+            None
+        );
+    }
+
+    #[test]
+    fn reasoning_of_an_answer_without_calls_is_dropped() {
+        let body = json!({"choices": [{"message": {"content": "hi", "reasoning_content": "hm"}}]});
+        assert_eq!(answer(body.to_string().as_bytes()).unwrap().reasoning, None);
+    }
+
+    #[test]
+    fn what_the_user_says_twice_is_one_message_and_the_state_joins_the_last_one() {
+        let user = |text: &str| Message::User { text: text.into() };
+        let system = Message::System { text: "be".into() };
+        let asked = Message::Assistant {
+            text: None,
+            tool_calls: vec![call("a", "{}")],
+            reasoning: None,
+        };
+        let result = Message::Tool {
+            id: "a".into(),
+            text: "ok".into(),
+            failed: false,
+            reasoning: None,
+        };
+        let last = |messages: &[Message]| {
+            let prompt = Prompt {
+                messages,
+                state: Some("now"),
+                tools: &[],
+                lifetime: None,
+                cache_key: None,
+            };
+            let body = super::request(&model(), &prompt);
+            let all = body["messages"].as_array().unwrap().clone();
+            (all.len(), all.last().unwrap().clone())
+        };
+        assert_eq!(
+            last(&[system.clone(), user("a"), user("b")]),
+            (2, json!({"role": "user", "content": "a\n\nb\n\nnow"}))
+        );
+        assert_eq!(
+            last(&[user("a"), asked, result]),
+            (3, json!({"role": "tool", "tool_call_id": "a", "content": "ok\n\nnow"}))
+        );
+        assert_eq!(last(&[system]), (2, json!({"role": "user", "content": "now"})));
+    }
+
+    #[test]
+    fn a_key_of_the_cache_goes_where_it_is_known_and_an_effort_where_the_spec_has_one() {
+        let body = |url: &str, more: Value| {
+            let mut model = json!({"api": "OpenAIChat", "name": "m", "baseURL": url});
+            model.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let model: Model = serde_json::from_value(model).unwrap();
+            let prompt = Prompt {
+                messages: &[] as &[Message],
+                state: None,
+                tools: &[],
+                lifetime: None,
+                cache_key: Some("uid"),
+            };
+            super::request(&model, &prompt)
+        };
+        for (url, sent) in [
+            ("https://api.openai.com/v1", true),
+            ("https://API.openai.com:443/v1", true),
+            ("https://api.openai.com.evil.example/v1", false),
+            ("http://vllm:8000/v1", false),
+        ] {
+            assert_eq!(body(url, json!({})).get("prompt_cache_key").is_some(), sent, "{url}");
+        }
+        let off = body(
+            "https://api.openai.com/v1",
+            json!({"promptCache": "Disabled", "reasoning": {"effort": "High"}}),
+        );
+        assert_eq!(off.get("prompt_cache_key"), None);
+        assert_eq!(off["reasoning_effort"], "high");
     }
 
     #[test]
@@ -360,6 +600,15 @@ mod tests {
             let ids: HashSet<_> = read.tool_calls.iter().map(|call| &call.id).collect();
             prop_assert_eq!(ids.len(), calls.min(MAX_TOOL_CALLS));
         }
+    }
+
+    #[test]
+    fn input_tokens_are_all_of_the_prompt() {
+        let usage =
+            json!({"prompt_tokens": 500, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 480}});
+        assert_eq!(input_tokens(&usage), Some(500));
+        assert_eq!(input_tokens(&json!({"prompt_tokens": 0})), None);
+        assert_eq!(input_tokens(&json!({"completion_tokens": 4})), None);
     }
 
     #[test]

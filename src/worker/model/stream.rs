@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::api::failure::{Failure, FailureKind};
 use crate::engine::message::{Answer, ToolCall};
 
-use super::openai::{Function, assemble, bad, tokens};
+use super::openai::{Function, REASONING, assemble, bad, input_tokens, reasoning, tokens};
 use super::{MAX_STREAM_BYTES, MAX_TOOL_CALLS};
 
 /// A streamed answer so far.
@@ -16,9 +16,14 @@ use super::{MAX_STREAM_BYTES, MAX_TOOL_CALLS};
 pub struct Aggregate {
     text: String,
     calls: BTreeMap<u64, ToolCall>,
+    /// What the server attached to the calls.
+    extras: BTreeMap<u64, Value>,
+    /// Fields of reasoning so far.
+    reasoning: Map<String, Value>,
     finish: Option<String>,
     refused: bool,
     tokens: Option<u64>,
+    input_tokens: Option<u64>,
     bytes: usize,
 }
 
@@ -38,6 +43,7 @@ impl Aggregate {
         }
         // Counts that come on the way are replaced by those of the end.
         self.tokens = chunk.usage.as_ref().and_then(tokens).or(self.tokens);
+        self.input_tokens = chunk.usage.as_ref().and_then(input_tokens).or(self.input_tokens);
         for choice in chunk.choices.unwrap_or_default() {
             if choice.index.unwrap_or(0) == 0 {
                 self.choice(choice);
@@ -56,9 +62,16 @@ impl Aggregate {
                 resumes_at: None,
             });
         }
+        let extras = self
+            .calls
+            .keys()
+            .map(|index| self.extras.get(index).cloned().unwrap_or_default());
+        let reasoning = reasoning(self.reasoning, extras.collect());
         let calls = self.calls.into_values().collect();
         Ok(Answer {
             tokens: self.tokens,
+            input_tokens: self.input_tokens,
+            reasoning,
             ..assemble(self.text, calls, self.finish.as_deref(), self.refused)
         })
     }
@@ -69,6 +82,11 @@ impl Aggregate {
         }
         let Some(delta) = choice.delta else { return };
         self.text.push_str(delta.content.as_deref().unwrap_or_default());
+        for (name, gained) in delta.rest {
+            if REASONING.contains(&name.as_str()) {
+                gain(self.reasoning.entry(name).or_insert(Value::Null), gained);
+            }
+        }
         self.refused |= delta.refusal.is_some_and(|text| !text.is_empty());
         for call in delta.tool_calls.into_iter().flatten() {
             self.call(call);
@@ -100,10 +118,56 @@ impl Aggregate {
         if call.id.is_empty() {
             call.id = piece.id.unwrap_or_default();
         }
+        if let Some(extra) = piece.extra_content {
+            self.extras.insert(index, extra);
+        }
         if let Some(function) = piece.function {
             call.arguments.push_str(&function.arguments());
             if call.name.is_empty() {
                 call.name = function.name.unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// Adds a piece of reasoning: texts grow, and items of a list belong together by their kind and index.
+fn gain(all: &mut Value, gained: Value) {
+    match (all, gained) {
+        (_, Value::Null) => {}
+        (Value::String(text), Value::String(more)) => text.push_str(&more),
+        (Value::Array(items), Value::Array(more)) => gain_items(items, more),
+        (all @ Value::Null, Value::Array(more)) => {
+            let mut items = Vec::new();
+            gain_items(&mut items, more);
+            *all = items.into();
+        }
+        (all, gained) => *all = gained,
+    }
+}
+
+fn gain_items(items: &mut Vec<Value>, gained: Vec<Value>) {
+    for item in gained {
+        gain_item(items, item);
+    }
+}
+
+fn gain_item(items: &mut Vec<Value>, gained: Value) {
+    let same = |item: &Value| ["type", "index"].iter().all(|name| item.get(name) == gained.get(name));
+    let known = items
+        .iter_mut()
+        .rev()
+        .find(|item| gained.get("index").is_some() && same(item));
+    let (Some(Value::Object(known)), Value::Object(fields)) = (known, &gained) else {
+        items.push(gained);
+        return;
+    };
+    for (name, value) in fields {
+        let grows = ["text", "summary", "data"].contains(&name.as_str());
+        match (known.get_mut(name), value) {
+            (_, Value::Null) => {}
+            (Some(Value::String(text)), Value::String(more)) if grows => text.push_str(more),
+            _ => {
+                known.insert(name.clone(), value.clone());
             }
         }
     }
@@ -128,6 +192,8 @@ struct Delta {
     content: Option<String>,
     refusal: Option<String>,
     tool_calls: Option<Vec<CallDelta>>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
@@ -135,12 +201,13 @@ struct CallDelta {
     index: Option<u64>,
     id: Option<String>,
     function: Option<Function>,
+    extra_content: Option<Value>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::message::Finish;
+    use crate::engine::message::{Finish, Part};
     use proptest::prelude::*;
     use serde_json::json;
 
@@ -160,6 +227,41 @@ mod tests {
 
     fn piece(index: u64, id: Option<&str>, name: Option<&str>, arguments: &str) -> Value {
         json!({"tool_calls": [{"index": index, "id": id, "function": {"name": name, "arguments": arguments}}]})
+    }
+
+    #[test]
+    fn reasoning_and_signatures_come_together_in_pieces() {
+        let text = |text: &str, signature: Value| {
+            delta(&json!({"reasoning_content": text, "reasoning_details": [
+                {"type": "reasoning.text", "index": 0, "text": text, "signature": signature}]}))
+        };
+        let mut call = piece(0, Some("a"), Some("yield"), "{}");
+        call["tool_calls"][0]["extra_content"] = json!({"google": {"thought_signature": "c2ln"}});
+        let encrypted = json!({"type": "reasoning.encrypted", "index": 1, "data": "x"});
+        let end = [
+            delta(&json!({"reasoning_content": null, "reasoning_details": [encrypted]})),
+            delta(&call),
+            delta(&piece(1, Some("b"), Some("yield"), "{}")),
+            "[DONE]".into(),
+        ];
+        let events = [vec![text("h", Value::Null), text("m", json!("s"))], end.to_vec()].concat();
+        let reasoning = read(&events).unwrap().reasoning.unwrap();
+        let details = [
+            json!({"type": "reasoning.text", "index": 0, "text": "hm", "signature": "s"}),
+            encrypted,
+        ];
+        let fields = json!({"reasoning_content": "hm", "reasoning_details": details});
+        assert_eq!(reasoning.parts, [Part::Opaque(fields)]);
+        assert_eq!(
+            reasoning.calls,
+            [json!({"google": {"thought_signature": "c2ln"}}), Value::Null]
+        );
+        let without = read(&[
+            text("h", Value::Null),
+            delta(&json!({"content": "hi"})),
+            "[DONE]".into(),
+        ]);
+        assert_eq!(without.unwrap().reasoning, None);
     }
 
     #[test]

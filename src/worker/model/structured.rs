@@ -12,8 +12,8 @@ use std::fmt::Write as _;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::MAX_TOOL_CALLS;
 use super::openai;
+use super::{MAX_TOOL_CALLS, Prompt};
 use crate::api::agent::Model;
 use crate::engine::message::{self, Answer, Finish, Message, Tool, ToolCall};
 
@@ -27,13 +27,21 @@ const MOST_CALLS: usize = 8;
 
 /// The body of a request. Without tools it is that of any other model.
 #[must_use]
-pub fn request(model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool]) -> Value {
-    if tools.is_empty() {
-        return openai::request(model, messages, tools);
+pub fn request<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Value {
+    if prompt.tools.is_empty() {
+        return openai::request(model, prompt);
     }
-    let mut body = openai::request(model, &conversation(messages, tools), &[]);
+    let messages = conversation(prompt.messages, prompt.tools);
+    let plain = Prompt {
+        messages: &messages[..],
+        state: prompt.state,
+        tools: &[],
+        lifetime: prompt.lifetime,
+        cache_key: prompt.cache_key,
+    };
+    let mut body = openai::request(model, &plain);
     if let Some(body) = body.as_object_mut() {
-        body.insert("response_format".into(), response_format(tools));
+        body.insert("response_format".into(), response_format(prompt.tools));
     }
     body
 }
@@ -95,7 +103,7 @@ fn conversation(messages: &[impl Borrow<Message>], tools: &[Tool]) -> Vec<Messag
                 text: format!("{text}\n\n{form}"),
             },
             Message::User { text } => Message::User { text: text.clone() },
-            Message::Assistant { text, tool_calls } => {
+            Message::Assistant { text, tool_calls, .. } => {
                 names.extend(tool_calls.iter().map(|call| (call.id.as_str(), call.name.as_str())));
                 said(text.as_deref().unwrap_or_default(), tool_calls)
             }
@@ -142,6 +150,7 @@ fn said(text: &str, calls: &[ToolCall]) -> Message {
     Message::Assistant {
         text: Some(json!({"text": text, "tool_calls": calls}).to_string()),
         tool_calls: Vec::new(),
+        reasoning: None,
     }
 }
 
@@ -172,8 +181,7 @@ pub fn read(answer: Answer) -> Answer {
             Finish::ToolCalls
         },
         tool_calls: calls,
-        tokens: answer.tokens,
-        cost: answer.cost,
+        ..answer
     }
 }
 
@@ -216,6 +224,10 @@ mod tests {
 
     use super::*;
 
+    fn request(model: &Model, messages: &[Message], tools: &[Tool]) -> Value {
+        super::request(model, &Prompt::of(messages, tools))
+    }
+
     fn model() -> Model {
         serde_json::from_value(json!({"api": "OpenAIChat", "name": "m", "toolCalling": "Structured"})).unwrap()
     }
@@ -246,6 +258,7 @@ mod tests {
             Message::System { text: "be".into() },
             user("go"),
             Message::Assistant {
+                reasoning: None,
                 text: Some("I look.".into()),
                 tool_calls: vec![
                     ToolCall {
@@ -263,11 +276,13 @@ mod tests {
             Message::Tool {
                 id: "a".into(),
                 text: "seen".into(),
+                failed: false,
                 reasoning: None,
             },
             Message::Tool {
                 id: "b".into(),
                 text: "not run".into(),
+                failed: false,
                 reasoning: None,
             },
             user("next"),
@@ -314,7 +329,7 @@ mod tests {
         let messages = [user("go")];
         assert_eq!(
             request(&model(), &messages, &[]),
-            openai::request(&model(), &messages, &[])
+            super::super::Format::OpenAi.request(&model(), &messages, &[])
         );
     }
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -24,8 +25,10 @@ pub(super) struct Survey {
     pub(super) files: BTreeMap<String, Look>,
     /// Folders, likewise; the workspace itself is the empty path.
     pub(super) folders: Vec<String>,
-    /// Files and folders that have no name in UTF-8, and are passed over.
-    pub(super) nameless: bool,
+    /// Folders that were passed over: what was known of them stands.
+    pub(super) passed: Vec<String>,
+    /// Why something was passed over.
+    pub(super) trouble: Option<Trouble>,
 }
 
 /// Why the files cannot be looked at; for people, and without a name of a file.
@@ -40,12 +43,14 @@ pub(super) enum Trouble {
     )]
     TooMany,
     #[error(
-        "more than {MOST_LEVELS} folders are inside each other: set spec.source.watch.recursive to false, or move them"
+        "more than {MOST_LEVELS} folders are inside each other, and what is below is passed over: set spec.source.watch.recursive to false, or move them"
     )]
     TooDeep,
     #[error("a file or folder has a name that is not UTF-8, and is passed over: rename it")]
     Nameless,
-    #[error("a file or folder may not be read: make it readable for group {WORKER_UID}, or for all")]
+    #[error(
+        "a file or folder may not be read, and is passed over: make it readable for group {WORKER_UID}, or for all"
+    )]
     Denied,
     #[error("the workspace cannot be read: {0}")]
     Other(String),
@@ -116,7 +121,15 @@ fn look(stat: &Stat) -> Look {
     Look {
         size: u64::try_from(stat.st_size).unwrap_or_default(),
         modified: stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(nanoseconds),
+        stamp: stamp(stat),
     }
+}
+
+/// Never 0, which means that it is not known.
+fn stamp(stat: &Stat) -> u64 {
+    let mut hash = DefaultHasher::new();
+    (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec).hash(&mut hash);
+    hash.finish().max(1)
 }
 
 struct Walk<'a> {
@@ -127,9 +140,6 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn folder(&mut self, folder: &OwnedFd, path: &str, level: usize) -> Result<(), Trouble> {
-        if level > MOST_LEVELS {
-            return Err(Trouble::TooDeep);
-        }
         self.survey.folders.push(path.to_owned());
         let mut inner = Vec::new();
         let mut entries = Dir::read_from(folder)?;
@@ -150,14 +160,29 @@ impl Walk<'_> {
         for name in inner {
             let mut below = path.to_owned();
             join(&mut below, &name);
-            match openat(folder, &*name, FOLDER, Mode::empty()) {
-                Ok(inner) => self.folder(&inner, &below, level + 1)?,
+            if level >= MOST_LEVELS {
+                self.pass(below, Trouble::TooDeep);
+                continue;
+            }
+            let inner = match openat(folder, &*name, FOLDER, Mode::empty()) {
+                Ok(inner) => self.folder(&inner, &below, level + 1),
                 // It went meanwhile, or is another thing by now.
-                Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => {}
-                Err(error) => return Err(error.into()),
+                Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => continue,
+                Err(error) => Err(error.into()),
+            };
+            match inner {
+                Ok(()) => {}
+                Err(Trouble::Denied) => self.pass(below, Trouble::Denied),
+                Err(trouble) => return Err(trouble),
             }
         }
         Ok(())
+    }
+
+    /// One folder that cannot be looked at does not keep others from being heard of.
+    fn pass(&mut self, folder: String, why: Trouble) {
+        self.survey.passed.push(folder);
+        self.survey.trouble = Some(why);
     }
 
     /// The name of a folder that is to be gone into.
@@ -172,7 +197,7 @@ impl Walk<'_> {
             return Ok(None);
         }
         let Ok(name) = name.to_str() else {
-            self.survey.nameless = true;
+            self.survey.trouble = Some(Trouble::Nameless);
             return Ok(None);
         };
         if kind == FileType::Directory {
@@ -328,7 +353,10 @@ mod tests {
         );
         assert_eq!(files(dir.path(), &scope("link", true)), Err(Trouble::Link));
         assert_eq!(files(dir.path(), &scope("link/secret", true)), Err(Trouble::Link));
-        let look = Look { size: 1, modified: 0 };
+        let look = Look {
+            size: 1,
+            ..Look::default()
+        };
         assert_eq!(read(dir.path(), "inbox/folder/secret", look, 9), Ok(None));
         assert_eq!(read(dir.path(), "inbox/file", look, 9), Ok(None));
     }
@@ -388,7 +416,11 @@ mod tests {
         write(path.join("a"), "").expect("a file");
         assert_eq!(files(dir.path(), &scope("", true)).expect("files").len(), 1);
         create_dir(path.join("f")).expect("a folder");
-        assert_eq!(files(dir.path(), &scope("", true)), Err(Trouble::TooDeep));
+        write(path.join("f/b"), "").expect("a file");
+        let found = survey(dir.path(), &scope("", true)).expect("files");
+        assert_eq!((found.files.len(), found.trouble), (1, Some(Trouble::TooDeep)));
+        let passed = ["f"; MOST_LEVELS + 1].join("/");
+        assert_eq!(found.passed, [passed], "and what is beside it is found");
         assert_eq!(files(dir.path(), &scope("", false)), Ok(Vec::new()));
     }
 }

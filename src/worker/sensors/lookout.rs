@@ -206,7 +206,7 @@ impl Lookout {
             took: began.elapsed(),
             more: false,
         };
-        let survey = match surveyed {
+        let mut survey = match surveyed {
             Ok(survey) => survey,
             Err(trouble) => {
                 self.say(Some(trouble)).await?;
@@ -214,7 +214,11 @@ impl Lookout {
             }
         };
         self.bell.listen(survey.folders);
-        let mut trouble = survey.nameless.then_some(Trouble::Nameless);
+        let mut trouble = survey.trouble;
+        // What cannot be seen is not gone.
+        for folder in &survey.passed {
+            survey.files.extend(self.watcher.below(folder));
+        }
         let now = began - self.began;
         for task in self.watcher.compare(now, &survey.files, self.bell.open()) {
             // What waited for others may be another thing by now.

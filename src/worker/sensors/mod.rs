@@ -7,6 +7,7 @@ mod bell;
 mod files;
 pub mod lookout;
 mod scoring;
+mod ticks;
 
 use std::collections::BTreeMap;
 
@@ -19,9 +20,10 @@ use crate::api::sensor::Priority;
 use crate::engine::Input;
 use crate::engine::notifications;
 use crate::engine::sensors::{Notice, Sensed};
+use crate::link::deliveries::Delivered;
 use crate::link::sensors::{LastEvent, SensorReport, SensorTerms};
 use crate::sensing;
-use crate::sensing::delivery::{Delivery, Event};
+use crate::sensing::delivery::{Delivery, Event, MOST_SEQ};
 use crate::sensing::rules::{Outcome, Rules, State};
 use crate::sensing::schedule::{self, Calendar, Due};
 use crate::sensing::watch::{Change, Print};
@@ -30,6 +32,10 @@ use lookout::{Hold, Sight, Sighting, Wanted, Watching};
 
 pub use scoring::Step;
 use scoring::Waiting;
+use ticks::Ticks;
+
+/// Outboxes of one Sensor whose numbers are remembered beside those of the newest one.
+const MOST_OUTBOXES: usize = 16;
 
 /// All Sensors of a loop.
 #[derive(Debug, Default)]
@@ -68,6 +74,12 @@ struct Compiled {
 struct Memory {
     /// Number of the last event that was taken: it took effect, or waits below.
     through: i64,
+    /// The outbox that gave it; empty: this process did, or one without an id.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    outbox: String,
+    /// The same of outboxes before it, the newest last: what is still on its way from them is known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    earlier: Vec<(String, i64)>,
     rules: State,
     ticks: Option<Ticks>,
     /// Why files cannot be seen.
@@ -77,15 +89,6 @@ struct Memory {
     values: BTreeMap<String, Given>,
     /// Events that wait for a score.
     waiting: Waiting,
-}
-
-/// Which ticks are done with.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-struct Ticks {
-    /// Of this schedule: another one begins anew.
-    schedule: String,
-    through: Timestamp,
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -139,9 +142,17 @@ impl Sensors {
     pub fn restore(kept: Vec<Kept>) -> Self {
         let mut sensors = Self::default();
         for kept in kept {
-            let Ok(memory) = serde_json::from_str(&kept.memory) else {
-                continue;
-            };
+            let memory = serde_json::from_str(&kept.memory).unwrap_or_else(|_| {
+                tracing::warn!(
+                    sensor = kept.sensor,
+                    "what was remembered of a Sensor cannot be read; its values and windows begin anew, and no event of it \
+                     is taken twice"
+                );
+                Memory {
+                    through: kept.seq,
+                    ..Memory::default()
+                }
+            });
             let files = kept.files.into_iter();
             let files = files.filter_map(|(path, print)| Some((path, print?))).collect();
             sensors.files.insert(kept.sensor.clone(), files);
@@ -252,12 +263,18 @@ impl Sensors {
     /// The first event of a delivery that was not taken yet, if there is room. Its Sensor need not run here.
     #[must_use]
     pub fn take(&self, delivery: &Delivery) -> Option<Happened> {
-        let known = self.through(&delivery.sensor);
-        let event = delivery.events.iter().find(|event| event.seq > known)?.clone();
+        let known = self.word(delivery).through;
+        let next = |event: &&Event| event.seq > known && event.seq <= MOST_SEQ;
+        let event = delivery.events.iter().find(next)?.clone();
         let mut memory = self.memories.get(&delivery.sensor).cloned().unwrap_or_default();
         if memory.waiting.is_full() {
             return None;
         }
+        memory.counts_by(&delivery.outbox);
+        let event = Event {
+            outbox: delivery.outbox.clone(),
+            ..event
+        };
         let event = memory.take(&delivery.name, event);
         Some(Happened {
             sensor: delivery.sensor.clone(),
@@ -267,10 +284,15 @@ impl Sensors {
         })
     }
 
-    /// Number of the last event of a Sensor that was taken; 0: none.
+    /// Through which number the events of the outbox of a delivery were taken; 0: none.
     #[must_use]
-    pub fn through(&self, sensor: &str) -> i64 {
-        self.memories.get(sensor).map_or(0, |memory| memory.through)
+    pub fn word(&self, delivery: &Delivery) -> Delivered {
+        let memory = self.memories.get(&delivery.sensor);
+        Delivered {
+            sensor: delivery.sensor.clone(),
+            outbox: delivery.outbox.clone(),
+            through: memory.map_or(0, |memory| memory.through_of(&delivery.outbox)),
+        }
     }
 
     /// It is on disk.
@@ -327,7 +349,7 @@ impl Running {
             return None;
         }
         let mut memory = memory.cloned().unwrap_or_default();
-        memory.ticks = Some(Ticks { schedule, through: now });
+        memory.ticks = Some(Ticks::begin(schedule, now));
         Some(self.happened(memory, None))
     }
 
@@ -394,7 +416,10 @@ impl Running {
                 Some(self.happened(memory, None))
             }
             Due::Tick(tick) => {
-                ticks.through = tick;
+                if !ticks.come(tick, calendar) {
+                    memory.rules.totals.filtered += 1;
+                    return Some(self.happened(memory, None));
+                }
                 let id = schedule::delivery_id(&self.terms.uid, tick);
                 let body = schedule::payload(tick).to_string();
                 let outcome = compiled.rules.hear(&mut memory.rules, now, Some(&id), body.as_bytes());
@@ -420,14 +445,14 @@ impl Running {
     fn heard(&self, mut memory: Memory, outcome: Outcome) -> Happened {
         let input = match outcome {
             Outcome::Accepted(event) => {
-                let event = memory.take(&self.terms.name, event);
+                let event = memory.take(&self.terms.name, *event);
                 event.map(|event| Input::Sensed(sensed(&self.terms.uid, &self.terms.name, event)))
             }
             // Once for each streak.
             Outcome::Failed if memory.rules.consecutive_failures == 1 => Some(Input::SensorFailed {
                 sensor: self.terms.name.clone(),
             }),
-            Outcome::Failed | Outcome::Held | Outcome::Filtered | Outcome::Dropped => None,
+            Outcome::Failed | Outcome::Held | Outcome::Filtered | Outcome::Dropped | Outcome::TooDeep => None,
         };
         self.happened(memory, input)
     }
@@ -464,9 +489,36 @@ impl Running {
 }
 
 impl Memory {
-    /// An event was taken. It takes effect, or else waits.
+    fn through_of(&self, outbox: &str) -> i64 {
+        let earlier = || self.earlier.iter().find(|(known, _)| known == outbox);
+        if self.outbox == outbox {
+            self.through
+        } else {
+            earlier().map_or(0, |(_, through)| *through)
+        }
+    }
+
+    /// What comes next is from this outbox.
+    fn counts_by(&mut self, outbox: &str) {
+        if self.outbox == outbox {
+            return;
+        }
+        let through = self.through_of(outbox);
+        self.earlier.retain(|(known, _)| known != outbox);
+        let before = std::mem::replace(&mut self.outbox, outbox.to_owned());
+        self.earlier.push((before, self.through));
+        let surplus = self.earlier.len().saturating_sub(MOST_OUTBOXES);
+        self.earlier.drain(..surplus);
+        self.through = through;
+    }
+
+    /// An event was taken. It takes effect, or else waits; one that no rules could have made does neither.
     fn take(&mut self, sensor: &str, event: Event) -> Option<Event> {
         self.through = event.seq;
+        if !event.is_plausible() {
+            self.rules.totals.dropped += 1;
+            return None;
+        }
         let event = self.waiting.keep(sensor, event)?;
         self.note(&event);
         Some(event)
@@ -487,7 +539,11 @@ impl Memory {
 /// An event as the loop hears it.
 fn sensed(uid: &str, name: &str, event: Event) -> Sensed {
     Sensed {
-        id: format!("{uid}/{}", event.seq),
+        id: if event.outbox.is_empty() {
+            format!("{uid}/{}", event.seq)
+        } else {
+            format!("{uid}/{}/{}", event.outbox, event.seq)
+        },
         sensor: name.into(),
         at: event.at,
         updates: event

@@ -278,6 +278,30 @@ fn a_clock_that_was_set_back_makes_no_tick_come_twice_and_none_wait_for_a_year()
 }
 
 #[test]
+fn a_clock_that_was_set_back_by_more_than_256_ticks_makes_none_come_twice() {
+    let mut worker = Worker::new();
+    let spec = json!({"source": {"schedule": {"cron": "* * * * *"}}});
+    worker.direct("2026-01-05T00:00:30Z", &[clock(1, spec)]);
+    let minute = |minute: i64| (at("2026-01-05T00:00:00Z") + SignedDuration::from_mins(minute)).to_string();
+    for n in 1..=300 {
+        assert_eq!(worker.ticks(&minute(n)).len(), 1, "{n}");
+    }
+    for n in 1..=300 {
+        assert_eq!(worker.ticks(&minute(n)), [], "{n}");
+        if n % 100 == 0 {
+            worker.restart();
+            worker.direct(
+                &minute(n),
+                &[clock(1, json!({"source": {"schedule": {"cron": "* * * * *"}}}))],
+            );
+        }
+    }
+    assert_eq!(worker.ticks(&minute(301)), [tick(301, &minute(301))]);
+    // The first of them is where the clock went back to, and is not told again at all.
+    assert_eq!(worker.sensors.reports()[0].totals.filtered, 299);
+}
+
+#[test]
 fn a_tick_within_the_interval_comes_at_its_end() {
     let mut worker = Worker::new();
     let spec = json!({
@@ -305,12 +329,13 @@ fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_r
         }],
         notifications: Vec::new(),
         wakes: vec!["sensor/prices".into()],
-        trial: None,
+        ..Event::default()
     };
     let of = |numbers: &[i64]| Delivery {
         sensor: "uid".into(),
         name: "prices".into(),
         events: numbers.iter().copied().map(event).collect(),
+        ..Delivery::default()
     };
     let take = |worker: &mut Worker, numbers: &[i64]| {
         let mut ids = Vec::new();
@@ -324,15 +349,109 @@ fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_r
         ids
     };
     let mut worker = Worker::new();
-    assert_eq!(worker.sensors.through("uid"), 0);
+    assert_eq!(worker.sensors.word(&of(&[])).through, 0);
     assert_eq!(take(&mut worker, &[3, 5]), ["uid/3", "uid/5"]);
     assert_eq!(take(&mut worker, &[3, 5]), Vec::<String>::new());
     worker.restart();
-    assert_eq!(worker.sensors.through("uid"), 5);
+    assert_eq!(worker.sensors.word(&of(&[])).through, 5);
     assert_eq!(take(&mut worker, &[4, 5, 6]), ["uid/6"]);
     assert_eq!(
         worker.sensors.values(),
         [("price", &json!(6), at("2026-01-05T08:00:00Z"))]
     );
     assert_eq!(worker.sensors.reports(), [], "the Sensor does not run here");
+}
+
+/// An event of this outbox, with this number, that says so.
+fn event_of(outbox: &str, seq: i64) -> Delivery {
+    let notice = crate::sensing::delivery::Notice {
+        source: "sensor/prices".into(),
+        text: format!("{outbox}-{seq}"),
+        priority: Priority::Normal,
+    };
+    Delivery {
+        sensor: "uid".into(),
+        name: "prices".into(),
+        outbox: outbox.into(),
+        events: vec![Event {
+            seq,
+            notifications: vec![notice],
+            ..Event::default()
+        }],
+        ..Delivery::default()
+    }
+}
+
+/// The ids of what takes effect.
+fn takes(worker: &mut Worker, delivery: &Delivery) -> Vec<String> {
+    let mut ids = Vec::new();
+    while let Some(happened) = worker.sensors.take(delivery) {
+        if let Some(Input::Sensed(sensed)) = happened.input().cloned() {
+            ids.push(sensed.id);
+        }
+        worker.keep(happened);
+    }
+    ids
+}
+
+#[test]
+fn an_outbox_that_was_lost_and_begins_below_the_numbers_of_the_one_before_hides_nothing() {
+    let mut worker = Worker::new();
+    assert_eq!(takes(&mut worker, &event_of("a", 1_000)), ["uid/a/1000"]);
+    // The clock of the next node is behind.
+    assert_eq!(takes(&mut worker, &event_of("b", 900)), ["uid/b/900"]);
+    worker.restart();
+    assert_eq!(takes(&mut worker, &event_of("b", 900)), [""; 0]);
+    // What was still on its way from the first one is known, and so is the word of it.
+    assert_eq!(takes(&mut worker, &event_of("a", 1_000)), [""; 0]);
+    assert_eq!(worker.sensors.word(&event_of("a", 1)).through, 1_000);
+    assert_eq!(worker.sensors.word(&event_of("b", 1)).through, 900);
+    assert_eq!(takes(&mut worker, &event_of("a", 1_001)), ["uid/a/1001"]);
+    assert_eq!(takes(&mut worker, &event_of("b", 901)), ["uid/b/901"]);
+    assert_eq!(worker.sensors.word(&event_of("c", 1)).through, 0);
+}
+
+#[test]
+fn of_seventeen_outboxes_of_a_sensor_the_numbers_are_remembered_and_of_no_more() {
+    let mut worker = Worker::new();
+    let through = |worker: &Worker, outbox: usize| worker.sensors.word(&event_of(&outbox.to_string(), 1)).through;
+    for outbox in 0..=MOST_OUTBOXES {
+        takes(&mut worker, &event_of(&outbox.to_string(), 7));
+    }
+    assert_eq!(through(&worker, 0), 7);
+    takes(&mut worker, &event_of("another", 7));
+    assert_eq!((through(&worker, 0), through(&worker, 1)), (0, 7));
+}
+
+#[test]
+fn what_no_rules_could_have_made_takes_no_effect_and_is_counted() {
+    let mut worker = Worker::new();
+    let with = |change: &dyn Fn(&mut Event)| {
+        let mut delivery = event_of("a", 1);
+        change(&mut delivery.events[0]);
+        delivery
+    };
+    for seq in [i64::MAX, (1 << 53), 0, -1] {
+        let delivery = with(&|event| event.seq = seq);
+        assert!(worker.sensors.take(&delivery).is_none(), "{seq}");
+    }
+    let long = with(&|event| event.notifications[0].text = "x".repeat(2_049));
+    let many = with(&|event| event.wakes = vec!["sensor/prices".into(); 18]);
+    let large = with(&|event| {
+        event.updates = vec![crate::sensing::delivery::FieldValue {
+            field: "price".into(),
+            value: json!("x".repeat(8_191)),
+        }];
+    });
+    for (n, mut delivery) in (1..).zip([long, many, large]) {
+        delivery.events[0].seq = n;
+        assert_eq!(takes(&mut worker, &delivery), [""; 0], "{n}");
+        assert_eq!(worker.sensors.word(&delivery).through, n, "it does not come again");
+    }
+    let exact = with(&|event| {
+        event.seq = 9;
+        event.notifications[0].text = "x".repeat(2_048);
+        event.wakes = vec!["sensor/prices".into(); 17];
+    });
+    assert_eq!(takes(&mut worker, &exact), ["uid/a/9"]);
 }

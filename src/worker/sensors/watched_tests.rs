@@ -92,7 +92,10 @@ impl Worker {
         let change = Change {
             path: path.into(),
             print: hash.map(|hash| Print {
-                look: Look { size: 1, modified: 0 },
+                look: Look {
+                    size: 1,
+                    ..Look::default()
+                },
                 hash: Some(hash.into()),
             }),
             was_there,

@@ -14,6 +14,10 @@ use crate::engine::tool::{OnUnknownOutcome, ToolEffect, ToolSpec};
 
 /// Most tools of one server that are offered.
 pub(super) const MAX_TOOLS: usize = 128;
+/// Most tools of all servers that are offered: `OpenAIChat` servers take 128 in a request, and `yield` is one of them.
+pub(super) const MAX_TOOLS_IN_ALL: usize = 127;
+/// Most bytes of names, descriptions and schemas of all tools together. They are part of every prompt.
+pub(super) const MAX_DEFINITIONS: usize = 256 * 1024;
 /// Longest description of a tool, in bytes; a longer one is cut.
 const MAX_DESCRIPTION: usize = 4096;
 /// Largest schema of a tool's arguments, in bytes of JSON; a tool with a larger one is left out.
@@ -26,17 +30,25 @@ pub(super) struct Catalog {
     pub(super) specs: Vec<ToolSpec>,
     /// The server's own names, by ours.
     pub(super) own_names: HashMap<String, String>,
-    /// How many were left out: too many, or too large.
+    /// How many were left out although they may be offered: too many, or too large.
     pub(super) left_out: usize,
+    /// Names in `only` that the server does not have.
+    pub(super) absent: Vec<String>,
 }
 
 impl Catalog {
     /// What of a server's list is offered.
     pub(super) fn new(server: &ToolServer, tools: Vec<Tool>) -> Self {
+        let allowed = |tool: &Tool| server.only.is_empty() || server.only.iter().any(|name| *name == *tool.name);
+        let tools: Vec<Tool> = tools.into_iter().filter(allowed).collect();
         let count = tools.len();
         // Sorted, and once: a server may name one twice.
         let by_name: BTreeMap<_, _> = tools.into_iter().map(|tool| (tool.name.to_string(), tool)).collect();
-        let mut catalog = Self::default();
+        let absent = server.only.iter().filter(|name| !by_name.contains_key(*name));
+        let mut catalog = Self {
+            absent: absent.cloned().collect(),
+            ..Self::default()
+        };
         for (own, tool) in by_name {
             let name = name::of(&server.name, &own);
             let parameters = Value::Object((*tool.input_schema).clone());
@@ -51,6 +63,22 @@ impl Catalog {
         catalog.left_out = count - catalog.specs.len();
         catalog
     }
+}
+
+/// What is offered of all servers' tools, in their order, and how many are left out: a later tool never displaces an
+/// earlier one.
+pub(super) fn bounded<'a>(catalogs: impl IntoIterator<Item = &'a Catalog>) -> (Vec<ToolSpec>, usize) {
+    let (mut offered, mut left_out, mut bytes) = (Vec::new(), 0, 0_usize);
+    for spec in catalogs.into_iter().flat_map(|catalog| &catalog.specs) {
+        let size = spec.name.len() + spec.description.len() + spec.parameters.to_string().len();
+        if offered.len() < MAX_TOOLS_IN_ALL && bytes.saturating_add(size) <= MAX_DEFINITIONS {
+            bytes += size;
+            offered.push(spec.clone());
+        } else {
+            left_out += 1;
+        }
+    }
+    (offered, left_out)
 }
 
 fn spec(server: &ToolServer, name: String, own: &str, tool: &Tool, parameters: Value) -> ToolSpec {
@@ -209,6 +237,47 @@ mod tests {
             Catalog::new(&plain, vec![tool]).left_out
         };
         assert_eq!((sized(MAX_SCHEMA), sized(MAX_SCHEMA + 1)), (0, 1));
+    }
+
+    #[test]
+    fn only_the_tools_of_the_allow_list_are_offered_and_names_that_the_server_lacks_are_known() {
+        let tools = || ["read", "delete", "list"].map(|name| tool(name, json!({}))).to_vec();
+        let names = |catalog: &Catalog| {
+            catalog
+                .own_names
+                .values()
+                .cloned()
+                .collect::<std::collections::BTreeSet<_>>()
+        };
+        let narrow = Catalog::new(&server(json!({"only": ["list", "read", "stat"]})), tools());
+        assert_eq!(names(&narrow), ["list", "read"].map(str::to_owned).into());
+        assert_eq!((narrow.left_out, &narrow.absent[..]), (0, &["stat".to_owned()][..]));
+        let wide = Catalog::new(&server(json!({"only": []})), tools());
+        assert_eq!((names(&wide).len(), wide.absent.len()), (3, 0));
+    }
+
+    #[test]
+    fn all_servers_together_offer_so_many_tools_and_bytes_and_the_first_ones_stay() {
+        let catalog = |name: &str, count: usize, bytes: usize| {
+            let mut sized = tool("t", json!({}));
+            sized.description = Some("x".repeat(bytes).into());
+            let tools = (0..count).map(|number| {
+                let mut tool = sized.clone();
+                tool.name = format!("t{number:03}").into();
+                tool
+            });
+            Catalog::new(&server(json!({"name": name})), tools.collect())
+        };
+        let all = |count: usize| {
+            let (offered, left_out) = bounded([&catalog("a", 100, 1), &catalog("b", count, 1)]);
+            (offered.len(), left_out)
+        };
+        assert_eq!((all(27), all(28)), ((127, 0), (127, 1)));
+        let (offered, left_out) = bounded([&catalog("a", 70, MAX_DESCRIPTION), &catalog("b", 1, 1)]);
+        assert!(left_out > 0 && offered.len() + left_out == 71);
+        let size = |spec: &ToolSpec| spec.name.len() + spec.description.len() + spec.parameters.to_string().len();
+        assert!(offered.iter().map(size).sum::<usize>() <= MAX_DEFINITIONS);
+        assert_eq!(offered.last().unwrap().name, "b__t000", "a small one still fits");
     }
 
     #[test]

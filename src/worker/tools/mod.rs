@@ -21,16 +21,16 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::WatchStream;
 
 use self::server::Server;
-use super::tool_source::ToolSource;
+use super::tool_source::{Offer, ToolSource};
 use crate::api;
-use crate::engine::tool::{ToolOutcome, ToolRun, ToolSpec};
+use crate::engine::tool::{ToolOutcome, ToolRun};
 
 pub use self::server::IDEMPOTENCY_META;
 
 /// All tools of a spec. Connections end when it is dropped.
 pub struct Tools {
     servers: Vec<Arc<Server>>,
-    offered: watch::Receiver<Arc<[ToolSpec]>>,
+    offered: watch::Receiver<Offer>,
     _tasks: JoinSet<()>,
 }
 
@@ -43,7 +43,7 @@ impl Tools {
         let servers: Vec<_> = servers
             .map(|server| Arc::new(Server::new(server.clone(), http.clone())))
             .collect();
-        let (sender, offered) = watch::channel(Arc::from([]));
+        let (sender, offered) = watch::channel(offer(&servers));
         let mut tasks = JoinSet::new();
         for server in &servers {
             let server = Arc::clone(server);
@@ -60,23 +60,15 @@ impl Tools {
     /// The tools that are offered: those of each server that has ever answered, in the order of the spec. Empty at first.
     /// Those of a server that is down stay.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Arc<[ToolSpec]>> {
+    pub fn watch(&self) -> watch::Receiver<Offer> {
         self.offered.clone()
     }
 
     /// Waits until each server has answered once: for ever, while one is away.
     pub async fn complete(&self) {
-        let lists: Vec<_> = self.servers.iter().map(|server| server.catalog()).collect();
         let mut offered = self.offered.clone();
-        let mut specs = 0;
-        for mut list in lists {
-            // The sender is in `self`: it cannot be gone.
-            if let Ok(list) = list.wait_for(Option::is_some).await {
-                specs += list.as_ref().map_or(0, |catalog| catalog.specs.len());
-            }
-        }
-        // All of them are in the one list, too.
-        let _ = offered.wait_for(|offered| offered.len() >= specs).await;
+        // The sender lives in a task of `self`: it cannot be gone.
+        let _ = offered.wait_for(|offer| offer.silent.is_empty()).await;
     }
 
     /// One run, within `limit`. Never panics. Dropping it cancels the call at the server.
@@ -93,7 +85,7 @@ impl Tools {
 }
 
 impl ToolSource for Arc<Tools> {
-    fn offered(&self) -> watch::Receiver<Arc<[ToolSpec]>> {
+    fn offered(&self) -> watch::Receiver<Offer> {
         self.watch()
     }
 
@@ -109,16 +101,33 @@ impl ToolSource for Arc<Tools> {
 }
 
 /// Puts the lists of all servers together, whenever one changes.
-async fn merge(servers: Vec<Arc<Server>>, offered: watch::Sender<Arc<[ToolSpec]>>) {
+async fn merge(servers: Vec<Arc<Server>>, offered: watch::Sender<Offer>) {
     let lists: Vec<_> = servers.iter().map(|server| server.catalog()).collect();
-    let mut changes = futures::stream::select_all(lists.iter().cloned().map(WatchStream::new));
+    let mut changes = futures::stream::select_all(lists.into_iter().map(WatchStream::new));
     while changes.next().await.is_some() {
-        let known = lists.iter().filter_map(|list| list.borrow().clone());
-        let all: Arc<[ToolSpec]> = known.flat_map(|catalog| catalog.specs.clone()).collect();
+        let now = offer(&servers);
         offered.send_if_modified(|before| {
-            let is_new = *before != all;
-            *before = all;
+            let is_new = *before != now;
+            *before = now;
             is_new
         });
+    }
+}
+
+/// What all servers offer now. What does not fit is said once per change.
+fn offer(servers: &[Arc<Server>]) -> Offer {
+    let lists: Vec<_> = servers.iter().map(|server| server.catalog().borrow().clone()).collect();
+    let (specs, left_out) = catalog::bounded(lists.iter().flatten().map(Arc::as_ref));
+    if left_out > 0 {
+        tracing::warn!(
+            offered = specs.len(),
+            left_out,
+            "the tool servers offer more than a prompt takes; name the tools that are needed in spec.tools.servers[].only"
+        );
+    }
+    let silent = servers.iter().zip(&lists).filter(|(_, list)| list.is_none());
+    Offer {
+        specs: specs.into(),
+        silent: silent.map(|(server, _)| server.name().to_owned()).collect(),
     }
 }

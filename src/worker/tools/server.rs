@@ -13,7 +13,7 @@ use rmcp::model::{
 use rmcp::service::{NotificationContext, RoleClient, RunningService, Subscription};
 use serde_json::json;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::catalog::Catalog;
@@ -32,6 +32,10 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 const AWAY: Duration = Duration::from_secs(10);
 /// Time after which the list is read again although the server did not say that it changed: not all say so.
 const REFRESH: Duration = Duration::from_mins(5);
+/// First and longest wait after a list before one that the server says has changed is read: a server that says so all the
+/// time must not keep the worker busy, nor change the prompt all the time. The wait doubles until the server is quiet for
+/// longer than the longest one.
+const DEBOUNCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// One server of the spec.
 pub(super) struct Server {
@@ -162,6 +166,14 @@ impl Server {
                 "a tool server offers too much; the rest is left out"
             );
         }
+        if is_new && !catalog.absent.is_empty() {
+            let absent = catalog.absent.join(", ");
+            tracing::warn!(
+                server = self.spec.name,
+                absent,
+                "spec.tools.servers[].only names tools that the server does not have"
+            );
+        }
     }
 
     /// Reads the list again whenever it may have changed; returns, with the reason, when the connection is of no use.
@@ -171,6 +183,7 @@ impl Server {
             // What changed before the subscription.
             session.changed.notify_one();
         }
+        let (mut listed, mut pause) = (Instant::now(), DEBOUNCE.0);
         loop {
             tokio::select! {
                 () = session.lost.cancelled() => return "it is gone, or has forgotten the session".into(),
@@ -180,10 +193,19 @@ impl Server {
                 },
                 () = sleep(REFRESH) => {}
             }
+            if listed.elapsed() > DEBOUNCE.1 {
+                pause = DEBOUNCE.0;
+            }
+            tokio::select! {
+                () = session.lost.cancelled() => return "it is gone, or has forgotten the session".into(),
+                () = sleep_until(listed + pause) => {}
+            }
+            pause = (pause * 2).min(DEBOUNCE.1);
             match session.list().await {
                 Ok(tools) => self.offer(tools),
                 Err(miss) => return miss.for_log(),
             }
+            listed = Instant::now();
         }
     }
 

@@ -21,6 +21,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::link::api_server;
 use crate::support::agents::{agent, view};
+use crate::support::tokens::token as token_of;
 
 /// Epoch of every pod.
 const EPOCH: i64 = 4;
@@ -85,7 +86,7 @@ impl Link {
 
     fn with_token(&self, name: &str, token: &str) -> LinkClient {
         let path = |name: &str| Path::join(self.directory.path(), name);
-        std::fs::write(path(name), token).unwrap();
+        std::fs::write(path(name), token_of(token)).unwrap();
         LinkClient::new(&self.url, path("ca.crt"), path(name))
     }
 }
@@ -195,6 +196,40 @@ async fn who_may_not_speak_of_leases_is_refused_and_changes_nothing() {
     // The first goes on.
     gateway.lease(&closing).await.unwrap();
     assert_eq!(figures(&leader, &account).0, tokens(90));
+    leader.end().await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pod_of_a_deleted_agent_gives_back_what_it_held() {
+    let Some(world) = World::start().await else { return };
+    let agent = world.agent("a", &json!({}), &json!({})).await;
+    let account = world.budget("team", &hourly(10_000)).await;
+    let leader = world.leader(&[&agent]).await;
+    // The link does not know the Agent any more, as after its deletion; its pod still runs.
+    let (known, unknown) = (
+        Link::serve(&world, &leader, &["a"]).await,
+        Link::serve(&world, &leader, &[]).await,
+    );
+    let who = world.who("a");
+    let ask = request(&who, &account, &[], Some(100));
+    let answer = known.gateway("a").lease(&ask).await.unwrap().accounts.remove(0);
+    let lease = answer.leases[0].clone();
+    let (key, gateway) = (world.key("a"), unknown.gateway("a"));
+    leader.budgets.agent_gone(&key);
+    leader.loops.forget(&key);
+
+    assert_eq!(refusal(gateway.lease(&ask).await).code, RefusalCode::Unknown);
+    let farewell = request(&who, &account, &[closing(lease.lease, 60)], None);
+    // Another pod, with the same record.
+    let stranger = unknown.with_token(
+        "b",
+        &format!("agentloop.dev/link {} agentloop-agent a pod-b", unknown.namespace),
+    );
+    assert_eq!(refusal(stranger.lease(&farewell).await).code, RefusalCode::Unknown);
+    assert_eq!(figures(&leader, &account), (Amount::ZERO, lease.granted));
+    gateway.lease(&farewell).await.unwrap();
+    assert_eq!(figures(&leader, &account), (tokens(60), Amount::ZERO));
     leader.end().await;
     world.end().await;
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod approval;
+mod fence;
 mod render;
 mod rights;
 mod values;
@@ -58,6 +59,8 @@ const EVERYTHING: &[&str] = &[
     "prices.a-model.outputPerMillion=15.00",
     "policy.requireBudget=true",
     "dashboards.enabled=true",
+    "networkPolicy.linkFrom[0].podSelector.matchLabels.reads=events",
+    "rbac.sidecarImages={docker.io/istio/}",
 ];
 
 #[test]
@@ -127,8 +130,46 @@ fn agent_pods_reach_the_leader_alone_and_under_the_name_in_its_certificate() {
             .iter()
             .any(|port| port["name"] == "metrics" && port["containerPort"] == 8080)
     );
+    let probes = |port: &&&Value| port["name"] == "probes" && port["containerPort"] == 8081;
+    assert!(ports.iter().any(|port| probes(&port)));
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+        assert_eq!(controller[probe]["httpGet"]["port"], "probes", "{probe}");
+    }
     let url = render::variable(controller, "AGENTLOOP_LINK_URL").unwrap();
     assert_eq!(url["value"], "https://agentloop-link.agentloop-system.svc:8443");
+}
+
+#[test]
+fn pods_of_ours_reach_the_link_and_nobody_else_unless_a_value_says_so() {
+    let Some(rendered) = render(&[]) else { return };
+    let objects = rendered.unwrap();
+    let policy = &objects.one("NetworkPolicy", "agentloop")["spec"];
+    let labels = &objects.one("Deployment", "agentloop")["spec"]["selector"]["matchLabels"];
+    assert_eq!(&policy["podSelector"]["matchLabels"], labels);
+    assert_eq!(policy["policyTypes"], json!(["Ingress"]));
+    let part = json!({"matchLabels": {"app.kubernetes.io/part-of": "agentloop"}});
+    let link = json!({
+        "from": [{"namespaceSelector": {}, "podSelector": part}],
+        "ports": [{"port": "link", "protocol": "TCP"}],
+    });
+    let metrics = json!({"from": [{"namespaceSelector": {}}], "ports": [{"port": "metrics", "protocol": "TCP"}]});
+    assert_eq!(policy["ingress"], json!([link, metrics]), "and none to the probes");
+    let closed = render(&["networkPolicy.metricsFrom=null"]).unwrap().unwrap();
+    assert_eq!(
+        closed.one("NetworkPolicy", "agentloop")["spec"]["ingress"],
+        json!([link])
+    );
+    let without = render(&["networkPolicy.enabled=false"]).unwrap().unwrap();
+    assert!(!without.has("NetworkPolicy", "agentloop"));
+}
+
+#[test]
+fn a_rollout_moves_the_lead_to_a_replica_that_stands_by() {
+    let Some(rendered) = render(&[]) else { return };
+    let objects = rendered.unwrap();
+    let spec = &objects.one("Deployment", "agentloop")["spec"];
+    let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
+    assert_eq!((&spec["strategy"], &spec["minReadySeconds"]), (&strategy, &json!(10)));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::process::Command;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::support::clusters::skip;
 use crate::support::kubectl::tool;
 
 /// A file or folder of this repository.
@@ -19,11 +20,7 @@ pub fn helm() -> Option<Command> {
     if Command::new(&program).arg("version").output().is_ok() {
         return Some(Command::new(program));
     }
-    assert!(
-        std::env::var_os("AGENTLOOP_REQUIRE_CLUSTERS").is_none(),
-        "helm is missing although it is required"
-    );
-    eprintln!("SKIPPED: helm is missing; `make test` builds it for this test");
+    skip("helm is missing; `make test` builds it for this test");
     None
 }
 

@@ -13,10 +13,19 @@ type Rights = BTreeMap<String, BTreeSet<String>>;
 fn seen() -> (Rights, Rights) {
     let text = std::fs::read_to_string(repository("tests/fixtures/controller-verbs.json")).unwrap();
     let pairs: Vec<(String, String)> = serde_json::from_str(&text).unwrap();
-    let named = |(what, verb): (String, String)| (what.replace('/', " ").replace(" status", "/status"), verb);
+    let named = |(what, verb): (String, String)| {
+        let what = what.replace('/', " ").replace(" status", "/status");
+        // What is applied is limited to its names.
+        let names: &[&str] = match (what.trim(), verb.as_str()) {
+            ("configmaps", "patch") => &[" agentloop-link-ca"],
+            ("serviceaccounts", "patch") => &[" agentloop-agent", " agentloop-sensor"],
+            _ => &[""],
+        };
+        names.iter().map(move |name| (format!("{what}{name}"), verb.clone()))
+    };
     let (outside, inside): (Vec<_>, Vec<_>) = pairs
         .into_iter()
-        .map(named)
+        .flat_map(named)
         .partition(|(what, _)| what.trim() == "nodes");
     (collect(inside), collect(outside))
 }
@@ -24,8 +33,9 @@ fn seen() -> (Rights, Rights) {
 /// What it needs besides in namespaces with Agents.
 const WHERE_AGENTS_ARE: &[(&str, &str)] = &[
     // A patch that applies something new counts as its creation.
-    ("configmaps", "create"),
-    ("serviceaccounts", "create"),
+    ("configmaps agentloop-link-ca", "create"),
+    ("serviceaccounts agentloop-agent", "create"),
+    ("serviceaccounts agentloop-sensor", "create"),
     // When a pod of that name is there already.
     ("pods", "get"),
     // The ledger: who draws on what, and its records.

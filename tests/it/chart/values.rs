@@ -66,6 +66,21 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
         "value: 203.0.113.0/24",
     ),
     (
+        "egress.agents.privateAddresses",
+        &["egress.agents.privateAddresses=Deny"],
+        "value: Deny",
+    ),
+    (
+        "egress.agents.allowedCIDRs",
+        &["egress.agents.allowedCIDRs={10.97.0.0/16}"],
+        "value: 10.97.0.0/16",
+    ),
+    (
+        "egress.agents.deniedCIDRs",
+        &["egress.agents.deniedCIDRs={203.0.114.0/24}"],
+        "value: 203.0.114.0/24",
+    ),
+    (
         "prices",
         &[
             "prices.a-model.inputPerMillion=3.00",
@@ -76,6 +91,16 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
     ("policy.requireBudget", &["policy.requireBudget=true"], "value: 'true'"),
     ("policy.agentPrices", &["policy.agentPrices=Deny"], "value: Deny"),
     ("policy.minOutputTokens", &["policy.minOutputTokens=77"], "value: '77'"),
+    (
+        "policy.allowedPriorityClasses",
+        &["policy.allowedPriorityClasses={agents,batch}"],
+        "value: agents,batch",
+    ),
+    (
+        "policy.allowedAnnotationPrefixes",
+        &["policy.allowedAnnotationPrefixes={example.com/,team.}"],
+        "value: example.com/,team.",
+    ),
     ("crds.enabled", &["crds.enabled=false"], ""),
     ("crds.keep", &["crds.keep=false"], ""),
     (
@@ -96,6 +121,23 @@ const EFFECTS: &[(&str, &[&str], &str)] = &[
     ("rbac.create", &["rbac.create=false"], ""),
     ("rbac.aggregate", &["rbac.aggregate=false"], ""),
     ("rbac.approvalPolicy", &["rbac.approvalPolicy=false"], ""),
+    ("rbac.controllerPolicy", &["rbac.controllerPolicy=false"], ""),
+    (
+        "rbac.sidecarImages",
+        &["rbac.sidecarImages={docker.io/istio/}"],
+        "c.image.startsWith('docker.io/istio/')",
+    ),
+    ("networkPolicy.enabled", &["networkPolicy.enabled=false"], ""),
+    (
+        "networkPolicy.linkFrom",
+        &["networkPolicy.linkFrom[0].ipBlock.cidr=10.9.0.0/16"],
+        "cidr: 10.9.0.0/16",
+    ),
+    (
+        "networkPolicy.metricsFrom",
+        &["networkPolicy.metricsFrom[0].podSelector.matchLabels.a=mark"],
+        "a: mark",
+    ),
     (
         "podDisruptionBudget.enabled",
         &["podDisruptionBudget.enabled=false"],
@@ -311,8 +353,22 @@ fn a_misspelt_or_senseless_value_is_refused_by_name() {
         ("policy.requireBudgets=true", "requireBudgets"),
         ("policy.agentPrices=Maybe", "/policy/agentPrices"),
         ("policy.minOutputTokens=0", "/policy/minOutputTokens"),
+        (
+            "policy.allowedPriorityClasses={a b}",
+            "/policy/allowedPriorityClasses/0",
+        ),
+        (
+            "policy.allowedAnnotationPrefixes={a b}",
+            "/policy/allowedAnnotationPrefixes/0",
+        ),
+        ("networkPolicy.metricsFrom[0].namespaces=x", "namespaces"),
+        ("rbac.sidecarImages={it's}", "/rbac/sidecarImages/0"),
         ("sensor.resource.limits.memory=1Gi", "resource"),
         ("egress.allowedCIDRs={10.0.0.1}", "/egress/allowedCIDRs/0"),
+        (
+            "egress.agents.privateAddresses=Maybe",
+            "/egress/agents/privateAddresses",
+        ),
         ("prices.m.input=1", "input"),
         ("prices.m.inputPerMillion=cheap", "/prices/m/inputPerMillion"),
         ("dashboards.namespace=Team_A", "/dashboards/namespace"),

@@ -26,6 +26,7 @@ use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::agents::{agent, idle_ledger, view};
+use crate::support::tokens::{token as token_of, words};
 
 /// Token of one who may read.
 pub const READER: &str = "person reader";
@@ -88,7 +89,8 @@ pub async fn patience(what: &str, so: impl Fn() -> bool) {
 
 /// Tokens say in clear whose they are: `person NAME`, or `AUDIENCE NAMESPACE ACCOUNT POD UID`.
 fn review(spec: &Value) -> Value {
-    let words: Vec<&str> = spec["token"].as_str().unwrap().split(' ').collect();
+    let token = words(spec["token"].as_str().unwrap());
+    let words: Vec<&str> = token.split(' ').collect();
     match words[..] {
         ["person", name] if spec["audiences"].is_null() => json!({"authenticated": true, "user": {
             "username": name, "uid": format!("uid-of-{name}"), "groups": ["people"], "extra": {"scopes": ["all"]},
@@ -210,7 +212,7 @@ impl Rig {
     pub fn link_client_of(&self, name: &str) -> LinkClient {
         let token = self.path(&format!("token-of-{name}"));
         let text = format!("agentloop.dev/link a agentloop-agent {name} pod-of-{name}");
-        std::fs::write(&token, text).unwrap();
+        std::fs::write(&token, token_of(&text)).unwrap();
         LinkClient::new(&format!("https://{}", self.address), self.path("ca.crt"), token)
     }
 

@@ -62,7 +62,13 @@ fn look() -> ToolSpec {
 fn live(engine: Engine, journal: &mut Journal, epoch: i64, inputs: usize) -> Result<(), JournalError> {
     let mut steps = Steps::new(engine, journal);
     let mut now: Timestamp = "2026-01-05T07:00:00Z".parse().unwrap();
-    let mut next = vec![started(epoch), Input::ToolsChanged { tools: vec![look()] }];
+    let mut next = vec![
+        started(epoch),
+        Input::ToolsChanged {
+            tools: vec![look()],
+            silent: Vec::new(),
+        },
+    ];
     for number in 0..inputs {
         let input = next.pop().unwrap_or(Input::Timer);
         if input == Input::Timer {

@@ -85,15 +85,15 @@ async fn a_streamed_message_passes_unbuffered_and_its_counts_are_totals() {
 
 #[tokio::test]
 async fn a_request_changes_in_the_named_fields_and_the_key_goes_into_its_own_header() {
-    let extra = json!({"rag": {"on": true}, "top_k": 5});
+    let extra = json!({"rag": {"on": true}, "tool_choice": "theirs"});
     let world = started_with(json!({"extraBody": extra, "headers": {"X-Session-ID": "s", "User-Agent": "mine"}})).await;
     world.provider.will(Act::json(200, MESSAGE));
-    let body = json!({"model": "m", "max_tokens": 9, "top_k": 1, "system": "be",
+    let body = json!({"model": "m", "max_tokens": 9, "tool_choice": "ours", "system": "be",
         "messages": [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}], "tools": [{"name": "a"}]});
     world.call("t4c2a3", &body).await;
     let seen = &world.provider.seen()[0];
     let mut expected = body.to_string().replace("\"max_tokens\":9", "\"max_tokens\":77");
-    expected = expected.replace("\"top_k\":1", "\"top_k\":5");
+    expected = expected.replace("\"ours\"", "\"theirs\"");
     expected.truncate(expected.len() - 1);
     assert_eq!(seen.body, format!("{expected},\"rag\":{{\"on\":true}}}}"));
     assert_eq!(seen.path, "/v1/messages");

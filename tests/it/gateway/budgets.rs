@@ -1,5 +1,6 @@
 //! No call without room: what a gateway reserves, spends, says and gives back, against real accounts.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use agentloop::api::amount::{Amount, Kind, LimitAmounts};
@@ -59,6 +60,11 @@ pub fn price() -> Price {
     }
 }
 
+/// The price above, of this model.
+pub fn prices(model: &str) -> BTreeMap<String, Price> {
+    BTreeMap::from([(model.to_owned(), price())])
+}
+
 async fn refused(world: &World, id: &str) -> Failure {
     let failure = failure(world.call(id, &whole()).await).await;
     assert!(!failure.message.contains(PROMPT), "{}", failure.message);
@@ -106,7 +112,7 @@ async fn settled(world: &World, id: &str) -> Amount {
 #[tokio::test]
 async fn a_limit_of_each_kind_refuses_the_call_that_does_not_fit_and_none_before(#[case] kind: Kind) {
     let world = scripted(SCRIPT).await;
-    world.controller.ledger(|ledger| ledger.terms.price = Some(price()));
+    world.controller.ledger(|ledger| ledger.terms.prices = prices("m"));
     told(&world).await;
     let one = CALL.get(kind);
     limited(&world, "team", limit(kind, 3 * one)).await;
@@ -225,9 +231,46 @@ async fn money_without_a_price_makes_no_call() {
     for part in ["model m", "`prices`", "spec.model.price"] {
         assert!(failure.message.contains(part), "{}", failure.message);
     }
-    world.controller.ledger(|ledger| ledger.terms.price = Some(price()));
+    world.controller.ledger(|ledger| ledger.terms.prices = prices("m"));
     told(&world).await;
     answered(&world, "t1c1a1").await;
+}
+
+#[tokio::test]
+async fn a_call_is_charged_at_the_price_of_its_own_model_whatever_the_spec_names_by_now() {
+    let world = scripted(SCRIPT).await;
+    let cheap = Price {
+        input_per_million: "0".into(),
+        output_per_million: "0".into(),
+        ..Price::default()
+    };
+    // The spec was edited: the pod still calls the old model.
+    let both = prices("m").into_iter().chain([("nano".to_owned(), cheap.clone())]);
+    world.controller.ledger(|ledger| ledger.terms.prices = both.collect());
+    told(&world).await;
+    limited(&world, "team", limit(Kind::Cost, CALL.cost)).await;
+    answered(&world, "t1c1a1").await;
+    assert_eq!(settled(&world, "team").await.cost, CALL.cost);
+    let usage = world.until_counted(1, 0).await.usage;
+    let costs: Vec<(&str, i64)> = usage.by_model.iter().map(|used| (&*used.model, used.cost)).collect();
+    assert_eq!(costs, [("m", CALL.cost)]);
+    // A price of another model is none.
+    let other = BTreeMap::from([("nano".to_owned(), cheap)]);
+    world.controller.ledger(|ledger| ledger.terms.prices = other);
+    told(&world).await;
+    let failure = refused(&world, "t2c1a1").await;
+    assert_eq!(failure.kind, FailureKind::BudgetUnavailable);
+}
+
+#[tokio::test]
+async fn a_gateway_says_which_models_it_calls_and_at_which_prices_of_its_spec() {
+    let mut world = World::new().await;
+    world.set(&json!({"price": price()}));
+    world.light = json!({"api": "Scripted", "name": "small"});
+    world.start().await;
+    let said = world.controller.models();
+    let said: Vec<(&str, bool)> = said.iter().map(|model| (&*model.name, model.price.is_some())).collect();
+    assert_eq!(said, [("m", true), ("small", false)]);
 }
 
 #[tokio::test]
@@ -277,6 +320,55 @@ async fn the_next_request_reserves_the_bill_before_and_what_is_new() {
 }
 
 #[tokio::test]
+async fn a_bill_above_what_the_one_before_measured_costs_a_warning_and_not_the_agent() {
+    let world = World::started().await;
+    limited(&world, "team", limit(Kind::InputTokens, 1_000_000)).await;
+    answered(&world, "t1c1a1").await;
+    // The name stands for a model with another tokenizer now: more than before, and less than the bytes.
+    let more = ANSWER.replace("\"prompt_tokens\":100", "\"prompt_tokens\":900");
+    world.provider.will(Act::json(
+        200,
+        &more.replace("\"total_tokens\":120", "\"total_tokens\":920"),
+    ));
+    answered(&world, "t2c1a1").await;
+    assert_eq!(settled(&world, "team").await.input_tokens, 1_000);
+    assert!(world.log().contains("no measure of this one"));
+    // By its bytes a request needs more than 1,000 from now on.
+    limited(&world, "team", limit(Kind::InputTokens, 2_000)).await;
+    assert_eq!(refused(&world, "t3c1a1").await.kind, FailureKind::BudgetExhausted);
+    limited(&world, "team", limit(Kind::InputTokens, 1_000_000)).await;
+    answered(&world, "t3c1a1").await;
+    assert_eq!(world.until_counted(3, 0).await.usage.estimated_calls, 0);
+}
+
+#[tokio::test]
+async fn usage_of_zeros_beside_content_costs_the_reservation() {
+    let world = World::started().await;
+    limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
+    let stub = r#"{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}}"#;
+    world.provider.will(Act::json(200, stub));
+    answered(&world, "t1c1a1").await;
+    assert_eq!(settled(&world, "team").await.output_tokens, 77);
+    assert_eq!(world.until_counted(1, 1).await.usage.estimated_calls, 1);
+}
+
+#[tokio::test]
+async fn a_request_that_cannot_fit_into_the_context_asks_for_no_room() {
+    let world = World::started_with(json!({"contextTokens": 1_000})).await;
+    limited(&world, "team", limit(Kind::InputTokens, 1_000_000)).await;
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(100_000)}]});
+    let failure = failure(world.call("t1c1a1", &body).await).await;
+    assert_eq!(failure.kind, FailureKind::ContextExceeded);
+    assert!(
+        failure.message.contains("spec.model.contextTokens"),
+        "{}",
+        failure.message
+    );
+    assert!(world.provider.seen().is_empty());
+    assert!(world.controller.ledger(|ledger| ledger.requests.is_empty()));
+}
+
+#[tokio::test]
 async fn killed_between_reservation_and_settlement_all_that_was_reserved_is_spent() {
     let mut world = World::started().await;
     limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
@@ -311,10 +403,25 @@ async fn a_cut_call_counts_as_reserved() {
 async fn a_call_that_was_refused_with_an_error_costs_one_call_and_no_tokens() {
     let world = World::started().await;
     limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
-    world.provider.will(Act::json(500, "{}"));
+    let overloaded = Act::json(529, r#"{"type":"error","error":{"type":"overloaded_error"}}"#);
+    world.provider.will(overloaded);
     assert_eq!(refused(&world, "t1c1a1").await.kind, FailureKind::Unreachable);
     let used = settled(&world, "team").await;
     assert_eq!((used.calls, used.tokens, used.output_tokens), (1, 0, 0));
+}
+
+#[tokio::test]
+async fn five_errors_that_say_nothing_of_the_work_cost_five_reservations() {
+    let world = World::started().await;
+    limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
+    for attempt in 1..=5 {
+        world.provider.will(Act::json(504, "<html>"));
+        let failure = refused(&world, &format!("t1c1a{attempt}")).await;
+        assert_eq!(failure.kind, FailureKind::Unreachable);
+    }
+    let used = settled(&world, "team").await;
+    assert_eq!((used.calls, used.output_tokens), (5, 5 * 77));
+    assert_eq!(world.until_counted(5, 5).await.usage.estimated_calls, 5);
 }
 
 #[tokio::test]
@@ -568,7 +675,9 @@ async fn a_bill_above_its_bound_is_charged_and_stops_all_calls_until_a_new_resum
     limited(&world, "team", limit(Kind::Tokens, 1_000_000)).await;
     world.provider.will(Act::json(
         200,
-        &ANSWER.replace("\"prompt_tokens\":100", "\"prompt_tokens\":50000"),
+        &ANSWER
+            .replace("\"prompt_tokens\":100", "\"prompt_tokens\":50000")
+            .replace("\"total_tokens\":120", "\"total_tokens\":50020"),
     ));
     answered(&world, "t1c1a1").await;
     for _ in 0..2 {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use agentloop::api::amount::LimitAmounts;
 use agentloop::link::messages::{
-    Attach, Attached, BudgetTerms, Directives, Known, LeaseRequest, Refusal, RefusalCode, Report,
+    Attach, Attached, BudgetTerms, Directives, Known, LeaseRequest, PricedModel, Refusal, RefusalCode, Report,
 };
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -31,6 +31,8 @@ pub struct Controller {
 
 struct Shared {
     known: Mutex<Known>,
+    /// Of the last attach.
+    models: Mutex<Vec<PricedModel>>,
     /// What it does with every message; `None` takes it, 0 as status says nothing at all.
     refuses: watch::Sender<Option<RefusalCode>>,
     silent: watch::Sender<bool>,
@@ -54,6 +56,7 @@ impl Controller {
         let address = listener.local_addr().unwrap();
         let state = Arc::new(Shared {
             known: Mutex::default(),
+            models: Mutex::default(),
             refuses: watch::Sender::default(),
             silent: watch::Sender::default(),
             directives: watch::Sender::default(),
@@ -79,6 +82,11 @@ impl Controller {
 
     pub fn knows(&self, known: Known) {
         *self.state.known.lock().unwrap() = known;
+    }
+
+    /// The models that the gateway said it calls.
+    pub fn models(&self) -> Vec<PricedModel> {
+        self.state.models.lock().unwrap().clone()
     }
 
     pub fn refuse(&self, code: Option<RefusalCode>) {
@@ -233,8 +241,10 @@ async fn attach(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(attac
         return refused;
     }
     let known = state.known.lock().unwrap().clone();
+    *state.models.lock().unwrap() = attach.models;
     let directives = state.directives.borrow().clone();
     Json(Attached {
+        protocol: attach.protocol,
         epoch: attach.epoch,
         known,
         directives,

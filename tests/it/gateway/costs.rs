@@ -19,7 +19,10 @@ use super::world::{World, streamed, whole};
 const SCRIPT: &str = "turns: [{text: one, usage: {inputTokens: 10, outputTokens: 5, cacheReadTokens: 90}}]";
 
 async fn priced(world: &World, price: Option<Price>) {
-    world.controller.ledger(|ledger| ledger.terms.price = price);
+    let prices = price.map(|price| ("m".to_owned(), price));
+    world
+        .controller
+        .ledger(|ledger| ledger.terms.prices = prices.into_iter().collect());
     told(world).await;
 }
 

@@ -17,10 +17,19 @@ const QUOTA: &str = r#"{"error":{"message":"You exceeded your quota","code":"ins
 #[case::rate_in_seconds(Act::json(429, "{}").with("retry-after", "7"), FailureKind::RateLimited, Some(7000), 0)]
 #[case::rate_in_milliseconds(Act::json(429, "{}").with("retry-after-ms", "70"), FailureKind::RateLimited, Some(70), 0)]
 #[case::quota(Act::json(429, QUOTA), FailureKind::QuotaExceeded, None, 0)]
-#[case::broken(Act::json(500, "<html>"), FailureKind::Unreachable, None, 0)]
+#[case::broken(
+    Act::json(500, r#"{"error":{"type":"server_error"}}"#),
+    FailureKind::Unreachable,
+    None,
+    0
+)]
+#[case::foreign_error(Act::json(500, "<html>"), FailureKind::Unreachable, None, 1)]
+#[case::proxy_timeout(Act::json(504, "<html>"), FailureKind::Unreachable, None, 1)]
+#[case::conflict(Act::json(409, "{}"), FailureKind::Unreachable, None, 1)]
+#[case::too_large(Act::json(413, "{}"), FailureKind::ContextExceeded, None, 0)]
 #[case::overloaded(Act::json(529, "{}").with("retry-after", "1"), FailureKind::Unreachable, Some(1000), 0)]
 #[case::refused(Act::json(400, "{}"), FailureKind::BadResponse, None, 0)]
-#[case::moved(Act::json(307, "").with("location", "http://127.0.0.1:1/"), FailureKind::BadResponse, None, 0)]
+#[case::moved(Act::json(307, "").with("location", "http://127.0.0.1:1/"), FailureKind::BadResponse, None, 1)]
 #[case::slow_to_explain(
     Act { steps: vec![send("{"), Step::Hold], ..Act::json(429, "") }, FailureKind::RateLimited, None, 0
 )]
@@ -220,4 +229,34 @@ async fn an_endless_answer_is_cut_at_its_size() {
         failure(world.call("t1c1a1", &whole()).await).await.kind,
         FailureKind::BadResponse
     );
+}
+
+#[rstest]
+#[case::by_address(
+    "127.0.0.1",
+    "127.0.0.1 is an address that Agents may not reach",
+    FailureKind::BadResponse
+)]
+#[case::by_name(
+    "localhost",
+    "the host has only addresses that Agents may not reach",
+    FailureKind::Unreachable
+)]
+#[tokio::test]
+async fn a_server_at_an_address_that_is_closed_is_not_called(
+    #[case] host: &str,
+    #[case] words: &str,
+    #[case] kind: FailureKind,
+) {
+    let mut world = World::new().await;
+    let url = format!("http://{host}:{}/v1", world.provider.address.port());
+    world.set(&json!({"baseURL": url}));
+    world.egress = json!({"deniedRanges": ["127.0.0.0/8", "::1/128"]});
+    world.start().await;
+    let failure = failure(world.call("t1c1a1", &whole()).await).await;
+    assert_eq!(failure.kind, kind);
+    for part in [words, "spec.model.baseURL", "egress.agents.allowedCIDRs"] {
+        assert!(failure.message.contains(part), "{}", failure.message);
+    }
+    assert!(world.provider.seen().is_empty());
 }

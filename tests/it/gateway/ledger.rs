@@ -135,6 +135,8 @@ fn answer(account: &mut Account, who: &Who, said: &AccountRequest, now: Timestam
     let leases = account.leases_of(&who.record).into_iter().map(|granted| LeaseGrant {
         lease: granted.lease,
         granted: granted.granted,
+        spent: granted.spent,
+        returned: granted.returned,
         valid_milliseconds: granted.ends.map(|end| milliseconds(now, end)),
     });
     AccountAnswer {

@@ -7,7 +7,7 @@ use pretty_assertions::assert_eq;
 use reqwest::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::budgets::{limited, price, told};
+use super::budgets::{limited, prices, told};
 use super::provider::{ANSWER, Act, Provider};
 use super::world::{PROMPT, World, failure, url, whole, write};
 
@@ -99,9 +99,7 @@ async fn a_failure_names_the_light_models_fields_and_says_nothing_of_the_model()
 #[tokio::test]
 async fn a_budget_refuses_a_pre_check_as_any_call_and_counts_it_by_its_own_price() {
     let (world, light) = started().await;
-    world
-        .controller
-        .ledger(|ledger| ledger.terms.light_price = Some(price()));
+    world.controller.ledger(|ledger| ledger.terms.prices = prices("small"));
     told(&world).await;
     let one_dollar = LimitAmounts {
         cost: Some(1_000_000),
@@ -118,6 +116,7 @@ async fn a_budget_refuses_a_pre_check_as_any_call_and_counts_it_by_its_own_price
         FailureKind::BudgetUnavailable,
         "the other one has no price"
     );
+    assert!(refused.message.contains("model m"), "{}", refused.message);
     let nothing = super::budgets::limit(Kind::Calls, 1);
     limited(&world, "team", nothing).await;
     let refused = failure(ask(&world, "t3c0a1", &question()).await).await;

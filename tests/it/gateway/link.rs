@@ -157,7 +157,7 @@ async fn without_contact_for_the_run_lease_no_call_is_made_until_it_is_back() {
     while world.ask("t1c1a1").await.0 != StatusCode::OK {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // Heartbeats alone keep the lease.
+    // Answered reports keep the lease, though nothing changes.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(world.ask("t2c1a1").await.0, StatusCode::OK);
     world.controller.silence(true);

@@ -27,6 +27,12 @@ enum Fault {
     Overloaded,
     BadKey,
     BadRequest,
+    TooLong,
+    Moved,
+    Conflict,
+    ForeignError,
+    ProxyError,
+    ProxyTimeout,
     Silent,
     CutInToolCall,
     ErrorInAnswer,
@@ -61,7 +67,7 @@ enum Counted {
 }
 
 /// What each fault leads to, in every way: the last error of the loop, what follows, what is counted.
-const EXPECTED: [(Fault, Option<FailureKind>, Next, Counted); 15] = [
+const EXPECTED: [(Fault, Option<FailureKind>, Next, Counted); 21] = [
     (
         Fault::RateInSeconds,
         Some(RateLimited),
@@ -80,7 +86,12 @@ const EXPECTED: [(Fault, Option<FailureKind>, Next, Counted); 15] = [
         Next::Paused(PauseReason::ProviderRateLimit),
         Counted::NoTokens,
     ),
-    (Fault::Quota, Some(QuotaExceeded), Next::FailedTurn, Counted::NoTokens),
+    (
+        Fault::Quota,
+        Some(QuotaExceeded),
+        Next::Paused(PauseReason::QuotaExceeded),
+        Counted::NoTokens,
+    ),
     (
         Fault::Internal,
         Some(Unreachable),
@@ -96,7 +107,7 @@ const EXPECTED: [(Fault, Option<FailureKind>, Next, Counted); 15] = [
     (
         Fault::BadKey,
         Some(AuthenticationFailed),
-        Next::FailedTurn,
+        Next::Paused(PauseReason::AuthenticationFailed),
         Counted::NoTokens,
     ),
     (
@@ -104,6 +115,37 @@ const EXPECTED: [(Fault, Option<FailureKind>, Next, Counted); 15] = [
         Some(BadResponse),
         Next::FailedTurn,
         Counted::NoTokens,
+    ),
+    (
+        Fault::TooLong,
+        Some(ContextExceeded),
+        Next::FailedTurn,
+        Counted::NoTokens,
+    ),
+    (Fault::Moved, Some(BadResponse), Next::FailedTurn, Counted::Unknown),
+    (
+        Fault::Conflict,
+        Some(Unreachable),
+        Next::Again(Duration::ZERO),
+        Counted::Unknown,
+    ),
+    (
+        Fault::ForeignError,
+        Some(Unreachable),
+        Next::Again(Duration::ZERO),
+        Counted::Unknown,
+    ),
+    (
+        Fault::ProxyError,
+        Some(Unreachable),
+        Next::Again(Duration::ZERO),
+        Counted::Unknown,
+    ),
+    (
+        Fault::ProxyTimeout,
+        Some(Unreachable),
+        Next::Again(Duration::ZERO),
+        Counted::Unknown,
     ),
     (
         Fault::Silent,
@@ -143,7 +185,7 @@ const EXPECTED: [(Fault, Option<FailureKind>, Next, Counted); 15] = [
     ),
     (
         Fault::Refusal,
-        None,
+        Some(BadResponse),
         Next::GoesOn("t2c1a1", &["refused or filtered your last answer"]),
         Counted::Said,
     ),
@@ -170,6 +212,16 @@ impl Way {
             Fault::Overloaded => error(529, "overloaded_error").with("retry-after", "1"),
             Fault::BadKey => error(401, "authentication_error"),
             Fault::BadRequest => error(400, "invalid_request_error"),
+            Fault::TooLong => Act::json(
+                400,
+                r#"{"error":{"type":"invalid_request_error","message":"prompt is too long: 214468 tokens > 200000 maximum canary-error"}}"#,
+            ),
+            Fault::Moved => Act::json(307, "").with("location", "http://127.0.0.1:1/"),
+            Fault::Conflict => error(409, "conflict_error"),
+            // A proxy that gave up leaves a model behind that goes on, and bills.
+            Fault::ForeignError => Act::json(500, "<html>canary-error</html>"),
+            Fault::ProxyError => Act::json(502, "<html>canary-error</html>"),
+            Fault::ProxyTimeout => Act::json(504, "<html>canary-error</html>"),
             Fault::Silent => self.half(HALF, Step::Hold),
             Fault::CutInToolCall => self.half(HALF, Step::Cut),
             Fault::ErrorInAnswer if self.is_streamed() => self.half(

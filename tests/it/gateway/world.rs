@@ -28,6 +28,8 @@ pub struct World {
     pub light: Value,
     /// `spec.tools`.
     pub tools: Value,
+    /// Where the gateway may connect to.
+    pub egress: Value,
     pub worker: Client,
     /// Where calls go on the socket.
     pub route: &'static str,
@@ -61,6 +63,7 @@ impl World {
             model,
             light: Value::Null,
             tools: json!({}),
+            egress: json!({}),
             worker,
             route: "/v1/chat/completions",
             gateway: None,
@@ -141,6 +144,7 @@ impl World {
             "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 3,
             "linkUrl": format!("https://{}", self.controller.address),
             "spec": {"model": self.model, "lightModel": self.light, "tools": self.tools},
+            "egress": self.egress,
         })
     }
 

@@ -67,6 +67,13 @@ pub struct Gateway {
     pub flights: Vec<Flight>,
     /// The call that it would make: the least and the whole of it.
     pub wants: Option<(Amount, Amount)>,
+    /// What a token costs: of the model that its pod runs, and of the one that the spec names by now.
+    pub price: i64,
+    pub spec_price: i64,
+    /// An earlier state of the disk.
+    pub kept: Option<Disk>,
+    /// Its Agent is deleted.
+    pub leaving: bool,
 }
 
 /// Most accounts of a schedule, those of deleted budgets included.
@@ -84,7 +91,7 @@ pub fn account_index(id: &str) -> usize {
 
 impl Gateway {
     /// A gateway with an empty disk.
-    pub fn new(agent: usize, record: String) -> Self {
+    pub fn new(agent: usize, record: String, price: i64) -> Self {
         Self {
             disk: Disk {
                 record,
@@ -98,6 +105,10 @@ impl Gateway {
             draws: Vec::new(),
             flights: Vec::new(),
             wants: None,
+            price,
+            spec_price: price,
+            kept: None,
+            leaving: false,
         }
     }
 
@@ -165,6 +176,7 @@ impl Gateway {
             estimated.push((*call, reservation.amount));
         }
         self.up = true;
+        self.price = self.spec_price;
         let committed = self.commit(wallet, Some(BTreeMap::new()), crash);
         (committed || crash == Crash::AfterCommit).then_some(estimated)
     }
@@ -173,6 +185,8 @@ impl Gateway {
     pub fn hear(&mut self, answer: &Answer, mutation: Mutation, crash: Crash) -> bool {
         let mut wallet = self.wallet.clone();
         let mut changed = false;
+        let blind = mutation == Mutation::BelieveTheDisk;
+        let told = |amount: Amount| if blind { Amount::ZERO } else { amount };
         for word in &answer.body.accounts {
             let granted: Vec<_> = word
                 .leases
@@ -182,6 +196,8 @@ impl Gateway {
                     let granted = Granted {
                         lease: lease.lease,
                         granted: lease.granted,
+                        spent: told(lease.spent),
+                        returned: told(lease.returned),
                         ends: None,
                     };
                     (granted, lease.valid_milliseconds.map(|valid| sent + valid))
@@ -194,7 +210,7 @@ impl Gateway {
             } else {
                 word.epoch
             };
-            changed |= wallet.hear(&word.account, epoch, &granted, &word.forgotten);
+            changed |= wallet.hear(&word.account, epoch, &granted, &word.forgotten).changed;
         }
         if changed {
             return self.commit(wallet, None, crash);

@@ -10,7 +10,7 @@ use agentloop::ledger::window::WindowRule;
 use jiff::Timestamp;
 
 /// The kinds that schedules limit.
-pub const KINDS: [Kind; 2] = [Kind::Tokens, Kind::Calls];
+pub const KINDS: [Kind; 3] = [Kind::Tokens, Kind::Calls, Kind::Cost];
 const NOT_YET: i64 = i64::MAX;
 
 /// One call, as one account must see it. Times are milliseconds of the measure of the schedule: true time, or where
@@ -165,7 +165,9 @@ impl Judge {
         self.calls[call].counted = counted;
         self.lost |= counted.is_none();
         for (account, sheet) in self.sheets.iter_mut().enumerate() {
-            for entry in sheet.entries.iter_mut().filter(|entry| entry.call == call) {
+            // A disk that went back has calls open that were over.
+            let open = |entry: &&mut Entry| entry.call == call && entry.settled == NOT_YET;
+            for entry in sheet.entries.iter_mut().filter(open) {
                 entry.settled = now(account);
             }
         }

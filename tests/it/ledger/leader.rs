@@ -31,6 +31,8 @@ pub struct Request {
     pub body: LeaseRequest,
     /// When it was sent, by the gateway's boot-time clock; comes back with the answer, as with an HTTP request.
     pub sent: i64,
+    /// The Agent is deleted: its pod may not ask any more.
+    pub last: bool,
 }
 
 /// The leader's word to one gateway.
@@ -133,6 +135,12 @@ impl Leader {
 
     /// Plans. The answer comes at once when it needs no write. `draws`: the accounts that apply to its Agent.
     pub fn request(&mut self, request: &Request, draws: &[usize], now: Timestamp) -> Option<Answer> {
+        if request.last {
+            let last = self.book.last_words(&request.who, &request.body);
+            let last = last.filter(|_| self.mutation != Mutation::RefuseLastWords)?;
+            let heard = self.book.request(&request.who, |_| false, &last, now);
+            return Some(self.answer(request, &heard));
+        }
         let applies = |account: &str| draws.contains(&account_index(account));
         if self.mutation != Mutation::NeverMiss {
             let documents = &self.documents;
@@ -184,6 +192,13 @@ impl Leader {
             .iter()
             .map(|(request, heard)| self.answer(request, heard))
             .collect()
+    }
+
+    /// The API server refused the record under way, and never takes it.
+    pub fn denied(&mut self, account: usize) {
+        if self.writes.remove(&account).is_some() {
+            self.book.not_written(&self.documents[&account]);
+        }
     }
 
     /// The API server says that there is no such budget. Who waits for its record waits in vain.

@@ -33,11 +33,21 @@ pub enum Mutation {
     AnswerOnlyWhatIsAsked,
     /// A budget that was deleted while nobody led is never said to be gone.
     NeverMiss,
+    /// A gateway whose disk went back goes on from what it finds there.
+    BelieveTheDisk,
+    /// The pod of a deleted Agent is not heard.
+    RefuseLastWords,
+    /// A ledger that was ahead of the clock stays ahead by as much.
+    NeverHeal,
+    /// An error of which nobody knows whether it was billed counts as free.
+    ErrorsAreFree,
+    /// A call is charged at the price of the model that the spec names, whichever its pod runs.
+    PriceOfTheSpec,
 }
 
 impl Mutation {
     /// All that break something.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 19] = [
         Self::TellBeforeWrite,
         Self::IgnoreHolders,
         Self::DropWatermark,
@@ -52,5 +62,10 @@ impl Mutation {
         Self::FreeTheDead,
         Self::AnswerOnlyWhatIsAsked,
         Self::NeverMiss,
+        Self::BelieveTheDisk,
+        Self::RefuseLastWords,
+        Self::NeverHeal,
+        Self::ErrorsAreFree,
+        Self::PriceOfTheSpec,
     ];
 }

@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 use agentloop::api::amount::{Amount, Kind, LimitAmounts};
 use agentloop::api::budget::{LedgerRecord, Period};
 use agentloop::ledger::account::{GATE_TOP_UP, Terms, WAIT};
-use agentloop::ledger::wallet::AccountId;
+use agentloop::ledger::wallet::{AccountId, Reservation, Row};
 use agentloop::ledger::window::WindowRule;
 use agentloop::link::messages::{AccountRequest, LeaseRequest};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
 use super::afterwards::Afterwards;
-use super::gateway::{Crash, Flight, Gateway, MOST_ACCOUNTS, account_id, account_index};
+use super::gateway::{Crash, Disk, Flight, Gateway, MOST_ACCOUNTS, account_id, account_index};
 use super::judge::{Judge, Verdict, at};
 use super::leader::{Answer, Leader, Request};
 use super::mutation::Mutation;
@@ -63,6 +63,10 @@ pub struct Setup {
     faults: usize,
     /// Most of them are new leaders.
     handovers: bool,
+    /// Models cost differently, money is limited, and specs name other models than their pods run.
+    prices: bool,
+    /// Percent of writes that the API server refuses for certain: a policy, or an object that is too large.
+    denials: i64,
     /// When it begins: shortly before a midnight, somewhere.
     start: i64,
 }
@@ -97,6 +101,8 @@ impl Object {
 enum Fate {
     Written,
     Refused,
+    /// Refused for another reason than the record that is there.
+    Denied,
     /// There is no such object.
     Gone,
 }
@@ -159,6 +165,8 @@ pub struct World {
     net: Vec<Packet>,
     /// Records of gateways that are dead for certain.
     dead: Vec<String>,
+    /// Records of pods that were told to stop, and when they are gone.
+    leaving: Vec<(i64, String)>,
     records: usize,
     writes: u64,
     judge: Judge,
@@ -209,10 +217,12 @@ fn draw_window(random: &mut Random) -> WindowRule {
     }
 }
 
-fn draw_limits(random: &mut Random, call: i64) -> LimitAmounts {
+fn draw_limits(random: &mut Random, setup: &Setup) -> LimitAmounts {
+    let call = setup.call;
     LimitAmounts {
         tokens: Some(call * random.range(1, 6)),
         calls: random.percent(25).then(|| random.range(1, 10)),
+        cost: (setup.prices && random.percent(70)).then(|| call * PRICES[1] * random.range(1, 4)),
         ..LimitAmounts::default()
     }
 }
@@ -237,13 +247,15 @@ impl World {
             pace: [100, 500, 1500][random.index(3)],
             faults: [1, 4, 9][random.index(3)],
             handovers: random.percent(35),
+            prices: random.percent(25),
+            denials: if random.percent(20) { random.range(1, 30) } else { 0 },
             start: MIDNIGHTS[random.index(3)] - HOUR * random.range(0, 3) - random.range(0, 30_000),
         };
         let accounts = if random.percent(25) { 2 } else { 1 };
         let objects: Vec<_> = (0..accounts)
             .map(|_| {
                 Object::new(Terms {
-                    limits: draw_limits(&mut random, setup.call),
+                    limits: draw_limits(&mut random, &setup),
                     per_agent: LimitAmounts {
                         tokens: random.percent(20).then(|| setup.call * random.range(1, 4)),
                         ..LimitAmounts::default()
@@ -262,6 +274,7 @@ impl World {
             gateways: Vec::new(),
             net: Vec::new(),
             dead: Vec::new(),
+            leaving: Vec::new(),
             records: 0,
             writes: 0,
             verdict: Ok(()),
@@ -288,7 +301,12 @@ impl World {
 
     fn new_gateway(&mut self, agent: usize) -> Gateway {
         self.records += 1;
-        Gateway::new(agent, format!("r{}", self.records))
+        let price = if self.setup.prices {
+            PRICES[self.random.index(PRICES.len())]
+        } else {
+            0
+        };
+        Gateway::new(agent, format!("r{}", self.records), price)
     }
 
     /// The kinds that an account limits, per Agent or in all: what a gateway is told.
@@ -372,7 +390,14 @@ impl World {
         if self.setup.handovers && self.random.percent(70) {
             return self.take_over(controller);
         }
-        match self.random.index(8) {
+        match self.random.index(14) {
+            8 | 9 => self.go_back(gateway),
+            10 => self.remake_agent(gateway),
+            11..14 if self.setup.prices => {
+                let price = PRICES[self.random.index(PRICES.len())];
+                say!(self, "the spec of g{gateway} names a model of price {price}");
+                self.gateways[gateway].spec_price = price;
+            }
             0 => {
                 say!(self, "g{gateway} crashes");
                 self.gateways[gateway].die();
@@ -411,9 +436,136 @@ impl World {
         self.gateways[gateway] = Gateway { draws, ..fresh };
     }
 
+    /// What is on a disk is kept, or what was kept is on the disk again: a snapshot. Only where each lease that changed
+    /// since shows it: what was spent and not said nobody can know.
+    fn go_back(&mut self, gateway: usize) {
+        let of = &self.gateways[gateway];
+        let kept = of.kept.clone().filter(|kept| kept.record == of.disk.record);
+        let Some(kept) = kept.filter(|kept| self.no_leader_lags() && self.shows(&of.disk, kept)) else {
+            say!(self, "the disk of g{gateway} is kept");
+            let of = &mut self.gateways[gateway];
+            of.kept = Some(of.disk.clone());
+            return;
+        };
+        say!(self, "the disk of g{gateway} goes back");
+        let times = self.measures();
+        let lost = self.gateways[gateway].disk.open.keys().copied();
+        let lost: Vec<_> = lost.filter(|call| !kept.open.contains_key(call)).collect();
+        for call in lost {
+            self.judge.settle(call, None, |account| times[account]);
+        }
+        self.judge.lost = true;
+        let of = &mut self.gateways[gateway];
+        of.die();
+        let record = kept.record.clone();
+        of.disk = kept;
+        // An answer reaches the process that asked, and no later one.
+        self.net
+            .retain(|packet| !matches!(packet, Packet::Answer(answer) if answer.record == record));
+    }
+
+    /// Whether all who believe to lead know the records as they are.
+    fn no_leader_lags(&self) -> bool {
+        let terms = self
+            .controllers
+            .iter()
+            .filter_map(|controller| controller.term.as_ref());
+        let knows = |term: &Term| {
+            self.there().all(|account| {
+                let epoch = self.objects[account].record.as_ref().map_or(0, |record| record.epoch);
+                term.leader.knows(account) && term.leader.account(account).epoch() == epoch
+            })
+        };
+        terms.into_iter().all(knows)
+    }
+
+    /// Whether the records show of each lease that differs between two states of a disk that more was said of it than the
+    /// older one knows.
+    fn shows(&self, now: &Disk, kept: &Disk) -> bool {
+        let row = |disk: &Disk, of: &Row| {
+            let mut rows = disk.rows.iter();
+            let found = rows.find(|row| (&row.account, row.lease) == (&of.account, of.lease));
+            found.map_or((Amount::ZERO, Amount::ZERO), |row| (row.spent, row.returned))
+        };
+        let open = |disk: &Disk, of: &Row| {
+            let draws = |reservation: &&Reservation| reservation.leases.contains(&(of.account.clone(), of.lease));
+            disk.open.values().filter(draws).count()
+        };
+        now.rows.iter().chain(&kept.rows).all(|of| {
+            let (before, after) = (row(kept, of), row(now, of));
+            if before == after && open(kept, of) == open(now, of) {
+                return true;
+            }
+            let object = &self.objects[account_index(&of.account)];
+            let mut holders = object.record.iter().flat_map(|record| &record.holders);
+            let holder = holders.find(|holder| holder.lease == of.lease);
+            holder.is_none_or(|holder| !before.0.covers(&holder.spent) || !before.1.covers(&holder.returned))
+        })
+    }
+
+    /// An Agent is deleted and made again: its pod says its last words, and the next one has an empty volume.
+    fn remake_agent(&mut self, gateway: usize) {
+        if !self.gateways[gateway].up || self.gateways[gateway].frozen_until > self.now {
+            return;
+        }
+        say!(self, "the Agent of g{gateway} is deleted");
+        while !self.gateways[gateway].flights.is_empty() {
+            if !self.gateways[gateway].flights[0].sent {
+                self.send_call(gateway, 0, None);
+            }
+            self.settle(gateway, 0, Some(Crash::No));
+        }
+        let mut wallet = self.gateways[gateway].wallet.clone();
+        wallet.close_all();
+        self.gateways[gateway].commit(wallet, None, Crash::No);
+        self.gateways[gateway].wants = None;
+        self.gateways[gateway].leaving = true;
+        self.sync(gateway);
+        self.judge.lost = true;
+        let old = &self.gateways[gateway];
+        self.leaving.push((self.now + STOPS, old.disk.record.clone()));
+        let (agent, draws, pod) = (old.agent, old.draws.clone(), old.pod);
+        let fresh = self.new_gateway(agent);
+        self.gateways[gateway] = Gateway {
+            draws,
+            pod: pod + 1,
+            ..fresh
+        };
+    }
+
+    /// Pods that are gone for certain by now: what they did not give back counts as spent.
+    fn reap(&mut self) {
+        let now = self.now;
+        let (gone, leaving) = std::mem::take(&mut self.leaving)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(at, _)| *at <= now);
+        self.leaving = leaving;
+        self.dead.extend(gone.into_iter().map(|(_, record)| record));
+    }
+
+    /// A call of so many tokens, by the model that the pod runs.
+    fn call(&self, gateway: usize, tokens: i64) -> Amount {
+        let cost = tokens * self.gateways[gateway].price;
+        Amount {
+            tokens,
+            calls: 1,
+            cost,
+            ..Amount::ZERO
+        }
+    }
+
+    /// The same, as the gateway counts it.
+    fn counted(&self, gateway: usize, amount: &Amount) -> Amount {
+        if self.setup.mutation == Mutation::PriceOfTheSpec && self.setup.prices {
+            let cost = amount.tokens * self.gateways[gateway].spec_price;
+            return Amount { cost, ..*amount };
+        }
+        *amount
+    }
+
     fn admin(&mut self) {
         let account = self.random.index(self.objects.len());
-        let call = self.setup.call;
+        let (call, setup) = (self.setup.call, self.setup.clone());
         if self.objects[account].deleted {
             return;
         }
@@ -422,7 +574,7 @@ impl World {
         }
         match self.random.index(6) {
             0 | 1 if self.setup.edits => {
-                let limits = draw_limits(&mut self.random, call);
+                let limits = draw_limits(&mut self.random, &setup);
                 say!(self, "a{account} is to have {limits:?}");
                 let object = &mut self.objects[account];
                 object.terms.limits = limits;
@@ -558,7 +710,11 @@ impl World {
         let old = self.objects[account].record.take();
         let over = old.as_ref().map_or(0, |record| record.epoch) + 1;
         let done = record.epoch == over || self.setup.mutation == Mutation::ForcedApply;
-        if done {
+        let denied = self.random.percent(self.setup.denials);
+        if done && denied {
+            say!(self, "a{account} is refused to c{controller} for another reason");
+            self.objects[account].record = old;
+        } else if done {
             say!(self, "a{account} written by c{controller}: {}", brief(&record));
             let verdict = self
                 .judge
@@ -583,7 +739,11 @@ impl World {
             );
             self.objects[account].record = old;
         }
-        let fate = if done { Fate::Written } else { Fate::Refused };
+        let fate = match done {
+            true if denied => Fate::Denied,
+            true => Fate::Written,
+            false => Fate::Refused,
+        };
         self.send(Packet::Wrote(controller, account, number, fate));
     }
 
@@ -594,6 +754,17 @@ impl World {
             self.now
         } else {
             self.now + self.random.range(-1, 2) * self.random.range(0, 60_000)
+        };
+        self.take_over_at(controller, wall);
+    }
+
+    /// The same, when the controller's clock shows this.
+    fn take_over_at(&mut self, controller: usize, wall: i64) {
+        let wall = if self.setup.mutation == Mutation::NeverHeal {
+            let latest = self.objects.iter().map(|object| object.latest);
+            latest.max().unwrap_or(0).max(wall)
+        } else {
+            wall
         };
         let records: Vec<_> = self.objects.iter().map(|object| self.read(object)).collect();
         let accounts = self
@@ -714,6 +885,7 @@ impl World {
     }
 
     fn bury(&mut self, controller: usize) {
+        self.reap();
         let now = self.now;
         let Some(term) = &mut self.controllers[controller].term else {
             return;
@@ -786,6 +958,9 @@ impl World {
         let time = term.time(now);
         if fate == Fate::Gone {
             return term.leader.lost(account, time);
+        }
+        if fate == Fate::Denied {
+            return term.leader.denied(account);
         }
         if fate == Fate::Refused {
             say!(self, "c{controller} finds that another leads");
@@ -928,7 +1103,7 @@ impl World {
     /// Asks for calls to come, for which nobody waits.
     fn ask_ahead(&mut self, gateway: usize) {
         let draws = self.gateways[gateway].draws.clone();
-        self.gateways[gateway].wants = Some((Amount::ZERO, tokens(self.setup.call - 1)));
+        self.gateways[gateway].wants = Some((Amount::ZERO, self.call(gateway, self.setup.call - 1)));
         self.request(gateway, |id| {
             draws.iter().any(|(account, _)| account_id(*account) == id)
         });
@@ -961,6 +1136,7 @@ impl World {
                 accounts: (0..self.objects.len()).filter_map(account).collect(),
             },
             sent: self.now,
+            last: of.leaving,
         };
         self.send(Packet::Request(controller, Box::new(request)));
     }
@@ -975,13 +1151,15 @@ impl World {
         } else {
             let full = self.random.range(self.setup.call / 2, self.setup.call);
             let least = self.random.range(1, full + 1);
-            self.gateways[gateway].wants = Some((tokens(least), tokens(full)));
+            let wants = (self.call(gateway, least), self.call(gateway, full));
+            let wants = (self.counted(gateway, &wants.0), self.counted(gateway, &wants.1));
+            self.gateways[gateway].wants = Some(wants);
             let bill = self.random.range(1, full + 1);
             let lasts = self.random.range(0, 2 * self.setup.pace + 1);
             let of = &self.gateways[gateway];
             self.afterwards
                 .attempt(self.now, lasts, bill, of.draws.iter().map(|(account, _)| *account));
-            (tokens(least), tokens(full))
+            wants
         };
         if let Err(short) = self.reserve(gateway, &least, &full) {
             self.request(gateway, |id| short.contains(id));
@@ -999,6 +1177,8 @@ impl World {
             .or_else(|_| wallet.reserve(&draws, least, now))?;
         let crash = self.crash();
         let times = self.measures();
+        // What it can cost, not what its gateway takes it to cost.
+        let worst = self.call(gateway, reservation.amount.tokens);
         let of = &self.gateways[gateway];
         let early = self.setup.mutation == Mutation::SpendBeforeCommit && crash != Crash::No;
         let call = if crash == Crash::BeforeCommit && !early {
@@ -1010,7 +1190,7 @@ impl World {
                 let kinds = found.map_or(LimitAmounts::default(), |(_, kinds)| *kinds);
                 (account, *lease, kinds, times[account])
             });
-            self.judge.reserve(of.agent, reservation.amount, on)
+            self.judge.reserve(of.agent, worst, on)
         };
         say!(self, "g{gateway} reserves call {call}: {reservation:?} ({crash:?})");
         if early {
@@ -1049,7 +1229,8 @@ impl World {
             }
         });
         say!(self, "g{gateway} sends call {call}, the bill is {bill} of {bound}");
-        self.judge.bill(call, tokens(bill));
+        let bill = self.call(gateway, bill);
+        self.judge.bill(call, bill);
     }
 
     /// The answer is there, or is known never to come.
@@ -1060,11 +1241,18 @@ impl World {
         let of = &mut self.gateways[gateway];
         let flight = of.flights.swap_remove(place);
         let bill = self.judge.billed(flight.call);
-        let counted = if estimated {
+        let counted = if estimated && self.setup.mutation == Mutation::ErrorsAreFree {
+            Amount {
+                calls: 1,
+                ..Amount::ZERO
+            }
+        } else if estimated {
             flight.reservation.amount.max(&bill)
         } else {
             bill
         };
+        let counted = self.counted(gateway, &counted);
+        let of = &self.gateways[gateway];
         let mut wallet = of.wallet.clone();
         wallet.settle(&flight.reservation, &counted);
         let mut open = of.disk.open.clone();
@@ -1110,7 +1298,7 @@ impl World {
     /// The network heals, nobody crashes any more. Then every rule about the end must hold.
     fn quiet(&mut self) -> Verdict {
         say!(self, "--- quiet");
-        (self.setup.losses, self.setup.crashes) = (0, 0);
+        (self.setup.losses, self.setup.crashes, self.setup.denials) = (0, 0, 0);
         let silent = (self.random.percent(30) && self.gateways[0].up).then_some(0);
         self.heal();
         let leader = self.pick_leader();
@@ -1141,7 +1329,59 @@ impl World {
             self.talk(leader, None, 2, true);
             self.no_leak(leader, None)?;
         }
+        self.heals(leader)?;
+        self.comes_back(leader)?;
         self.verdict.clone()
+    }
+
+    /// A clock that was wrong once does no harm for ever: a leader whose clock is right is in time with it, after twice the
+    /// time by which the ledger was ahead.
+    fn heals(&mut self, leader: usize) -> Verdict {
+        self.take_over_at(leader, self.now);
+        let there: Vec<_> = self.there().collect();
+        for account in there {
+            let Some(term) = &self.controllers[leader].term else {
+                continue;
+            };
+            let mut book = term.leader.account(account).clone();
+            let ahead = book.time().duration_since(at(self.now)).as_millis();
+            let wait = 2 * i64::try_from(ahead).unwrap().max(0);
+            book.advance(term.time(self.now + wait));
+            if book.time() != at(self.now + wait) {
+                return Err(format!(
+                    "NOT HEALED: account {account} is at {} after {wait} ms, the clock at {}",
+                    book.time(),
+                    at(self.now + wait)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// An Agent that is deleted gives back what it held, before its pod is gone.
+    fn comes_back(&mut self, leader: usize) -> Verdict {
+        let gateway = self.gateways.len() - 1;
+        self.observe(leader);
+        self.tell_terms(gateway);
+        self.gateways[gateway].wants = Some((self.call(gateway, 1), self.call(gateway, 1)));
+        self.try_call(gateway);
+        self.drain(None);
+        // What a leader grants to a gateway that has left is held until the pod is gone: here its question is answered first.
+        self.flush(leader, false);
+        self.drain(None);
+        self.settle_all(None);
+        let record = self.gateways[gateway].disk.record.clone();
+        say!(self, "--- g{gateway} goes for good");
+        self.remake_agent(gateway);
+        self.drain(None);
+        let term = self.controllers[leader].term.as_ref();
+        for account in self.there() {
+            let holds = term.is_some_and(|term| term.leader.account(account).is_holder(&record));
+            if holds {
+                return Err(format!("LEAK: a deleted Agent gives nothing back of account {account}"));
+            }
+        }
+        Ok(())
     }
 
     fn heal(&mut self) {
@@ -1282,7 +1522,7 @@ impl World {
         if Some(gateway) == silent || self.gateways[gateway].draws.is_empty() {
             return Ok(());
         }
-        let call = tokens(fits.max(1));
+        let call = self.call(gateway, fits.max(1));
         say!(self, "--- g{gateway} wants {fits}, which fits");
         for other in 0..gateway {
             self.gateways[other].wants = None;
@@ -1300,7 +1540,8 @@ impl World {
                 return Ok(());
             }
             for other in (0..gateway).filter(|other| Some(*other) != silent) {
-                let small = tokens(self.random.range(1, 4));
+                let small = self.random.range(1, 4);
+                let small = self.call(other, small);
                 if !self.gateways[other].draws.is_empty() {
                     self.gateways[other].wants = Some((small, small));
                     self.try_call(other);
@@ -1365,6 +1606,11 @@ impl World {
             let mine = mine.map_or(0, |(_, amount)| amount.tokens);
             room = room.min(limits.tokens? - used.tokens);
             if let Some(own) = book.per_agent().tokens {
+                // What an earlier pod of this Agent still holds counts in its part.
+                let record = &self.gateways[gateway].disk.record;
+                if book.holders().any(|who| who.agent == agent && who.record != *record) {
+                    return None;
+                }
                 room = room.min(own - mine);
             }
             // Each of the others may have a small call in flight; and the silent one gives nothing back.
@@ -1376,15 +1622,23 @@ impl World {
             {
                 return None;
             }
+            let money = (room.max(0) + 8 * others) * PRICES[1];
+            if limits.cost.is_some_and(|cost| cost - used.cost - reserved.cost < money) {
+                return None;
+            }
         }
         (room > 0).then_some(room)
     }
 }
 
+/// What a token costs, by model.
+const PRICES: [i64; 2] = [1, 7];
+/// So many milliseconds after it was told to stop a pod is gone.
+const STOPS: i64 = 60_000;
 /// A call that fits must have been granted after so many rounds, and so many milliseconds: a refused gateway is waited
 /// for, also where it went away.
 const ROUNDS: usize = 12;
-const PATIENCE: i64 = 2 * WAIT.as_secs() * 1000;
+const PATIENCE: i64 = 4 * WAIT.as_secs() * 1000;
 /// After so many milliseconds a leader has seen a new budget: less than an account is missed until it is gone.
 const LAG: i64 = 50_000;
 
@@ -1393,6 +1647,7 @@ fn larger(a: &LimitAmounts, b: &LimitAmounts) -> LimitAmounts {
     LimitAmounts {
         tokens: of(Kind::Tokens),
         calls: of(Kind::Calls),
+        cost: of(Kind::Cost),
         ..LimitAmounts::default()
     }
 }

@@ -57,6 +57,7 @@ fn deliver() -> String {
             sensor: "s-uid".into(),
             name: "s".into(),
             events: vec![],
+            ..Delivery::default()
         },
     };
     serde_json::to_string(&deliver).unwrap()
@@ -66,7 +67,7 @@ fn deliver() -> String {
 pub(super) fn pod(rig: &Rig, token: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("ca.crt"), &rig.ca).unwrap();
-    std::fs::write(dir.path().join("token"), token).unwrap();
+    std::fs::write(dir.path().join("token"), token_of(token)).unwrap();
     dir
 }
 
@@ -240,6 +241,7 @@ impl Journal {
         }
         Delivered {
             sensor: delivery.sensor,
+            outbox: delivery.outbox,
             through: self.through,
         }
     }

@@ -118,7 +118,7 @@ async fn each_webhook_takes_effect_and_wakes_once_though_sensor_worker_and_gatew
     let rig = Rig::start().await;
     // As ledger and reconciler of Sensors say it: nothing limits the calls, and no Sensor runs in the pod.
     rig.loops.limit(&x(), Some(BudgetTerms::default()));
-    rig.loops.sensors(&x(), Some(Vec::new()));
+    rig.loops.sensors(&x(), Some(Vec::new()), None);
     rig.relay.expect(&sensor(), "p1", directives(&webhook()));
     let mut heard = SensorPod::start(&rig);
     let mut agent = AgentPod::start(&rig);

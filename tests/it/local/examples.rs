@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
 
 use super::process::{Bench, Run};
-use super::sources::{free_port, is_there, said, until, updates};
+use super::sources::{free_port, said, until, updates};
+use crate::support::clusters::has;
 use crate::tools::everything::{self, Everything};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
@@ -50,7 +51,7 @@ async fn until_woken(run: &mut Run, agent: &str) {
 
 #[tokio::test]
 async fn the_example_of_a_page_wakes_its_agent_when_the_price_comes_to_be_high() {
-    if !is_there("python3") {
+    if !has("python3") {
         return;
     }
     let (mut bench, port) = (Bench::new(), free_port());
@@ -62,7 +63,7 @@ async fn the_example_of_a_page_wakes_its_agent_when_the_price_comes_to_be_high()
 
 #[tokio::test]
 async fn the_example_of_a_stream_wakes_its_agent() {
-    if !is_there("python3") {
+    if !has("python3") {
         return;
     }
     let (mut bench, port) = (Bench::new(), free_port());
@@ -74,7 +75,7 @@ async fn the_example_of_a_stream_wakes_its_agent() {
 
 #[tokio::test]
 async fn the_example_of_a_metric_wakes_its_agent_with_a_real_prometheus() {
-    if !is_there("prometheus") {
+    if !has("prometheus") {
         return;
     }
     let (mut bench, port) = (Bench::new(), free_port());
@@ -152,7 +153,7 @@ async fn the_example_of_a_tool_wakes_its_agent_with_the_mcp_projects_own_server(
 
 #[tokio::test]
 async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
-    if !is_there("openssl") || !is_there("curl") {
+    if !has("openssl") || !has("curl") {
         return;
     }
     let (mut bench, port) = (Bench::new(), free_port().to_string());
@@ -173,7 +174,7 @@ async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
 
 #[tokio::test]
 async fn a_report_without_a_score_wakes_all_the_same_and_is_an_error_of_its_sensor_that_runs_elsewhere() {
-    if !is_there("openssl") || !is_there("curl") {
+    if !has("openssl") || !has("curl") {
         return;
     }
     let (mut bench, port) = (Bench::new(), free_port().to_string());
@@ -197,7 +198,7 @@ fn scores(run: &Run) -> Vec<String> {
 
 #[tokio::test]
 async fn the_example_of_a_score_sleeps_on_over_a_low_one_and_takes_up_the_task_of_a_high_one() {
-    if !is_there("openssl") || !is_there("curl") {
+    if !has("openssl") || !has("curl") {
         return;
     }
     let (mut bench, port) = (Bench::new(), free_port().to_string());

@@ -25,7 +25,7 @@ async fn test_multiple_agents_run_side_by_side_and_neither_a_slow_nor_a_broken_o
     bench.write("all.yaml", &[fast, slow, broken].concat());
     let mut run = bench.run(&["--duration", "5"]);
     assert_eq!(run.cause().await, "Duration");
-    assert_eq!(run.agent("broken")["reasons"], json!(["ConsecutiveErrors"]));
+    assert_eq!(run.agent("broken")["reasons"], json!(["AuthenticationFailed"]));
     let (fast, slow) = (turns_of(&run.agent("fast")), turns_of(&run.agent("slow")));
     assert!((1..=5).contains(&slow), "{slow}");
     assert!(fast > 4 * slow, "the slow one holds the fast one: {fast} and {slow}");

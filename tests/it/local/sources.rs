@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
 use super::process::{Bench, CANARY, Run, agent, records, script};
+use crate::support::clusters::has;
 
 const KEY: &str = "canary-3c9a-key";
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -42,20 +43,6 @@ class Server(http.server.BaseHTTPRequestHandler):
         pass
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Server).serve_forever()
 "#;
-
-/// Whether there is this program. Says so when there is none.
-pub fn is_there(program: &str) -> bool {
-    let mut command = std::process::Command::new(program);
-    let found = command
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    if found.is_err() {
-        eprintln!("SKIPPED: there is no {program}; this test needs it as a peer");
-    }
-    found.is_ok()
-}
 
 pub fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -152,7 +139,7 @@ pub fn said(run: &Run) -> Value {
 
 #[tokio::test]
 async fn a_page_is_asked_with_the_headers_of_a_secret_and_each_change_wakes_once() {
-    if !is_there("python3") {
+    if !has("python3") {
         return;
     }
     let mut bench = Bench::new();
@@ -174,7 +161,7 @@ async fn a_page_is_asked_with_the_headers_of_a_secret_and_each_change_wakes_once
 
 #[tokio::test]
 async fn a_stream_goes_on_after_its_last_event_though_the_run_is_killed() {
-    if !is_there("python3") {
+    if !has("python3") {
         return;
     }
     let mut bench = Bench::new();
@@ -233,7 +220,7 @@ async fn send(url: &str, id: &str, body: &str, key: &str) -> u16 {
 
 #[tokio::test]
 async fn a_signed_webhook_wakes_once_and_one_that_was_taken_survives_a_kill() {
-    if !is_there("openssl") {
+    if !has("openssl") {
         return;
     }
     let _ = rustls::crypto::ring::default_provider().install_default();

@@ -264,6 +264,7 @@ fn models() -> Vec<Row> {
     let mut rows = base_urls();
     rows.extend(wire_formats());
     rows.push(tool_calling());
+    rows.extend(reasoning());
     rows.extend(prices());
     rows.extend([
         row(
@@ -298,17 +299,6 @@ fn models() -> Vec<Row> {
                 with(anthropic(), &json!({"spec": {"model": {"apiKeySecretRef": key}}})),
             ],
             vec![with(scripted(), &json!({"spec": {"model": {"apiKeySecretRef": key}}}))],
-        ),
-        row(
-            "spec.model.maxOutputTokens (default 4096) must be less than",
-            vec![
-                model(&json!({"maxOutputTokens": 255, "contextTokens": 256})),
-                model(&json!({"contextTokens": 4097})),
-            ],
-            vec![
-                model(&json!({"maxOutputTokens": 256, "contextTokens": 256})),
-                model(&json!({"contextTokens": 4096})),
-            ],
         ),
         row(
             "spec.model.streamIdleTimeoutSeconds (default 60) must not exceed",
@@ -431,11 +421,82 @@ fn wire_formats() -> Vec<Row> {
                 .chain(["Authorization", "X-API-Key", "HOST", "x-agentloop-call"].map(header))
                 .collect(),
         ),
-        extra(
-            "spec.model.extraBody must not set max_completion_tokens",
-            refuses(&OWN_FIELDS),
-        ),
+        extra("spec.model.extraBody must not set cache_control", refuses(&OWN_FIELDS)),
         extra("spec.model.extraBody must not set n,", refuses(&REFUSED_FIELDS)),
+    ]
+}
+
+/// Reasoning and the prompt cache, by wire format.
+fn reasoning() -> Vec<Row> {
+    let claude = |more: Value| with(anthropic(), &json!({"spec": {"model": more}}));
+    let effort = |effort: &str| json!({"reasoning": {"effort": effort}});
+    let budget = |tokens: u32, most: u32| json!({"maxOutputTokens": most, "reasoning": {"budgetTokens": tokens}});
+    vec![
+        row(
+            "spec.model.reasoning must have exactly one of effort and budgetTokens",
+            vec![claude(effort("High")), claude(budget(1024, 1025))],
+            vec![
+                claude(json!({"reasoning": {}})),
+                claude(json!({"maxOutputTokens": 9000, "reasoning": {"effort": "High", "budgetTokens": 2048}})),
+            ],
+        ),
+        row(
+            "spec.model.reasoning.budgetTokens is for api AnthropicMessages only",
+            vec![model(&effort("Minimal"))],
+            vec![model(&budget(1024, 2048))],
+        ),
+        row(
+            "spec.model.reasoning.effort Minimal is for api OpenAIChat only",
+            vec![claude(effort("Low")), claude(effort("Medium"))],
+            vec![claude(effort("Minimal"))],
+        ),
+        row(
+            "spec.model.reasoning.budgetTokens must be less than spec.model.maxOutputTokens",
+            vec![claude(budget(2047, 2048))],
+            vec![claude(budget(2048, 2048))],
+        ),
+        row(
+            "spec.model.reasoning.budgetTokens must be less than half of spec.model.contextTokens",
+            vec![claude(
+                json!({"contextTokens": 8193, "maxOutputTokens": 4097, "reasoning": {"budgetTokens": 4096}}),
+            )],
+            vec![claude(
+                json!({"contextTokens": 8192, "maxOutputTokens": 4097, "reasoning": {"budgetTokens": 4096}}),
+            )],
+        ),
+        row(
+            "spec.model.temperature must be absent with spec.model.reasoning",
+            vec![with(
+                model(&effort("High")),
+                &json!({"spec": {"model": {"temperature": "1"}}}),
+            )],
+            vec![with(
+                claude(effort("High")),
+                &json!({"spec": {"model": {"temperature": "1"}}}),
+            )],
+        ),
+        row(
+            "spec.model.extraBody must not set thinking with api AnthropicMessages",
+            vec![model(&json!({"extraBody": {"thinking": {"type": "disabled"}}}))],
+            vec![claude(json!({"extraBody": {"thinking": {"type": "enabled"}}}))],
+        ),
+        row(
+            "spec.model.promptCache FiveMinutes and OneHour are for api AnthropicMessages only",
+            vec![
+                model(&json!({"promptCache": "Disabled"})),
+                claude(json!({"promptCache": "OneHour"})),
+                claude(json!({"promptCache": "FiveMinutes"})),
+            ],
+            vec![model(&json!({"promptCache": "OneHour"}))],
+        ),
+        row(
+            "spec.model.reasoning and spec.model.promptCache have no meaning with api Scripted",
+            vec![scripted()],
+            vec![
+                with(scripted(), &json!({"spec": {"model": {"promptCache": "Disabled"}}})),
+                with(scripted(), &json!({"spec": {"model": effort("Low")}})),
+            ],
+        ),
     ]
 }
 

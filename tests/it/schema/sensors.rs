@@ -43,6 +43,7 @@ fn signal(fields: &Value) -> Value {
 /// The rules of Sensors.
 pub fn rows() -> Vec<Row> {
     let mut rows = general();
+    rows.push(crons());
     rows.extend(pods());
     rows.extend(web_sockets());
     rows.extend(polled_tools());
@@ -235,6 +236,28 @@ fn tls() -> Vec<Row> {
         each(&json!({})),
     ));
     rows
+}
+
+/// The rule of schedules.
+fn crons() -> Row {
+    let cron = |cron: &str| spec(&json!({"source": {"schedule": {"cron": cron}}}));
+    row(
+        "spec.source.schedule.cron must be five fields",
+        vec![
+            cron("0 8 * * 1-5"),
+            cron("*/5 0-6,22 L JAN-MAR,12 *"),
+            cron(" 0  8  ?  *  MON#1 "),
+            cron("0 8 15W feb sun,2"),
+        ],
+        vec![
+            cron("every day"),
+            cron("every day at 8 o'clock"),
+            cron("@annually"),
+            cron("0 8 * * * *"),
+            cron("0 8 * *    "),
+            cron("8am * * * *"),
+        ],
+    )
 }
 
 /// The rules of all Sensors.

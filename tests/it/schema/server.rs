@@ -239,6 +239,10 @@ fn refusals() -> Vec<(Value, &'static str)> {
             "spec.loop.maxConsecutiveErrors: Invalid value: -1",
         ),
         (
+            spec(json!({"loop": {"historyTokens": 999}})),
+            "spec.loop.historyTokens: Invalid value: 999",
+        ),
+        (
             spec(json!({"loop": {"maxDelayMilliseconds": 99_999_999_999_u64}})),
             "spec.loop.maxDelayMilliseconds: Invalid value",
         ),
@@ -451,7 +455,7 @@ async fn a_real_api_server_names_misspelt_fields_and_numbers_out_of_bounds() {
         "guardrails": {"maxCallsPerTurn": 1000, "maxConsecutiveTurns": 10_000, "actionsPerMinute": 600,
             "idleTimeoutSeconds": 2_592_000},
         "continuous": {"maxSleepSeconds": 2_592_000},
-        "loop": {"maxDelayMilliseconds": 3_600_000, "maxConsecutiveErrors": 1000},
+        "loop": {"maxDelayMilliseconds": 3_600_000, "maxConsecutiveErrors": 1000, "historyTokens": 10_000_000},
         "pod": {"resources": {"limits": {"memory": "1Gi", "cpu": 2}}},
     }});
     let largest = with(scripted(), &largest);

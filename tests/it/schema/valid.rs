@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use agentloop::api::agent::{
     AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, FieldType,
     Guardrails, Heartbeat, HotField, HotState, KeyRef, Loop, LoopDetection, Mode, Model, ModelApi,
-    OutputLimitParameter, PodSettings, PreCheck, RateLimit, Resource, RetentionPolicy, Skill, Storage, TextSource,
-    ToolCalling, Total, UpdateStrategy, Workspace,
+    OutputLimitParameter, PodSettings, PreCheck, PromptCache, RateLimit, Reasoning, ReasoningEffort, Resource,
+    RetentionPolicy, Skill, Storage, TextSource, ToolCalling, Total, UpdateStrategy, Workspace,
 };
 use agentloop::api::price::{LongContext, Price};
 use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
@@ -113,8 +113,18 @@ prop_compose! {
         parameter in any::<bool>(),
         price in option::of(price()),
         structured in any::<bool>(),
+        reasons in prop::sample::select(vec![None, Some(false), Some(true)]),
+        cached in prop::sample::select(vec![PromptCache::Auto, PromptCache::Disabled, PromptCache::OneHour]),
     ) -> Model {
         let is_scripted = api == ModelApi::Scripted;
+        let is_anthropic = api == ModelApi::AnthropicMessages;
+        let reasoning = reasons.filter(|_| !is_scripted).map(|by_budget| {
+            let by_budget = by_budget && is_anthropic && max_output_tokens.min(more_context) > 1024;
+            Reasoning {
+                effort: (!by_budget).then_some(ReasoningEffort::Low),
+                budget_tokens: by_budget.then_some(1024),
+            }
+        });
         Model {
             output_limit_parameter: if parameter && api == ModelApi::OpenAIChat {
                 OutputLimitParameter::MaxTokens
@@ -135,7 +145,9 @@ prop_compose! {
             api_key_secret_ref,
             max_output_tokens,
             context_tokens: (max_output_tokens + more_context).max(256),
-            temperature: temperature.filter(|text| api != ModelApi::AnthropicMessages || text.starts_with('0')),
+            temperature: temperature.filter(|text| !is_anthropic || (reasoning.is_none() && text.starts_with('0'))),
+            prompt_cache: if is_anthropic || (cached == PromptCache::Disabled && !is_scripted) { cached } else { PromptCache::Auto },
+            reasoning,
             stream,
             timeout_seconds,
             stream_idle_timeout_seconds: idle_share.min(timeout_seconds),
@@ -184,6 +196,7 @@ prop_compose! {
         url in "https?://[a-z]{1,9}(:[1-9][0-9]{0,3})?(/[a-z0-9]{0,9})?(\\?[a-z]{1,5}=[a-z]{0,5})?",
         secret in option::of("[a-z]{1,20}"),
         trusted in any::<bool>(),
+        only in prop::collection::btree_set("[!-~]{1,20}", 0..3),
         rules in prop::collection::btree_map("[!-~]{1,20}", rules(), 0..3),
     ) -> ToolServer {
         ToolServer {
@@ -191,6 +204,7 @@ prop_compose! {
             url,
             headers_secret_ref: secret.map(|name| SecretRef { name }),
             trusted,
+            only: only.into_iter().collect(),
             tools: rules.into_iter().map(|(name, rules)| ToolRules { name, ..rules }).collect(),
         }
     }
@@ -348,6 +362,7 @@ prop_compose! {
         min_delay_milliseconds in 1_u32..=3_600_000,
         delays in 0_u32..=3_600_000,
         (max_consecutive_errors, max_calls_per_turn, actions_per_minute) in (1_u32..=1000, 1_u32..=1000, 1_u32..=600),
+        history_tokens in 1000_u32..=10_000_000,
         (max_sleep_seconds, max_consecutive_turns, heartbeat) in (1_u32..=2_592_000, 1_u32..=10_000, option::of(heartbeat())),
         rate_limits in rate_limits(),
         exhaustion_policy in prop_oneof![Just(ExhaustionPolicy::Skip), Just(ExhaustionPolicy::Block)],
@@ -373,6 +388,7 @@ prop_compose! {
                 max_delay_milliseconds: delays.max(min_delay_milliseconds),
                 max_consecutive_errors,
                 exhaustion_policy,
+                history_tokens,
             },
             continuous: Continuous {
                 max_sleep_seconds,

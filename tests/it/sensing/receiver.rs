@@ -10,7 +10,7 @@ use agentloop::engine::machine::{Engine, Snapshot};
 use agentloop::engine::message::{Answer, Finish, Message, ToolCall};
 use agentloop::engine::settings::Settings;
 use agentloop::engine::{CallId, Effect, Input, Known, Purpose, Record};
-use agentloop::link::deliveries::Delivery;
+use agentloop::link::deliveries::{Delivered, Delivery};
 use agentloop::worker::journal::Kept;
 use agentloop::worker::sensors::{Happened, Sensors, Step};
 use jiff::Timestamp;
@@ -100,7 +100,7 @@ impl Receiver {
     }
 
     /// A delivery arrives: the number through which all is on disk. `None`: it died over it.
-    pub fn take(&mut self, now: Timestamp, delivery: &Delivery, random: &mut Random) -> Option<i64> {
+    pub fn take(&mut self, now: Timestamp, delivery: &Delivery, random: &mut Random) -> Option<Delivered> {
         while let Some(happened) = self.sensors.take(delivery) {
             if self.sense(now, happened, Some(random)).is_err() {
                 self.kill(now);
@@ -108,7 +108,7 @@ impl Receiver {
             }
         }
         self.go_on(now, random);
-        Some(self.sensors.through(&delivery.sensor))
+        Some(self.sensors.word(delivery))
     }
 
     /// What is due by the clock, and what scores lead to.

@@ -1,12 +1,12 @@
 //! A Sensor's pod, the road, and three receivers; one schedule from a seed.
 
 use agentloop::api::SensorSpec;
-use agentloop::link::deliveries::Delivery;
+use agentloop::link::deliveries::{Delivered, Delivery};
 use agentloop::sensing::rules::Rules;
-use agentloop::sensing::source::{Cursor, Heard, Taken};
+use agentloop::sensing::source::{Cursor, Heard, Repeat, Taken};
 use agentloop::sensor::deliverer::{Shared, Shelf};
 use agentloop::sensor::keeper::Keeper;
-use agentloop::sensor::outbox::{self, Outbox, OutboxError};
+use agentloop::sensor::outbox::{self, Outbox, OutboxError, Word};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 use tempfile::TempDir;
@@ -23,7 +23,7 @@ const MOST: usize = 4096;
 #[derive(Clone)]
 enum Mail {
     Delivery(usize, Delivery),
-    Word(usize, i64),
+    Word(usize, Delivered),
 }
 
 pub struct World {
@@ -31,8 +31,18 @@ pub struct World {
     now: Timestamp,
     dir: TempDir,
     pod: Option<(Keeper, Shared)>,
+    /// What the pod's clock shows beyond the right time.
+    off: SignedDuration,
     /// The number of the next event, which its sender repeats until it was taken.
     next: i64,
+    /// The next event may be on disk: its sender does not know.
+    unanswered: bool,
+    /// Events up to this one are no repeats any more: what was known of them is lost.
+    forgotten: i64,
+    /// The sender's ids begin anew with this one.
+    source: i64,
+    /// The volume as it once was.
+    snapshot: Option<TempDir>,
     most: i64,
     mail: Vec<Mail>,
     receivers: Vec<Receiver>,
@@ -59,6 +69,22 @@ fn notices(n: i64) -> usize {
     usize::from(n % 3 != 0 && n % 4 != 0)
 }
 
+/// In memory where the system has a place for that: syncing costs nothing there.
+fn volume() -> TempDir {
+    tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap()
+}
+
+fn copy(dir: &TempDir) -> TempDir {
+    let copy = volume();
+    for entry in std::fs::read_dir(dir.path()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    copy
+}
+
 fn uid(place: usize) -> String {
     format!("agent-{place}")
 }
@@ -67,16 +93,19 @@ impl World {
     pub fn new(seed: u64) -> Self {
         let now = Timestamp::from_second(1_767_596_400).unwrap();
         let mut random = Random::new(seed);
-        let most = random.range(3, 33);
+        // Now and then more than a memory of a few hundred ids would hold.
+        let most = if random.percent(1) { 300 } else { random.range(3, 33) };
         Self {
             random,
             now,
-            // In memory where the system has a place for that: syncing costs nothing there.
-            dir: tempfile::tempdir_in("/dev/shm")
-                .or_else(|_| tempfile::tempdir())
-                .unwrap(),
+            dir: volume(),
             pod: None,
+            off: SignedDuration::ZERO,
             next: 1,
+            unanswered: false,
+            forgotten: 0,
+            source: 0,
+            snapshot: None,
             most,
             mail: Vec::new(),
             receivers: (0..RECEIVERS).map(|_| Receiver::new(now)).collect(),
@@ -86,7 +115,7 @@ impl World {
 
     /// Events, effects, scores and kills.
     pub fn run(mut self) -> [usize; 4] {
-        let steps = self.random.range(50, 450);
+        let steps = self.random.range(50, 450) + 5 * (self.most - 33).max(0);
         for _ in 0..steps {
             self.step();
         }
@@ -95,7 +124,7 @@ impl World {
     }
 
     fn outbox(&mut self) -> Shared {
-        let (dir, now) = (self.dir.path(), self.now);
+        let (dir, now, source) = (self.dir.path(), self.now + self.off, self.source);
         let (_, shared) = self.pod.get_or_insert_with(|| {
             let (mut outbox, restored) = loop {
                 // A process that another test starts at this moment holds the lock of the killed one until it has become
@@ -111,16 +140,18 @@ impl World {
                     name: uid(place),
                 })
                 .collect();
-            outbox.receive(&receivers).unwrap();
+            outbox.receive(&receivers, now).unwrap();
             let shared = Shelf::share(outbox, restored.last);
-            (Keeper::new(shared.clone(), restored, rules()), shared)
+            let mut keeper = Keeper::new(shared.clone(), restored, rules());
+            keeper.listen_to(&source.to_string()).unwrap();
+            (keeper, shared)
         });
         shared.clone()
     }
 
     fn step(&mut self) {
         let receiver = self.random.index(RECEIVERS);
-        match self.random.index(30) {
+        match self.random.index(36) {
             0..5 => self.hear(true),
             5..10 => self.send(receiver),
             10..18 => self.carry(),
@@ -146,6 +177,12 @@ impl World {
                 self.kills += 1;
             }
             28 => self.receivers[receiver].frozen ^= true,
+            29 => self.repeat(),
+            30 => self.lie(receiver),
+            31 => self.lose(),
+            32 => self.keep(),
+            33 => self.go_back(),
+            34 => self.listen_elsewhere(),
             _ => {
                 if !self.mail.is_empty() {
                     let place = self.random.index(self.mail.len());
@@ -160,26 +197,121 @@ impl World {
         if self.next > self.most {
             return;
         }
-        let heard = Heard {
-            id: Some(format!("id-{}", self.next)),
-            payload: json!({"n": self.next}).to_string().into_bytes(),
-            cursor: Cursor::default(),
-        };
-        let _ = self.outbox();
-        let (keeper, _) = self.pod.as_mut().unwrap();
-        let taken = keeper.hear(&heard, self.now).unwrap();
-        assert!(matches!(taken, Taken::OnDisk | Taken::Known), "{taken:?}");
-        if !(may_get_lost && self.random.percent(20)) {
+        let taken = self.give(self.next);
+        let expected = if self.unanswered { Taken::Known } else { Taken::OnDisk };
+        assert_eq!(taken, expected, "{}", self.next);
+        self.unanswered = may_get_lost && self.random.percent(20);
+        if !self.unanswered {
             self.next += 1;
         }
     }
 
+    /// The event with this number comes. Its sender counts from 1 again now and then, as servers of streams do.
+    fn give(&mut self, n: i64) -> Taken {
+        let heard = Heard {
+            id: Some(format!("id-{}", n % 7)),
+            payload: json!({"n": n}).to_string().into_bytes(),
+            cursor: Cursor {
+                last_event_id: Some(n.to_string()),
+                ..Cursor::default()
+            },
+            repeat: Repeat::IdAndText,
+        };
+        let _ = self.outbox();
+        let (keeper, _) = self.pod.as_mut().unwrap();
+        keeper.hear(&heard, self.now + self.off).unwrap()
+    }
+
+    /// The sender sends an old event again, however many came after it.
+    fn repeat(&mut self) {
+        if self.next - 1 > self.forgotten {
+            let n = self.random.range(self.forgotten + 1, self.next);
+            assert_eq!(self.give(n), Taken::Known, "{n}");
+        }
+    }
+
+    /// Whether each receiver has said that it has all there is, and the sender knows of all that it sent: what happens to
+    /// the volume now loses nothing.
+    fn is_quiet(&mut self) -> bool {
+        let pending = self.outbox().lock().pending().unwrap();
+        !self.unanswered && pending.values().all(|pending| *pending == 0)
+    }
+
+    /// A receiver says that it has what never was.
+    fn lie(&mut self, receiver: usize) {
+        if !self.is_quiet() {
+            return;
+        }
+        let outbox = self.outbox().lock().id_for(&uid(receiver)).unwrap();
+        let through = if self.random.percent(50) {
+            i64::MAX
+        } else {
+            self.now.as_millisecond() * 2
+        };
+        let word = Delivered {
+            sensor: UID.into(),
+            outbox,
+            through,
+        };
+        let meant = self
+            .outbox()
+            .lock()
+            .acknowledge(&uid(receiver), &word.outbox, word.through);
+        assert_eq!(meant.unwrap(), Word::Ahead);
+    }
+
+    /// The volume is lost, and the next pod runs where the clock shows another time.
+    fn lose(&mut self) {
+        if self.is_quiet() {
+            self.pod = None;
+            self.dir = volume();
+            self.snapshot = None;
+            self.off = SignedDuration::from_secs(self.random.range(0, 7_200) - 3_600);
+            self.forgotten = self.next - 1;
+            self.kills += 1;
+        }
+    }
+
+    /// Somebody takes a snapshot of the volume.
+    fn keep(&mut self) {
+        if self.is_quiet() {
+            self.pod = None;
+            self.snapshot = Some(copy(&self.dir));
+        }
+    }
+
+    /// The volume goes back to what it was.
+    fn go_back(&mut self) {
+        if self.snapshot.is_some() && self.is_quiet() {
+            self.pod = None;
+            self.dir = self.snapshot.take().unwrap();
+            self.forgotten = self.next - 1;
+            self.kills += 1;
+        }
+    }
+
+    /// The spec names another source.
+    fn listen_elsewhere(&mut self) {
+        if !self.unanswered {
+            self.source += 1;
+            let _ = self.outbox();
+            let (keeper, _) = self.pod.as_mut().unwrap();
+            keeper.listen_to(&self.source.to_string()).unwrap();
+            assert_eq!(*keeper.cursor(), Cursor::default());
+            self.forgotten = self.next - 1;
+        }
+    }
+
     fn send(&mut self, receiver: usize) {
-        let events = self.outbox().lock().next(&uid(receiver), MOST).unwrap();
+        let outbox = self.outbox();
+        let outbox = outbox.lock();
+        let events = outbox.next(&uid(receiver), MOST).unwrap();
         if !events.is_empty() {
             let delivery = Delivery {
                 sensor: UID.into(),
                 name: "buoy".into(),
+                receiver: uid(receiver),
+                outbox: outbox.id_for(&uid(receiver)).unwrap(),
                 events,
             };
             self.mail.push(Mail::Delivery(receiver, delivery));
@@ -202,11 +334,15 @@ impl World {
                 let receiver = &mut self.receivers[place];
                 if receiver.frozen {
                     self.mail.push(Mail::Delivery(place, delivery));
-                } else if let Some(through) = receiver.take(self.now, &delivery, &mut self.random) {
-                    self.mail.push(Mail::Word(place, through));
+                } else if let Some(word) = receiver.take(self.now, &delivery, &mut self.random) {
+                    self.mail.push(Mail::Word(place, word));
                 }
             }
-            Mail::Word(place, through) => self.outbox().lock().acknowledge(&uid(place), through).unwrap(),
+            Mail::Word(place, word) => {
+                let outbox = self.outbox();
+                let meant = outbox.lock().acknowledge(&uid(place), &word.outbox, word.through);
+                let _ = meant.unwrap();
+            }
         }
     }
 
@@ -257,11 +393,13 @@ impl World {
             let given: Vec<usize> = applied.iter().map(|(_, notices)| *notices).collect();
             let expected: Vec<usize> = events.iter().map(|n| notices(*n)).collect();
             assert_eq!(given, expected, "{applied:?}");
-            let numbers: Vec<i64> = applied
-                .iter()
-                .map(|(id, _)| id[UID.len() + 1..].parse().unwrap())
-                .collect();
-            assert!(numbers.is_sorted_by(|one, other| one < other), "{numbers:?}");
+            let numbered = |id: &str| {
+                let (outbox, seq) = id.rsplit_once('/').unwrap();
+                (outbox.to_owned(), seq.parse::<i64>().unwrap())
+            };
+            let numbers: Vec<_> = applied.iter().map(|(id, _)| numbered(id)).collect();
+            let in_order = |one: &(String, i64), other: &(String, i64)| one.0 != other.0 || one.1 < other.1;
+            assert!(numbers.is_sorted_by(in_order), "{numbers:?}");
             assert!(receiver.paid().values().all(|paid| *paid == 1), "{:?}", receiver.paid());
             let asked = events.iter().filter(|n| **n % 3 != 0).count();
             assert_eq!(receiver.paid().len(), asked);

@@ -9,7 +9,8 @@ use pretty_assertions::assert_eq;
 use serde_json::json;
 use tokio::process::{Child, Command};
 
-use super::{free_port, is_there, next, place};
+use super::{free_port, next, place};
+use crate::support::clusters::has;
 use crate::tools::python::interpreter;
 
 /// Serves numbers to who asks with the right header, in texts, bytes and fragments, and breaks off after every third; each
@@ -64,7 +65,7 @@ fn listener(port: u16) -> Listener {
 
 #[tokio::test]
 async fn a_web_socket_of_python_is_heard_in_order_however_it_sends_and_ends() {
-    if !is_there("python3") {
+    if !has("python3") {
         return;
     }
     let secret = tempfile::tempdir().unwrap();
@@ -83,7 +84,7 @@ async fn a_web_socket_of_python_is_heard_in_order_however_it_sends_and_ends() {
 
 #[tokio::test]
 async fn a_web_socket_of_python_that_refuses_is_said_without_its_words() {
-    if !is_there("python3") {
+    if !has("python3") {
         return;
     }
     let (_server, port) = server(None);
@@ -122,7 +123,7 @@ fn certificates(dir: &Path) {
 
 #[tokio::test]
 async fn a_web_socket_of_python_that_wants_a_certificate_is_heard_with_the_secrets_and_not_without() {
-    if !is_there("python3") {
+    if !has("python3") {
         return;
     }
     let (tls, headers) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -45,6 +45,7 @@ pub fn idle_sensors(client: Client, loops: &Arc<Loops>, relay: &Arc<Relay>, cloc
             ..SensorPodSettings::default()
         },
         ca_bundle: tokio::sync::watch::channel("CA one".to_owned()).1,
+        published: tokio::sync::watch::Sender::default(),
         events: Sink::new().0,
         reconciles: Reconciles::new(Arc::new(Metrics::new().unwrap()), "sensor", 1),
         clock,

@@ -4,7 +4,7 @@
 //! preconditions, graceful pod deletion, cascading deletion by owner references. It counts every request.
 #![allow(dead_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -59,6 +59,16 @@ struct Store {
     slow: Duration,
     /// Watches that began before this number are cut.
     cut: u64,
+    /// Resources whose watches deliver nothing.
+    deaf: BTreeSet<String>,
+    /// Resources whose watches deliver no deletion.
+    deaf_to_deletions: BTreeSet<String>,
+    /// Resources whose changes before this version are forgotten.
+    forgotten: BTreeMap<String, u64>,
+    /// Resources of which nothing is served.
+    closed: BTreeSet<String>,
+    /// Fields of a status that the schema does not know.
+    pruned: BTreeSet<String>,
 }
 
 /// The server. Clones share their objects.
@@ -88,7 +98,12 @@ impl ApiServer {
 
     /// A client whose transport is this server: no socket.
     pub fn client(&self) -> Client {
-        Client::new(Router::new().fallback(serve).with_state(self.clone()), "default")
+        Client::new(self.router(), "default")
+    }
+
+    /// Its routes, to serve them on a socket.
+    pub fn router(&self) -> Router {
+        Router::new().fallback(serve).with_state(self.clone())
     }
 
     /// All requests since the last call of this.
@@ -117,6 +132,43 @@ impl ApiServer {
     /// Does what it is asked, and answers so much later; watches are told at once.
     pub fn set_slow(&self, slow: Duration) {
         self.lock().slow = slow;
+    }
+
+    /// Answers requests for a resource with 503, or serves it again.
+    pub fn set_closed(&self, resource: &str, closed: bool) {
+        let mut store = self.lock();
+        if closed {
+            store.closed.insert(resource.into());
+        } else {
+            store.closed.remove(resource);
+        }
+    }
+
+    /// Drops this field of every status that is written, as a schema does that does not know it.
+    pub fn prune(&self, field: &str) {
+        self.lock().pruned.insert(field.into());
+    }
+
+    /// From now on the watches of a resource deliver nothing, and stay open.
+    pub fn deafen(&self, resource: &str) {
+        self.lock().deaf.insert(resource.into());
+    }
+
+    /// From now on the watches of a resource deliver no deletion.
+    pub fn deafen_to_deletions(&self, resource: &str) {
+        self.lock().deaf_to_deletions.insert(resource.into());
+    }
+
+    /// Ends the watches of a deaf resource. What they missed is forgotten: who goes on from there must list anew.
+    pub fn expire(&self, resource: &str) {
+        let mut store = self.lock();
+        store.deaf.remove(resource);
+        store.deaf_to_deletions.remove(resource);
+        let version = store.version;
+        store.forgotten.insert(resource.into(), version);
+        store.cut += 1;
+        drop(store);
+        self.tell();
     }
 
     /// Ends all watches; they may be opened again at once.
@@ -214,7 +266,10 @@ impl ApiServer {
 
     fn remove(&self, store: &mut Store, key: &Key, grace: Option<i64>) -> Option<Value> {
         let mut object = store.objects.get(key)?.clone();
-        let graceful = key.resource == "/pods" && object["spec"]["nodeName"].is_string() && grace != Some(0);
+        let over = ["Failed", "Succeeded"]
+            .map(Value::from)
+            .contains(&object["status"]["phase"]);
+        let graceful = key.resource == "/pods" && object["spec"]["nodeName"].is_string() && grace != Some(0) && !over;
         if graceful {
             if object["metadata"]["deletionTimestamp"].is_null() {
                 let seconds = grace
@@ -267,7 +322,7 @@ impl ApiServer {
         let away = {
             let mut store = self.lock();
             store.calls.push(call);
-            store.away
+            store.away || store.closed.contains(&target.resource)
         };
         if away {
             return failure(
@@ -290,6 +345,7 @@ impl ApiServer {
             (Method::GET, Some(name)) => self.read(&target, &name),
             (Method::POST, None) => self.create(&target, body),
             (Method::PATCH, Some(name)) => self.patch(&target, &name, &body, apply),
+            (Method::PUT, Some(name)) => self.replace(&target, &name, body),
             (Method::DELETE, Some(name)) => self.erase(&target, &name, &body),
             (method, name) => panic!("the server does not know {method} on {name:?}"),
         };
@@ -323,6 +379,18 @@ impl ApiServer {
             .get("resourceVersion")
             .and_then(|text| text.parse().ok())
             .unwrap_or(0);
+        if self
+            .lock()
+            .forgotten
+            .get(&target.resource)
+            .is_some_and(|version| from < *version)
+        {
+            let status = json!({ "kind": "Status", "status": "Failure", "reason": "Expired", "message": "too old resource version", "code": 410 });
+            return Response::new(Body::from(format!(
+                "{}\n",
+                json!({ "type": "ERROR", "object": status })
+            )));
+        }
         let (server, query) = (self.clone(), query.clone());
         let (resource, namespace) = (target.resource.clone(), target.namespace.clone());
         let cut = self.lock().cut;
@@ -335,13 +403,16 @@ impl ApiServer {
                     if store.cut != cut {
                         return;
                     }
+                    let heard = !store.deaf.contains(&resource);
+                    let deaf = store.deaf_to_deletions.contains(&resource);
                     let new = store
                         .changes
                         .iter()
-                        .filter(|change| change.version > version && change.resource == resource);
+                        .filter(|change| heard && change.version > version && change.resource == resource);
                     let lines = new
                         .filter(|change| namespace.is_empty() || change.object["metadata"]["namespace"] == namespace)
                         .filter(|change| selected(&change.object, &query))
+                        .filter(|change| !deaf || change.kind != "DELETED")
                         .map(|change| format!("{}\n", json!({ "type": change.kind, "object": change.object })))
                         .collect();
                     version = store.version;
@@ -376,8 +447,31 @@ impl ApiServer {
         }
         object["metadata"]["namespace"] = json!(target.namespace);
         self.dress(&store, &mut object);
-        let stored = Self::keep(&mut store, key, object);
+        let stored = Self::keep(&mut store, key.clone(), object);
+        // What a garbage collector does soon: whose owner is gone goes too.
+        let owners = stored["metadata"]["ownerReferences"].as_array();
+        let is_there = |owner: &Value| {
+            store
+                .objects
+                .values()
+                .any(|object| object["metadata"]["uid"] == owner["uid"])
+        };
+        if owners.is_some_and(|owners| !owners.is_empty() && !owners.iter().any(is_there)) {
+            self.remove(&mut store, &key, None);
+        }
         (StatusCode::CREATED, axum::Json(stored)).into_response()
+    }
+
+    fn replace(&self, target: &Target, name: &str, object: Value) -> Response {
+        let key = key(&target.resource, &target.namespace, name);
+        let mut store = self.lock();
+        let Some(old) = store.objects.get(&key) else {
+            return failure(StatusCode::NOT_FOUND, "NotFound", &format!("{name} not found"));
+        };
+        if object["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"] {
+            return failure(StatusCode::CONFLICT, "Conflict", "the object has been modified");
+        }
+        axum::Json(Self::keep(&mut store, key, object)).into_response()
     }
 
     fn patch(&self, target: &Target, name: &str, patch: &Value, apply: bool) -> Response {
@@ -395,12 +489,19 @@ impl ApiServer {
         let mut new = old.clone();
         if target.status {
             merge(&mut new, &json!({ "status": patch["status"] }));
+            for field in &store.pruned {
+                new["status"].as_object_mut().map(|status| status.remove(field));
+            }
         } else {
             merge(&mut new, patch);
             new["status"] = old["status"].clone();
         }
         if new.get("spec") != old.get("spec") {
             bump_generation(&mut new);
+        }
+        let precondition = &patch["metadata"]["resourceVersion"];
+        if !precondition.is_null() && *precondition != old["metadata"]["resourceVersion"] {
+            return failure(StatusCode::CONFLICT, "Conflict", "the object has been modified");
         }
         if new == old {
             return axum::Json(old).into_response();

@@ -57,6 +57,7 @@ pub struct Controller {
     said: Mutex<Option<mpsc::UnboundedReceiver<SensorKey>>>,
     pub observer: Arc<Counting>,
     pub bundle: watch::Sender<String>,
+    pub published: watch::Sender<String>,
     shutdown: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -66,6 +67,7 @@ pub fn settings() -> Settings {
         image: "agentloop:test".into(),
         image_pull_policy: None,
         link_url: "https://agentloop-link.agentloop-system.svc:8443".into(),
+        egress: agentloop::link::pod::AgentEgress::default(),
         controller_namespace: "agentloop-system".into(),
         policy: agentloop::controller::policy::Policy::default(),
         watch_namespaces: Vec::new(),
@@ -105,18 +107,22 @@ impl Rig {
         let loops = Arc::new(loops);
         let observer = Arc::new(Counting::default());
         let (bundle, ca_bundle) = watch::channel("CA one".to_owned());
+        let published = watch::Sender::default();
         let shutdown = CancellationToken::new();
         let (relay, said) = Relay::new(Duration::from_secs(5));
         let relay = Arc::new(relay);
         let sensors = idle_sensors(self.server.client(), &loops, &relay, self.clock.clone());
+        let budgets = idle_ledger(self.server.client(), &loops);
+        tokio::spawn(budgets.clone().run(shutdown.clone()));
         let task = tokio::spawn(run(Parts {
             client: self.server.client(),
             settings: self.settings.clone(),
             loops: loops.clone(),
-            budgets: idle_ledger(self.server.client(), &loops),
+            budgets,
             sensors: sensors.clone(),
             changed,
             ca_bundle,
+            published: published.clone(),
             observer: observer.clone(),
             clock: self.clock.clone(),
             instance: "agentloop-0".into(),
@@ -129,6 +135,7 @@ impl Rig {
             said: Mutex::new(Some(said)),
             observer,
             bundle,
+            published,
             shutdown,
             task,
         });

@@ -10,14 +10,11 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::{Bench, LONG, done, names, run};
+use crate::support::clusters::has;
 
 /// Whether there is an npm for it. Says so when there is none.
 pub fn is_there() -> bool {
-    let is_there = Command::new("npm").arg("--version").output().is_ok();
-    if !is_there {
-        eprintln!("SKIPPED: there is no npm; this test needs it for its MCP server");
-    }
-    is_there
+    has("npm")
 }
 
 pub struct Everything {

@@ -9,6 +9,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::support::clusters::has;
+
 /// Which generation of the protocol the server speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edition {
@@ -51,11 +53,7 @@ pub fn interpreter(file: &str) -> String {
 
 /// Whether there is a Python for such servers. Says so when there is none.
 pub fn is_there() -> bool {
-    let is_there = Command::new("python3").arg("--version").output().is_ok();
-    if !is_there {
-        eprintln!("SKIPPED: there is no python3; this test needs it for its MCP server");
-    }
-    is_there
+    has("python3")
 }
 
 pub struct McpServer {

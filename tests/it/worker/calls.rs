@@ -53,12 +53,10 @@ async fn a_gateway_that_starts_again_is_told_the_last_report_again() {
 #[tokio::test]
 async fn a_failed_call_shows_in_the_report_with_its_kind_and_message() {
     let mut bench = Bench::new();
-    let gateway = Gateway::start(
-        bench.dir.path(),
-        vec![failure(FailureKind::AuthenticationFailed), sleep(60)],
-    );
+    let gateway = Gateway::start(bench.dir.path(), vec![failure(FailureKind::AuthenticationFailed)]);
     let _worker = bench.worker(&gateway);
-    let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
+    let log = gateway.until("paused", |log| is(log, LoopState::Paused)).await;
+    assert_eq!(reasons(&log.last()), [PauseReason::AuthenticationFailed]);
     let error = log.last().last_error.unwrap();
     assert_eq!(
         (error.kind.as_str(), error.message.as_str()),
@@ -67,7 +65,7 @@ async fn a_failed_call_shows_in_the_report_with_its_kind_and_message() {
 }
 
 #[tokio::test]
-async fn tool_calls_of_the_same_id_each_get_their_result() {
+async fn tool_calls_of_the_same_id_get_ids_of_their_own_and_each_its_result() {
     let mut bench = Bench::new();
     let twice = answer("", &[("nothing", json!({})), ("yield", json!({"sleep": 0}))]);
     let gateway = Gateway::start(bench.dir.path(), vec![twice]);
@@ -75,11 +73,11 @@ async fn tool_calls_of_the_same_id_each_get_their_result() {
     let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
     let messages = &log.calls[1].1["messages"];
     let ids = |index: usize| messages[index]["tool_call_id"].as_str().unwrap().to_owned();
-    assert_eq!([ids(3), ids(4)], ["same", "call_1"]);
+    assert_eq!([ids(3), ids(4)], ["000010100", "000010101"]);
 }
 
 #[tokio::test]
-async fn an_edit_of_the_instructions_file_takes_effect_at_the_next_call() {
+async fn an_edit_of_the_instructions_file_takes_effect_at_the_next_turn() {
     let mut bench = Bench::new();
     bench.spec.as_object_mut().unwrap().remove("instructions");
     bench.spec["instructionsFrom"] = json!({"configMapKeyRef": {"name": "c", "key": "k"}});
@@ -246,16 +244,21 @@ async fn a_loop_with_anthropic_messages_speaks_them_on_their_own_route() {
         .await;
     assert_eq!(log.routes, ["/v1/messages", "/v1/messages"]);
     let (first, second) = (&log.calls[0].1, &log.calls[1].1);
-    assert!(first["system"].as_str().unwrap().starts_with(&format!("Be {CANARY}.")));
+    assert!(
+        first["system"][0]["text"]
+            .as_str()
+            .unwrap()
+            .starts_with(&format!("Be {CANARY}."))
+    );
     assert_eq!(first["tools"][0]["name"], "yield");
     // What was sent before is sent again, byte for byte, and the new comes last.
     assert_eq!(second["messages"][0].to_string(), first["messages"][0].to_string());
     let said = json!([
         {"type": "text", "text": format!("think {CANARY}")},
-        {"type": "tool_use", "id": "toolu_1", "name": "yield", "input": {"sleep": 1}},
+        {"type": "tool_use", "id": "000010100", "name": "yield", "input": {"sleep": 1}},
     ]);
     assert_eq!(second["messages"][1], json!({"role": "assistant", "content": said}));
-    assert_eq!(second["messages"][2]["content"][0]["tool_use_id"], "toolu_1");
+    assert_eq!(second["messages"][2]["content"][0]["tool_use_id"], "000010100");
     assert_eq!(second["messages"].as_array().unwrap().len(), 3);
     bench.assert_discreet();
 }

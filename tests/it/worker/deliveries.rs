@@ -22,7 +22,7 @@ fn event(seq: i64, priority: Priority) -> Event {
             priority,
         }],
         wakes: vec!["sensor/buoy".into()],
-        trial: None,
+        ..Event::default()
     }
 }
 
@@ -31,6 +31,7 @@ fn of(events: Vec<Event>) -> Delivery {
         sensor: "buoy-uid".into(),
         name: "buoy".into(),
         events,
+        ..Delivery::default()
     }
 }
 

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::gateway::{Gateway, answer};
 use super::process::{Bench, CANARY};
+use crate::support::clusters::skip;
 
 /// A small volume, unmounted when dropped.
 struct Volume(PathBuf);
@@ -17,7 +18,7 @@ impl Volume {
         std::fs::create_dir(at).unwrap();
         let mounted = mount("size=4m", at);
         if !mounted {
-            eprintln!("SKIPPED: no tmpfs can be mounted here (needs root), so no full volume is tried");
+            skip("no tmpfs can be mounted here (needs root), so no full volume is tried");
         }
         mounted.then(|| Self(at.into()))
     }

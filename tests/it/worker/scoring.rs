@@ -44,6 +44,7 @@ fn of(numbers: &[i64]) -> Delivery {
         sensor: "buoy-uid".into(),
         name: "buoy".into(),
         events: numbers.iter().copied().map(event).collect(),
+        ..Delivery::default()
     }
 }
 

@@ -16,7 +16,7 @@ use agentloop::worker::journal::{Journal, Owner};
 use agentloop::worker::outbox::Outbox;
 use agentloop::worker::sensors::Sensors;
 use agentloop::worker::sensors::lookout::Lookouts;
-use agentloop::worker::tool_source::ToolSource;
+use agentloop::worker::tool_source::{Offer, ToolSource};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::SignedDuration;
@@ -40,7 +40,7 @@ struct Runs {
 }
 
 struct Source {
-    offered: watch::Sender<Arc<[ToolSpec]>>,
+    offered: watch::Sender<Offer>,
     complete: CancellationToken,
     runs: watch::Sender<Runs>,
 }
@@ -50,7 +50,7 @@ impl Source {
         let complete = CancellationToken::new();
         complete.cancel();
         Arc::new(Self {
-            offered: watch::Sender::new(tools().into()),
+            offered: watch::Sender::new(offer(tools())),
             complete,
             runs: watch::Sender::default(),
         })
@@ -99,11 +99,19 @@ impl Drop for UnderWay<'_> {
     }
 }
 
+/// An offer of servers that have all answered.
+fn offer(tools: Vec<ToolSpec>) -> Offer {
+    Offer {
+        specs: tools.into(),
+        silent: Vec::new(),
+    }
+}
+
 /// The worker's hold of it.
 struct Hold(Arc<Source>);
 
 impl ToolSource for Hold {
-    fn offered(&self) -> watch::Receiver<Arc<[ToolSpec]>> {
+    fn offered(&self) -> watch::Receiver<Offer> {
         self.0.offered.subscribe()
     }
 
@@ -379,19 +387,19 @@ async fn a_loop_waits_for_its_sources_and_takes_what_they_offer_later() {
         ..tools().remove(0)
     };
     let source = Arc::new(Source {
-        offered: watch::Sender::new(Arc::from([])),
+        offered: watch::Sender::new(offer(Vec::new())),
         complete: CancellationToken::new(),
         runs: source.runs.clone(),
     });
     let worker = Worker::start(&dir, &gateway, &source);
     gateway.until("the events", |log| log.listeners == 1).await;
     assert!(gateway.log().calls.is_empty());
-    source.offered.send_replace(Arc::from([late]));
+    source.offered.send_replace(offer(vec![late]));
     source.complete.cancel();
     source.until("the run", |runs| runs.sent.len() == 1).await;
     source.done("t2c1r1");
     gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
-    source.offered.send_replace(Arc::from([]));
+    source.offered.send_replace(offer(Vec::new()));
     gateway.tell(|event| event.directives.wake = Some("one".into()));
     let log = gateway.until("the next call", |log| log.calls.len() == 4).await;
     assert_eq!(log.calls[3].1["tools"].as_array().unwrap().len(), 1);

@@ -308,3 +308,82 @@ fn a_budget_made_again_begins_empty() {
     );
     assert_eq!(again.used(), Amount::ZERO);
 }
+
+#[test]
+fn a_ledger_that_is_ahead_of_the_clock_never_goes_back_and_heals() {
+    let skew = 9 * 3_600;
+    let mut wrong = new(terms(limit(100), hourly()));
+    spend(&mut wrong, "a", 100, at(skew));
+    let record = wrong.record();
+    // The next leader's clock is right.
+    let mut healed = Account::restore(wrong.terms().clone(), &record, at(0));
+    assert_eq!(healed.time(), at(skew), "never back");
+    healed.advance(at(3_600));
+    assert_eq!(healed.time(), at(skew + 1_800), "half as fast");
+    assert_eq!(healed.used(), tokens(100), "nothing leaves its window early");
+    healed.advance(at(2 * skew - 2));
+    assert_eq!(healed.time(), at(2 * skew - 1));
+    healed.advance(at(2 * skew));
+    assert_eq!(healed.time(), at(2 * skew), "it goes by the clock again");
+    healed.advance(at(2 * skew + 1));
+    assert_eq!(healed.time(), at(2 * skew + 1));
+    // A leader in between goes on from there.
+    let mut middle = Account::restore(wrong.terms().clone(), &record, at(0));
+    middle.advance(at(skew));
+    let mut last = Account::restore(wrong.terms().clone(), &middle.record(), at(skew));
+    last.advance(at(2 * skew));
+    assert_eq!(last.time(), at(2 * skew));
+}
+
+#[test]
+fn a_limit_of_nothing_blocks_also_calls_that_cost_nothing_of_it() {
+    let free = Ask {
+        least: tokens(5),
+        ..for_a_call(5)
+    };
+    let zero = LimitAmounts {
+        cost: Some(0),
+        ..limit(100)
+    };
+    let mut account = new(terms(zero, hourly()));
+    let refused = account.ask(&who("a"), &free, at(0)).unwrap_err();
+    assert_eq!(
+        (refused.kind, refused.never, refused.per_agent),
+        (Kind::Cost, true, false)
+    );
+    assert!(!account.has_room(&who("a"), &free));
+    let own = Terms {
+        per_agent: zero,
+        ..terms(limit(100), hourly())
+    };
+    let mut account = new(own);
+    let refused = account.ask(&who("a"), &free, at(0)).unwrap_err();
+    assert_eq!(
+        (refused.kind, refused.never, refused.per_agent),
+        (Kind::Cost, true, true)
+    );
+    // A limit of the least there is blocks nothing that is free.
+    let one = LimitAmounts { cost: Some(1), ..zero };
+    new(terms(one, hourly())).ask(&who("a"), &free, at(0)).unwrap();
+}
+
+#[test]
+fn approvals_never_run_out_of_place() {
+    let mut account = new(terms(limit(0), WindowRule::Lifetime));
+    let spec = 64;
+    for number in 0..spec {
+        assert!(account.top_up(&format!("t{number}"), tokens(1), at(0)));
+    }
+    for number in 0..1_000 {
+        assert!(account.top_up(&format!("{GATE_TOP_UP}{number}"), tokens(1), at(number)));
+        assert!(account.top_ups().len() <= MAX_TOP_UPS);
+    }
+    assert_eq!(account.limits().tokens, Some(spec + 1_000));
+    for number in 0..spec {
+        assert!(
+            !account.top_up(&format!("t{number}"), tokens(1), at(2_000)),
+            "counted once"
+        );
+    }
+    write(&mut account);
+}

@@ -149,6 +149,8 @@ fn a_call_that_fits_is_granted_once_it_is_written_and_not_earlier() {
     let granted = Granted {
         lease: 1,
         granted: tokens(100),
+        spent: Amount::ZERO,
+        returned: Amount::ZERO,
         ends: None,
     };
     assert_eq!(account.leases_of("record of a"), [granted]);

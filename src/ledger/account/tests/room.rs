@@ -193,6 +193,54 @@ fn a_wait_goes_on_while_something_comes_back() {
     account.ask(&who("small"), &for_a_call(100), at(2 * wait - 1)).unwrap();
 }
 
+/// In each second `hog` asks for all that is left, for a call that costs nothing in the end, and `small` for a small
+/// one. In how many of them `small` gets room.
+fn served_beside(hog: &[&str], seconds: i64) -> i64 {
+    let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
+    let returns = |account: &mut Account, name: &str, second: i64| {
+        for granted in account.leases_of(&who(name).record) {
+            account.hear(
+                &who(name),
+                &says(granted.lease, 0, granted.granted.tokens, true),
+                at(second),
+            );
+        }
+    };
+    let mut served = 0;
+    for second in 0..seconds {
+        // A call takes two seconds. Where it is recalled, what no call needs comes back at once.
+        for name in hog.iter().chain(&["small"]).filter(|_| second % 2 == 0) {
+            returns(&mut account, name, second);
+        }
+        for name in hog {
+            let _ = account.ask(&who(name), &for_a_call(1_000), at(second));
+        }
+        if account.ask(&who("small"), &for_a_call(10), at(second)).is_ok() {
+            served += 1;
+        }
+        let _ = account.ask(&who("other"), &for_a_call(10), at(second));
+        write(&mut account);
+    }
+    served
+}
+
+#[test]
+fn calls_that_take_everything_and_cost_nothing_do_not_keep_others_back() {
+    for hogs in [&["h1"][..], &["h1", "h2", "h3", "h4", "h5", "h6"]] {
+        let served = served_beside(hogs, 600);
+        assert!(served >= 400, "{served} of 600 seconds beside {} hogs", hogs.len());
+    }
+}
+
+#[test]
+fn who_draws_no_more_waits_for_nothing() {
+    let mut account = crowded();
+    account.ask(&who("big"), &for_a_call(500), at(0)).unwrap_err();
+    account.withdraw(&who("big").agent);
+    assert!(!account.recalls());
+    account.ask(&who("small"), &for_a_call(100), at(1)).unwrap();
+}
+
 #[test]
 fn a_buried_gateway_waits_for_nothing() {
     let mut account = crowded();
@@ -216,6 +264,58 @@ fn more_gateways_than_a_record_may_name_wait() {
     write(&mut account);
     assert!(account.has_room(&who("one more"), &for_a_call(1)));
     account.ask(&who("one more"), &for_a_call(1), at(1)).unwrap();
+}
+
+#[test]
+fn the_longest_record_is_far_below_what_the_api_server_takes() {
+    let huge = |number: i64| Amount::each(|_| number);
+    let most = 1_000_000_000_000;
+    let everything = LimitAmounts::each(|_| Some(i64::MAX / 2));
+    let mut account = new(Terms {
+        per_agent: everything,
+        ..terms(everything, hourly())
+    });
+    let long = |number: usize| Who {
+        record: format!("{number:032x}"),
+        agent: AgentName {
+            namespace: "n".repeat(63),
+            name: format!("{number:0>253}"),
+        },
+        pod_uid: "u".repeat(36),
+        epoch: 1_000_000,
+    };
+    let ask = Ask {
+        least: huge(most),
+        full: huge(most),
+        ..for_a_call(0)
+    };
+    let length = |account: &Account| {
+        let record = account.record();
+        let leases = serde_json::to_string(&record.holders).unwrap().len();
+        let shares = serde_json::to_string(&record.shares).unwrap().len();
+        (leases + shares, serde_json::to_string(&record).unwrap().len())
+    };
+    let mut made = 0;
+    while account.ask(&long(made), &ask, at(0)).is_ok() {
+        made += 1;
+        account.written(&account.record());
+    }
+    let refused = account.ask(&long(made), &ask, at(0)).unwrap_err();
+    assert!(made > 300 && refused.contended, "{made}");
+    assert!(length(&account).0 <= 700_000, "{:?}", length(&account));
+    // Each spends in every piece of time that is counted.
+    for piece in 0..8_i64 {
+        for number in 0..made {
+            let spent = says(i64::try_from(number).unwrap() + 1, 0, 0, false);
+            let spent = Statement {
+                spent: huge(most / 100 * (piece + 1)),
+                ..spent
+            };
+            account.hear(&long(number), &spent, at(piece * 600));
+        }
+    }
+    let (parts, whole) = length(&account);
+    assert!(parts <= 700_000 && whole <= 800_000, "{parts} {whole}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::api::polled_tool::PolledTool;
 use crate::mcp::http::{Http, Trouble, Way};
 use crate::mcp::{self, Miss, text};
 use crate::sensing::source::http::{Failure, Place, refused, unreachable};
-use crate::sensing::source::{Cursor, Heard};
+use crate::sensing::source::{Cursor, Heard, Repeat};
 
 /// Time after which the server is asked anew what its tool may do.
 const REFRESH: Duration = Duration::from_mins(5);
@@ -128,6 +128,7 @@ fn heard(response: &CallToolResponse, most: usize) -> Result<Heard, Failure> {
                 id: None,
                 payload,
                 cursor: Cursor::default(),
+                repeat: Repeat::SameAsLast,
             })
         }
         CallToolResponse::InputRequired(_) => Err(said("asks a person for input, and there is none")),

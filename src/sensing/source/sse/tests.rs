@@ -35,6 +35,8 @@ fn parsed(text: &str) -> Vec<Event> {
 #[case::an_id_alone("id: 1\n\ndata: b\n\n", &[("b", None, Some("1"))])]
 #[case::an_id_is_forgotten("id: 1\ndata: a\n\nid\ndata: b\n\n", &[("a", Some("1"), Some("1")), ("b", None, None)])]
 #[case::an_id_with_a_zero("id: \0\ndata: a\n\n", &[("a", None, None)])]
+#[case::an_id_with_a_control_character("id: \x01\ndata: a\n\n", &[("a", None, None)])]
+#[case::an_id_with_a_delete_character("id: 1\ndata: a\n\nid: \x7f\ndata: b\n\n", &[("a", Some("1"), Some("1")), ("b", None, Some("1"))])]
 #[case::other_fields("event: x\nfoo: y\ndata: a\n\n", &[("a", None, None)])]
 #[case::a_mark("\u{feff}data: a\n\n", &[("a", None, None)])]
 #[case::not_ended("data: a\n", &[])]

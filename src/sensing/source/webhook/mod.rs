@@ -4,12 +4,19 @@
 //! |---|---|
 //! | 202 | taken, and on disk |
 //! | 200 | known already |
+//! | 400 | its `Content-Type` is JSON and it is none, or it has too many levels |
 //! | 401 | not signed, or not with the key, or too long ago |
+//! | 408 | its body did not come in time |
+//! | 409 | the same signed text came before under another id |
 //! | 413 | longer than `limits.maxPayloadBytes` |
 //! | 429 | more than `limits.perMinute` |
 //! | 503 | it cannot be kept now: send it again |
+//!
+//! Strangers may reach it. What they can take is bounded: connections in all and of each peer, the bytes of all bodies that
+//! are read at once; and without a signature among the headers no body is read at all.
 
 pub mod signature;
+mod slots;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,23 +27,30 @@ use std::time::Duration;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::post;
 use axum::{Extension, Router};
 use axum_server::Handle;
 use hyper_util::rt::TokioTimer;
 use jiff::Timestamp;
+use serde::de::IgnoredAny;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::signature::{Rule, Unsigned};
+use self::slots::{NoSlot, Slots};
 use super::{Cursor, Feed, Heard, Taken};
+use crate::sensing::rules::MOST_DEPTH;
 
 /// Longest time for a request's head, for its body, and for its keeping.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long open requests may go on after the server was told to stop.
 const STOP_GRACE: Duration = Duration::from_secs(2);
+/// Most bytes of all bodies that are read at once, within the memory of a small pod.
+const BODIES_BYTES: usize = 16 * 1024 * 1024;
+/// One of so many parts of the connections is for one peer: an Ingress, through which all come, needs many.
+const PEERS: usize = 4;
 /// Seconds after which a sender that was too fast may come again.
 const RETRY_AFTER: &str = "60";
 
@@ -56,19 +70,21 @@ pub struct Receiver {
 struct Server {
     receiver: Receiver,
     feed: Feed,
+    /// Bytes of bodies that may still be read.
+    room: Arc<Semaphore>,
 }
 
 impl Receiver {
     /// Serves until `stop`.
     pub async fn run(self, listener: TcpListener, feed: Feed, stop: CancellationToken) -> std::io::Result<()> {
-        let slots = Arc::new(Semaphore::new(self.connections));
+        let slots = Slots::new(self.connections, (self.connections / PEERS).max(1));
         feed.works();
         let app = router(self, feed);
         // A connection without a slot is closed; a slot lives as long as its connection's service.
-        let per_connection = tower::service_fn(move |_: SocketAddr| {
-            let slot = slots.clone().try_acquire_owned();
+        let per_connection = tower::service_fn(move |peer: SocketAddr| {
+            let slot = slots.take(peer.ip());
             let app = app.clone();
-            async move { slot.map(|slot| app.layer(Extension(Arc::new(slot)))) }
+            async move { slot.map(|slot| app.layer(Extension(Arc::new(slot)))).ok_or(NoSlot) }
         });
         let handle = Handle::new();
         let mut server = axum_server::from_tcp(listener.into_std()?)?
@@ -92,53 +108,130 @@ impl Receiver {
 }
 
 fn router(receiver: Receiver, feed: Feed) -> Router {
-    Router::new()
-        .route("/", post(take))
-        .route("/healthz", get(StatusCode::OK))
-        .with_state(Arc::new(Server { receiver, feed }))
+    Router::new().route("/", post(take)).with_state(Arc::new(Server {
+        receiver,
+        feed,
+        room: Arc::new(Semaphore::new(BODIES_BYTES)),
+    }))
 }
 
 async fn take(State(server): State<Arc<Server>>, headers: HeaderMap, request: Request) -> Response {
-    let body = match read(&server.receiver, request).await {
-        Ok(body) => body,
-        Err(refusal) => return refusal,
-    };
-    let Ok(secret) = tokio::fs::read(&server.receiver.key_file).await else {
-        return not_now();
-    };
+    match hear(&server, &headers, request).await {
+        Ok(taken) => answer(taken),
+        Err(Refusal::NotNow) => not_now(),
+        Err(Refusal::For(status, why)) => {
+            server.feed.refused();
+            (status, why).into_response()
+        }
+    }
+}
+
+/// Why a delivery is not heard.
+enum Refusal {
+    /// For a reason of the sender's.
+    For(StatusCode, String),
+    /// For one of ours: it is to be sent again.
+    NotNow,
+}
+
+async fn hear(server: &Server, headers: &HeaderMap, request: Request) -> Result<Taken, Refusal> {
+    let Server { receiver, feed, room } = server;
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let id = match server.receiver.rule.check(&secret, header, &body, Timestamp::now()) {
+    let unsigned = |unsigned: Unsigned| Refusal::For(StatusCode::UNAUTHORIZED, unsigned.to_string());
+    if !receiver.rule.is_signed(header) {
+        return Err(unsigned(Unsigned::Missing));
+    }
+    let length = header(header::CONTENT_LENGTH.as_str()).and_then(|length| length.parse().ok());
+    let length: usize = length.unwrap_or(receiver.most_bytes);
+    if length > receiver.most_bytes {
+        return Err(receiver.too_large());
+    }
+    // Held until what was read is gone again.
+    let permits = u32::try_from(length.max(1)).unwrap_or(u32::MAX);
+    let _room = timeout(READ_TIMEOUT, room.acquire_many(permits))
+        .await
+        .map_err(|_| Refusal::NotNow)?
+        .map_err(|_| Refusal::NotNow)?;
+    let body = receiver.read(request).await?;
+    let secret = tokio::fs::read(&receiver.key_file).await.map_err(|_| Refusal::NotNow)?;
+    let id = match receiver.rule.check(&secret, header, &body, Timestamp::now()) {
         Ok(id) => id,
-        Err(Unsigned::Key) => return not_now(),
-        Err(unsigned) => return (StatusCode::UNAUTHORIZED, unsigned.to_string()).into_response(),
+        Err(Unsigned::Key) => {
+            let why = signature::unusable(receiver.rule.scheme, &secret).unwrap_or_default();
+            feed.failed(
+                &format!("the key of spec.source.webhook.secretKeyRef {why}"),
+                Duration::ZERO,
+            );
+            return Err(Refusal::NotNow);
+        }
+        Err(why) => return Err(unsigned(why)),
     };
+    feed.works();
+    if says_json(header(header::CONTENT_TYPE.as_str())) && serde_json::from_slice::<IgnoredAny>(&body).is_err() {
+        let why = "the Content-Type says JSON, and the body is none".to_owned();
+        return Err(Refusal::For(StatusCode::BAD_REQUEST, why));
+    }
     let heard = Heard {
         id,
         payload: body,
         cursor: Cursor::default(),
+        repeat: receiver.rule.repeat(),
     };
-    match timeout(READ_TIMEOUT, server.feed.give(heard)).await {
-        Ok(Taken::OnDisk) => StatusCode::ACCEPTED.into_response(),
-        Ok(Taken::Known) => StatusCode::OK.into_response(),
-        Ok(Taken::Dropped) => {
-            let retry = [(header::RETRY_AFTER, RETRY_AFTER)];
-            (StatusCode::TOO_MANY_REQUESTS, retry, "more than spec.limits.perMinute").into_response()
+    // After the time it may still be kept: then the repeat is known.
+    let taken = timeout(READ_TIMEOUT, feed.give(heard)).await.unwrap_or(Taken::NotNow);
+    match taken {
+        Taken::TooDeep => {
+            let why = format!("the body has more than {MOST_DEPTH} levels");
+            Err(Refusal::For(StatusCode::BAD_REQUEST, why))
         }
-        // After the time it may still be kept: then the repeat is known.
-        Ok(Taken::NotNow) | Err(_) => not_now(),
+        Taken::Replayed => {
+            let why = "the same signed body came before under another id; a body that is meant to be sent again needs something \
+                       that differs, such as a time"
+                .to_owned();
+            Err(Refusal::For(StatusCode::CONFLICT, why))
+        }
+        Taken::OnDisk | Taken::Known | Taken::Dropped | Taken::NotNow => Ok(taken),
     }
 }
 
-async fn read(receiver: &Receiver, request: Request) -> Result<Vec<u8>, Response> {
-    let body = axum::body::to_bytes(request.into_body(), receiver.most_bytes);
-    match timeout(READ_TIMEOUT, body).await {
-        Ok(Ok(body)) => Ok(body.into()),
-        Ok(Err(_)) => {
-            let most = receiver.most_bytes;
-            let why = format!("the body is cut, or longer than {most} bytes (spec.limits.maxPayloadBytes)");
-            Err((StatusCode::PAYLOAD_TOO_LARGE, why).into_response())
+fn answer(taken: Taken) -> Response {
+    match taken {
+        Taken::OnDisk => StatusCode::ACCEPTED.into_response(),
+        Taken::Known => StatusCode::OK.into_response(),
+        Taken::Dropped => {
+            let retry = [(header::RETRY_AFTER, RETRY_AFTER)];
+            (StatusCode::TOO_MANY_REQUESTS, retry, "more than spec.limits.perMinute").into_response()
         }
-        Err(_) => Err(StatusCode::REQUEST_TIMEOUT.into_response()),
+        Taken::NotNow | Taken::TooDeep | Taken::Replayed => not_now(),
+    }
+}
+
+/// Whether a `Content-Type` is JSON: `application/json`, or a type that ends with `+json`.
+fn says_json(content_type: Option<&str>) -> bool {
+    let essence = content_type
+        .and_then(|value| value.split(';').next())
+        .unwrap_or_default();
+    let essence = essence.trim().to_ascii_lowercase();
+    essence == "application/json" || essence.ends_with("+json")
+}
+
+impl Receiver {
+    fn too_large(&self) -> Refusal {
+        let most = self.most_bytes;
+        let why = format!("the body is cut, or longer than {most} bytes (spec.limits.maxPayloadBytes)");
+        Refusal::For(StatusCode::PAYLOAD_TOO_LARGE, why)
+    }
+
+    async fn read(&self, request: Request) -> Result<Vec<u8>, Refusal> {
+        let body = axum::body::to_bytes(request.into_body(), self.most_bytes);
+        match timeout(READ_TIMEOUT, body).await {
+            Ok(Ok(body)) => Ok(body.into()),
+            Ok(Err(_)) => Err(self.too_large()),
+            Err(_) => Err(Refusal::For(
+                StatusCode::REQUEST_TIMEOUT,
+                "the body came too slowly".into(),
+            )),
+        }
     }
 }
 

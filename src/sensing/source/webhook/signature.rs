@@ -8,9 +8,12 @@ use jiff::Timestamp;
 use ring::hmac;
 
 use crate::api::source::Scheme;
+use crate::sensing::source::Repeat;
 
 /// How far a sender's clock may be off; what was signed before is a replay.
 pub const WINDOW: Duration = Duration::from_mins(5);
+/// Least bytes of a key of Standard Webhooks: a shorter one can be guessed, and a lone `whsec_` would be none at all.
+pub const LEAST_KEY_BYTES: usize = 16;
 /// Most signatures of one request that are looked at: a sender that changes its key sends two.
 const MOST_SIGNATURES: usize = 8;
 /// Longest id that is kept; what is longer is told apart by its text.
@@ -48,7 +51,40 @@ pub struct Rule {
     pub id_header: Option<String>,
 }
 
+/// Why a Secret's value cannot be the key of a scheme, in words that go after the field's name.
+#[must_use]
+pub fn unusable(scheme: Scheme, secret: &[u8]) -> Option<String> {
+    let secret = secret.trim_ascii();
+    match scheme {
+        Scheme::GitHub => secret.is_empty().then(|| "is empty: write the webhook's secret into it".to_owned()),
+        Scheme::StandardWebhooks => standard_keys(secret).is_empty().then(|| {
+            format!(
+                "is no key of Standard Webhooks: it must be whsec_ and base64, or raw bytes, of {LEAST_KEY_BYTES} bytes at \
+                 least"
+            )
+        }),
+    }
+}
+
 impl Rule {
+    /// Whether a request carries a signature at all: one that does not need not be read.
+    pub fn is_signed<'a>(&self, header: impl Fn(&str) -> Option<&'a str>) -> bool {
+        let needed: &[&str] = match self.scheme {
+            Scheme::GitHub => &[GITHUB_SIGNATURE],
+            Scheme::StandardWebhooks => &[STANDARD_ID, STANDARD_TIME, STANDARD_SIGNATURE],
+        };
+        needed.iter().all(|name| header(name).is_some())
+    }
+
+    /// What makes a request a repeat of another.
+    #[must_use]
+    pub fn repeat(&self) -> Repeat {
+        match self.scheme {
+            Scheme::GitHub => Repeat::SignedText,
+            Scheme::StandardWebhooks => Repeat::Id,
+        }
+    }
+
     /// Whether the sender of `body` has the key; the sender's own id of it.
     pub fn check<'a>(
         &self,
@@ -58,7 +94,7 @@ impl Rule {
         now: Timestamp,
     ) -> Result<Option<String>, Unsigned> {
         let secret = secret.trim_ascii();
-        if secret.is_empty() {
+        if unusable(self.scheme, secret).is_some() {
             return Err(Unsigned::Key);
         }
         let id = match self.scheme {
@@ -97,16 +133,15 @@ struct Signed<'a> {
 }
 
 fn standard(secret: &[u8], signed: &Signed<'_>, body: &[u8], now: Timestamp) -> Result<(), Unsigned> {
-    let secret = secret.strip_prefix(b"whsec_").unwrap_or(secret);
-    let secret = STANDARD.decode(secret).map_err(|_| Unsigned::Key)?;
-    let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+    let keys = standard_keys(secret).into_iter();
+    let keys: Vec<_> = keys.map(|key| hmac::Key::new(hmac::HMAC_SHA256, &key)).collect();
     let text = [signed.id.as_bytes(), b".", signed.time.as_bytes(), b".", body].concat();
-    let tags = signed
+    let mut tags = signed
         .signatures
         .split(' ')
         .take(MOST_SIGNATURES)
         .filter_map(|signature| STANDARD.decode(signature.strip_prefix("v1,")?).ok());
-    if !tags.into_iter().any(|tag| hmac::verify(&key, &text, &tag).is_ok()) {
+    if !tags.any(|tag| keys.iter().any(|key| hmac::verify(key, &text, &tag).is_ok())) {
         return Err(Unsigned::Wrong);
     }
     // Only now: who does not have the key learns nothing of the clock.
@@ -116,6 +151,18 @@ fn standard(secret: &[u8], signed: &Signed<'_>, body: &[u8], now: Timestamp) -> 
         return Err(Unsigned::Replayed);
     }
     Ok(())
+}
+
+/// The keys that a secret may mean. With its prefix it is base64; without, some senders mean the bytes as they are, and some
+/// base64: both are the sender's secret.
+fn standard_keys(secret: &[u8]) -> Vec<Vec<u8>> {
+    let (raw, encoded) = match secret.strip_prefix(b"whsec_") {
+        Some(encoded) => (None, encoded),
+        None => (Some(secret.to_vec()), secret),
+    };
+    let decoded = STANDARD.decode(encoded).ok();
+    let keys = raw.into_iter().chain(decoded);
+    keys.filter(|key| key.len() >= LEAST_KEY_BYTES).collect()
 }
 
 fn hex(digits: &str) -> Option<Vec<u8>> {
@@ -264,6 +311,48 @@ mod tests {
         };
         assert!(among(7));
         assert!(!among(8));
+    }
+
+    #[rstest]
+    #[case::nothing(b"whsec_", false)]
+    #[case::an_unset_variable(b"whsec_$UNSET", false)]
+    #[case::fifteen_bytes(b"whsec_MTIzNDU2Nzg5MDEyMzQ1", false)]
+    #[case::sixteen_bytes(b"whsec_MTIzNDU2Nzg5MDEyMzQ1Ng==", true)]
+    #[case::fifteen_raw_bytes(b"123456789-12345", false)]
+    #[case::sixteen_raw_bytes(b"123456789-123456", true)]
+    #[case::with_a_line_end(b"123456789-123456\n", true)]
+    fn a_key_of_standard_webhooks_has_16_bytes_at_least(#[case] secret: &[u8], #[case] usable: bool) {
+        assert_eq!(unusable(Scheme::StandardWebhooks, secret).is_none(), usable);
+        let checked = check(
+            Scheme::StandardWebhooks,
+            secret,
+            &STANDARD_HEADERS,
+            STANDARD_BODY,
+            SIGNED_AT,
+        );
+        let why = if usable { Unsigned::Wrong } else { Unsigned::Key };
+        assert_eq!(checked, Err(why));
+    }
+
+    #[test]
+    fn raw_bytes_are_a_key_and_so_is_base64_without_the_prefix() {
+        let signed = |key: &[u8]| {
+            let key = hmac::Key::new(hmac::HMAC_SHA256, key);
+            let tag = hmac::sign(&key, &[b"id.1614265330.", STANDARD_BODY].concat());
+            format!("v1,{}", STANDARD.encode(tag))
+        };
+        // Both hexadecimal digits and base64: which one is meant only the signature says.
+        let secret = b"0123456789abcdef0123456789abcdef";
+        for key in [secret.to_vec(), STANDARD.decode(secret).unwrap()] {
+            let signature = signed(&key);
+            let headers = [
+                (STANDARD_ID, "id"),
+                (STANDARD_TIME, "1614265330"),
+                (STANDARD_SIGNATURE, &*signature),
+            ];
+            let checked = check(Scheme::StandardWebhooks, secret, &headers, STANDARD_BODY, SIGNED_AT);
+            assert_eq!(checked, Ok(Some("id".to_owned())));
+        }
     }
 
     #[test]

@@ -12,12 +12,13 @@ use super::*;
 use crate::api::source::Scheme;
 use crate::sensing::source::Arrival;
 
-const KEY: &str = "a key";
+const KEY: &str = "a key of twenty bytes";
 
 struct Hook {
     url: String,
     key: NamedTempFile,
     arrivals: mpsc::Receiver<Arrival>,
+    condition: tokio::sync::watch::Receiver<crate::sensing::source::Condition>,
     stop: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
 }
@@ -35,17 +36,20 @@ impl Hook {
             },
             key_file: file.path().into(),
             most_bytes: 100,
-            connections: 8,
+            // Of which one peer has ten.
+            connections: 40,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let (feed, arrivals) = Feed::new();
+        let condition = feed.condition();
         let stop = CancellationToken::new();
         let task = tokio::spawn(receiver.run(listener, feed, stop.clone()));
         Self {
             url,
             key: file,
             arrivals,
+            condition,
             stop,
             task,
         }
@@ -75,6 +79,32 @@ impl Hook {
             }
         };
         (answer.status().as_u16(), heard)
+    }
+
+    /// The same, where the connection may be refused.
+    async fn try_send(&mut self, headers: &[(&str, String)], body: &str) -> Option<u16> {
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .tls_certs_only([])
+            .build()
+            .unwrap();
+        let mut request = client.post(&self.url).body(body.to_owned());
+        for (name, value) in headers {
+            request = request.header(*name, value);
+        }
+        let answer = tokio::spawn(request.send());
+        tokio::pin!(answer);
+        loop {
+            tokio::select! {
+                answer = &mut answer => return answer.unwrap().ok().map(|answer| answer.status().as_u16()),
+                Some(arrival) = self.arrivals.recv() => arrival.answer.send(Taken::OnDisk).unwrap(),
+            }
+        }
+    }
+
+    /// Deliveries that were refused so far.
+    fn refused(&self) -> i64 {
+        self.condition.borrow().refused
     }
 
     async fn end(self) {
@@ -187,5 +217,95 @@ async fn when_nobody_keeps_what_comes_the_sender_is_told_to_come_again() {
     let mut hook = Hook::new(Scheme::GitHub, KEY).await;
     hook.arrivals.close();
     assert_eq!(hook.send(&github("{}"), "{}".into(), Taken::OnDisk).await, (503, None));
+    hook.end().await;
+}
+
+#[rstest]
+#[case("application/json", "{", 400)]
+#[case("application/json; charset=utf-8", "", 400)]
+#[case("application/vnd.x+json", "no", 400)]
+#[case("application/json", "[1]", 202)]
+#[case("text/plain", "no", 202)]
+#[tokio::test]
+async fn what_says_that_it_is_json_must_be_it(#[case] content: &str, #[case] body: &str, #[case] status: u16) {
+    let mut hook = Hook::new(Scheme::GitHub, KEY).await;
+    let mut headers = github(body);
+    headers.push(("Content-Type", content.to_owned()));
+    let (answer, _) = hook.send(&headers, body.into(), Taken::OnDisk).await;
+    assert_eq!((answer, hook.refused()), (status, i64::from(status == 400)));
+    hook.end().await;
+}
+
+#[rstest]
+#[case(Taken::TooDeep, 400)]
+#[case(Taken::Replayed, 409)]
+#[tokio::test]
+async fn what_the_sender_has_to_change_is_refused_for_good_and_counted(#[case] taken: Taken, #[case] status: u16) {
+    let mut hook = Hook::new(Scheme::GitHub, KEY).await;
+    assert_eq!(hook.send(&github("{}"), "{}".into(), taken).await.0, status);
+    assert_eq!(hook.refused(), 1);
+    assert_eq!(hook.send(&github("{}"), "{}".into(), Taken::Dropped).await.0, 429);
+    assert_eq!(hook.refused(), 1, "that one counts as dropped");
+    assert_eq!(hook.send(&[], "{}".into(), Taken::OnDisk).await.0, 401);
+    assert_eq!(hook.refused(), 2);
+    hook.end().await;
+}
+
+/// The status of the answer to a request of which only the head is sent.
+async fn head_only(url: &str, headers: &str) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let address = url.trim_start_matches("http://").trim_end_matches('/');
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!("POST / HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 12];
+    let read = tokio::time::timeout(Duration::from_secs(5), stream.read_exact(&mut answer));
+    read.await.expect("an answer without a body").unwrap();
+    String::from_utf8(answer).unwrap()
+}
+
+#[tokio::test]
+async fn without_a_signature_or_room_for_it_no_body_is_read() {
+    let hook = Hook::new(Scheme::GitHub, KEY).await;
+    assert_eq!(head_only(&hook.url, "Content-Length: 50").await, "HTTP/1.1 401");
+    let signed = "X-Hub-Signature-256: sha256=00\r\nContent-Length: ";
+    assert_eq!(head_only(&hook.url, &format!("{signed}101")).await, "HTTP/1.1 413");
+    assert_eq!(hook.refused(), 2);
+    hook.end().await;
+}
+
+#[tokio::test]
+async fn one_peer_has_a_quarter_of_the_connections() {
+    let mut hook = Hook::new(Scheme::GitHub, KEY).await;
+    let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+    let open = || tokio::net::TcpStream::connect(address.clone());
+    let mut held = Vec::new();
+    for _ in 0..10 {
+        held.push(open().await.unwrap());
+    }
+    // One more of this peer is closed at once.
+    let mut one_more = open().await.unwrap();
+    let mut byte = [0];
+    let end = tokio::io::AsyncReadExt::read(&mut one_more, &mut byte);
+    let end = tokio::time::timeout(Duration::from_secs(5), end).await.unwrap();
+    assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
+    drop((held, one_more));
+    // Once they are gone there is room again.
+    let mut tries = 0;
+    while hook.try_send(&github("{}"), "{}").await.is_none() {
+        tries += 1;
+        assert!(tries < 100);
+        tokio::task::yield_now().await;
+    }
+    hook.end().await;
+}
+
+#[tokio::test]
+async fn a_key_that_cannot_be_one_is_said_and_opens_nothing() {
+    let mut hook = Hook::new(Scheme::StandardWebhooks, "whsec_").await;
+    let headers = standard("{}", Timestamp::now().as_second());
+    assert_eq!(hook.send(&headers, "{}".into(), Taken::OnDisk).await, (503, None));
+    let failure = hook.condition.borrow().failure.clone().unwrap_or_default();
+    assert!(failure.contains("16 bytes at least"), "{failure}");
     hook.end().await;
 }

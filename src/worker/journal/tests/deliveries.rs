@@ -14,7 +14,11 @@ fn kept(sensor: &str, seq: i64) -> Kept {
 }
 
 fn print(size: u64, hash: Option<&str>) -> Print {
-    let look = Look { size, modified: -5 };
+    let look = Look {
+        size,
+        modified: -5,
+        ..Look::default()
+    };
     let hash = hash.map(Into::into);
     Print { look, hash }
 }

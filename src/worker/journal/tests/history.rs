@@ -41,6 +41,7 @@ fn says(text: &str, calls: &[(&str, &str)]) -> Message {
         arguments: (*arguments).into(),
     });
     Message::Assistant {
+        reasoning: None,
         text: Some(text.into()),
         tool_calls: calls.collect(),
     }
@@ -50,6 +51,7 @@ fn result(text: &str) -> Message {
     Message::Tool {
         id: String::new(),
         text: text.into(),
+        failed: false,
         reasoning: None,
     }
 }

@@ -59,6 +59,14 @@ struct Worker {
     scored: Option<(String, Option<u8>)>,
 }
 
+/// A delivery of the Sensor without events.
+fn nothing() -> Delivery {
+    Delivery {
+        sensor: "uid".into(),
+        ..Delivery::default()
+    }
+}
+
 impl Worker {
     fn sensors(&self) -> Sensors {
         Sensors::restore(self.journal.values().cloned().collect())
@@ -76,6 +84,7 @@ impl Worker {
             sensor: sensor.into(),
             name: "prices".into(),
             events: vec![event],
+            ..Delivery::default()
         };
         let happened = self.sensors().take(&delivery);
         happened.is_some_and(|happened| {
@@ -125,7 +134,11 @@ fn an_event_takes_effect_once_all_its_signals_are_scored_and_those_behind_it_kee
     assert!(worker.takes("uid", event(1, vec![question("a", 0), question("b", 0)])));
     assert!(worker.takes("uid", event(2, Vec::new())));
     assert!(worker.takes("uid", event(3, vec![question("a", 0)])));
-    assert_eq!(worker.sensors().through("uid"), 3, "all of them are on disk here");
+    assert_eq!(
+        worker.sensors().word(&nothing()).through,
+        3,
+        "all of them are on disk here"
+    );
     assert!(!worker.takes("uid", event(3, Vec::new())), "it is known");
     assert_eq!(worker.settles(10), []);
     assert_eq!(worker.asked.as_deref(), Some("uid/1/signal/prices/a"));
@@ -192,7 +205,7 @@ fn sixteen_events_of_a_sensor_may_wait_and_there_is_room_again_when_one_takes_ef
     }
     assert!(!worker.takes("uid", event(17, vec![question("a", 0)])));
     assert!(!worker.takes("uid", event(17, Vec::new())), "order is kept");
-    assert_eq!(worker.sensors().through("uid"), 16);
+    assert_eq!(worker.sensors().word(&nothing()).through, 16);
     assert!(
         worker.takes("other", event(5, vec![question("a", 0)])),
         "another Sensor has room"

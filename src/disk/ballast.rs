@@ -1,21 +1,21 @@
-//! A file that only takes room: removed when the volume is full, so that the last lines of the journal still fit.
+//! A file that only takes room: removed when the volume is full, so that what makes room can still be written.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Size of the file.
-pub(super) const BALLAST_BYTES: usize = 1024 * 1024;
+pub const BALLAST_BYTES: usize = 1024 * 1024;
 
 /// The file.
-pub(super) struct Ballast {
+pub struct Ballast {
     path: PathBuf,
 }
 
 impl Ballast {
     /// Makes the file, if it is not there in full. Fails when the volume has no room for it, and then leaves nothing
     /// behind.
-    pub(super) fn take(dir: &Path) -> io::Result<Self> {
+    pub fn take(dir: &Path) -> io::Result<Self> {
         let path = dir.join("ballast");
         if path.metadata().is_ok_and(|found| found.len() == BALLAST_BYTES as u64) {
             return Ok(Self { path });
@@ -33,7 +33,8 @@ impl Ballast {
     }
 
     /// Gives the room back. True when there was any to give.
-    pub(super) fn release(&self) -> bool {
+    #[must_use]
+    pub fn release(&self) -> bool {
         std::fs::remove_file(&self.path).is_ok()
     }
 }

@@ -1,0 +1,107 @@
+//! Checks the scripts of Scripted models: beside the reconciler, one at a time, and each text once.
+//!
+//! Whoever may write a ConfigMap decides how long such a check takes. It may delay other scripts, never the leader.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ring::digest::{SHA256, digest};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+
+use super::validate::script;
+
+/// Most verdicts kept. When they are full, all are dropped: what is still in use is checked again once.
+const MAX_VERDICTS: usize = 1024;
+
+/// What is wrong with a script, if anything.
+pub(super) type Verdict = Result<(), String>;
+
+/// The verdicts by hash of the script.
+pub(super) struct Scripts {
+    verdicts: Mutex<HashMap<[u8; 32], Verdict>>,
+    /// One check at a time.
+    turn: Arc<Semaphore>,
+}
+
+impl Scripts {
+    pub(super) fn new() -> Self {
+        Self {
+            verdicts: Mutex::default(),
+            turn: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// Whether this text is a script.
+    pub(super) async fn check(&self, text: String) -> Verdict {
+        let mut key = [0; 32];
+        key.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
+        if let Some(known) = self.known(&key) {
+            return known;
+        }
+        let turn = self.turn.clone().acquire_owned().await;
+        if let Some(known) = self.known(&key) {
+            return known;
+        }
+        // The turn lasts as long as the check, also when nobody waits for it any more.
+        let check = spawn_blocking(move || {
+            let verdict = script(&text);
+            drop(turn);
+            verdict
+        });
+        let Ok(verdict) = check.await else {
+            // Only while the process ends.
+            return Err("it could not be checked".into());
+        };
+        let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        if verdicts.len() >= MAX_VERDICTS {
+            verdicts.clear();
+        }
+        verdicts.insert(key, verdict.clone());
+        verdict
+    }
+
+    fn known(&self, key: &[u8; 32]) -> Option<Verdict> {
+        self.verdicts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(key)
+            .cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_verdict_is_kept_by_the_text_and_the_store_is_bounded() {
+        let scripts = Scripts::new();
+        let kept = || scripts.verdicts.lock().unwrap().len();
+        let good = "turns: [{text: a}]";
+        assert_eq!(scripts.check(good.into()).await, Ok(()));
+        assert_eq!(scripts.check(good.into()).await, Ok(()));
+        assert_eq!(kept(), 1);
+        let bad = scripts.check("turns: []".into()).await.unwrap_err();
+        assert!(bad.contains("turns: has 0 entries"), "{bad}");
+        for number in kept()..MAX_VERDICTS {
+            assert_eq!(scripts.check(format!("turns: [{{text: t{number}}}]")).await, Ok(()));
+        }
+        assert_eq!(kept(), MAX_VERDICTS);
+        assert_eq!(scripts.check("turns: [{text: one more}]".into()).await, Ok(()));
+        assert_eq!(kept(), 1);
+    }
+
+    #[tokio::test]
+    async fn one_script_is_checked_at_a_time_and_known_ones_do_not_wait() {
+        let scripts = Scripts::new();
+        let known = "turns: [{text: a}]".to_owned();
+        scripts.check(known.clone()).await.unwrap();
+        let turn = scripts.turn.clone().acquire_owned().await.unwrap();
+        scripts.check(known).await.unwrap();
+        let mut waiting = Box::pin(scripts.check("turns: [{text: b}]".into()));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        drop(turn);
+        assert_eq!(waiting.await, Ok(()));
+    }
+}

@@ -1,0 +1,107 @@
+//! Tool calls with side effects that the model asked for and that have waited too long: they are not run.
+//!
+//! What was right when the model asked for it may be wrong after a pause, a suspension or an edit of the spec. Such calls get
+//! a result that says so, and the model asks again where it still wants them. Reads go on: they do no harm.
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
+
+use super::gate::{Denial, Denied};
+use super::loops::Ending;
+use super::machine::Engine;
+use super::outbox::Outbox;
+use super::snapshot::{Lifecycle, Step};
+use super::tool::ToolOutcome;
+use super::work::Slot;
+
+/// The longest pause after which a call that the model asked for before it is still run.
+pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
+/// The longest that a model call can take: an answer to one that was sent before that has been waiting.
+const LONGEST_CALL: SignedDuration = SignedDuration::from_hours(1);
+
+impl Engine {
+    /// A process starts. Why an answer, or the tool calls of one, may be older than what has changed since.
+    pub(super) fn outdated_since_start(&mut self, before: Option<Timestamp>, now: Timestamp) -> Option<String> {
+        let spec = self.settings.spec;
+        let edited = self.state.spec.replace(spec).is_some_and(|before| before != spec);
+        let asleep = before.map_or(SignedDuration::ZERO, |before| now.duration_since(before));
+        let why = if self.state.suspended {
+            "the loop was suspended after you asked for it".to_owned()
+        } else if edited {
+            "the spec of this agent was changed after you asked for it".to_owned()
+        } else if asleep > LONGEST_CALL + LONGEST_PAUSE {
+            asked_before(asleep)
+        } else {
+            return None;
+        };
+        if let Some(turn) = self.state.turn.as_mut().filter(|turn| turn.step == Step::Open) {
+            turn.outdated = Some(why.clone());
+        }
+        Some(why)
+    }
+
+    /// An answer has come. What it asks for is not run if things have changed since its call was sent.
+    pub(super) fn expire_outdated(&mut self, out: &mut Outbox) {
+        if let Some(why) = self.state.turn.as_mut().and_then(|turn| turn.outdated.take()) {
+            self.expire(&why, false, out);
+        }
+    }
+
+    /// What a pause has held up for too long is not run when the loop goes on.
+    pub(super) fn expire_held(&mut self, out: &mut Outbox) {
+        let free = self.free_from().is_some_and(|moment| moment <= out.now);
+        if self.fenced || !free || self.state.lifecycle != Lifecycle::Active || !self.running.is_empty() {
+            return;
+        }
+        let fresh_at = self.work().and_then(|work| work.fresh_at);
+        let held = fresh_at.map_or(SignedDuration::ZERO, |at| out.now.duration_since(at));
+        if held > LONGEST_PAUSE {
+            self.expire(&asked_before(held), false, out);
+        }
+    }
+
+    /// No waiting call with side effects is run, and with `repeats` none that an earlier process sent is repeated.
+    pub(super) fn expire(&mut self, why: &str, repeats: bool, out: &mut Outbox) {
+        let places = self.work().map_or(0, |work| work.slots.len());
+        for place in 0..places {
+            let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted(place).cloned()) else {
+                continue;
+            };
+            let runs = self.running.contains_key(&id);
+            match self.slot(place) {
+                Some(Slot::Waiting(plan)) if !plan.only_looks() => {
+                    let text = self.deny(id, &wanted, expired(why), out);
+                    if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
+                        work.end(place, Ending::Failed, text);
+                    }
+                }
+                Some(Slot::Open(plan)) if repeats && !plan.only_looks() && !runs => {
+                    let message = format!("the runtime was restarted before its outcome was known, and {why}");
+                    self.take_outcome(place, id, ToolOutcome::Unknown { message }, out);
+                }
+                Some(Slot::Waiting(_) | Slot::Open(_) | Slot::Result(_) | Slot::Yield(_)) | None => {}
+            }
+        }
+    }
+}
+
+fn asked_before(time: SignedDuration) -> String {
+    let minutes = time.as_mins();
+    if minutes < 120 {
+        format!("you asked for it more than {minutes} min ago")
+    } else {
+        format!("you asked for it more than {} h ago", minutes / 60)
+    }
+}
+
+fn expired(why: &str) -> Denied {
+    let error = json!({
+        "error": "not run",
+        "detail": why,
+        "fix": "look at how things are now; ask again if it is still right",
+    });
+    Denied {
+        why: Denial::Outdated,
+        text: error.to_string(),
+    }
+}

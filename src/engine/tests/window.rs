@@ -1,0 +1,561 @@
+//! What leaves a prompt that grows too large, in which order, and that nothing that was done is forgotten.
+
+use super::super::context::{self as sizes, LEAST_CLEARED_BYTES};
+use super::super::digest::MOST_CALLS;
+use super::work::{tool, wants};
+use super::*;
+
+const MARK: &str = "The runtime left out";
+
+/// A window of 12,000 tokens, with 1,000 for the answer.
+fn middle() -> Settings {
+    Settings {
+        max_consecutive_turns: 10_000,
+        max_calls_per_turn: 100,
+        context_tokens: 12_000,
+        max_output_tokens: 1_000,
+        actions_per_minute: 600,
+        ..settings()
+    }
+}
+
+fn done(text: &str) -> ToolOutcome {
+    ToolOutcome::Done { text: text.into() }
+}
+
+/// One call that runs these tools, each with a result of so many bytes.
+fn work(driver: &mut Driver, names: &[&str], bytes: usize) {
+    driver.answer(wants(names));
+    finish(driver, bytes);
+}
+
+fn finish(driver: &mut Driver, bytes: usize) {
+    while let Some(run) = driver.running.keys().next().copied() {
+        let text = format!("{run} {}", "r".repeat(bytes));
+        driver.feed(Input::ToolFinished {
+            run,
+            outcome: done(&text),
+        });
+    }
+    driver.pass(SignedDuration::from_millis(1));
+}
+
+/// The results in the prompt last sent.
+fn shown(driver: &Driver) -> Vec<&str> {
+    let text = |message: &'_ Arc<Message>| matches!(**message, Message::Tool { .. });
+    driver
+        .prompt
+        .iter()
+        .filter(|message| text(message))
+        .map(|message| said(message))
+        .collect()
+}
+
+fn said(message: &Message) -> &str {
+    match message {
+        Message::System { text } | Message::User { text } | Message::Tool { text, .. } => text,
+        Message::Assistant { text, .. } => text.as_deref().unwrap_or_default(),
+    }
+}
+
+fn all(driver: &Driver) -> String {
+    driver
+        .prompt
+        .iter()
+        .map(|message| said(message))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn failed_turns(driver: &Driver) -> usize {
+    driver.notes(RecordKind::TurnFailed).len()
+}
+
+#[test]
+fn a_turn_that_reads_more_than_the_window_goes_on_without_its_oldest_results() {
+    let mut driver = Driver::with_tools(middle());
+    for _ in 0..30 {
+        work(&mut driver, &["files__read"], 4000);
+        assert_eq!(failed_turns(&driver), 0);
+        let newest = *shown(&driver).last().unwrap();
+        assert!(
+            newest.len() > 4000 && !newest.contains(MARK),
+            "what is new is shown whole"
+        );
+    }
+    let results = shown(&driver);
+    assert!(
+        results.len() > 5 && results[0].contains(MARK) && results[0].starts_with("t1c"),
+        "{results:?}"
+    );
+    // Many leave at once, so that the prompt keeps its beginning between.
+    let cleared = driver.notes(RecordKind::ResultsCleared).len();
+    assert!((1..12).contains(&cleared), "{cleared}");
+    // Another process sends the same prompt.
+    let before = driver.prompt.clone();
+    driver.restart(1);
+    assert_eq!(driver.prompt, before);
+    driver.answer(says("done"));
+    driver.pass(seconds(1));
+    assert_eq!(driver.notes(RecordKind::TurnCompleted).len(), 1);
+}
+
+#[test]
+fn a_turn_is_summed_up_in_its_middle_where_its_results_are_not_what_fills_it() {
+    let mut driver = Driver::with_tools(middle());
+    let opening = driver.observed().to_owned();
+    let mut summaries = 0;
+    for round in 0..40 {
+        if driver.purpose == Purpose::Compaction {
+            summaries += 1;
+            driver.answer(says(&format!("Summary {summaries}.")));
+        }
+        assert_eq!(
+            (failed_turns(&driver), driver.purpose),
+            (0, Purpose::Turn),
+            "round {round}"
+        );
+        driver.answer(Answer {
+            text: Some("t".repeat(3000)),
+            ..wants(&["files__read"])
+        });
+        finish(&mut driver, 10);
+        if summaries == 2 {
+            break;
+        }
+    }
+    assert_eq!((summaries, driver.engine.view().turns_completed), (2, 0));
+    let prompt = all(&driver);
+    assert!(
+        prompt.contains("Summary 2.") && !prompt.contains("Summary 1."),
+        "{prompt}"
+    );
+    assert!(prompt.contains(&opening), "the turn still knows why it began");
+    driver.answer(says("done"));
+    driver.pass(seconds(1));
+    assert_eq!(driver.engine.view().turns_completed, 1);
+}
+
+#[test]
+fn what_was_done_stays_in_words_when_no_summary_is_to_be_had() {
+    let mut driver = Driver::with_tools(middle());
+    work(&mut driver, &["mail__send"], 10);
+    work(&mut driver, &["files__list"], 10);
+    let mut refused = 0;
+    for _ in 0..40 {
+        if driver.purpose == Purpose::Compaction {
+            refused += 1;
+            driver.answer(Answer {
+                finish: Finish::Refused,
+                ..says("No.")
+            });
+        }
+        driver.answer(Answer {
+            text: Some("t".repeat(3000)),
+            ..wants(&["files__read"])
+        });
+        finish(&mut driver, 10);
+    }
+    assert_eq!(
+        (failed_turns(&driver), refused),
+        (0, 1),
+        "one that did not help is none to repeat"
+    );
+    let prompt = all(&driver);
+    assert!(prompt.contains("left your context without a summary"), "{prompt}");
+    assert!(prompt.contains("mail__send {} -> t1c1r1 rrrr"), "{prompt}");
+    assert!(!prompt.contains("files__list"), "reading has changed nothing");
+    // The next summary is also of it.
+    driver.answer(says("done"));
+    for _ in 0..40 {
+        driver.pass(seconds(1));
+        if driver.purpose == Purpose::Compaction {
+            assert!(all(&driver).contains("mail__send {} -> t1c1r1"));
+            driver.answer(says("I sent the mail."));
+            break;
+        }
+        driver.answer(says(&"t".repeat(3000)));
+    }
+    let prompt = all(&driver);
+    assert!(
+        prompt.contains("I sent the mail.") && !prompt.contains("without a summary"),
+        "{prompt}"
+    );
+}
+
+#[test]
+fn of_many_calls_without_a_summary_the_newest_are_listed_and_the_others_counted() {
+    let mut driver = Driver::with_tools(middle());
+    let mut turns = 0;
+    while !all(&driver).contains("calls, not listed") {
+        if driver.purpose == Purpose::Compaction {
+            driver.answer(Answer::default());
+        }
+        work(&mut driver, &["mail__send"; 4], 10);
+        turns += 1;
+        if turns % 5 == 0 {
+            driver.answer(says(&"t".repeat(2000)));
+            driver.pass(seconds(1));
+        }
+        assert!(turns < 400, "{}", all(&driver));
+    }
+    let listed = all(&driver).matches("\n- mail__send").count();
+    assert!(listed > 5 && listed <= MOST_CALLS, "{listed}");
+}
+
+#[test]
+fn results_of_earlier_turns_leave_before_any_turn_is_summed_up() {
+    let mut driver = Driver::with_tools(Settings {
+        history_tokens: 3000,
+        ..middle()
+    });
+    let mut cleared = 0;
+    for turn in 0..200 {
+        if driver.purpose == Purpose::Compaction {
+            assert!(turn > 10 && cleared > 1, "results first: {turn}");
+            return;
+        }
+        work(&mut driver, &["files__read"], 2000);
+        let before = driver.prompt.clone();
+        driver.answer(calls("yield", r#"{"sleep": 600}"#));
+        driver.pass(seconds(600));
+        let now = driver.notes(RecordKind::ResultsCleared).len();
+        if now == cleared && driver.purpose == Purpose::Turn {
+            assert_eq!(
+                driver.prompt[..before.len()],
+                before,
+                "between, the cache reads all of it"
+            );
+        }
+        cleared = now;
+        let old = driver.engine.cleared();
+        let results = shown(&driver);
+        assert!(old == 0 || results[0].contains(MARK), "the oldest go first");
+    }
+    panic!("the text alone never became too much");
+}
+
+#[test]
+fn a_short_result_is_never_cleared() {
+    let mut driver = Driver::with_tools(Settings {
+        history_tokens: 1000,
+        ..middle()
+    });
+    for _ in 0..30 {
+        if driver.purpose == Purpose::Compaction {
+            break;
+        }
+        work(&mut driver, &["files__read"], LEAST_CLEARED_BYTES - 20);
+        driver.answer(calls("yield", r#"{"sleep": 600}"#));
+        driver.pass(seconds(600));
+    }
+    assert_eq!(driver.purpose, Purpose::Compaction);
+    assert!(!all(&driver).contains(MARK));
+}
+
+#[test]
+fn a_window_that_was_too_small_for_a_while_costs_no_results() {
+    let whole = Settings {
+        context_tokens: 100_000,
+        ..middle()
+    };
+    let mut driver = Driver::with_tools(whole.clone());
+    for _ in 0..8 {
+        work(&mut driver, &["files__read"], 4000);
+        driver.answer(calls("yield", r#"{"sleep": 60}"#));
+        driver.pass(seconds(60));
+    }
+    let before = shown(&driver).concat();
+    assert!(!before.contains(MARK));
+    driver.settings = Settings {
+        context_tokens: 10_000,
+        ..whole.clone()
+    };
+    driver.restart(2);
+    driver.answer(calls("yield", r#"{"sleep": 60}"#));
+    driver.pass(seconds(60));
+    assert!(all(&driver).contains(MARK));
+    driver.settings = whole;
+    driver.restart(3);
+    driver.answer(calls("yield", r#"{"sleep": 60}"#));
+    driver.pass(seconds(60));
+    let now = shown(&driver).concat();
+    assert!(now.starts_with(&before) && !now.contains(MARK), "all is there again");
+}
+
+#[test]
+fn a_budget_that_was_lowered_for_a_while_costs_no_results() {
+    let mut driver = Driver::with_tools(Settings {
+        context_tokens: 100_000,
+        ..middle()
+    });
+    let limit = |driver: &mut Driver, revision: u64, tokens: Option<u64>| {
+        let budget = Budget {
+            revision,
+            tokens,
+            ..Budget::default()
+        };
+        driver.feed(Input::BudgetChanged { budget });
+        driver.answer(calls("yield", r#"{"sleep": 60}"#));
+        driver.pass(seconds(60));
+    };
+    for _ in 0..8 {
+        work(&mut driver, &["files__read"], 4000);
+        driver.answer(calls("yield", r#"{"sleep": 60}"#));
+        driver.pass(seconds(60));
+    }
+    limit(&mut driver, 1, Some(15_000));
+    assert!(all(&driver).contains(MARK));
+    limit(&mut driver, 2, None);
+    assert!(!all(&driver).contains(MARK));
+}
+
+#[test]
+fn one_result_has_a_quarter_of_the_free_window_at_most_and_all_of_an_answer_fit_together() {
+    let mut driver = Driver::with_tools(middle());
+    work(&mut driver, &["files__read"], 30_000);
+    let one = shown(&driver)[0].len();
+    assert!((8_000..12_000).contains(&one), "{one}");
+    let mut driver = Driver::with_tools(middle());
+    work(&mut driver, &["files__read"; 16], 30_000);
+    let results = shown(&driver);
+    assert_eq!(results.len(), 16);
+    assert!(
+        results.iter().all(|text| text.len() > 1_500 && !text.contains(MARK)),
+        "{results:?}"
+    );
+    // A window with room leaves it to the spec.
+    let mut driver = Driver::with_tools(Settings {
+        context_tokens: 200_000,
+        ..middle()
+    });
+    work(&mut driver, &["files__read"], 30_000);
+    assert!(shown(&driver)[0].len() > 30_000);
+}
+
+#[test]
+fn a_turn_that_nothing_can_shorten_fails_with_a_kind_of_its_own_and_blames_no_notification() {
+    let mut driver = Driver::fresh(Settings {
+        context_tokens: 1300,
+        ..middle()
+    });
+    driver.offer(vec![ToolSpec {
+        description: "x".repeat(3000),
+        ..tool("files__read", ToolEffect::Read)
+    }]);
+    driver.feed(notified(super::super::notifications::Notification {
+        id: "n".into(),
+        source: "sensor/prices".into(),
+        priority: super::super::notifications::Priority::Normal,
+        text: "ACME is up".into(),
+        at: driver.now,
+    }));
+    driver.start(1);
+    for _ in 0..3 {
+        driver.next_timer();
+    }
+    assert!(
+        driver
+            .notes(RecordKind::TurnFailed)
+            .iter()
+            .all(|note| *note == "ContextExceeded")
+    );
+    let (_, failure) = driver.engine.view().last_error.unwrap();
+    assert!(
+        failure.message.contains("spec.model.contextTokens"),
+        "{}",
+        failure.message
+    );
+    assert_eq!(driver.notes(RecordKind::NotificationDropped), [""; 0]);
+}
+
+/// A server with a window and a way to count of its own.
+struct Server {
+    window: u64,
+    bytes_per_token: u64,
+    says_use: bool,
+    refused: usize,
+}
+
+impl Server {
+    fn tokens(&self, driver: &Driver) -> u64 {
+        let bytes: usize = driver
+            .prompt
+            .iter()
+            .map(|message| serde_json::to_string(&**message).unwrap().len())
+            .sum();
+        u64::try_from(bytes).unwrap() / self.bytes_per_token
+    }
+
+    /// Refuses prompts until one fits, which is answered like this.
+    fn answer(&mut self, driver: &mut Driver, answer: &Answer) {
+        for _ in 0..20 {
+            let tokens = self.tokens(driver);
+            if tokens <= self.window {
+                let answer = if driver.purpose == Purpose::Compaction {
+                    says("All is well so far.")
+                } else {
+                    answer.clone()
+                };
+                let own = driver.purpose != Purpose::Compaction;
+                driver.answer(Answer {
+                    input_tokens: self.says_use.then_some(tokens),
+                    ..answer
+                });
+                if own {
+                    return;
+                }
+            } else {
+                self.refused += 1;
+                driver.fail(FailureKind::ContextExceeded);
+                assert_eq!(failed_turns(driver), 0, "{tokens}");
+            }
+            assert!(driver.in_flight.is_some(), "the same call again");
+        }
+        panic!("it never fits");
+    }
+}
+
+#[test]
+fn a_server_that_counts_two_bytes_a_token_refuses_once_and_never_again() {
+    let mut driver = Driver::with_tools(middle());
+    let mut server = Server {
+        window: 11_000,
+        bytes_per_token: 2,
+        says_use: true,
+        refused: 0,
+    };
+    for turn in 0..60 {
+        for _ in 0..3 {
+            server.answer(&mut driver, &wants(&["files__read"]));
+            finish(&mut driver, 3000);
+        }
+        server.answer(&mut driver, &calls("yield", r#"{"sleep": 60}"#));
+        driver.pass(seconds(60));
+        assert_eq!(driver.engine.view().turns_completed, turn + 1);
+    }
+    // Its first answer says how it counts: even the first is not one too many.
+    assert_eq!((server.refused, failed_turns(&driver)), (0, 0));
+    assert!(driver.notes(RecordKind::Compacted).len() + driver.notes(RecordKind::ResultsCleared).len() > 2);
+}
+
+#[test]
+fn a_window_that_is_smaller_than_the_spec_says_costs_refused_calls_and_no_turn() {
+    for (window, bytes_per_token, says_use) in [(5000, 4, true), (5000, 4, false), (5500, 2, false), (4000, 3, true)] {
+        let mut driver = Driver::with_tools(middle());
+        let mut server = Server {
+            window,
+            bytes_per_token,
+            says_use,
+            refused: 0,
+        };
+        for turn in 0..60 {
+            for _ in 0..3 {
+                server.answer(&mut driver, &wants(&["files__read"]));
+                finish(&mut driver, 1500);
+            }
+            server.answer(&mut driver, &calls("yield", r#"{"sleep": 60}"#));
+            driver.pass(seconds(60));
+            assert_eq!(driver.engine.view().turns_completed, turn + 1);
+        }
+        assert!((1..8).contains(&server.refused), "{} of {window}", server.refused);
+        assert_eq!(driver.notes(RecordKind::NotificationDropped), [""; 0]);
+    }
+}
+
+#[test]
+fn a_call_that_the_server_refuses_as_too_long_at_any_size_fails_the_turn() {
+    let mut driver = Driver::with_tools(middle());
+    work(&mut driver, &["files__read"; 4], 4000);
+    let mut refused = 0;
+    while failed_turns(&driver) == 0 {
+        driver.fail(FailureKind::ContextExceeded);
+        refused += 1;
+        assert!(refused < 30);
+    }
+    assert_eq!(driver.notes(RecordKind::TurnFailed), ["ContextExceeded"]);
+    assert!(refused > 2, "smaller ones were tried: {refused}");
+}
+
+#[test]
+fn a_heartbeat_that_reads_too_much_goes_on_without_its_oldest_results_and_leaves_the_others_alone() {
+    let mut driver = Driver::with_tools(Settings {
+        heartbeat: Some(super::super::heartbeat::Heartbeat {
+            every: seconds(600),
+            prompt: "Is all well?".into(),
+        }),
+        ..middle()
+    });
+    work(&mut driver, &["files__read"], 4000);
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    driver.pass(seconds(600));
+    assert_eq!(driver.purpose, Purpose::Heartbeat);
+    for _ in 0..20 {
+        work(&mut driver, &["files__read"], 4000);
+        assert_eq!(driver.purpose, Purpose::Heartbeat);
+    }
+    assert!(all(&driver).contains(MARK));
+    driver.answer(says("All is well."));
+    driver.feed(Input::WakeRequested { token: "w".into() });
+    assert_eq!((driver.purpose, failed_turns(&driver)), (Purpose::Turn, 0));
+    assert!(!all(&driver).contains(MARK));
+}
+
+#[test]
+fn earlier_turns_have_history_tokens_at_most_when_a_turn_begins_and_no_fewer() {
+    let mut driver = Driver::started(Settings {
+        history_tokens: 3000,
+        ..middle()
+    });
+    let (mut fits, mut too_large) = (0, u64::MAX);
+    for _ in 0..400 {
+        let own = driver.engine.state.turn.as_ref().unwrap().messages;
+        let earlier = &driver.engine.transcript[..driver.engine.transcript.len() - own];
+        let now = sizes::size(earlier, 0);
+        if driver.purpose == Purpose::Compaction {
+            too_large = too_large.min(now);
+            driver.answer(says("Nothing new so far."));
+        } else {
+            fits = fits.max(now);
+            driver.answer(says("y"));
+        }
+        driver.pass(seconds(1));
+    }
+    assert!((2950..=3000).contains(&fits), "{fits}");
+    assert!((3001..3050).contains(&too_large), "{too_large}");
+    assert!(driver.notes(RecordKind::Compacted).len() > 2 && driver.notes(RecordKind::Trimmed).is_empty());
+}
+
+#[test]
+fn the_ratio_is_that_of_the_last_bill_between_one_and_four() {
+    let mut known = sizes::Sizes::default();
+    let settings = middle();
+    for (billed, expected) in [(2000, 500), (500, 1000), (9000, 250), (3000, 333)] {
+        known.answered(1000, billed, &settings);
+        assert_eq!(known.estimated(1000), expected);
+    }
+    known.answered(100, 100, &settings);
+    known.answered(1000, 0, &settings);
+    assert_eq!(known.estimated(1000), 333, "a small prompt and no word say nothing");
+}
+
+#[test]
+fn a_refusal_is_remembered_until_a_bill_explains_it_or_the_window_is_another() {
+    let settings = middle();
+    let room = |known: sizes::Sizes, settings: &Settings| sizes::room(settings, known, None, 0, 0).whole;
+    let mut known = sizes::Sizes::default();
+    assert_eq!(room(known, &settings), 11_000);
+    known.refuse(5000, &settings);
+    known.refuse(6000, &settings);
+    assert_eq!(room(known, &settings), 4000, "a fifth below the smallest");
+    known.answered(4000, 4400, &settings);
+    assert_eq!(room(known, &settings), 4000, "it does not explain a refusal of 5,500");
+    let mut explained = known;
+    explained.answered(4000, 12_000, &settings);
+    assert_eq!(room(explained, &settings), 11_000 / 3);
+    let larger = Settings {
+        context_tokens: 24_000,
+        ..settings
+    };
+    assert!(room(known, &larger) > 20_000);
+}

@@ -1,0 +1,121 @@
+//! Answers the kubelet's probes: whether the loop of this pod still turns.
+//!
+//! Listens on an abstract socket, which only processes of this pod can reach and which needs no file: strangers cannot take
+//! the probe's place in a queue, as they could at the port of a webhook.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
+
+/// A loop that did not turn for so long hangs; its own waits are a few seconds.
+const HANGS: Duration = Duration::from_mins(1);
+/// Longest time for one question.
+const QUESTION: Duration = Duration::from_secs(1);
+
+/// When the loop last turned.
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    begun: Instant,
+    /// Milliseconds from `begun`.
+    beat: Arc<AtomicU64>,
+}
+
+impl Default for Pulse {
+    fn default() -> Self {
+        Self {
+            begun: Instant::now(),
+            beat: Arc::default(),
+        }
+    }
+}
+
+impl Pulse {
+    /// The loop turns.
+    pub fn beat(&self) {
+        self.beat.store(self.now(), Ordering::Relaxed);
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn is_alive(&self) -> bool {
+        let since = self.now().saturating_sub(self.beat.load(Ordering::Relaxed));
+        Duration::from_millis(since) < HANGS
+    }
+}
+
+/// Listens on the abstract socket of this name.
+pub fn listen(name: &str) -> std::io::Result<UnixListener> {
+    let address = SocketAddr::from_abstract_name(name)?;
+    let listener = std::os::unix::net::UnixListener::bind_addr(&address)?;
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
+/// Answers until it is dropped.
+pub async fn serve(listener: UnixListener, pulse: Pulse) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => drop(timeout(QUESTION, answer(stream, &pulse)).await),
+            Err(error) => {
+                tracing::debug!(%error, "a probe could not be taken");
+                tokio::time::sleep(QUESTION).await;
+            }
+        }
+    }
+}
+
+async fn answer(mut stream: UnixStream, pulse: &Pulse) -> std::io::Result<()> {
+    // The one question there is fits into one read.
+    let _ = stream.read(&mut [0; 1024]).await?;
+    let status = if pulse.is_alive() {
+        "200 OK"
+    } else {
+        "503 Service Unavailable"
+    };
+    let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    stream.write_all(answer.as_bytes()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn ask(name: &str) -> String {
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let stream = std::os::unix::net::UnixStream::connect_addr(&address).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut stream = UnixStream::from_std(stream).unwrap();
+        stream.write_all(b"GET /v1/healthz HTTP/1.1\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer.lines().next().unwrap().to_owned()
+    }
+
+    #[tokio::test]
+    async fn a_loop_that_turns_is_alive_and_one_that_stood_for_a_minute_is_not() {
+        let name = format!("agentloop-health-test-{}", std::process::id());
+        let hour = Duration::from_hours(1);
+        let pulse = Pulse {
+            begun: Instant::now().checked_sub(hour).unwrap(),
+            ..Pulse::default()
+        };
+        let server = tokio::spawn(serve(listen(&name).unwrap(), pulse.clone()));
+        assert_eq!(ask(&name).await, "HTTP/1.1 503 Service Unavailable");
+        pulse.beat();
+        assert_eq!(ask(&name).await, "HTTP/1.1 200 OK");
+        let before = |age: Duration| u64::try_from(hour.abs_diff(age).as_millis()).unwrap();
+        pulse.beat.store(before(Duration::from_secs(40)), Ordering::Relaxed);
+        assert_eq!(ask(&name).await, "HTTP/1.1 200 OK");
+        pulse.beat.store(before(HANGS), Ordering::Relaxed);
+        assert_eq!(ask(&name).await, "HTTP/1.1 503 Service Unavailable");
+        server.abort();
+    }
+}

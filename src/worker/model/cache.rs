@@ -1,0 +1,241 @@
+//! How long a provider is asked to keep a prompt in its cache.
+//!
+//! Pure: owns the rule of `spec.model.promptCache`, and remembers the calls that `Auto` reckons from. Writes no request.
+//!
+//! A write to the cache costs more than plain input, a read much less. Which lifetime pays depends on the pauses between
+//! calls: five minutes serve a loop that turns all the time, an hour serves one that wakes every ten minutes, and neither
+//! serves one that wakes every two hours for a single call.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::api::agent::{Model, PromptCache};
+
+/// Calls that `Auto` looks back on.
+const CALLS: usize = 32;
+/// A lifetime replaces the present one when it would have been cheaper by this share: each change costs a write.
+const GAIN: f64 = 0.1;
+
+/// How long a server keeps what it is asked to keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// Five minutes after the last use.
+    FiveMinutes,
+    /// An hour after the last use.
+    OneHour,
+}
+
+impl Lifetime {
+    /// A little less than the provider promises: a request takes time to arrive.
+    fn lasts(self) -> Duration {
+        match self {
+            Self::FiveMinutes => Duration::from_secs(290),
+            Self::OneHour => Duration::from_secs(3_570),
+        }
+    }
+}
+
+/// Prices as multiples of plain input.
+#[derive(Clone, Copy, Debug)]
+struct Prices {
+    read: f64,
+    write: f64,
+    write_hour: f64,
+}
+
+/// One call of the conversation.
+#[derive(Clone, Copy, Debug)]
+struct Past {
+    /// Time since the call before it.
+    pause: Duration,
+    /// Bytes that the call before it had sent already.
+    old: f64,
+    /// Bytes that came with it.
+    new: f64,
+}
+
+/// The rule for one model.
+#[derive(Debug)]
+pub struct Policy {
+    mode: PromptCache,
+    prices: Prices,
+    past: VecDeque<Past>,
+    last: Option<(Instant, usize)>,
+    present: Option<Lifetime>,
+}
+
+impl Policy {
+    /// The rule of this model. Until two calls were made, `Auto` means five minutes.
+    #[must_use]
+    pub fn new(model: &Model) -> Self {
+        Self {
+            mode: model.prompt_cache,
+            prices: Prices::of(model),
+            past: VecDeque::new(),
+            last: None,
+            present: Some(Lifetime::FiveMinutes),
+        }
+    }
+
+    /// How long the server is asked to keep the prompt of a call that is made now with so many bytes; `None`: it is not
+    /// asked to.
+    pub fn next(&mut self, now: Instant, bytes: usize) -> Option<Lifetime> {
+        if let Some((before, sent)) = self.last.replace((now, bytes)) {
+            if self.past.len() == CALLS {
+                self.past.pop_front();
+            }
+            self.past.push_back(Past {
+                pause: now.saturating_duration_since(before),
+                old: size(sent.min(bytes)),
+                new: size(bytes.saturating_sub(sent)),
+            });
+        }
+        match self.mode {
+            PromptCache::Disabled => None,
+            PromptCache::FiveMinutes => Some(Lifetime::FiveMinutes),
+            PromptCache::OneHour => Some(Lifetime::OneHour),
+            PromptCache::Auto => {
+                self.reckon();
+                self.present
+            }
+        }
+    }
+
+    /// The lifetime of a call that shares no prompt with another one, such as a pre-check: only what the spec says itself.
+    #[must_use]
+    pub fn of_single_calls(model: &Model) -> Option<Lifetime> {
+        match model.prompt_cache {
+            PromptCache::Auto | PromptCache::Disabled => None,
+            PromptCache::FiveMinutes => Some(Lifetime::FiveMinutes),
+            PromptCache::OneHour => Some(Lifetime::OneHour),
+        }
+    }
+
+    fn reckon(&mut self) {
+        for other in [None, Some(Lifetime::FiveMinutes), Some(Lifetime::OneHour)] {
+            if self.cost(other) < self.cost(self.present) * (1.0 - GAIN) {
+                self.present = other;
+            }
+        }
+    }
+
+    /// What the past calls would have cost with this lifetime.
+    fn cost(&self, lifetime: Option<Lifetime>) -> f64 {
+        let cost = |call: &Past| {
+            let Some(lifetime) = lifetime else {
+                return call.old + call.new;
+            };
+            let write = match lifetime {
+                Lifetime::FiveMinutes => self.prices.write,
+                Lifetime::OneHour => self.prices.write_hour,
+            };
+            let old = if call.pause <= lifetime.lasts() {
+                self.prices.read
+            } else {
+                write
+            };
+            call.old * old + call.new * write
+        };
+        self.past.iter().map(cost).sum()
+    }
+}
+
+impl Prices {
+    /// What the spec says, and else what Anthropic asks: 0.1, 1.25 and 2 times plain input.
+    fn of(model: &Model) -> Self {
+        let decimal = |text: &String| text.parse::<f64>().ok();
+        let price = model.price.as_ref();
+        let input = price
+            .and_then(|price| decimal(&price.input_per_million))
+            .filter(|input| *input > 0.0);
+        let ratio = |said: Option<&String>, usual: f64| match (said.and_then(decimal), input) {
+            (Some(said), Some(input)) => said / input,
+            _ => usual,
+        };
+        Self {
+            read: ratio(price.and_then(|price| price.cache_read_per_million.as_ref()), 0.1),
+            write: ratio(price.and_then(|price| price.cache_write_per_million.as_ref()), 1.25),
+            write_hour: ratio(price.and_then(|price| price.cache_write_1h_per_million.as_ref()), 2.0),
+        }
+    }
+}
+
+/// Exact far beyond the size of any request.
+fn size(bytes: usize) -> f64 {
+    f64::from(u32::try_from(bytes).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn model(more: &Value) -> Model {
+        let mut model = json!({"api": "AnthropicMessages", "name": "m", "baseURL": "http://m"});
+        model.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(model).unwrap()
+    }
+
+    /// What the last of many wakes asks for: so many calls each, at their start, seconds apart.
+    fn settles(model: &Model, every: Duration, calls: u32) -> Option<Lifetime> {
+        let mut policy = Policy::new(model);
+        let (mut now, mut bytes, mut said) = (Instant::now(), 100_000, None);
+        for _ in 0..40 {
+            for call in 0..calls {
+                bytes += 2_000;
+                said = policy.next(now + Duration::from_secs(5) * call, bytes);
+            }
+            now += every;
+        }
+        said
+    }
+
+    #[rstest]
+    #[case::it_turns_all_the_time(60, 3, Some(Lifetime::FiveMinutes))]
+    #[case::just_within_five_minutes(280, 1, Some(Lifetime::FiveMinutes))]
+    #[case::every_ten_minutes(600, 3, Some(Lifetime::OneHour))]
+    #[case::every_ten_minutes_one_call(600, 1, Some(Lifetime::OneHour))]
+    #[case::every_two_hours_a_few_calls(7_200, 4, Some(Lifetime::FiveMinutes))]
+    #[case::every_two_hours_one_call(7_200, 1, None)]
+    fn auto_settles_on_what_would_have_cost_least(
+        #[case] every: u64,
+        #[case] calls: u32,
+        #[case] expected: Option<Lifetime>,
+    ) {
+        assert_eq!(settles(&model(&json!({})), Duration::from_secs(every), calls), expected);
+    }
+
+    #[test]
+    fn auto_heeds_the_prices_of_the_spec() {
+        // An hour costs no more than five minutes here, and there reads cost as much as plain input.
+        let cheap =
+            json!({"price": {"inputPerMillion": "3", "outputPerMillion": "15", "cacheWrite1hPerMillion": "3.75"}});
+        assert_eq!(
+            settles(&model(&cheap), Duration::from_mins(10), 1),
+            Some(Lifetime::OneHour)
+        );
+        let dear = json!({"price": {"inputPerMillion": "3", "outputPerMillion": "15", "cacheReadPerMillion": "3"}});
+        assert_eq!(settles(&model(&dear), Duration::from_mins(10), 1), None);
+    }
+
+    #[test]
+    fn the_first_call_asks_for_five_minutes_and_what_the_spec_says_is_not_reckoned() {
+        let now = Instant::now();
+        assert_eq!(
+            Policy::new(&model(&json!({}))).next(now, 10),
+            Some(Lifetime::FiveMinutes)
+        );
+        for (said, expected) in [
+            ("Disabled", None),
+            ("FiveMinutes", Some(Lifetime::FiveMinutes)),
+            ("OneHour", Some(Lifetime::OneHour)),
+        ] {
+            let model = model(&json!({"promptCache": said}));
+            assert_eq!(settles(&model, Duration::from_mins(1), 2), expected);
+            assert_eq!(Policy::of_single_calls(&model), expected);
+        }
+        assert_eq!(Policy::of_single_calls(&model(&json!({}))), None);
+    }
+}

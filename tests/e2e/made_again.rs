@@ -1,0 +1,37 @@
+//! An Agent that is deleted and applied again, as GitOps tools do: its new life has a journal of its own, and keeps it.
+
+use serde_json::{Value, json};
+
+use super::agents::{Agent, manifest, script, scripted};
+use super::cluster::{Namespace, shared};
+
+#[test]
+fn an_agent_deleted_and_applied_twenty_times_in_a_row_starts_with_an_empty_journal_and_keeps_it() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "again");
+    let kubectl = &namespace.kubectl;
+    kubectl.apply(&script("turns", &json!({"turns": [{"text": "nothing new"}]})));
+    let manifest = manifest("coast", &scripted("turns"), &json!({}));
+    kubectl.apply(&manifest);
+    let first = Agent::named(&namespace, "coast").until_turns(1, 60);
+    for _ in 0..20 {
+        kubectl.ok(&["delete", "agents.agentloop.dev", "coast", "--wait=false"]);
+        kubectl.apply(&manifest);
+    }
+    let agent = Agent::named(&namespace, "coast");
+    let life = agent.object();
+    assert_ne!(life["metadata"]["uid"], first["metadata"]["uid"]);
+    let claim = || kubectl.get("persistentvolumeclaims", "coast-state").unwrap();
+    let owner = |claim: &Value| claim["metadata"]["ownerReferences"][0]["uid"].clone();
+    let pod = agent.until_pod(None, 90);
+    assert_eq!(owner(&pod), life["metadata"]["uid"]);
+    let before = claim();
+    assert_eq!(owner(&before), life["metadata"]["uid"]);
+    // The next pod finds the claim, and the journal in it.
+    let begun = agent.until_turns(1, 60);
+    let turns = begun["status"]["usage"]["turns"].as_i64().unwrap();
+    kubectl.ok(&["delete", "pod", "coast", "--wait=false"]);
+    agent.until_pod(Some(&pod), 90);
+    agent.until_turns(turns + 1, 60);
+    assert_eq!(claim()["metadata"]["uid"], before["metadata"]["uid"]);
+}

@@ -1,0 +1,342 @@
+//! The admission policies and rights of the controller's own account, on a real API server: what it does is allowed, and
+//! what somebody with its token might try is not.
+
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::render::{Rendered, render};
+use crate::support::clusters;
+use crate::support::kubectl::Kubectl;
+
+const SOON: Duration = Duration::from_mins(1);
+const ACCOUNT: &str = "system:serviceaccount:agentloop-system:agentloop";
+const HOME: &str = "agentloop-system";
+/// One fence at a time: they have the same names.
+static ONE: Mutex<()> = Mutex::new(());
+const MANAGED: &str = "app.kubernetes.io/managed-by";
+
+/// The chart's rights and policies of the controller, installed.
+struct Fence {
+    cluster: Kubectl,
+    objects: Vec<Value>,
+    /// A namespace with Agents.
+    tenant: String,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Fence {
+    fn install() -> Option<Self> {
+        let Rendered(mut objects) = render(&[])?.unwrap();
+        let cluster = Kubectl::new(&clusters::control_plane()?, "");
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let tenant = format!("fence-{}", jiff::Timestamp::now().as_millisecond());
+        objects.retain(|object| {
+            let (kind, name) = (
+                object["kind"].as_str().unwrap(),
+                object["metadata"]["name"].as_str().unwrap(),
+            );
+            let role =
+                ["Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"].contains(&kind) && name == "agentloop";
+            role || kind.starts_with("ValidatingAdmissionPolicy") && name.starts_with("agentloop-controller")
+        });
+        for name in [HOME, &tenant] {
+            cluster.apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}).to_string());
+        }
+        for object in &objects {
+            cluster.apply(&object.to_string());
+        }
+        let account = object("ServiceAccount", "agentloop-agent", &tenant, "agentloop-controller");
+        cluster.apply(&account.to_string());
+        Some(Self {
+            cluster,
+            objects,
+            tenant,
+            _one: one,
+        })
+    }
+
+    /// What the API server says to the controller's account: empty when it is allowed.
+    fn says(&self, args: &[&str], input: &Value) -> String {
+        let mut command: Command = self.cluster.command(args);
+        command.args([
+            "--as",
+            ACCOUNT,
+            "--as-group",
+            "system:serviceaccounts",
+            "--dry-run=server",
+        ]);
+        let directory = tempfile::tempdir().unwrap();
+        if !input.is_null() {
+            let file = directory.path().join("object.json");
+            std::fs::write(&file, input.to_string()).unwrap();
+            command.arg("-f").arg(file);
+        }
+        let ended = command.output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.success() || said.contains("orbidden"), "{args:?}: {said}");
+        if ended.status.success() { String::new() } else { said }
+    }
+
+    fn applies(&self, object: &Value) -> String {
+        self.says(&["apply", "--server-side", "--force-conflicts"], object)
+    }
+
+    fn creates(&self, object: &Value) -> String {
+        self.says(&["create"], object)
+    }
+
+    /// An object in the namespace with Agents, labelled as the controller's.
+    fn ours(&self, kind: &str, name: &str) -> Value {
+        object(kind, name, &self.tenant, "agentloop-controller")
+    }
+
+    fn pod(&self, spec: Value) -> Value {
+        let mut pod = self.ours("Pod", "x");
+        pod["spec"] = spec;
+        pod
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "it is written in place")]
+    fn set(&self, spec: Value) -> Value {
+        let mut set = self.ours("StatefulSet", "x-sensor");
+        set["apiVersion"] = json!("apps/v1");
+        let labels = json!({"a": "b"});
+        set["spec"] = json!({
+            "selector": {"matchLabels": labels}, "serviceName": "x",
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        });
+        set
+    }
+}
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        for object in &self.objects {
+            let (kind, name) = (
+                object["kind"].as_str().unwrap(),
+                object["metadata"]["name"].as_str().unwrap(),
+            );
+            let cluster = self
+                .cluster
+                .in_namespace(object["metadata"]["namespace"].as_str().unwrap_or(""));
+            cluster.run(&["delete", kind, name, "--wait=false"]);
+        }
+        self.cluster.run(&["delete", "namespace", &self.tenant, "--wait=false"]);
+    }
+}
+
+fn object(kind: &str, name: &str, namespace: &str, managed: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": namespace, "labels": {MANAGED: managed}}})
+}
+
+/// The spec of a pod like those of Agents.
+fn pod_spec() -> Value {
+    let context = json!({"runAsNonRoot": true, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+    json!({
+        "serviceAccountName": "agentloop-agent",
+        "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+        "initContainers": [{"name": "gateway", "image": "localhost/agentloop:0.1.0", "restartPolicy": "Always", "securityContext": context}],
+        "containers": [{"name": "worker", "image": "localhost/agentloop:0.1.0", "securityContext": context}],
+        "volumes": [{"name": "socket", "emptyDir": {"medium": "Memory"}}],
+    })
+}
+
+/// What is changed in a pod, and the words of its refusal.
+fn worse_pods() -> Vec<(&'static str, Value, &'static str)> {
+    vec![
+        (
+            "/serviceAccountName",
+            json!("default"),
+            "have the service account agentloop-agent",
+        ),
+        ("/hostNetwork", json!(true), "share nothing with their node"),
+        ("/hostPID", json!(true), "share nothing with their node"),
+        ("/hostIPC", json!(true), "share nothing with their node"),
+        (
+            "/volumes",
+            json!([{"name": "node", "hostPath": {"path": "/"}}]),
+            "have no hostPath",
+        ),
+        ("/securityContext/runAsNonRoot", json!(false), "are restricted"),
+        (
+            "/initContainers/0/securityContext/allowPrivilegeEscalation",
+            json!(true),
+            "are restricted",
+        ),
+        (
+            "/containers/0/securityContext/capabilities/add",
+            json!(["NET_ADMIN"]),
+            "are restricted",
+        ),
+        (
+            "/containers/0/securityContext/capabilities/drop",
+            json!([]),
+            "are restricted",
+        ),
+        ("/containers/0/image", json!("docker.io/other:1"), "run its own image"),
+        (
+            "/initContainers/0/image",
+            json!("localhost/agentloop-not:1"),
+            "run its own image",
+        ),
+    ]
+}
+
+/// Sets a field, which may be absent.
+fn with(mut spec: Value, path: &str, value: Value) -> Value {
+    let (parent, key) = path.rsplit_once('/').unwrap();
+    spec.pointer_mut(parent).unwrap()[key] = value;
+    spec
+}
+
+#[test]
+fn the_controllers_account_writes_its_own_objects_and_restricted_pods_only() {
+    let Some(fence) = Fence::install() else { return };
+    // The server takes a moment to know policies and roles; nothing says when it does.
+    let start = Instant::now();
+    while !fence
+        .creates(&fence.pod(with(pod_spec(), "/hostPID", json!(true))))
+        .contains("share nothing")
+        || !fence.applies(&fence.ours("ConfigMap", "agentloop-link-ca")).is_empty()
+    {
+        assert!(start.elapsed() < SOON, "the policies never hold");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let refused = |said: String, words: &str| assert!(said.contains(words), "«{words}»: {said}");
+
+    assert_eq!(fence.creates(&fence.pod(pod_spec())), "");
+    assert_eq!(fence.creates(&fence.set(pod_spec())), "");
+    for (path, value, words) in worse_pods() {
+        let spec = with(pod_spec(), path, value);
+        refused(fence.creates(&fence.pod(spec.clone())), words);
+        refused(fence.creates(&fence.set(spec)), words);
+    }
+
+    // By name, as RBAC can say it of what is applied.
+    for (kind, name) in [
+        ("ServiceAccount", "agentloop-agent"),
+        ("ServiceAccount", "agentloop-sensor"),
+    ] {
+        assert_eq!(fence.applies(&fence.ours(kind, name)), "");
+    }
+    refused(
+        fence.applies(&fence.ours("ConfigMap", "coredns")),
+        "cannot patch resource",
+    );
+    refused(
+        fence.applies(&fence.ours("ServiceAccount", "default")),
+        "cannot patch resource",
+    );
+    refused(
+        fence.creates(&fence.ours("ConfigMap", "other")),
+        "cannot create resource",
+    );
+    assert_eq!(fence.creates(&object("Secret", "agentloop-link-ca", HOME, "x")), "");
+    refused(
+        fence.creates(&object("Secret", "token", HOME, "x")),
+        "writes no Secret but agentloop-link-ca",
+    );
+
+    // Not where the cluster's own things are, not without the label, and nothing of others.
+    let elsewhere = object("ConfigMap", "agentloop-link-ca", "kube-system", "agentloop-controller");
+    refused(fence.applies(&elsewhere), "writes nothing in the namespaces kube-*");
+    let mut unlabelled = fence.ours("Service", "web");
+    unlabelled["spec"] = json!({"ports": [{"port": 80}]});
+    assert_eq!(fence.creates(&unlabelled), "");
+    unlabelled["metadata"]["labels"] = json!({MANAGED: "Helm"});
+    refused(
+        fence.creates(&unlabelled),
+        "has the label app.kubernetes.io/managed-by=agentloop-controller",
+    );
+    fence.cluster.apply(&unlabelled.to_string());
+    let words = "changes and deletes only what has the label";
+    refused(
+        fence.says(&["delete", "service", "web", "-n", &fence.tenant], &Value::Null),
+        words,
+    );
+    let take = format!("{MANAGED}=agentloop-controller");
+    let label = ["label", "--overwrite", "service", "web", "-n", &fence.tenant, &take];
+    refused(fence.says(&label, &Value::Null), words);
+}
+
+#[test]
+fn the_leader_labels_its_own_pod_and_changes_nothing_else_of_it() {
+    let Some(fence) = Fence::install() else { return };
+    let mut own = object("Pod", "fence-own", HOME, "Helm");
+    for (key, value) in [
+        ("name", "agentloop"),
+        ("instance", "agentloop"),
+        ("component", "controller"),
+    ] {
+        own["metadata"]["labels"][format!("app.kubernetes.io/{key}")] = json!(value);
+    }
+    own["spec"] = with(pod_spec(), "/serviceAccountName", json!("fence-own"));
+    let account = object("ServiceAccount", "fence-own", HOME, "Helm");
+    let mut other = own.clone();
+    other["metadata"]["name"] = json!("fence-other");
+    other["metadata"]["labels"] = json!({});
+    for object in [&account, &own, &other] {
+        fence.cluster.apply(&object.to_string());
+    }
+    let start = Instant::now();
+    let label = |pod: &str| {
+        fence.says(
+            &["label", "pod", pod, "-n", HOME, "agentloop.dev/leader=true"],
+            &Value::Null,
+        )
+    };
+    while !label("fence-other").contains("has the label app.kubernetes.io/managed-by") || !label("fence-own").is_empty()
+    {
+        assert!(start.elapsed() < SOON, "{}{}", label("fence-other"), label("fence-own"));
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let image = r#"{"spec":{"containers":[{"name":"worker","image":"docker.io/other:1"}]}}"#;
+    let said = fence.says(&["patch", "pod", "fence-own", "-n", HOME, "-p", image], &Value::Null);
+    assert!(
+        said.contains("run its own image") || said.contains("service account"),
+        "{said}"
+    );
+    let said = fence.says(&["delete", "pod", "fence-own", "-n", HOME], &Value::Null);
+    assert!(said.contains("changes and deletes only what has the label"), "{said}");
+    for pod in ["fence-own", "fence-other"] {
+        fence
+            .cluster
+            .run(&["delete", "pod", pod, "-n", HOME, "--grace-period=0", "--force"]);
+    }
+    fence
+        .cluster
+        .run(&["delete", "serviceaccount", "fence-own", "-n", HOME]);
+}
+
+#[test]
+fn the_api_server_finds_nothing_wrong_with_the_expressions() {
+    let Some(fence) = Fence::install() else { return };
+    for kind in ["objects", "pods", "statefulsets"] {
+        let name = format!("agentloop-controller-{kind}");
+        let warnings = fence
+            .cluster
+            .until("checked", 60, "validatingadmissionpolicy", &name, |policy| {
+                let checked = policy["status"].get("typeChecking")?;
+                Some(checked["expressionWarnings"].clone())
+            });
+        assert_eq!(warnings, Value::Null, "{name}");
+    }
+}
+
+#[test]
+fn images_of_sidecars_are_named_and_the_policies_can_be_left_out() {
+    let Some(rendered) = render(&["rbac.sidecarImages={docker.io/istio/}"]) else {
+        return;
+    };
+    let objects = rendered.unwrap();
+    let policy = objects
+        .one("ValidatingAdmissionPolicy", "agentloop-controller-pods")
+        .to_string();
+    assert!(policy.contains("c.image.startsWith('docker.io/istio/')"), "{policy}");
+    let without = render(&["rbac.controllerPolicy=false"]).unwrap().unwrap();
+    assert!(!without.has("ValidatingAdmissionPolicy", "agentloop-controller-pods"));
+    assert!(!without.has("ValidatingAdmissionPolicyBinding", "agentloop-controller-objects"));
+}

@@ -1,0 +1,402 @@
+//! Servers that check a conversation as real ones do: roles, ids, calls with their results, fields, and above all that
+//! what the model thought comes back as it was.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use rstest::rstest;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::loops::{Cell, Way};
+
+/// Answers with calls of a tool before the one that ends the turn.
+const ROUNDS: usize = 3;
+
+/// Whose checks a server makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Thinking blocks and their signatures, in their places.
+    Claude,
+    /// `reasoning_content` in each message with tool calls, also where it is empty.
+    DeepSeek,
+    /// A signature on the first call of each answer.
+    Gemini,
+    /// Ids of nine letters and digits, and no user after a tool.
+    Mistral,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    answered: usize,
+    refused: Option<String>,
+    bodies: Vec<Value>,
+}
+
+#[derive(Clone)]
+struct Strict {
+    kind: Kind,
+    seen: Arc<watch::Sender<Seen>>,
+}
+
+impl Strict {
+    async fn start(kind: Kind) -> (Self, SocketAddr) {
+        let strict = Self {
+            kind,
+            seen: Arc::default(),
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().fallback(respond).with_state(strict.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        (strict, address)
+    }
+
+    /// What was seen once the turn is over, or at the first request that was refused.
+    async fn judged(&self) -> Seen {
+        let mut seen = self.seen.subscribe();
+        let over = seen.wait_for(|seen| seen.answered > ROUNDS || seen.refused.is_some());
+        let over = tokio::time::timeout(Duration::from_secs(30), over).await;
+        over.expect("the turn did not end").unwrap().clone()
+    }
+}
+
+/// What the model thought before its answer. Nothing before the second: some servers say so with an empty text.
+fn thought(round: usize) -> String {
+    if round == 1 {
+        String::new()
+    } else {
+        format!("thought {round}")
+    }
+}
+
+fn signature(round: usize) -> String {
+    format!("c2lnbmF0dXJl{round}")
+}
+
+/// Each answer has the same ids, as some servers give them.
+fn calls(round: usize) -> Vec<(String, &'static str, Value)> {
+    if round < ROUNDS {
+        ["a.1", "a_1"]
+            .map(|id| (id.to_owned(), "look", json!({"at": round})))
+            .to_vec()
+    } else {
+        vec![("a.1".into(), "yield", json!({"sleep": 3600}))]
+    }
+}
+
+async fn respond(State(strict): State<Strict>, body: String) -> Response {
+    let body: Value = serde_json::from_str(&body).unwrap();
+    let round = strict.seen.borrow().answered;
+    let judged = match strict.kind {
+        Kind::Claude => judge_messages(&body),
+        Kind::DeepSeek | Kind::Gemini | Kind::Mistral => judge_chat(strict.kind, &body),
+    };
+    strict.seen.send_modify(|seen| {
+        seen.bodies.push(body.clone());
+        match &judged {
+            Ok(()) => seen.answered += 1,
+            Err(why) => seen.refused = seen.refused.take().or(Some(why.clone())),
+        }
+    });
+    if let Err(message) = judged {
+        let error = json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}});
+        return (StatusCode::BAD_REQUEST, axum::Json(error)).into_response();
+    }
+    let streamed = body["stream"] == true;
+    let text = match (strict.kind, streamed) {
+        (Kind::Claude, false) => claude(round).to_string(),
+        (Kind::Claude, true) => claude_stream(round),
+        (kind, false) => chat(kind, round).to_string(),
+        (kind, true) => chat_stream(kind, round),
+    };
+    let kind = if streamed {
+        "text/event-stream"
+    } else {
+        "application/json"
+    };
+    ([(CONTENT_TYPE, kind)], text).into_response()
+}
+
+fn check(holds: bool, message: impl Into<String>) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(message.into()) }
+}
+
+fn known_fields(body: &Value, known: &[&str]) -> Result<(), String> {
+    let unknown = body
+        .as_object()
+        .unwrap()
+        .keys()
+        .find(|name| !known.contains(&name.as_str()));
+    unknown.map_or(Ok(()), |name| Err(format!("{name}: extra inputs are not permitted")))
+}
+
+fn array(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// Ids of one answer's calls: new, and well formed.
+fn fresh(used: &mut Vec<String>, ids: &[String], nine: bool) -> Result<(), String> {
+    for id in ids {
+        let letters = id
+            .bytes()
+            .all(|letter| letter.is_ascii_alphanumeric() || b"_-".contains(&letter));
+        check(letters && (1..=40).contains(&id.len()), format!("{id}: not an id"))?;
+        let is_nine = id.len() == 9 && id.bytes().all(|letter| letter.is_ascii_alphanumeric());
+        check(
+            !nine || is_nine,
+            format!("{id} must be a-z, A-Z, 0-9, with a length of 9"),
+        )?;
+        check(!used.contains(id), format!("{id}: ids must be unique"))?;
+        used.push(id.clone());
+    }
+    Ok(())
+}
+
+fn texts(values: impl Iterator<Item = Value>) -> Vec<String> {
+    values
+        .map(|value| value.as_str().unwrap_or_default().to_owned())
+        .collect()
+}
+
+fn judge_messages(body: &Value) -> Result<(), String> {
+    known_fields(
+        body,
+        &[
+            "model",
+            "max_tokens",
+            "messages",
+            "stream",
+            "system",
+            "thinking",
+            "tools",
+        ],
+    )?;
+    let budget = body["thinking"]["budget_tokens"].as_u64().unwrap_or(0);
+    check(budget >= 1024, "thinking.budget_tokens must be at least 1024")?;
+    check(
+        budget < body["max_tokens"].as_u64().unwrap(),
+        "max_tokens must be greater than the budget",
+    )?;
+    check(
+        body.to_string().matches("cache_control").count() <= 4,
+        "at most 4 blocks with cache_control",
+    )?;
+    let (mut used, mut open, mut round) = (Vec::new(), Vec::new(), 0);
+    for (place, message) in array(&body["messages"]).iter().enumerate() {
+        let role = if place.is_multiple_of(2) { "user" } else { "assistant" };
+        check(message["role"] == role, "roles must alternate")?;
+        let blocks = array(&message["content"]);
+        let of = |kind: &'static str| blocks.iter().filter(move |block| block["type"] == kind);
+        if role == "user" {
+            let results = texts(of("tool_result").map(|block| block["tool_use_id"].clone()));
+            check(results == open, "tool_use without its tool_result")?;
+            let after = blocks.iter().skip_while(|block| block["type"] != "tool_result");
+            check(
+                after.clone().all(|block| block["type"] == "tool_result"),
+                "text after tool_result",
+            )?;
+            open.clear();
+            continue;
+        }
+        let (mut first, second) = (blocks[0].clone(), &blocks[1]);
+        let mut expected = claude(round)["content"][0].clone();
+        for block in [&mut first, &mut expected] {
+            block.as_object_mut().unwrap().remove("cache_control");
+        }
+        check(first == expected, "Expected `thinking` as it was, with its signature")?;
+        check(second["type"] == "tool_use", "blocks must be in their order")?;
+        open = texts(of("tool_use").map(|block| block["id"].clone()));
+        fresh(&mut used, &open, false)?;
+        round += 1;
+    }
+    check(open.is_empty(), "the last message must be the user's")
+}
+
+fn judge_chat(kind: Kind, body: &Value) -> Result<(), String> {
+    known_fields(
+        body,
+        &[
+            "model",
+            "max_tokens",
+            "messages",
+            "stream",
+            "stream_options",
+            "tools",
+            "reasoning_effort",
+        ],
+    )?;
+    let (mut used, mut open, mut round) = (Vec::new(), Vec::new(), 0);
+    let mut before = "";
+    for message in array(&body["messages"]) {
+        let role = message["role"].as_str().unwrap();
+        match role {
+            "tool" => {
+                let id = message["tool_call_id"].as_str().unwrap().to_owned();
+                check(open.first() == Some(&id), "a result without its call")?;
+                open.remove(0);
+            }
+            _ => check(open.is_empty(), "a call without its result")?,
+        }
+        check(role != before || role == "tool", "roles must alternate")?;
+        if kind == Kind::Mistral {
+            check(
+                (before, role) != ("tool", "user"),
+                "Unexpected role 'user' after role 'tool'",
+            )?;
+        }
+        before = role;
+        if role != "assistant" {
+            continue;
+        }
+        let wanted = array(&message["tool_calls"]);
+        open = texts(wanted.iter().map(|call| call["id"].clone()));
+        fresh(&mut used, &open, kind == Kind::Mistral)?;
+        let extra = |place: usize| wanted[place].get("extra_content").cloned();
+        match kind {
+            Kind::DeepSeek => check(
+                message["reasoning_content"] == json!(thought(round)),
+                "The `reasoning_content` in the thinking mode must be passed back to the API.",
+            )?,
+            Kind::Gemini => {
+                let signed = json!({"google": {"thought_signature": signature(round)}});
+                check(extra(0) == Some(signed), "Function call is missing a thought_signature")?;
+                check(extra(1).is_none(), "a signature where none was")?;
+            }
+            Kind::Mistral | Kind::Claude => {}
+        }
+        let known = ["role", "content", "tool_calls"];
+        let own = (kind == Kind::DeepSeek).then_some("reasoning_content");
+        known_fields(message, &known.into_iter().chain(own).collect::<Vec<_>>())?;
+        round += 1;
+    }
+    Ok(())
+}
+
+fn claude(round: usize) -> Value {
+    let thinking = if round == 1 {
+        json!({"type": "redacted_thinking", "data": signature(round)})
+    } else {
+        json!({"type": "thinking", "thinking": thought(round), "signature": signature(round)})
+    };
+    let calls = calls(round)
+        .into_iter()
+        .map(|(id, name, input)| json!({"type": "tool_use", "id": id, "name": name, "input": input}));
+    let content: Vec<Value> = std::iter::once(thinking).chain(calls).collect();
+    json!({"type": "message", "role": "assistant", "content": content, "stop_reason": "tool_use",
+        "usage": {"input_tokens": 900, "output_tokens": 90}})
+}
+
+fn claude_stream(round: usize) -> String {
+    let whole = claude(round);
+    let mut events = vec![json!({"type": "message_start", "message": {"content": [], "usage": whole["usage"]}})];
+    for (index, block) in array(&whole["content"]).iter().enumerate() {
+        let mut begin = block.clone();
+        let mut deltas = Vec::new();
+        match block["type"].as_str().unwrap() {
+            "thinking" => {
+                begin = json!({"type": "thinking", "thinking": "", "signature": ""});
+                let (one, two) = block["thinking"].as_str().unwrap().split_at(3);
+                deltas.extend([one, two].map(|piece| json!({"type": "thinking_delta", "thinking": piece})));
+                deltas.push(json!({"type": "signature_delta", "signature": block["signature"]}));
+            }
+            "tool_use" => {
+                begin["input"] = json!({});
+                deltas.push(json!({"type": "input_json_delta", "partial_json": block["input"].to_string()}));
+            }
+            _ => {}
+        }
+        events.push(json!({"type": "content_block_start", "index": index, "content_block": begin}));
+        let deltas = deltas.into_iter();
+        events.extend(deltas.map(|delta| json!({"type": "content_block_delta", "index": index, "delta": delta})));
+        events.push(json!({"type": "content_block_stop", "index": index}));
+    }
+    events.push(json!({"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": whole["usage"]}));
+    events.push(json!({"type": "message_stop"}));
+    let event = |event: &Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+    events.iter().map(event).collect()
+}
+
+/// The message of a chat completion.
+fn said(kind: Kind, round: usize) -> Value {
+    let calls = calls(round)
+        .into_iter()
+        .enumerate()
+        .map(|(place, (id, name, arguments))| {
+            let function = json!({"name": name, "arguments": arguments.to_string()});
+            let mut call = json!({"id": id, "type": "function", "function": function});
+            if kind == Kind::Gemini && place == 0 {
+                call["extra_content"] = json!({"google": {"thought_signature": signature(round)}});
+            }
+            call
+        });
+    let mut message = json!({"role": "assistant", "content": null, "tool_calls": calls.collect::<Vec<_>>()});
+    if kind == Kind::DeepSeek {
+        message["reasoning_content"] = thought(round).into();
+    }
+    message
+}
+
+fn chat(kind: Kind, round: usize) -> Value {
+    json!({"choices": [{"index": 0, "message": said(kind, round), "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 900, "completion_tokens": 90}})
+}
+
+fn chat_stream(kind: Kind, round: usize) -> String {
+    let mut message = said(kind, round);
+    let mut deltas = Vec::new();
+    if let Some(thought) = message.as_object_mut().unwrap().remove("reasoning_content") {
+        let (one, two) = thought.as_str().unwrap().split_at(thought.as_str().unwrap().len() / 2);
+        deltas.extend([one, two].map(|piece| json!({"reasoning_content": piece})));
+    }
+    for (index, call) in array(&message["tool_calls"]).iter().enumerate() {
+        let mut call = call.clone();
+        call["index"] = index.into();
+        deltas.push(json!({"tool_calls": [call]}));
+    }
+    let chunk = |delta: Value, reason: Value| {
+        format!(
+            "data: {}\n\n",
+            json!({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+        )
+    };
+    let chunks: String = deltas.into_iter().map(|delta| chunk(delta, Value::Null)).collect();
+    let usage = json!({"choices": [], "usage": {"prompt_tokens": 900, "completion_tokens": 90}});
+    chunks + &chunk(json!({}), json!("tool_calls")) + &format!("data: {usage}\n\ndata: [DONE]\n\n")
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_turn_of_many_calls_passes_the_checks_of_servers_that_want_back_what_the_model_thought(
+    #[values(Kind::Claude, Kind::DeepSeek, Kind::Gemini, Kind::Mistral)] kind: Kind,
+    #[values(false, true)] stream: bool,
+) {
+    let (strict, address) = Strict::start(kind).await;
+    let (way, model) = if kind == Kind::Claude {
+        let reasoning = json!({"budgetTokens": 1024});
+        (
+            Way::AnthropicWhole,
+            json!({"baseURL": format!("http://{address}"), "reasoning": reasoning}),
+        )
+    } else {
+        (
+            Way::OpenAiWhole,
+            json!({"baseURL": format!("http://{address}/v1"), "reasoning": {"effort": "Low"}}),
+        )
+    };
+    let mut model = model;
+    model["stream"] = stream.into();
+    model["maxOutputTokens"] = 2048.into();
+    let spec = json!({"guardrails": {"rateLimits": [{"resource": "LLMCalls", "amount": 1000, "windowSeconds": 3600}]}});
+    let cell = Cell::start(way, &model, spec, vec![]).await;
+    let seen = strict.judged().await;
+    cell.end().await;
+    assert_eq!(seen.refused, None, "{:#}", seen.bodies.last().unwrap());
+    assert_eq!(seen.bodies.len(), ROUNDS + 1);
+}

@@ -1,0 +1,426 @@
+//! The reconciler where the cluster is not as it expects: claims of earlier Agents, watches that missed something, other
+//! leaders, budgets that are not listed yet. In-process API server, paused time.
+// Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use agentloop::api::Agent;
+use agentloop::api::status::{LoopState, Usage};
+use agentloop::controller::agent::{Clock, Parts, Settings, run};
+use agentloop::controller::loops::Loops;
+use agentloop::controller::relay::Relay;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
+use kube::api::{DeleteParams, ObjectMeta, PostParams};
+use kube::{Api, Client};
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::sensors::on_a_real_server;
+use crate::support::agents::{idle_ledger, idle_sensors};
+use crate::support::rig::{AGENTS, Counting, NAMESPACE, Rig, agent_key, in_state, settings};
+
+const CLAIMS: &str = "/persistentvolumeclaims";
+const PODS: &str = "/pods";
+
+fn usage(calls: i64) -> Usage {
+    Usage {
+        calls,
+        ..Usage::default()
+    }
+}
+
+fn put_claim(rig: &Rig, name: &str, metadata: Value) {
+    let mut whole = metadata;
+    whole["name"] = json!(name);
+    whole["namespace"] = json!(NAMESPACE);
+    let object = json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": whole, "spec": {} });
+    rig.server.put(CLAIMS, object);
+}
+
+fn owned_by(kind: &str, name: &str, uid: &str) -> Value {
+    json!({ "ownerReferences": [{ "apiVersion": "v", "kind": kind, "name": name, "uid": uid, "controller": true }] })
+}
+
+/// Uid of the owner of the state's claim.
+fn owner(rig: &Rig, name: &str) -> Option<String> {
+    let claim = rig.server.get(CLAIMS, NAMESPACE, &format!("{name}-state"))?;
+    Some(claim["metadata"]["ownerReferences"][0]["uid"].as_str()?.into())
+}
+
+fn pod_ready(rig: &Rig, name: &str) -> String {
+    rig.condition(name, "PodReady").unwrap().1
+}
+
+/// No node takes the pod.
+fn unschedulable(rig: &Rig, name: &str) {
+    let why = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no claim" });
+    let meta = json!({ "name": name, "namespace": NAMESPACE });
+    rig.server.put(
+        PODS,
+        json!({ "metadata": meta, "status": { "phase": "Pending", "conditions": [why] } }),
+    );
+}
+
+/// The pod ended for good.
+fn evict(rig: &Rig, name: &str) {
+    let meta = json!({ "name": name, "namespace": NAMESPACE });
+    rig.server.put(
+        PODS,
+        json!({ "metadata": meta, "status": { "phase": "Failed", "reason": "Evicted", "conditions": [] } }),
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_made_again_waits_until_the_claim_of_the_one_before_is_gone() {
+    let terminating = json!({ "deletionTimestamp": "2026-11-22T14:00:00Z" });
+    for metadata in [owned_by("Agent", "coast", "earlier"), terminating] {
+        let rig = Rig::start().await;
+        put_claim(&rig, "coast-state", metadata);
+        rig.apply("coast", &json!({}));
+        rig.pass(5).await;
+        assert_eq!(rig.pod("coast"), None, "it would start on the journal of another");
+        assert_eq!(pod_ready(&rig, "coast"), "ClaimEnding");
+        assert_eq!(rig.ready("coast"), ("False".into(), "ClaimEnding".into()));
+        assert_eq!(rig.condition("coast", "Reconciling").unwrap().0, "True");
+        rig.server.delete(CLAIMS, NAMESPACE, "coast-state");
+        rig.pass(31).await;
+        assert_eq!(owner(&rig, "coast"), rig.agent("coast").metadata.uid);
+        rig.come_up("coast").await;
+        assert_eq!(rig.ready("coast").0, "True");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_of_something_else_needs_a_person_and_is_never_used() {
+    let rig = Rig::start().await;
+    put_claim(&rig, "coast-state", owned_by("StatefulSet", "database", "x"));
+    put_claim(&rig, "plain-state", json!({}));
+    rig.apply("coast", &json!({}));
+    rig.apply("plain", &json!({}));
+    rig.pass(3).await;
+    for name in ["coast", "plain"] {
+        assert_eq!(rig.pod(name), None);
+        assert_eq!(pod_ready(&rig, name), "ClaimForeign");
+        assert_eq!(rig.condition(name, "Stalled").unwrap().1, "ClaimForeign");
+    }
+    rig.server.delete(CLAIMS, NAMESPACE, "coast-state");
+    rig.pass(31).await;
+    assert_eq!(owner(&rig, "coast"), rig.agent("coast").metadata.uid);
+    assert!(rig.pod("coast").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retained_claim_is_taken_up() {
+    let rig = Rig::start().await;
+    put_claim(&rig, "coast-state", json!({}));
+    rig.bring_up("coast", &json!({ "storage": { "retentionPolicy": "Retain" } }))
+        .await;
+    assert_eq!(rig.ready("coast").0, "True");
+    assert_eq!(rig.server.list(CLAIMS).len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_pod_gets_a_new_claim_for_one_that_was_deleted() {
+    let rig = Rig::start().await;
+    rig.apply("coast", &json!({}));
+    rig.settle().await;
+    rig.server.delete(CLAIMS, NAMESPACE, "coast-state");
+    unschedulable(&rig, "coast");
+    rig.settle().await;
+    assert_eq!(owner(&rig, "coast"), rig.agent("coast").metadata.uid);
+    assert_eq!(rig.live_pod("coast").epoch, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_pod_does_not_start_on_a_claim_that_became_another() {
+    let rig = Rig::start().await;
+    rig.apply("coast", &json!({}));
+    rig.settle().await;
+    rig.server.delete(CLAIMS, NAMESPACE, "coast-state");
+    put_claim(&rig, "coast-state", owned_by("Agent", "coast", "earlier"));
+    unschedulable(&rig, "coast");
+    rig.pass(3).await;
+    assert_eq!(rig.pod("coast"), None);
+    assert_eq!(pod_ready(&rig, "coast"), "ClaimEnding");
+    rig.server.delete(CLAIMS, NAMESPACE, "coast-state");
+    rig.pass(31).await;
+    assert_eq!(rig.live_pod("coast").epoch, 2);
+    assert_eq!(owner(&rig, "coast"), rig.agent("coast").metadata.uid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_workspace_is_no_claim_that_was_made_for_another_agent() {
+    let rig = Rig::start().await;
+    rig.apply("other", &json!({}));
+    put_claim(&rig, "data", owned_by("StatefulSet", "database", "x"));
+    rig.settle().await;
+    for claim in ["other-state", "data"] {
+        rig.apply("coast", &json!({ "workspace": { "claimName": claim } }));
+        rig.pass(6).await;
+        assert_eq!(rig.pod("coast"), None);
+        let found = rig.condition("coast", "Accepted").unwrap();
+        assert_eq!(found, ("False".into(), "VolumeClaimInUse".into()), "{claim}");
+    }
+    put_claim(&rig, "mine", json!({}));
+    rig.apply("coast", &json!({ "workspace": { "claimName": "mine" } }));
+    rig.pass(6).await;
+    assert_eq!(rig.condition("coast", "Accepted").unwrap().0, "True");
+    assert!(rig.pod("coast").is_some());
+}
+
+/// An API server's history of changes is short: whoever was cut off for longer must list anew, and the list does not say
+/// what was there before.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_went_while_the_watch_was_cut_off_is_made_again() {
+    for ended in [true, false] {
+        let rig = Rig::start().await;
+        rig.bring_up("coast", &json!({})).await;
+        rig.server.deafen_to_deletions(PODS);
+        if ended {
+            // The controller itself deletes the evicted pod, and hears nothing of its end.
+            evict(&rig, "coast");
+        } else {
+            rig.server.finish_pod(NAMESPACE, "coast");
+        }
+        rig.pass(1).await;
+        assert_eq!(rig.pod("coast"), None);
+        rig.server.expire(PODS);
+        rig.pass(5).await;
+        assert_eq!(rig.live_pod("coast").epoch, 2, "ended: {ended}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_became_of_a_pod_while_the_watch_was_cut_off_is_shown() {
+    let rig = Rig::start().await;
+    rig.apply("coast", &json!({}));
+    rig.settle().await;
+    rig.pass(16).await;
+    rig.server.deafen(PODS);
+    unschedulable(&rig, "coast");
+    rig.pass(16).await;
+    assert_eq!(pod_ready(&rig, "coast"), "Starting");
+    rig.server.expire(PODS);
+    rig.pass(16).await;
+    assert_eq!(pod_ready(&rig, "coast"), "Unschedulable");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_came_and_went_before_its_creation_was_answered_is_made_again() {
+    let rig = Rig::start().await;
+    rig.bring_up("earlier", &json!({})).await;
+    rig.apply("coast", &json!({}));
+    rig.server.set_slow(Duration::from_secs(2));
+    while rig.pod("coast").is_none() {
+        rig.settle().await;
+    }
+    rig.server.delete(PODS, NAMESPACE, "coast");
+    rig.server.set_slow(Duration::ZERO);
+    assert_eq!(rig.pod("coast"), None);
+    rig.pass(10).await;
+    assert_eq!(rig.live_pod("coast").epoch, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn agents_are_shown_once_agents_and_pods_are_listed() {
+    for resource in [AGENTS, PODS] {
+        let mut rig = Rig::start().await;
+        rig.bring_up("coast", &json!({})).await;
+        rig.shut_down().await;
+        rig.server.set_closed(resource, true);
+        rig.boot().await;
+        rig.pass(10).await;
+        let shown = |rig: &Rig| {
+            rig.running()
+                .observer
+                .view
+                .lock()
+                .unwrap()
+                .contains(&agent_key("coast"))
+        };
+        assert!(!shown(&rig), "{resource}");
+        rig.server.set_closed(resource, false);
+        rig.pass(40).await;
+        assert!(shown(&rig), "{resource}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn until_budgets_are_listed_what_was_said_of_them_stands_and_a_suspend_is_followed() {
+    let mut rig = Rig::start().await;
+    rig.server.put(
+        "agentloop.dev/agentbudgets",
+        json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget",
+            "metadata": { "name": "team", "namespace": NAMESPACE },
+            "spec": { "selector": {}, "window": { "rolling": { "seconds": 3600 } }, "limits": { "tokens": 1000 } },
+        }),
+    );
+    rig.bring_up("coast", &json!({ "budgetRefs": [{ "name": "team" }] }))
+        .await;
+    rig.apply("lost", &json!({ "budgetRefs": [{ "name": "absent" }] }));
+    rig.pass(20).await;
+    let before = rig.status("coast");
+    assert_eq!(before.budgets.len(), 1, "{before:?}");
+    assert_eq!(rig.condition("lost", "Accepted").unwrap().1, "BudgetNotFound");
+    rig.shut_down().await;
+
+    rig.server.set_closed("agentloop.dev/agentbudgets", true);
+    rig.boot().await;
+    // The first pass waits so long for the budgets.
+    rig.pass(20).await;
+    rig.report("coast", in_state(LoopState::Running), Usage::default());
+    rig.pass(40).await;
+    assert_eq!(rig.status("coast").budgets, before.budgets);
+    assert_eq!(rig.condition("coast", "Accepted").unwrap().0, "True");
+    assert_eq!(rig.condition("lost", "Accepted").unwrap().1, "BudgetNotFound");
+    assert_eq!(rig.pod("lost"), None);
+    rig.apply("coast", &json!({ "budgetRefs": [{ "name": "team" }], "suspend": true }));
+    rig.pass(5).await;
+    assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_string());
+
+    rig.server.set_closed("agentloop.dev/agentbudgets", false);
+    rig.apply("lost", &json!({ "budgetRefs": [{ "name": "team" }] }));
+    rig.pass(40).await;
+    assert!(rig.pod("lost").is_some());
+}
+
+/// A leader that was frozen long enough is replaced, and goes on for a moment with what it knew.
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_was_replaced_writes_nothing_over_what_its_successor_wrote() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", &json!({})).await;
+    rig.pass(20).await;
+    rig.server.deafen(AGENTS);
+    let meta = json!({ "name": "coast", "namespace": NAMESPACE });
+    let newer = json!({ "metadata": meta, "status": { "usage": { "calls": 50 } } });
+    rig.server.put(AGENTS, newer);
+    rig.report("coast", in_state(LoopState::Paused), usage(7));
+    rig.pass(20).await;
+    assert_eq!(rig.status("coast").usage.unwrap().calls, 50);
+    assert_eq!(rig.state("coast"), LoopState::Running, "nothing of it is written");
+    // It was not replaced after all.
+    rig.server.expire(AGENTS);
+    rig.pass(20).await;
+    assert_eq!(rig.status("coast").usage.unwrap().calls, 50, "totals never step back");
+    assert_eq!(rig.state("coast"), LoopState::Paused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_field_that_the_api_server_does_not_keep_is_not_written_again_and_again() {
+    let rig = Rig::start().await;
+    rig.bring_up("coast", &json!({})).await;
+    rig.pass(20).await;
+    rig.server.prune("usage");
+    rig.server.take_calls();
+    for _ in 0..8 {
+        rig.report("coast", in_state(LoopState::Running), usage(7));
+        rig.annotate("coast", "agentloop.dev/wake", &format!("{:?}", (rig.clock)()));
+        rig.pass(20).await;
+    }
+    let writes = rig.server.take_writes().len();
+    assert!(writes <= 2, "{writes} writes of the same");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_without_a_volume_says_that_its_state_is_lost_with_its_pod() {
+    let rig = Rig::start().await;
+    rig.bring_up("short", &json!({ "storage": { "ephemeral": true } }))
+        .await;
+    rig.bring_up("long", &json!({})).await;
+    let said = rig.condition("short", "Durable");
+    assert_eq!(said, Some(("False".into(), "Ephemeral".into())));
+    assert_eq!(rig.condition("long", "Durable"), None);
+    assert_eq!(rig.ready("short").0, "True", "nobody has to do anything about it");
+}
+
+#[tokio::test]
+async fn an_agent_deleted_and_made_again_twenty_times_in_a_row_has_a_claim_of_its_own_and_keeps_it() {
+    Box::pin(on_a_real_server(made_again_and_again)).await;
+}
+
+/// Garbage collection on a busy machine takes its time.
+async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..600 {
+        if let Some(found) = look().await {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("not within 60 s: {what}");
+}
+
+async fn made_again_and_again(client: &Client, namespace: &str, stop: &CancellationToken) {
+    let (loops, changed) = Loops::new();
+    let loops = Arc::new(loops);
+    let clock: Clock = Arc::new(Timestamp::now);
+    let (relay, _said) = Relay::new(Duration::from_secs(5));
+    let budgets = idle_ledger(client.clone(), &loops);
+    tokio::spawn(budgets.clone().run(stop.clone()));
+    let (_bundle, ca_bundle) = watch::channel("CA".to_owned());
+    tokio::spawn(run(Parts {
+        client: client.clone(),
+        settings: Settings {
+            watch_namespaces: vec![namespace.into()],
+            ..settings()
+        },
+        sensors: idle_sensors(client.clone(), &loops, &Arc::new(relay), clock.clone()),
+        loops,
+        budgets,
+        changed,
+        ca_bundle,
+        published: watch::Sender::default(),
+        observer: Arc::new(Counting::default()),
+        clock,
+        instance: "agentloop-0".into(),
+        shutdown: stop.clone(),
+    }));
+    let agents: Api<Agent> = Api::namespaced(client.clone(), namespace);
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
+    let scripts: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let script = json!({ "metadata": { "name": "script" }, "data": { "turns": "turns:\n- text: done\n" } });
+    let script = serde_json::from_value(script).unwrap();
+    scripts.create(&PostParams::default(), &script).await.unwrap();
+    let model = json!({ "api": "Scripted", "name": "m", "scripted": { "configMapKeyRef": { "name": "script", "key": "turns" } } });
+    let agent = json!({
+        "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "metadata": { "name": "coast" },
+        "spec": { "instructions": "i", "model": model },
+    });
+    let agent: Agent = serde_json::from_value(agent).unwrap();
+    let mut life = agents.create(&PostParams::default(), &agent).await.unwrap();
+    for round in 0..20 {
+        // Sometimes before there is anything, sometimes when all is there.
+        if round % 4 == 0 {
+            until("a pod", async || pods.get_opt("coast").await.unwrap()).await;
+        }
+        agents.delete("coast", &DeleteParams::default()).await.unwrap();
+        life = agents.create(&PostParams::default(), &agent).await.unwrap();
+    }
+    let uid = life.metadata.uid.unwrap();
+    let of_this_life = |meta: &ObjectMeta| {
+        let owners = meta.owner_references.iter().flatten();
+        meta.deletion_timestamp.is_none() && owners.map(|owner| &owner.uid).eq([&uid])
+    };
+    let settled = async || {
+        let claim = claims.get_opt("coast-state").await.unwrap()?;
+        let pod = pods.get_opt("coast").await.unwrap()?;
+        (of_this_life(&claim.metadata) && of_this_life(&pod.metadata)).then_some((claim, pod))
+    };
+    let (claim, pod) = until("a pod and a claim of this life", settled).await;
+    // The garbage collector has long deleted by now what it was to delete.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    pods.delete("coast", &DeleteParams::default()).await.unwrap();
+    let (kept, _) = until("the next pod", async || {
+        settled()
+            .await
+            .filter(|(_, next)| next.metadata.uid != pod.metadata.uid)
+    })
+    .await;
+    assert_eq!(kept.metadata.uid, claim.metadata.uid, "the claim of this life is kept");
+}
