@@ -480,7 +480,7 @@ impl World {
     }
 
     /// Whether the records show of each lease that differs between two states of a disk that more was said of it than the
-    /// older one knows.
+    /// older one knows. A gateway that starts counts its open calls as spent, so it knows of those too.
     fn shows(&self, now: &Disk, kept: &Disk) -> bool {
         let row = |disk: &Disk, of: &Row| {
             let mut rows = disk.rows.iter();
@@ -489,13 +489,15 @@ impl World {
         };
         let open = |disk: &Disk, of: &Row| {
             let draws = |reservation: &&Reservation| reservation.leases.contains(&(of.account.clone(), of.lease));
-            disk.open.values().filter(draws).count()
+            let open = disk.open.values().filter(draws);
+            open.fold(Amount::ZERO, |sum, reservation| sum.checked_add(&reservation.amount).unwrap())
         };
         now.rows.iter().chain(&kept.rows).all(|of| {
-            let (before, after) = (row(kept, of), row(now, of));
+            let (mut before, after) = (row(kept, of), row(now, of));
             if before == after && open(kept, of) == open(now, of) {
                 return true;
             }
+            before.0 = before.0.checked_add(&open(kept, of)).unwrap();
             let object = &self.objects[account_index(&of.account)];
             let mut holders = object.record.iter().flat_map(|record| &record.holders);
             let holder = holders.find(|holder| holder.lease == of.lease);
@@ -1344,8 +1346,9 @@ impl World {
                 continue;
             };
             let mut book = term.leader.account(account).clone();
-            let ahead = book.time().duration_since(at(self.now)).as_millis();
-            let wait = 2 * i64::try_from(ahead).unwrap().max(0);
+            // Half a millisecond is one that has begun.
+            let ahead = book.time().duration_since(at(self.now)).as_nanos().max(0);
+            let wait = i64::try_from((2 * ahead + 999_999) / 1_000_000).unwrap();
             book.advance(term.time(self.now + wait));
             if book.time() != at(self.now + wait) {
                 return Err(format!(
