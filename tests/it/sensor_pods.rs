@@ -188,7 +188,10 @@ async fn a_webhook_gets_its_objects_once_and_they_go_when_it_becomes_a_clock() {
     silent.sort();
     assert_eq!(
         silent,
-        ["patch agentloop.dev/agents/status", "patch agentloop.dev/sensors/status"]
+        [
+            "patch agentloop.dev/agents/status",
+            "patch agentloop.dev/sensors/status"
+        ]
     );
     rig.pass(60).await;
     assert_eq!(rig.server.take_writes(), [""; 0], "at rest");

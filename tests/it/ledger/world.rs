@@ -490,7 +490,9 @@ impl World {
         let open = |disk: &Disk, of: &Row| {
             let draws = |reservation: &&Reservation| reservation.leases.contains(&(of.account.clone(), of.lease));
             let open = disk.open.values().filter(draws);
-            open.fold(Amount::ZERO, |sum, reservation| sum.checked_add(&reservation.amount).unwrap())
+            open.fold(Amount::ZERO, |sum, reservation| {
+                sum.checked_add(&reservation.amount).unwrap()
+            })
         };
         now.rows.iter().chain(&kept.rows).all(|of| {
             let (mut before, after) = (row(kept, of), row(now, of));
