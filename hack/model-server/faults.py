@@ -53,9 +53,12 @@ class Chat:
     def text(self, piece):
         return event({"content": piece})
 
-    def sleep(self, arguments):
-        tool_call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "yield", "arguments": arguments}}
+    def tool(self, name, arguments):
+        tool_call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": name, "arguments": arguments}}
         return [event({"tool_calls": [tool_call]})]
+
+    def is_result(self, message):
+        return message["role"] == "tool"
 
     def end(self, reason, usage):
         return [event({}, reason), *([event({}, usage=usage)] if usage else []), b"data: [DONE]\n\n"]
@@ -88,12 +91,15 @@ class Messages:
     def text(self, piece):
         return message_event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
 
-    def sleep(self, arguments):
-        block = {"type": "tool_use", "id": "toolu_1", "name": "yield", "input": {}}
+    def tool(self, name, arguments):
+        block = {"type": "tool_use", "id": "toolu_1", "name": name, "input": {}}
         pieces = [arguments[:7], arguments[7:]]
         deltas = ({"type": "input_json_delta", "partial_json": piece} for piece in pieces)
         start = message_event("content_block_start", index=1, content_block=block)
         return [start, *(message_event("content_block_delta", index=1, delta=delta) for delta in deltas)]
+
+    def is_result(self, message):
+        return any(part["type"] == "tool_result" for part in message["content"])
 
     def end(self, reason, usage):
         counts = {"usage": {"output_tokens": usage["output_tokens"]}} if usage else {}
@@ -114,7 +120,7 @@ class Faulty(common.Handler):
     def do_POST(self):
         label = self.path.split("/")[1]
         self.format = Messages() if self.path.endswith("/messages") else Chat()
-        request = json.loads(self.request_body())
+        self.request = request = json.loads(self.request_body())
         call = {"id": self.record.next_id(), "label": label, "path": self.path, "key": self.headers.get("Idempotency-Key")}
         fault = self.chosen.get(label, label)
         self.record.append(event="begin", fault=fault, messages=hashes(request), **call)
@@ -171,10 +177,20 @@ class Faulty(common.Handler):
 
     def sleep(self, _streamed):
         """The model chooses to sleep for an hour."""
+        self.call_tool("yield", {"mode": "sleep", "sleep": 3600, "reason": "nothing to do"})
+
+    def call_tool(self, name, arguments):
         self.begin_stream(self.format.usage)
-        for piece in self.format.sleep(json.dumps({"mode": "sleep", "sleep": 3600, "reason": "nothing to do"})):
+        for piece in self.format.tool(name, json.dumps(arguments)):
             self.chunk(piece)
         self.finish_stream("tool_calls", self.format.usage)
+
+    def outage_in_mid_turn(self, _streamed):
+        """The model calls a tool, and nothing that comes after its result is answered."""
+        if self.format.is_result(self.request["messages"][-1]):
+            self.error(500, "server_error")
+        else:
+            self.call_tool("hub__note", {"text": "before the outage"})
 
     def slow(self, streamed):
         """Two seconds of stream, then good."""
@@ -198,6 +214,7 @@ class Faulty(common.Handler):
 FAULTS = {
     "good": Faulty.good,
     "slow": Faulty.slow,
+    "outage": Faulty.outage_in_mid_turn,
     "sleep": Faulty.sleep,
     "endless": Faulty.endless,
     "cut": Faulty.cut_stream,

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::agents::{Agent, openai};
-use super::cluster::{self, Namespace, SYSTEM, shared};
-use super::model_server;
+use super::cluster::{self, AGENTS, Namespace, SYSTEM, shared};
+use super::model_server::{self, Line};
 
 /// Texts that only the provider, the Secret, the ConfigMap and the transcript may hold.
 const CANARIES: &[&str] = &[
@@ -45,8 +45,13 @@ fn no_key_prompt_or_answer_shows_in_describe_events_logs_or_metrics() {
     for fault in ["garbage", "401", "404", "500"] {
         server.choose(label, fault);
         let known = server.lines(label).len();
+        // What waits for a person, as after a refused key, tries at once.
+        let resume = json!({"metadata": {"annotations": {"agentloop.dev/resume": fault}}});
+        kubectl.patch(AGENTS, &agent.name, &resume);
         server.until("a failed call", label, 60, |lines| {
-            (lines.len() >= known + 4).then_some(())
+            let begun = lines.iter().skip(known).find(|line| line.event == "begin")?;
+            let is_end = |line: &&Line| line.event == "end" && line.id == begun.id;
+            lines.iter().find(is_end).map(|_| ())
         });
     }
     agent.until("a last error", 60, |agent| {

@@ -8,8 +8,8 @@ use ring::hmac;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
-use super::agents::{Agent, script, scripted};
-use super::cluster::{Namespace, shared};
+use super::agents::{Agent, condition, script, scripted};
+use super::cluster::{Namespace, figure, shared};
 use super::host;
 use crate::support::http;
 use crate::support::kubectl::{Kubectl, Proxy};
@@ -171,6 +171,36 @@ fn each_webhook_reaches_two_agents_once_though_the_sensor_is_killed_in_the_middl
     for agent in &agents {
         assert_eq!(updates(agent), 20, "{}", agent.name);
     }
+}
+
+#[test]
+fn a_sensor_pod_that_stands_still_is_told_within_a_minute_and_goes_on_when_it_can() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "frozen-sensor");
+    let kubectl = &namespace.kubectl;
+    kubectl.ok(&["apply", "-f", EXAMPLE]);
+    let agent = Agent::named(&namespace, "webhook");
+    let pod = until_listening(kubectl);
+    let begun = Instant::now();
+    let frozen = host::Frozen::of(&pod, "sensor").expect("its process runs");
+    let connected = |status: &'static str, seconds| {
+        kubectl.until(&format!("Connected={status}"), seconds, SENSORS, "orders", |sensor| {
+            let found = condition(sensor, "Connected")?;
+            (found["status"] == status).then(|| found.clone())
+        })
+    };
+    let silent = connected("Unknown", 60);
+    figure("frozen_sensor_to_silent", begun.elapsed().as_secs(), "s");
+    assert_eq!(silent["reason"], "Silent");
+    assert!(
+        silent["message"].as_str().is_some_and(|text| text.contains(POD)),
+        "{silent}"
+    );
+    agent.until_condition("SensorsHealthy", "False", "SensorFailing", 30);
+    drop(frozen);
+    // The kubelet may have started it again meanwhile.
+    connected("True", 90);
+    agent.until_condition("SensorsHealthy", "True", "Healthy", 30);
 }
 
 /// A webhook for both Agents.

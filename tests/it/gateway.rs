@@ -17,7 +17,7 @@ mod prefix;
 pub mod provider;
 mod real;
 mod scripted;
-mod strict;
+pub mod strict;
 mod tools;
 pub mod world;
 

@@ -21,7 +21,7 @@ const ROUNDS: usize = 3;
 
 /// Whose checks a server makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     /// Thinking blocks and their signatures, in their places.
     Claude,
     /// `reasoning_content` in each message with tool calls, also where it is empty.
@@ -33,25 +33,29 @@ enum Kind {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Seen {
+pub struct Seen {
     answered: usize,
-    refused: Option<String>,
-    bodies: Vec<Value>,
+    pub refused: Option<String>,
+    pub bodies: Vec<Value>,
 }
 
 #[derive(Clone)]
-struct Strict {
+pub struct Strict {
     kind: Kind,
+    /// The first request of this round is never answered.
+    mute: Option<usize>,
     seen: Arc<watch::Sender<Seen>>,
 }
 
 impl Strict {
-    async fn start(kind: Kind) -> (Self, SocketAddr) {
+    /// A server on a port of this host, and its address.
+    pub async fn start(host: &str, kind: Kind, mute: Option<usize>) -> (Self, SocketAddr) {
         let strict = Self {
             kind,
+            mute,
             seen: Arc::default(),
         };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = tokio::net::TcpListener::bind((host, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().fallback(respond).with_state(strict.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
@@ -59,11 +63,43 @@ impl Strict {
     }
 
     /// What was seen once the turn is over, or at the first request that was refused.
-    async fn judged(&self) -> Seen {
+    pub async fn judged(&self, seconds: u64) -> Seen {
+        self.until(seconds, |seen| seen.answered > ROUNDS).await
+    }
+
+    /// What was seen once so many requests had come, or at the first that was refused.
+    pub async fn asked(&self, requests: usize, seconds: u64) -> Seen {
+        self.until(seconds, |seen| seen.bodies.len() >= requests).await
+    }
+
+    async fn until(&self, seconds: u64, enough: impl Fn(&Seen) -> bool) -> Seen {
         let mut seen = self.seen.subscribe();
-        let over = seen.wait_for(|seen| seen.answered > ROUNDS || seen.refused.is_some());
-        let over = tokio::time::timeout(Duration::from_secs(30), over).await;
+        let over = seen.wait_for(|seen| enough(seen) || seen.refused.is_some());
+        let over = tokio::time::timeout(Duration::from_secs(seconds), over).await;
         over.expect("the turn did not end").unwrap().clone()
+    }
+
+    /// Whether this is the request that is never answered.
+    fn is_mute(&self, round: usize) -> bool {
+        let of_round = |body: &&Value| rounds(body) == round;
+        self.mute == Some(round) && self.seen.borrow().bodies.iter().filter(of_round).count() == 1
+    }
+}
+
+/// Answers that a request repeats.
+fn rounds(body: &Value) -> usize {
+    let messages = array(&body["messages"]).iter();
+    messages.filter(|message| message["role"] == "assistant").count()
+}
+
+/// The model of a spec that speaks to such a server.
+pub fn model(kind: Kind, address: SocketAddr) -> Value {
+    if kind == Kind::Claude {
+        let reasoning = json!({"budgetTokens": 1024});
+        json!({"baseURL": format!("http://{address}"), "reasoning": reasoning, "maxOutputTokens": 2048})
+    } else {
+        let reasoning = json!({"effort": "Low"});
+        json!({"baseURL": format!("http://{address}/v1"), "reasoning": reasoning, "maxOutputTokens": 2048})
     }
 }
 
@@ -93,7 +129,7 @@ fn calls(round: usize) -> Vec<(String, &'static str, Value)> {
 
 async fn respond(State(strict): State<Strict>, body: String) -> Response {
     let body: Value = serde_json::from_str(&body).unwrap();
-    let round = strict.seen.borrow().answered;
+    let round = rounds(&body);
     let judged = match strict.kind {
         Kind::Claude => judge_messages(&body),
         Kind::DeepSeek | Kind::Gemini | Kind::Mistral => judge_chat(strict.kind, &body),
@@ -101,13 +137,16 @@ async fn respond(State(strict): State<Strict>, body: String) -> Response {
     strict.seen.send_modify(|seen| {
         seen.bodies.push(body.clone());
         match &judged {
-            Ok(()) => seen.answered += 1,
+            Ok(()) => seen.answered = round + 1,
             Err(why) => seen.refused = seen.refused.take().or(Some(why.clone())),
         }
     });
     if let Err(message) = judged {
         let error = json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}});
         return (StatusCode::BAD_REQUEST, axum::Json(error)).into_response();
+    }
+    if strict.is_mute(round) {
+        return std::future::pending().await;
     }
     let streamed = body["stream"] == true;
     let text = match (strict.kind, streamed) {
@@ -377,25 +416,17 @@ async fn a_turn_of_many_calls_passes_the_checks_of_servers_that_want_back_what_t
     #[values(Kind::Claude, Kind::DeepSeek, Kind::Gemini, Kind::Mistral)] kind: Kind,
     #[values(false, true)] stream: bool,
 ) {
-    let (strict, address) = Strict::start(kind).await;
-    let (way, model) = if kind == Kind::Claude {
-        let reasoning = json!({"budgetTokens": 1024});
-        (
-            Way::AnthropicWhole,
-            json!({"baseURL": format!("http://{address}"), "reasoning": reasoning}),
-        )
+    let (strict, address) = Strict::start("127.0.0.1", kind, None).await;
+    let way = if kind == Kind::Claude {
+        Way::AnthropicWhole
     } else {
-        (
-            Way::OpenAiWhole,
-            json!({"baseURL": format!("http://{address}/v1"), "reasoning": {"effort": "Low"}}),
-        )
+        Way::OpenAiWhole
     };
-    let mut model = model;
+    let mut model = model(kind, address);
     model["stream"] = stream.into();
-    model["maxOutputTokens"] = 2048.into();
     let spec = json!({"guardrails": {"rateLimits": [{"resource": "LLMCalls", "amount": 1000, "windowSeconds": 3600}]}});
     let cell = Cell::start(way, &model, spec, vec![]).await;
-    let seen = strict.judged().await;
+    let seen = strict.judged(30).await;
     cell.end().await;
     assert_eq!(seen.refused, None, "{:#}", seen.bodies.last().unwrap());
     assert_eq!(seen.bodies.len(), ROUNDS + 1);

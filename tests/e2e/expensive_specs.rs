@@ -1,0 +1,77 @@
+//! Specs that are short to write and would cost much to read: their own author is told, and nobody else notices.
+
+use serde_json::{Value, json};
+
+use super::agents::{Agent, script, scripted};
+use super::cluster::{self, Namespace, shared};
+use super::sensor_pods::SENSORS;
+
+/// Each name stands for nine of the one before: 9^12 values in 400 bytes.
+fn aliases() -> String {
+    let mut text = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
+    for level in 1..12 {
+        let inner = vec![format!("*a{}", level - 1); 9].join(",");
+        text += &format!("a{level}: &a{level} [{inner}]\n");
+    }
+    text + "turns: [{toolCalls: [{name: a, arguments: {b: *a11}}]}]\n"
+}
+
+/// 33 expressions of 194 large patterns each.
+fn patterns(name: &str) -> Value {
+    let many = format!("[{}]", vec![r"matches('','\\w{5}')"; 194].join(","));
+    let place = |field: &str| {
+        let one =
+            |number| json!({(field): format!("f{number}"), (if field == "field" { "value" } else { "when" }): many});
+        (0..16).map(one).collect::<Vec<_>>()
+    };
+    json!({"apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": {"name": name}, "spec": {
+        "agentNames": ["bystander"],
+        "source": {"schedule": {"cron": "* * * * *"}},
+        "updates": place("field"), "signals": place("name"), "notification": {"text": many},
+    }})
+}
+
+#[test]
+fn alias_and_pattern_bombs_are_conditions_of_their_own_objects_and_cost_no_other_tenant_anything() {
+    let Some(cluster) = shared() else { return };
+    let (mine, theirs) = (
+        Namespace::new(&cluster.system, "bombs"),
+        Namespace::new(&cluster.system, "bystander"),
+    );
+    let restarts = || {
+        let pods = cluster.system.list("pods", "app.kubernetes.io/name=agentloop");
+        let count = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"].as_i64();
+        pods.iter().filter_map(count).sum::<i64>()
+    };
+    let (leader, before) = (cluster::leader(&cluster.system), restarts());
+    let of_aliases = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "aliases"}, "data": {"script": aliases()}});
+    mine.kubectl.apply(&of_aliases.to_string());
+    let agents: Vec<_> = (0..8)
+        .map(|number| Agent::apply(&mine, &format!("aliases-{number}"), &scripted("aliases"), &json!({})))
+        .collect();
+    for number in 0..8 {
+        mine.kubectl.apply(&patterns(&format!("patterns-{number}")).to_string());
+    }
+    // All of this is still being read.
+    theirs
+        .kubectl
+        .apply(&script("waits", &json!({"turns": [{"yield": {"sleep": 3600}}]})));
+    let bystander = Agent::apply(&theirs, "bystander", &scripted("waits"), &json!({}));
+    bystander.until_state("Sleeping", 60);
+    for agent in &agents {
+        let accepted = agent.until_condition("Accepted", "False", "InvalidSpec", 60);
+        let message = accepted["message"].as_str().unwrap_or_default();
+        assert!(message.contains("aliases"), "{message}");
+    }
+    for number in 0..8 {
+        let name = format!("patterns-{number}");
+        let message = mine.kubectl.until("Accepted=False", 90, SENSORS, &name, |sensor| {
+            let accepted = super::agents::condition(sensor, "Accepted")?;
+            (accepted["status"] == "False").then(|| accepted["message"].as_str().unwrap_or_default().to_owned())
+        });
+        assert!(message.contains("spec.updates[0].value"), "{message}");
+    }
+    let after = cluster::leader(&cluster.system);
+    assert_eq!(after["metadata"]["uid"], leader["metadata"]["uid"], "the same leader");
+    assert_eq!(restarts(), before, "no container of the controller was restarted");
+}

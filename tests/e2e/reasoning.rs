@@ -1,0 +1,61 @@
+//! What a model thought goes back to its provider unchanged, also from the pod that comes after the one that heard it.
+
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+
+use super::agents::{Agent, anthropic, openai};
+use super::cluster::{Namespace, shared};
+use crate::gateway::strict::{self, Kind, Strict};
+
+const KINDS: [(&str, Kind); 4] = [
+    ("claude", Kind::Claude),
+    ("deepseek", Kind::DeepSeek),
+    ("gemini", Kind::Gemini),
+    ("mistral", Kind::Mistral),
+];
+/// The request of the turn during which the pod goes: it repeats two answers.
+const CUT: usize = 2;
+
+#[test]
+fn providers_that_refuse_lost_signatures_answer_a_turn_that_began_in_another_pod() {
+    let Some(cluster) = shared() else { return };
+    let namespace = Namespace::new(&cluster.system, "reasoning");
+    let host = std::env::var("AGENTLOOP_MODEL_HOST").unwrap_or_else(|_| "198.18.0.1".into());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let agents = KINDS.map(|(name, kind)| {
+        let (strict, address) = runtime.block_on(Strict::start(&host, kind, Some(CUT)));
+        let mut model = if kind == Kind::Claude {
+            anthropic("")
+        } else {
+            openai("")
+        };
+        overwrite(&mut model, strict::model(kind, address));
+        model["contextTokens"] = 32_000.into();
+        (Agent::apply(&namespace, name, &model, &json!({})), strict)
+    });
+    for (agent, strict) in &agents {
+        let seen = runtime.block_on(strict.asked(CUT + 1, 90));
+        assert_eq!(seen.refused, None, "{}", agent.name);
+        agent
+            .kubectl
+            .ok(&["delete", "pod", &agent.name, "--wait=false", "--grace-period=5"]);
+    }
+    for (agent, strict) in &agents {
+        let seen = runtime.block_on(strict.judged(120));
+        assert_eq!(seen.refused, None, "{}", agent.name);
+        agent.until_state("Sleeping", 60);
+        let usage = &agent.object()["status"]["usage"];
+        assert_eq!(usage["turns"], 1, "{}: one turn in two pods", agent.name);
+    }
+}
+
+fn overwrite(model: &mut Value, with: Value) {
+    let (Value::Object(model), Value::Object(with)) = (model, with) else {
+        return;
+    };
+    model.extend(with);
+}
