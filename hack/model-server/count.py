@@ -12,6 +12,8 @@ import time
 import common
 
 SECONDS = (0.02, 0.3)
+# Not too short: around each message a server may write more than is in it, and whoever bounds the bill must allow for that.
+TEXT = " ".join(["Counted."] * 50)
 
 
 def length(value):
@@ -48,11 +50,11 @@ class Counting(common.Handler):
     def reply(self, streamed, usage):
         body = {"id": "x", "object": "chat.completion", "model": "counting"}
         if not streamed:
-            choice = {"index": 0, "message": {"role": "assistant", "content": "Counted."}, "finish_reason": "stop"}
+            choice = {"index": 0, "message": {"role": "assistant", "content": TEXT}, "finish_reason": "stop"}
             self.answer(200, json.dumps({**body, "choices": [choice], "usage": usage}).encode(), [("Content-Type", "application/json")])
             return
         body["object"] += ".chunk"
-        choice = {"index": 0, "delta": {"role": "assistant", "content": "Counted."}, "finish_reason": "stop"}
+        choice = {"index": 0, "delta": {"role": "assistant", "content": TEXT}, "finish_reason": "stop"}
         self.start_chunks(200, [("Content-Type", "text/event-stream")])
         for piece in ({**body, "choices": [choice]}, {**body, "choices": [], "usage": usage}):
             self.chunk(b"data: " + json.dumps(piece).encode() + b"\n\n")

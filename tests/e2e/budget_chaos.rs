@@ -49,7 +49,7 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     // not far apart.
     let limits = json!({
         "guardrails": {"maxConsecutiveTurns": 1000}, "loop": {"minDelayMilliseconds": 1},
-        "model": {"maxOutputTokens": 4_500, "contextTokens": 9_000},
+        "model": {"maxOutputTokens": 4_250, "contextTokens": 8_500},
     });
     let agents: Vec<_> = (0..COUNT)
         .map(|number| {
