@@ -141,7 +141,7 @@ show() {
   show_budget
   show_sensor
 
-  say "The same in Prometheus' words"
+  say "The same numbers in Prometheus"
   leader=$(kube -n "$system" get pods -l agentloop.dev/leader=true -o jsonpath='{.items[0].metadata.name}')
   port=$(kube -n "$system" get pod "$leader" -o jsonpath='{.spec.containers[0].ports[?(@.name=="metrics")].containerPort}')
   kube get --raw "/api/v1/namespaces/$system/pods/$leader:$port/proxy/metrics" |
