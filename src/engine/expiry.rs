@@ -12,7 +12,7 @@ use super::machine::Engine;
 use super::outbox::Outbox;
 use super::snapshot::{Lifecycle, Step};
 use super::tool::ToolOutcome;
-use super::work::Slot;
+use super::work::{MAX_TRIES, Slot};
 
 /// The longest pause after which a call that the model asked for before it is still run.
 pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
@@ -56,11 +56,12 @@ impl Engine {
         let fresh_at = self.work().and_then(|work| work.fresh_at);
         let held = fresh_at.map_or(SignedDuration::ZERO, |at| out.now.duration_since(at));
         if held > LONGEST_PAUSE {
-            self.expire(&asked_before(held), false, out);
+            self.expire(&asked_before(held), true, out);
         }
     }
 
-    /// No waiting call with side effects is run, and with `repeats` none that an earlier process sent is repeated.
+    /// No waiting call with side effects is run, and with `repeats` none that was sent, and whose outcome is unknown, is
+    /// repeated.
     pub(super) fn expire(&mut self, why: &str, repeats: bool, out: &mut Outbox) {
         let places = self.work().map_or(0, |work| work.slots.len());
         for place in 0..places {
@@ -76,7 +77,8 @@ impl Engine {
                     }
                 }
                 Some(Slot::Open(plan)) if repeats && !plan.only_looks() && !runs => {
-                    let message = format!("the runtime was restarted before its outcome was known, and {why}");
+                    plan.tries = MAX_TRIES;
+                    let message = format!("it was sent, its outcome is not known, and it is not repeated, since {why}");
                     self.take_outcome(place, id, ToolOutcome::Unknown { message }, out);
                 }
                 Some(Slot::Waiting(_) | Slot::Open(_) | Slot::Result(_) | Slot::Yield(_)) | None => {}

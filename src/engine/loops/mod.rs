@@ -311,6 +311,10 @@ impl Engine {
         if let Some(slot) = self.slot(place) {
             *slot = Slot::Result(error.to_string());
         }
+        // A `yield` beside it waits until the model has seen this.
+        if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
+            work.failed = true;
+        }
     }
 
     /// The repetition that the loop is in, for people.

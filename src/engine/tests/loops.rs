@@ -233,6 +233,23 @@ fn work_that_is_nearly_a_loop_is_none(#[case] feed: fn(&mut Driver, usize)) {
 }
 
 #[test]
+fn a_yield_beside_a_denied_repetition_waits_until_the_model_has_seen_the_denial() {
+    let mut driver = watched(DetectionMode::Enforce);
+    for _ in 0..4 {
+        driver.read("a", "same");
+    }
+    assert_eq!(driver.steps(), ["Nudged", "Denied"]);
+    driver.ready();
+    let mut answer = once("files__read", "a");
+    answer
+        .tool_calls
+        .extend(calls("yield", r#"{"mode": "shutdown", "reason": "done"}"#).tool_calls);
+    driver.answer(answer);
+    assert_eq!(driver.notes(RecordKind::ToolDenied), ["Repeated"]);
+    assert_eq!((driver.stopped, driver.in_flight.is_some()), (false, true));
+}
+
+#[test]
 fn the_ladder_goes_from_a_word_to_a_denial_to_longer_and_longer_sleeps_to_the_end() {
     let mut driver = watched(DetectionMode::Enforce);
     for _ in 0..3 {

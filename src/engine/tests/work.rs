@@ -323,6 +323,28 @@ fn a_call_with_side_effects_that_a_pause_held_up_for_more_than_five_minutes_is_n
 }
 
 #[test]
+fn a_run_that_is_to_be_repeated_is_not_after_a_pause_of_more_than_five_minutes() {
+    for (held, sent) in [(300, 2), (301, 1)] {
+        let mut driver = Driver::with_tools(settings());
+        driver.answer(wants(&["job__start"]));
+        driver.feed(Input::LinkLost);
+        driver.end(1, unknown());
+        driver.pass(seconds(held));
+        driver.feed(Input::LinkBack);
+        assert_eq!(driver.sent.len(), sent, "after {held} s");
+        if sent == 1 {
+            let told = driver.results()[0].1;
+            assert!(
+                told.contains("outcome") && told.contains("more than 5 min ago"),
+                "{told}"
+            );
+            driver.next_timer();
+            assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
+        }
+    }
+}
+
+#[test]
 fn a_long_run_before_it_is_no_pause() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["mail__send", "files__write"]));
@@ -351,6 +373,10 @@ fn after_a_suspension_or_an_edit_of_the_spec_nothing_with_side_effects_is_sent_u
     };
     // What waits, and what an earlier process sent and may repeat.
     let mut driver = Driver::with_tools(settings());
+    let mut retried = Driver::with_tools(settings());
+    retried.answer(wants(&["job__start"]));
+    stop(&mut retried);
+    assert_eq!((retried.running(), retried.outcomes()), (vec![], vec!["Unknown"]));
     driver.answer(wants(&["db__put", "mail__send", "files__read"]));
     stop(&mut driver);
     assert_eq!(driver.running(), [3]);
