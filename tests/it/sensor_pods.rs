@@ -372,6 +372,101 @@ async fn an_object_of_another_owner_is_said_and_not_touched() {
     assert_eq!(says(&rig, "page", "Connected"), is("Unknown", "Starting"));
 }
 
+fn image(rig: &Rig, name: &str) -> String {
+    let set = set(rig, name).unwrap();
+    set["spec"]["template"]["spec"]["containers"][0]["image"]
+        .as_str()
+        .unwrap()
+        .into()
+}
+
+/// How many of these have the image of the present controller.
+fn renewed(rig: &Rig, names: &[&str]) -> usize {
+    let new = |name: &&&str| image(rig, name) == rig.settings.image;
+    names.iter().filter(new).count()
+}
+
+/// The next controller, of this image.
+async fn upgrade(rig: &mut Rig, image: &str) {
+    rig.shut_down().await;
+    rig.settings.image = image.into();
+    rig.server.take_writes();
+    rig.boot_with_sensors().await;
+}
+
+fn sets_written(rig: &Rig) -> usize {
+    let writes = rig.server.take_writes();
+    writes.iter().filter(|write| write.ends_with(SETS)).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_image_replaces_one_pod_that_runs_after_the_other_and_an_edit_takes_it_along() {
+    let mut rig = Rig::start_with_sensors().await;
+    let names = ["s-0", "s-1", "s-2", "s-3", "s-4", "s-5"];
+    for name in names {
+        bring_up(&rig, name, "poll").await;
+    }
+    put(&rig, "down", "poll", &json!({}));
+    rig.settle().await;
+    let edit = json!({"limits": {"perMinute": 7}});
+    put(&rig, "s-4", "poll", &json!({"agentNames": ["other"]}));
+    rig.settle().await;
+    rig.shut_down().await;
+    put(&rig, "s-5", "poll", &edit);
+    rig.settings.image = "agentloop:next".into();
+    rig.server.take_writes();
+    rig.boot_with_sensors().await;
+    assert_eq!((sets_written(&rig), renewed(&rig, &["s-5"])), (1, 1), "the edit");
+    rig.pass(55).await;
+    assert_eq!(sets_written(&rig), 0, "the rollout of the controller may not be over");
+    rig.pass(5).await;
+    assert_eq!(
+        (sets_written(&rig), renewed(&rig, &["down"])),
+        (2, 1),
+        "one, and what does not run anyway"
+    );
+    for all in 3..=4 {
+        rig.pass(5).await;
+        assert_eq!((sets_written(&rig), renewed(&rig, &names)), (1, all));
+    }
+    let waiting = |name: &&str| image(&rig, name) != rig.settings.image;
+    put(&rig, names.into_iter().find(waiting).unwrap(), "poll", &edit);
+    rig.settle().await;
+    assert_eq!(
+        (sets_written(&rig), renewed(&rig, &names)),
+        (1, 5),
+        "an edit goes at once"
+    );
+    rig.pass(10).await;
+    assert_eq!((sets_written(&rig), renewed(&rig, &names)), (1, 6));
+    rig.pass(60).await;
+    assert_eq!(sets_written(&rig), 0, "at rest");
+}
+
+#[tokio::test(start_paused = true)]
+async fn old_and_new_controllers_that_lead_in_turn_replace_no_pod_back_and_forth() {
+    let mut rig = Rig::start_with_sensors().await;
+    for name in ["a", "b"] {
+        bring_up(&rig, name, "poll").await;
+    }
+    let mut written = 0;
+    for _ in 0..3 {
+        for image in ["agentloop:next", "agentloop:test"] {
+            upgrade(&mut rig, image).await;
+            rig.pass(45).await;
+            written += sets_written(&rig);
+        }
+    }
+    assert_eq!(written, 0);
+    upgrade(&mut rig, "agentloop:next").await;
+    rig.pass(63).await;
+    assert_eq!(renewed(&rig, &["a", "b"]), 1);
+    // The next one goes on with what is left.
+    upgrade(&mut rig, "agentloop:next").await;
+    rig.pass(63).await;
+    assert_eq!((sets_written(&rig), renewed(&rig, &["a", "b"])), (1, 2));
+}
+
 #[tokio::test(start_paused = true)]
 async fn five_hundred_pods_at_rest_write_nothing_also_over_a_restart_and_a_busy_one_once_in_fifteen_seconds() {
     let mut rig = Rig::start_with_sensors().await;

@@ -1,11 +1,13 @@
 //! Makes the objects of a Sensor with a pod of its own, says to the relay which pod may speak for it, and takes them away
 //! from one without.
 //!
-//! Writes nothing that is there already: each object has the hash of what it was applied as. What another made is not
+//! Writes nothing that is there already: each object has the hash of what it was applied as. A set that differs only in what
+//! comes from the controller (the image above all) waits for its turn, since its pod is replaced. What another made is not
 //! touched. Secrets are looked at before something is made: whether they have their keys, and whether that of a webhook can be
 //! one; what they hold is dropped at once.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -20,11 +22,12 @@ use serde::de::DeserializeOwned;
 use super::children::{Child, Children, Seen};
 use super::conditions::{INVALID_SPEC, NAME_TAKEN, REFUSED, SECRET_NOT_FOUND, SECRET_UNUSABLE};
 use super::index::SensorKey;
-use super::pod::{self, LONGEST_CONFIG, MANAGER};
+use super::pod::{self, EDIT, Edit, LONGEST_CONFIG, MANAGER};
 use super::secrets;
 use super::sensors::{Observed, Sensors};
 use crate::api::Sensor;
 use crate::controller::agent::error::{Error, call, find};
+use crate::controller::agent::pod_state::PodReason;
 use crate::link::deliveries::{ReceiverTerms, SensorDirectives};
 use crate::link::sensors::SensorTerms;
 use crate::sensing::source::webhook::signature::unusable;
@@ -58,13 +61,22 @@ impl Obstacle {
     }
 }
 
+/// What became of it.
+#[derive(Debug, Default)]
+pub(super) struct Applied {
+    /// What stands in the way.
+    pub(super) obstacle: Option<Obstacle>,
+    /// In how long to look whether it is the set's turn.
+    pub(super) turn: Option<Duration>,
+}
+
 /// Brings the objects of a Sensor to what its spec wants. `children`: what there is.
 pub(super) async fn apply(
     sensors: &Sensors,
     key: &SensorKey,
     observed: &Observed,
     children: &Children,
-) -> Result<Option<Obstacle>, Error> {
+) -> Result<Applied, Error> {
     let work = Work {
         sensors,
         key,
@@ -74,17 +86,17 @@ pub(super) async fn apply(
     if !pod::has_pod(&work.sensor.spec.source) {
         sensors.setup.relay.forget(key);
         work.clear().await?;
-        return Ok(None);
+        return Ok(Applied::default());
     }
     // What a spec that cannot be used was before goes on to deliver what it has.
-    let obstacle = match observed.known.problem {
-        Some(_) => None,
+    let applied = match observed.known.problem {
+        Some(_) => Applied::default(),
         None => Box::pin(work.make()).await?,
     };
     if let Some(uid) = work.speaker() {
         sensors.setup.relay.expect(key, uid, directives(observed));
     }
-    Ok(obstacle)
+    Ok(applied)
 }
 
 /// What the pod is to do.
@@ -143,10 +155,10 @@ impl Work<'_> {
             .await
     }
 
-    async fn make(&self) -> Result<Option<Obstacle>, Error> {
+    async fn make(&self) -> Result<Applied, Error> {
         let children = self.children;
         let set = pod::stateful_set(self.sensor, &self.sensors.setup.pods);
-        let set = self.due(set, children.set.as_ref());
+        let (set, turn) = self.in_turn(self.due(set, children.set.as_ref()));
         let policy = self.due(pod::network_policy(self.sensor), children.policy.as_ref());
         let service = if self.sensor.spec.source.webhook.is_some() {
             self.due(pod::service(self.sensor), children.service.as_ref())
@@ -156,11 +168,23 @@ impl Work<'_> {
             None
         };
         if service.is_none() && set.is_none() && policy.is_none() {
-            return Ok(None);
+            return Ok(Applied { obstacle: None, turn });
         }
-        if let Some(obstacle) = self.unusable().await? {
-            return Ok(Some(obstacle));
+        let mut obstacle = self.unusable().await?;
+        if obstacle.is_none() {
+            obstacle = self.put_all(set, service, policy).await?;
         }
+        Ok(Applied { obstacle, turn })
+    }
+
+    /// The pod comes last: its network is closed before it is there.
+    async fn put_all(
+        &self,
+        set: Option<StatefulSet>,
+        service: Option<Service>,
+        policy: Option<NetworkPolicy>,
+    ) -> Result<Option<Obstacle>, Error> {
+        let children = self.children;
         self.sensors.namespaces.ensure(&self.key.namespace).await?;
         let mut obstacle = self.put(policy, children.policy.as_ref(), Seen::policy).await?;
         if obstacle.is_none() {
@@ -177,6 +201,25 @@ impl Work<'_> {
         let (object, hash) = pod::hashed(object);
         let is_there = known.is_some_and(|child| child.hash.as_ref() == Some(&hash) && self.is_ours(child));
         (!is_there).then_some(object)
+    }
+
+    /// The set if it may be applied now, else in how long to ask again. What somebody wrote into the Sensor is applied at
+    /// once, and so is a set that is not there.
+    fn in_turn(&self, set: Option<StatefulSet>) -> (Option<StatefulSet>, Option<Duration>) {
+        let Some(mut set) = set else { return (None, None) };
+        let edit = Edit::of(self.sensor);
+        set.annotations_mut().insert(EDIT.into(), edit.text());
+        let present = self.children.set.as_ref().filter(|child| self.is_ours(child));
+        let edited = |before: &Edit| edit.is_other_than(before);
+        if present.is_none_or(|child| child.edit.as_ref().is_some_and(edited)) {
+            return (Some(set), None);
+        }
+        let pod = self.children.pod.as_ref();
+        let runs = pod.is_some_and(|pod| pod.reason == PodReason::Running);
+        match self.sensors.take_turn(self.key, runs) {
+            Ok(()) => (Some(set), None),
+            Err(wait) => (None, Some(wait)),
+        }
     }
 
     /// Applies an object, unless one of that name is somebody else's.

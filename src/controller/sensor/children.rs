@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use super::index::SensorKey;
-use super::pod::{self, HASH};
+use super::pod::{self, EDIT, Edit, HASH};
 use crate::controller::agent::pod_state::PodState;
 
 /// A kind of object.
@@ -28,6 +28,8 @@ pub(super) struct Child {
     pub(super) owner: Option<String>,
     /// What it was applied as.
     pub(super) hash: Option<String>,
+    /// Of a set: the Sensor that it was made of.
+    pub(super) edit: Option<Edit>,
 }
 
 impl Child {
@@ -38,6 +40,7 @@ impl Child {
             uid: object.uid().unwrap_or_default(),
             owner: owner.map(|owner| owner.uid.clone()),
             hash: object.annotations().get(HASH).cloned(),
+            edit: object.annotations().get(EDIT).and_then(|text| Edit::parse(text)),
         }
     }
 }

@@ -17,6 +17,7 @@ mod sensors;
 mod status;
 #[cfg(test)]
 mod status_tests;
+mod turns;
 mod validate;
 
 pub use sensors::{Sensors, Setup};

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::Selector;
@@ -15,6 +16,7 @@ use tokio::time::Instant;
 use super::children::{Children, Kind, Seen, Table};
 use super::index::{AgentFacts, Change, Index, Known, Receiving, SensorKey};
 use super::pod::{self, SensorPodSettings};
+use super::turns::Turns;
 use super::validate::validate;
 use crate::api::sensor::{SensorStatus, Totals};
 use crate::api::{Agent, Sensor};
@@ -68,6 +70,7 @@ struct State {
     index: Index,
     children: Table,
     memory: HashMap<SensorKey, Remembered>,
+    turns: Turns,
 }
 
 /// What is remembered of a Sensor between two reconciles.
@@ -91,6 +94,8 @@ pub(super) struct Remembered {
     pub(super) looked: bool,
     /// Reconciles in a row that found something in the way of its pod.
     pub(super) obstructed: u32,
+    /// Its place among those whose pods are to be replaced for the controller's sake.
+    pub(super) place: Option<Instant>,
 }
 
 /// What is known of a Sensor.
@@ -301,6 +306,7 @@ impl Sensors {
             trouble: None,
             looked: false,
             obstructed: 0,
+            place: None,
         };
         let memory = memory.or_insert_with(fresh);
         if memory.uid != uid {
@@ -323,6 +329,16 @@ impl Sensors {
             && memory.uid == uid
         {
             change(memory);
+        }
+    }
+
+    /// Whether the pod of a Sensor may be replaced now for the controller's sake, or in how long that is to be asked again.
+    pub(super) fn take_turn(&self, key: &SensorKey, runs: bool) -> Result<(), Duration> {
+        let mut state = self.lock();
+        let State { turns, memory, .. } = &mut *state;
+        match memory.get_mut(key).filter(|_| runs) {
+            Some(memory) => turns.take(&mut memory.place, Instant::now()),
+            None => turns.take_idle(Instant::now()),
         }
     }
 
