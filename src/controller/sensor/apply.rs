@@ -2,8 +2,8 @@
 //! from one without.
 //!
 //! Writes nothing that is there already: each object has the hash of what it was applied as. A set that differs only in what
-//! comes from the controller (the image above all) waits for its turn, since its pod is replaced. What another made is not
-//! touched. Secrets are looked at before something is made: whether they have their keys, and whether that of a webhook can be
+//! comes from the controller (the image above all) waits for its turn, since its pod is replaced. What somebody changed is
+//! applied again. What another made is not touched. Secrets are looked at before something is made: whether they have their keys, and whether that of a webhook can be
 //! one; what they hold is dropped at once.
 
 use std::fmt::Debug;
@@ -19,8 +19,9 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::children::{Child, Children, Seen};
+use super::children::{Child, Children, Kind, Seen};
 use super::conditions::{INVALID_SPEC, NAME_TAKEN, REFUSED, SECRET_NOT_FOUND, SECRET_UNUSABLE};
+use super::drift::Drift;
 use super::index::SensorKey;
 use super::pod::{self, EDIT, Edit, LONGEST_CONFIG, MANAGER};
 use super::secrets;
@@ -66,8 +67,33 @@ impl Obstacle {
 pub(super) struct Applied {
     /// What stands in the way.
     pub(super) obstacle: Option<Obstacle>,
-    /// In how long to look whether it is the set's turn.
-    pub(super) turn: Option<Duration>,
+    /// In how long to look again at what has to wait.
+    pub(super) again: Option<Duration>,
+}
+
+/// Whether an object is to be applied.
+enum Due<K> {
+    /// It is there as it should be.
+    No,
+    /// It is not there, or was applied as another one.
+    Other(K),
+    /// Somebody changed it.
+    Changed(K),
+    /// Not before so much time has passed.
+    Later(Duration),
+}
+
+impl<K> Due<K> {
+    fn wait(&self) -> Option<Duration> {
+        match self {
+            Self::Later(wait) => Some(*wait),
+            Self::No | Self::Other(_) | Self::Changed(_) => None,
+        }
+    }
+
+    fn is_now(&self) -> bool {
+        matches!(self, Self::Other(_) | Self::Changed(_))
+    }
 }
 
 /// Brings the objects of a Sensor to what its spec wants. `children`: what there is.
@@ -158,31 +184,34 @@ impl Work<'_> {
     async fn make(&self) -> Result<Applied, Error> {
         let children = self.children;
         let set = pod::stateful_set(self.sensor, &self.sensors.setup.pods);
-        let (set, turn) = self.in_turn(self.due(set, children.set.as_ref()));
-        let policy = self.due(pod::network_policy(self.sensor), children.policy.as_ref());
+        let set = self.in_turn(self.due(Kind::Set, set, children.set.as_ref()));
+        let policy = pod::network_policy(self.sensor);
+        let policy = self.due(Kind::Policy, policy, children.policy.as_ref());
         let service = if self.sensor.spec.source.webhook.is_some() {
-            self.due(pod::service(self.sensor), children.service.as_ref())
+            self.due(Kind::Service, pod::service(self.sensor), children.service.as_ref())
         } else {
             let name = pod::service_name(&self.key.name);
             self.delete::<Service>(&name, children.service.as_ref()).await?;
-            None
+            Due::No
         };
-        if service.is_none() && set.is_none() && policy.is_none() {
-            return Ok(Applied { obstacle: None, turn });
+        let again = [set.wait(), service.wait(), policy.wait()];
+        let again = again.into_iter().flatten().min();
+        if !(set.is_now() || service.is_now() || policy.is_now()) {
+            return Ok(Applied { obstacle: None, again });
         }
         let mut obstacle = self.unusable().await?;
         if obstacle.is_none() {
             obstacle = self.put_all(set, service, policy).await?;
         }
-        Ok(Applied { obstacle, turn })
+        Ok(Applied { obstacle, again })
     }
 
     /// The pod comes last: its network is closed before it is there.
     async fn put_all(
         &self,
-        set: Option<StatefulSet>,
-        service: Option<Service>,
-        policy: Option<NetworkPolicy>,
+        set: Due<StatefulSet>,
+        service: Due<Service>,
+        policy: Due<NetworkPolicy>,
     ) -> Result<Option<Obstacle>, Error> {
         let children = self.children;
         self.sensors.namespaces.ensure(&self.key.namespace).await?;
@@ -197,42 +226,61 @@ impl Work<'_> {
     }
 
     /// The object as it is to be applied, unless it is there as it should be.
-    fn due<K: ResourceExt + Serialize>(&self, object: K, known: Option<&Child>) -> Option<K> {
+    fn due<K: ResourceExt + Serialize>(&self, kind: Kind, object: K, known: Option<&Child>) -> Due<K> {
         let (object, hash) = pod::hashed(object);
-        let is_there = known.is_some_and(|child| child.hash.as_ref() == Some(&hash) && self.is_ours(child));
-        (!is_there).then_some(object)
+        let Some(child) = known.filter(|child| self.is_ours(child)) else {
+            return Due::Other(object);
+        };
+        let current = child.hash.as_ref() == Some(&hash);
+        match self.sensors.drift(self.key, kind, child, current) {
+            Drift::Now => Due::Changed(object),
+            _ if !current => Due::Other(object),
+            Drift::Later(wait) => Due::Later(wait),
+            Drift::None => Due::No,
+        }
     }
 
-    /// The set if it may be applied now, else in how long to ask again. What somebody wrote into the Sensor is applied at
-    /// once, and so is a set that is not there.
-    fn in_turn(&self, set: Option<StatefulSet>) -> (Option<StatefulSet>, Option<Duration>) {
-        let Some(mut set) = set else { return (None, None) };
+    /// The set, when it may be applied. What somebody wrote into the Sensor or changed in the set is applied at once, and so is
+    /// a set that is not there.
+    fn in_turn(&self, due: Due<StatefulSet>) -> Due<StatefulSet> {
         let edit = Edit::of(self.sensor);
-        set.annotations_mut().insert(EDIT.into(), edit.text());
+        let marked = |mut set: StatefulSet| {
+            set.annotations_mut().insert(EDIT.into(), edit.text());
+            set
+        };
+        let set = match due {
+            Due::Other(set) => marked(set),
+            Due::Changed(set) => return Due::Changed(marked(set)),
+            Due::No | Due::Later(_) => return due,
+        };
         let present = self.children.set.as_ref().filter(|child| self.is_ours(child));
         let edited = |before: &Edit| edit.is_other_than(before);
         if present.is_none_or(|child| child.edit.as_ref().is_some_and(edited)) {
-            return (Some(set), None);
+            return Due::Other(set);
         }
         let pod = self.children.pod.as_ref();
         let runs = pod.is_some_and(|pod| pod.reason == PodReason::Running);
         match self.sensors.take_turn(self.key, runs) {
-            Ok(()) => (Some(set), None),
-            Err(wait) => (None, Some(wait)),
+            Ok(()) => Due::Other(set),
+            Err(wait) => Due::Later(wait),
         }
     }
 
     /// Applies an object, unless one of that name is somebody else's.
     async fn put<K>(
         &self,
-        object: Option<K>,
+        due: Due<K>,
         known: Option<&Child>,
         seen: impl Fn(&K) -> Seen,
     ) -> Result<Option<Obstacle>, Error>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
     {
-        let Some(object) = object else { return Ok(None) };
+        let (object, mends) = match due {
+            Due::Other(object) => (object, false),
+            Due::Changed(object) => (object, true),
+            Due::No | Due::Later(_) => return Ok(None),
+        };
         let api: Api<K> = self.api();
         let (kind, name) = (K::kind(&()), object.name_any());
         let ours = if let Some(child) = known {
@@ -250,7 +298,7 @@ impl Work<'_> {
         let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(&object));
         match call("apply an object of a Sensor", api.patch(&name, &params, &patch)).await {
             Ok(applied) => {
-                self.sensors.child_seen(self.key, seen(&applied));
+                self.sensors.child_applied(self.key, seen(&applied), mends);
                 Ok(None)
             }
             Err(error) => {

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
+use super::drift::Fields;
 use super::index::SensorKey;
 use super::pod::{self, EDIT, Edit, HASH};
 use crate::controller::agent::pod_state::PodState;
@@ -30,6 +31,8 @@ pub(super) struct Child {
     pub(super) hash: Option<String>,
     /// Of a set: the Sensor that it was made of.
     pub(super) edit: Option<Edit>,
+    /// Whose its fields are.
+    pub(super) fields: Fields,
 }
 
 impl Child {
@@ -41,6 +44,7 @@ impl Child {
             owner: owner.map(|owner| owner.uid.clone()),
             hash: object.annotations().get(HASH).cloned(),
             edit: object.annotations().get(EDIT).and_then(|text| Edit::parse(text)),
+            fields: Fields::of(object.managed_fields()),
         }
     }
 }
@@ -69,6 +73,16 @@ impl Seen {
 
     pub(super) fn pod(object: &Pod) -> Self {
         Self::Pod(PodState::of(object))
+    }
+
+    /// An object that the controller applies.
+    pub(super) fn child(&self) -> Option<(Kind, &Child)> {
+        match self {
+            Self::Set(child) => Some((Kind::Set, child)),
+            Self::Service(child) => Some((Kind::Service, child)),
+            Self::Policy(child) => Some((Kind::Policy, child)),
+            Self::Pod(_) => None,
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 mod apply;
 mod children;
 mod conditions;
+mod drift;
 mod index;
 mod notices;
 pub mod pod;

@@ -108,7 +108,7 @@ pub(super) fn hashed<K: ResourceExt + Serialize>(mut object: K) -> (K, String) {
 }
 
 /// A hash of what a value is as JSON.
-fn hash(value: &impl Serialize) -> String {
+pub(super) fn hash(value: &impl Serialize) -> String {
     let text = serde_json::to_vec(value).unwrap_or_default();
     let digest = ring::digest::digest(&ring::digest::SHA256, &text);
     let prefix = digest.as_ref().iter().take(8);

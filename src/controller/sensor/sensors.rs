@@ -13,7 +13,8 @@ use kube::{Client, ResourceExt};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::children::{Children, Kind, Seen, Table};
+use super::children::{Child, Children, Kind, Seen, Table};
+use super::drift::{Baselines, Drift};
 use super::index::{AgentFacts, Change, Index, Known, Receiving, SensorKey};
 use super::pod::{self, SensorPodSettings};
 use super::turns::Turns;
@@ -96,6 +97,8 @@ pub(super) struct Remembered {
     pub(super) obstructed: u32,
     /// Its place among those whose pods are to be replaced for the controller's sake.
     pub(super) place: Option<Instant>,
+    /// What its objects were when this leader applied them.
+    pub(super) baselines: Baselines,
 }
 
 /// What is known of a Sensor.
@@ -307,6 +310,7 @@ impl Sensors {
             looked: false,
             obstructed: 0,
             place: None,
+            baselines: Baselines::default(),
         };
         let memory = memory.or_insert_with(fresh);
         if memory.uid != uid {
@@ -340,6 +344,25 @@ impl Sensors {
             Some(memory) => turns.take(&mut memory.place, Instant::now()),
             None => turns.take_idle(Instant::now()),
         }
+    }
+
+    /// Whether an object of a Sensor was changed by somebody else. `current`: it is said to be as it is wanted.
+    pub(super) fn drift(&self, key: &SensorKey, kind: Kind, child: &Child, current: bool) -> Drift {
+        let mut state = self.lock();
+        let memory = state.memory.get_mut(key);
+        memory.map_or(Drift::None, |memory| {
+            memory.baselines.look(kind, child, current, Instant::now())
+        })
+    }
+
+    /// An object of a Sensor was applied, and is this now. `mended`: because somebody had changed it.
+    pub(super) fn child_applied(&self, key: &SensorKey, seen: Seen, mended: bool) {
+        if let Some((kind, child)) = seen.child()
+            && let Some(memory) = self.lock().memory.get_mut(key)
+        {
+            memory.baselines.applied(kind, child, mended.then(Instant::now));
+        }
+        self.child_seen(key, seen);
     }
 
     /// Counts a failed reconcile: how many in a row now.
