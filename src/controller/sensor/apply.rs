@@ -201,7 +201,7 @@ impl Work<'_> {
         }
         let mut obstacle = self.unusable().await?;
         if obstacle.is_none() {
-            obstacle = self.put_all(set, service, policy).await?;
+            obstacle = Box::pin(self.put_all(set, service, policy)).await?;
         }
         Ok(Applied { obstacle, again })
     }
@@ -214,7 +214,9 @@ impl Work<'_> {
         policy: Due<NetworkPolicy>,
     ) -> Result<Option<Obstacle>, Error> {
         let children = self.children;
-        self.sensors.namespaces.ensure(&self.key.namespace).await?;
+        if let Some(taken) = self.sensors.namespaces.ensure(&self.key.namespace).await? {
+            return Ok(Some(Obstacle::cluster(NAME_TAKEN, taken)));
+        }
         let mut obstacle = self.put(policy, children.policy.as_ref(), Seen::policy).await?;
         if obstacle.is_none() {
             obstacle = self.put(service, children.service.as_ref(), Seen::service).await?;

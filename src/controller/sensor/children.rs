@@ -153,10 +153,24 @@ pub(super) struct Table {
 impl Table {
     /// The objects of a Sensor; `None` while not all are known.
     pub(super) fn of(&self, key: &SensorKey) -> Option<Children> {
-        let scopes = [None, Some(key.namespace.clone())];
+        self.is_whole(&key.namespace)
+            .then(|| self.all.get(key).cloned().unwrap_or_default())
+    }
+
+    /// Whether a namespace certainly has no object of a Sensor.
+    pub(super) fn is_empty(&self, namespace: &str) -> bool {
+        let first = SensorKey {
+            namespace: namespace.to_owned(),
+            name: String::new(),
+        };
+        let next = self.all.range(first..).next();
+        self.is_whole(namespace) && next.is_none_or(|(key, _)| key.namespace != namespace)
+    }
+
+    fn is_whole(&self, namespace: &str) -> bool {
+        let scopes = [None, Some(namespace.to_owned())];
         let known = |kind| scopes.iter().any(|scope| self.listed.contains(&(kind, scope.clone())));
-        let whole = <Kind as strum::IntoEnumIterator>::iter().all(known);
-        whole.then(|| self.all.get(key).cloned().unwrap_or_default())
+        <Kind as strum::IntoEnumIterator>::iter().all(known)
     }
 
     /// An object is there; true: that is new.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::Selector;
 use kube::{Client, ResourceExt};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use super::children::{Child, Children, Kind, Seen, Table};
@@ -59,6 +59,8 @@ pub struct Setup {
 pub struct Sensors {
     pub(super) setup: Setup,
     pub(super) namespaces: Namespaces,
+    /// An Agent, a Sensor or an object of theirs is gone.
+    left: Notify,
     state: Mutex<State>,
     /// Held while a spec is checked.
     checking: tokio::sync::Mutex<()>,
@@ -125,6 +127,7 @@ impl Sensors {
                 pod::service_account,
             ),
             setup,
+            left: Notify::new(),
             state: Mutex::default(),
             checking: tokio::sync::Mutex::default(),
             queue,
@@ -153,11 +156,13 @@ impl Sensors {
     /// An Agent is gone.
     pub fn agent_gone(&self, agent: &AgentKey) {
         self.change(|index| index.agent_gone(agent));
+        self.note_left();
     }
 
     /// These are all Agents of a scope.
     pub fn agents_listed(&self, scope: Option<&str>, present: &BTreeSet<AgentKey>) {
         self.change(|index| index.agents_listed(scope, present));
+        self.note_left();
     }
 
     /// A pod has said what its Sensors do.
@@ -233,10 +238,12 @@ impl Sensors {
         self.lock().memory.remove(key);
         self.setup.relay.forget(key);
         self.change(|index| index.sensor_gone(key));
+        self.note_left();
     }
 
     pub(super) fn listed(&self, scope: Option<&str>, present: &BTreeSet<SensorKey>) {
         self.change(|index| index.sensors_listed(scope, present));
+        self.note_left();
         let gone = |key: &SensorKey| scope.is_none_or(|scope| scope == key.namespace) && !present.contains(key);
         let mut state = self.lock();
         for key in state.memory.keys().filter(|key| gone(key)) {
@@ -255,6 +262,7 @@ impl Sensors {
     /// An object of a Sensor is gone.
     pub(super) fn child_gone(&self, key: &SensorKey, kind: Kind) {
         self.lock().children.gone(key, kind);
+        self.note_left();
         self.ask(key.clone());
     }
 
@@ -268,9 +276,31 @@ impl Sensors {
             changed.extend(with_pod.map(|sensor| SensorKey::of(sensor.as_ref())));
             changed
         };
+        self.note_left();
         for key in changed {
             self.ask(key);
         }
+    }
+
+    /// Something that belongs to an Agent or a Sensor is gone: its namespace may be empty now.
+    pub(in crate::controller) fn note_left(&self) {
+        self.left.notify_one();
+    }
+
+    /// Waits until something is gone.
+    pub(in crate::controller) async fn left(&self) {
+        self.left.notified().await;
+    }
+
+    /// Whether a namespace certainly has no Agent, no Sensor and nothing that was made for a Sensor.
+    pub(in crate::controller) fn is_empty(&self, namespace: &str) -> bool {
+        let state = self.lock();
+        state.index.is_empty(namespace) && state.children.is_empty(namespace)
+    }
+
+    /// What namespaces with sensor pods have once.
+    pub(in crate::controller) fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
     }
 
     /// Namespaces with sensor pods; `None` while not all Sensors are known.

@@ -77,7 +77,7 @@ fn collect(value: &Value, path: &str, leaves: &mut Leaves) {
                 collect(value, &format!("{path}.{key}"), leaves);
             }
         }
-        _ => {
+        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
             leaves.insert(path.to_owned(), value.clone());
         }
     }
