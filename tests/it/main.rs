@@ -11,6 +11,7 @@ mod fuzz;
 mod gateway;
 mod leader;
 mod ledger;
+mod leftovers;
 mod link;
 mod local;
 mod metrics;

@@ -369,7 +369,12 @@ async fn made_again_and_again(client: &Client, namespace: &str, stop: &Cancellat
             watch_namespaces: vec![namespace.into()],
             ..settings()
         },
-        sensors: idle_sensors(client.clone(), &loops, &Arc::new(relay), clock.clone()),
+        sensors: idle_sensors(
+            client.clone(),
+            "agentloop:test",
+            (&loops, &Arc::new(relay)),
+            clock.clone(),
+        ),
         loops,
         budgets,
         changed,

@@ -236,6 +236,123 @@ async fn what_somebody_deletes_is_made_again_and_all_goes_with_the_sensor() {
     assert_eq!(refusal.code, RefusalCode::NotLeading);
 }
 
+fn policy(rig: &Rig, name: &str) -> Option<Value> {
+    let name = format!("{name}-sensor");
+    rig.server.get("networking.k8s.io/networkpolicies", NAMESPACE, &name)
+}
+
+/// A webhook that listens and is at rest.
+async fn quiet_webhook() -> Rig {
+    let rig = Rig::start_with_sensors().await;
+    put_secret(&rig, "hooks", "main");
+    bring_up(&rig, "hook", "webhook").await;
+    // Its pod never says a word, and is told silent.
+    rig.pass(60).await;
+    rig.server.take_writes();
+    rig
+}
+
+/// Somebody changes an object of the webhook.
+async fn change(rig: &Rig, resource: &str, name: &str, change: &Value) {
+    let mut object = change.clone();
+    object["metadata"]["name"] = name.into();
+    object["metadata"]["namespace"] = NAMESPACE.into();
+    rig.server.put(resource, object);
+    rig.settle().await;
+}
+
+const POLICIES: &str = "networking.k8s.io/networkpolicies";
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_changes_is_put_right_and_what_he_adds_is_left() {
+    let rig = quiet_webhook().await;
+    let own = |rig: &Rig| {
+        let objects = [set(rig, "hook"), service(rig, "hook"), policy(rig, "hook")];
+        objects.map(|object| object.unwrap()["spec"].clone())
+    };
+    let before = own(&rig);
+    change(&rig, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
+    change(&rig, POLICIES, "hook-sensor", &json!({"spec": {"ingress": [{}]}})).await;
+    let elsewhere = json!({"spec": {"selector": {"agentloop.dev/sensor": "another"}}});
+    change(&rig, SERVICES, "hook-webhook", &elsewhere).await;
+    assert_eq!(own(&rig), before);
+    let mended = [
+        "patch apps/statefulsets",
+        "patch networking.k8s.io/networkpolicies",
+        "patch /services",
+    ];
+    assert_eq!(rig.server.take_writes(), mended);
+    // A restart by hand, the mark of another tool, a status: none of it is what we applied.
+    let restart =
+        json!({"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}}});
+    change(&rig, SETS, "hook-sensor", &restart).await;
+    change(
+        &rig,
+        SERVICES,
+        "hook-webhook",
+        &json!({"metadata": {"labels": {"team": "blue"}}}),
+    )
+    .await;
+    change(&rig, SETS, "hook-sensor", &json!({"status": {"replicas": 1}})).await;
+    rig.pass(60).await;
+    assert_eq!(rig.server.take_writes(), [""; 0], "at rest");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_changes_it_again_and_again_is_answered_every_half_a_minute() {
+    let rig = quiet_webhook().await;
+    for replicas in 0..60 {
+        change(&rig, SETS, "hook-sensor", &json!({"spec": {"replicas": replicas * 2}})).await;
+        rig.pass(1).await;
+    }
+    let writes = rig.server.take_writes().len();
+    assert!((2..=3).contains(&writes), "{writes}");
+    rig.pass(31).await;
+    assert_eq!(set(&rig, "hook").unwrap()["spec"]["replicas"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_webhook_makes_of_what_is_applied_is_no_change() {
+    let mut rig = Rig::start_with_sensors().await;
+    rig.server.mutate(
+        SETS,
+        json!({"metadata": {"labels": {"mesh": "on"}}, "spec": {"replicas": 2}}),
+    );
+    put_secret(&rig, "hooks", "main");
+    bring_up(&rig, "hook", "webhook").await;
+    rig.pass(60).await;
+    rig.server.take_writes();
+    rig.pass(120).await;
+    assert_eq!(rig.server.take_writes(), [""; 0], "at rest");
+    // Somebody else's change is one, and is mended once.
+    change(&rig, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
+    rig.pass(60).await;
+    assert_eq!(rig.server.take_writes(), ["patch apps/statefulsets"]);
+    assert_eq!(set(&rig, "hook").unwrap()["spec"]["replicas"], 2);
+    rig.shut_down().await;
+    rig.boot_with_sensors().await;
+    rig.pass(60).await;
+    assert_eq!(sets_written(&rig), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_changes_while_nobody_leads_is_put_right_by_the_next_leader() {
+    let mut rig = quiet_webhook().await;
+    rig.shut_down().await;
+    change(&rig, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
+    rig.server.take_writes();
+    rig.boot_with_sensors().await;
+    assert_eq!(
+        (
+            sets_written(&rig),
+            set(&rig, "hook").unwrap()["spec"]["replicas"].clone()
+        ),
+        (1, json!(1))
+    );
+    rig.pass(60).await;
+    assert_eq!(sets_written(&rig), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_secret_that_is_not_there_is_a_condition_and_no_pod_until_it_comes() {
     let rig = Rig::start_with_sensors().await;
@@ -370,6 +487,101 @@ async fn an_object_of_another_owner_is_said_and_not_touched() {
     rig.pass(31).await;
     assert!(set(&rig, "page").is_some_and(|ours| ours["spec"]["replicas"] == 1));
     assert_eq!(says(&rig, "page", "Connected"), is("Unknown", "Starting"));
+}
+
+fn image(rig: &Rig, name: &str) -> String {
+    let set = set(rig, name).unwrap();
+    set["spec"]["template"]["spec"]["containers"][0]["image"]
+        .as_str()
+        .unwrap()
+        .into()
+}
+
+/// How many of these have the image of the present controller.
+fn renewed(rig: &Rig, names: &[&str]) -> usize {
+    let new = |name: &&&str| image(rig, name) == rig.settings.image;
+    names.iter().filter(new).count()
+}
+
+/// The next controller, of this image.
+async fn upgrade(rig: &mut Rig, image: &str) {
+    rig.shut_down().await;
+    rig.settings.image = image.into();
+    rig.server.take_writes();
+    rig.boot_with_sensors().await;
+}
+
+fn sets_written(rig: &Rig) -> usize {
+    let writes = rig.server.take_writes();
+    writes.iter().filter(|write| write.ends_with(SETS)).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_image_replaces_one_pod_that_runs_after_the_other_and_an_edit_takes_it_along() {
+    let mut rig = Rig::start_with_sensors().await;
+    let names = ["s-0", "s-1", "s-2", "s-3", "s-4", "s-5"];
+    for name in names {
+        bring_up(&rig, name, "poll").await;
+    }
+    put(&rig, "down", "poll", &json!({}));
+    rig.settle().await;
+    let edit = json!({"limits": {"perMinute": 7}});
+    put(&rig, "s-4", "poll", &json!({"agentNames": ["other"]}));
+    rig.settle().await;
+    rig.shut_down().await;
+    put(&rig, "s-5", "poll", &edit);
+    rig.settings.image = "agentloop:next".into();
+    rig.server.take_writes();
+    rig.boot_with_sensors().await;
+    assert_eq!((sets_written(&rig), renewed(&rig, &["s-5"])), (1, 1), "the edit");
+    rig.pass(55).await;
+    assert_eq!(sets_written(&rig), 0, "the rollout of the controller may not be over");
+    rig.pass(5).await;
+    assert_eq!(
+        (sets_written(&rig), renewed(&rig, &["down"])),
+        (2, 1),
+        "one, and what does not run anyway"
+    );
+    for all in 3..=4 {
+        rig.pass(5).await;
+        assert_eq!((sets_written(&rig), renewed(&rig, &names)), (1, all));
+    }
+    let waiting = |name: &&str| image(&rig, name) != rig.settings.image;
+    put(&rig, names.into_iter().find(waiting).unwrap(), "poll", &edit);
+    rig.settle().await;
+    assert_eq!(
+        (sets_written(&rig), renewed(&rig, &names)),
+        (1, 5),
+        "an edit goes at once"
+    );
+    rig.pass(10).await;
+    assert_eq!((sets_written(&rig), renewed(&rig, &names)), (1, 6));
+    rig.pass(60).await;
+    assert_eq!(sets_written(&rig), 0, "at rest");
+}
+
+#[tokio::test(start_paused = true)]
+async fn old_and_new_controllers_that_lead_in_turn_replace_no_pod_back_and_forth() {
+    let mut rig = Rig::start_with_sensors().await;
+    for name in ["a", "b"] {
+        bring_up(&rig, name, "poll").await;
+    }
+    let mut written = 0;
+    for _ in 0..3 {
+        for image in ["agentloop:next", "agentloop:test"] {
+            upgrade(&mut rig, image).await;
+            rig.pass(45).await;
+            written += sets_written(&rig);
+        }
+    }
+    assert_eq!(written, 0);
+    upgrade(&mut rig, "agentloop:next").await;
+    rig.pass(63).await;
+    assert_eq!(renewed(&rig, &["a", "b"]), 1);
+    // The next one goes on with what is left.
+    upgrade(&mut rig, "agentloop:next").await;
+    rig.pass(63).await;
+    assert_eq!((sets_written(&rig), renewed(&rig, &["a", "b"])), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]

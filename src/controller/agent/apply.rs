@@ -28,6 +28,8 @@ pub(super) enum Obstacle {
     Foreign,
     /// The API server refuses the pod or the claim: quota, admission, an unusable field.
     Refused(String),
+    /// An object that all pods of a namespace share is somebody else's; in words.
+    SharedTaken(String),
     /// The node of the ending pod does not answer.
     NodeLost(String),
     /// The claim of this name is being deleted, with the earlier Agent that it was made for.
@@ -162,7 +164,11 @@ async fn create(
     now: Timestamp,
     applied: &mut Applied,
 ) -> Result<(), Error> {
-    ctx.shared.namespaces.ensure(&subject.key.namespace).await?;
+    if let Some(message) = ctx.shared.namespaces.ensure(&subject.key.namespace).await? {
+        applied.obstacle = Some(Obstacle::SharedTaken(message));
+        hold_back(ctx, subject, now);
+        return Ok(());
+    }
     let api: Api<Pod> = subject.api(ctx);
     let mut created = match call("create a pod", api.create(&PostParams::default(), pod)).await {
         Ok(created) => created,

@@ -181,6 +181,7 @@ impl List<'_> {
                 PodReason::Absent,
                 format!("the API server refuses the pod or its volume claim: {message}"),
             ),
+            (Some(Obstacle::SharedTaken(message)), _) => (PodReason::Absent, message.clone()),
             (Some(Obstacle::Foreign), _) => (
                 PodReason::Absent,
                 "a pod of this name exists and belongs to something else: delete it, or make the Agent under another name"
@@ -407,6 +408,7 @@ impl List<'_> {
         match facts.obstacle {
             Some(Obstacle::NodeLost(_)) => return Standing::Stalled(word("NodeLost", pod_message())),
             Some(Obstacle::Foreign) => return Standing::Stalled(word("PodNameTaken", pod_message())),
+            Some(Obstacle::SharedTaken(_)) => return Standing::Stalled(word("NameTaken", pod_message())),
             Some(Obstacle::Refused(_)) => return Standing::Reconciling(word("PodRefused", pod_message())),
             Some(Obstacle::ClaimEnding(_)) => {
                 return Standing::Reconciling(word(PodReason::ClaimEnding.as_ref(), pod_message()));

@@ -16,6 +16,7 @@ pub(in crate::controller) mod events;
 mod intent;
 #[cfg(test)]
 mod kstatus;
+mod leftovers;
 mod manifest;
 mod memory;
 mod names;

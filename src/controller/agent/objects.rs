@@ -32,6 +32,16 @@ fn shared_labels() -> BTreeMap<String, String> {
     ])
 }
 
+/// Whether an object is one that the controller made for all pods of a namespace.
+pub(super) fn is_shared(meta: &ObjectMeta) -> bool {
+    let has = |(key, value): (&String, &String)| {
+        meta.labels
+            .as_ref()
+            .is_some_and(|labels| labels.get(key) == Some(value))
+    };
+    shared_labels().iter().all(has) && meta.owner_references.as_deref().unwrap_or_default().is_empty()
+}
+
 /// The claim of the state.
 pub(super) fn claim(agent: &Agent) -> PersistentVolumeClaim {
     let storage = &agent.spec.storage;

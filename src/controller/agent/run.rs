@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::context::{AgentsView, Clock, Observer, Settings};
 use super::events;
+use super::leftovers;
 use super::memory::Memory;
 use super::namespaces::Namespaces;
 use super::objects::service_account;
@@ -134,15 +135,16 @@ async fn shared_work(
     tokio::join!(
         route(changed, doors),
         sweep(shared, doors),
-        show(shared, &view, pods),
+        show(shared, &view, &pods),
+        leftovers::sweep(shared, &pods),
         publish_bundle(shared, &view),
     );
 }
 
 /// Shows the Agents once all that is there is known: until then a pod would be told that it has no Agent.
-async fn show(shared: &Shared, view: &AgentsView, pods: Vec<Store<Pod>>) {
+async fn show(shared: &Shared, view: &AgentsView, pods: &[Store<Pod>]) {
     view.ready().await;
-    for store in &pods {
+    for store in pods {
         // Fails only when the watch is gone, which ends the run anyway.
         let _ = store.wait_until_ready().await;
     }
@@ -391,6 +393,7 @@ async fn watch_pods(
                     budgets.pod_seen(&agent, pod);
                 } else {
                     budgets.pod_gone(&agent);
+                    shared.sensors.note_left();
                 }
                 shared.memory.pod_seen(&agent, pod.metadata.uid.as_ref());
                 let _ = queue.send(reference(&agent));
@@ -406,6 +409,7 @@ async fn watch_pods(
                 budgets.pods_listed(namespace, &listed);
                 listed.clear();
                 shared.memory.pods_listed(namespace);
+                shared.sensors.note_left();
                 for agent in agents.state() {
                     let _ = queue.send(reference(&key(agent.as_ref())));
                 }

@@ -1,11 +1,13 @@
 //! Makes the objects of a Sensor with a pod of its own, says to the relay which pod may speak for it, and takes them away
 //! from one without.
 //!
-//! Writes nothing that is there already: each object has the hash of what it was applied as. What another made is not
-//! touched. Secrets are looked at before something is made: whether they have their keys, and whether that of a webhook can be
+//! Writes nothing that is there already: each object has the hash of what it was applied as. A set that differs only in what
+//! comes from the controller (the image above all) waits for its turn, since its pod is replaced. What somebody changed is
+//! applied again. What another made is not touched. Secrets are looked at before something is made: whether they have their keys, and whether that of a webhook can be
 //! one; what they hold is dropped at once.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -17,14 +19,16 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::children::{Child, Children, Seen};
+use super::children::{Child, Children, Kind, Seen};
 use super::conditions::{INVALID_SPEC, NAME_TAKEN, REFUSED, SECRET_NOT_FOUND, SECRET_UNUSABLE};
+use super::drift::Drift;
 use super::index::SensorKey;
-use super::pod::{self, LONGEST_CONFIG, MANAGER};
+use super::pod::{self, EDIT, Edit, LONGEST_CONFIG, MANAGER};
 use super::secrets;
 use super::sensors::{Observed, Sensors};
 use crate::api::Sensor;
 use crate::controller::agent::error::{Error, call, find};
+use crate::controller::agent::pod_state::PodReason;
 use crate::link::deliveries::{ReceiverTerms, SensorDirectives};
 use crate::link::sensors::SensorTerms;
 use crate::sensing::source::webhook::signature::unusable;
@@ -58,13 +62,47 @@ impl Obstacle {
     }
 }
 
+/// What became of it.
+#[derive(Debug, Default)]
+pub(super) struct Applied {
+    /// What stands in the way.
+    pub(super) obstacle: Option<Obstacle>,
+    /// In how long to look again at what has to wait.
+    pub(super) again: Option<Duration>,
+}
+
+/// Whether an object is to be applied.
+enum Due<K> {
+    /// It is there as it should be.
+    No,
+    /// It is not there, or was applied as another one.
+    Other(K),
+    /// Somebody changed it.
+    Changed(K),
+    /// Not before so much time has passed.
+    Later(Duration),
+}
+
+impl<K> Due<K> {
+    fn wait(&self) -> Option<Duration> {
+        match self {
+            Self::Later(wait) => Some(*wait),
+            Self::No | Self::Other(_) | Self::Changed(_) => None,
+        }
+    }
+
+    fn is_now(&self) -> bool {
+        matches!(self, Self::Other(_) | Self::Changed(_))
+    }
+}
+
 /// Brings the objects of a Sensor to what its spec wants. `children`: what there is.
 pub(super) async fn apply(
     sensors: &Sensors,
     key: &SensorKey,
     observed: &Observed,
     children: &Children,
-) -> Result<Option<Obstacle>, Error> {
+) -> Result<Applied, Error> {
     let work = Work {
         sensors,
         key,
@@ -74,17 +112,17 @@ pub(super) async fn apply(
     if !pod::has_pod(&work.sensor.spec.source) {
         sensors.setup.relay.forget(key);
         work.clear().await?;
-        return Ok(None);
+        return Ok(Applied::default());
     }
     // What a spec that cannot be used was before goes on to deliver what it has.
-    let obstacle = match observed.known.problem {
-        Some(_) => None,
+    let applied = match observed.known.problem {
+        Some(_) => Applied::default(),
         None => Box::pin(work.make()).await?,
     };
     if let Some(uid) = work.speaker() {
         sensors.setup.relay.expect(key, uid, directives(observed));
     }
-    Ok(obstacle)
+    Ok(applied)
 }
 
 /// What the pod is to do.
@@ -143,25 +181,42 @@ impl Work<'_> {
             .await
     }
 
-    async fn make(&self) -> Result<Option<Obstacle>, Error> {
+    async fn make(&self) -> Result<Applied, Error> {
         let children = self.children;
         let set = pod::stateful_set(self.sensor, &self.sensors.setup.pods);
-        let set = self.due(set, children.set.as_ref());
-        let policy = self.due(pod::network_policy(self.sensor), children.policy.as_ref());
+        let set = self.in_turn(self.due(Kind::Set, set, children.set.as_ref()));
+        let policy = pod::network_policy(self.sensor);
+        let policy = self.due(Kind::Policy, policy, children.policy.as_ref());
         let service = if self.sensor.spec.source.webhook.is_some() {
-            self.due(pod::service(self.sensor), children.service.as_ref())
+            self.due(Kind::Service, pod::service(self.sensor), children.service.as_ref())
         } else {
             let name = pod::service_name(&self.key.name);
             self.delete::<Service>(&name, children.service.as_ref()).await?;
-            None
+            Due::No
         };
-        if service.is_none() && set.is_none() && policy.is_none() {
-            return Ok(None);
+        let again = [set.wait(), service.wait(), policy.wait()];
+        let again = again.into_iter().flatten().min();
+        if !(set.is_now() || service.is_now() || policy.is_now()) {
+            return Ok(Applied { obstacle: None, again });
         }
-        if let Some(obstacle) = self.unusable().await? {
-            return Ok(Some(obstacle));
+        let mut obstacle = self.unusable().await?;
+        if obstacle.is_none() {
+            obstacle = Box::pin(self.put_all(set, service, policy)).await?;
         }
-        self.sensors.namespaces.ensure(&self.key.namespace).await?;
+        Ok(Applied { obstacle, again })
+    }
+
+    /// The pod comes last: its network is closed before it is there.
+    async fn put_all(
+        &self,
+        set: Due<StatefulSet>,
+        service: Due<Service>,
+        policy: Due<NetworkPolicy>,
+    ) -> Result<Option<Obstacle>, Error> {
+        let children = self.children;
+        if let Some(taken) = self.sensors.namespaces.ensure(&self.key.namespace).await? {
+            return Ok(Some(Obstacle::cluster(NAME_TAKEN, taken)));
+        }
         let mut obstacle = self.put(policy, children.policy.as_ref(), Seen::policy).await?;
         if obstacle.is_none() {
             obstacle = self.put(service, children.service.as_ref(), Seen::service).await?;
@@ -173,23 +228,61 @@ impl Work<'_> {
     }
 
     /// The object as it is to be applied, unless it is there as it should be.
-    fn due<K: ResourceExt + Serialize>(&self, object: K, known: Option<&Child>) -> Option<K> {
+    fn due<K: ResourceExt + Serialize>(&self, kind: Kind, object: K, known: Option<&Child>) -> Due<K> {
         let (object, hash) = pod::hashed(object);
-        let is_there = known.is_some_and(|child| child.hash.as_ref() == Some(&hash) && self.is_ours(child));
-        (!is_there).then_some(object)
+        let Some(child) = known.filter(|child| self.is_ours(child)) else {
+            return Due::Other(object);
+        };
+        let current = child.hash.as_ref() == Some(&hash);
+        match self.sensors.drift(self.key, kind, child, current) {
+            Drift::Now => Due::Changed(object),
+            _ if !current => Due::Other(object),
+            Drift::Later(wait) => Due::Later(wait),
+            Drift::None => Due::No,
+        }
+    }
+
+    /// The set, when it may be applied. What somebody wrote into the Sensor or changed in the set is applied at once, and so is
+    /// a set that is not there.
+    fn in_turn(&self, due: Due<StatefulSet>) -> Due<StatefulSet> {
+        let edit = Edit::of(self.sensor);
+        let marked = |mut set: StatefulSet| {
+            set.annotations_mut().insert(EDIT.into(), edit.text());
+            set
+        };
+        let set = match due {
+            Due::Other(set) => marked(set),
+            Due::Changed(set) => return Due::Changed(marked(set)),
+            Due::No | Due::Later(_) => return due,
+        };
+        let present = self.children.set.as_ref().filter(|child| self.is_ours(child));
+        let edited = |before: &Edit| edit.is_other_than(before);
+        if present.is_none_or(|child| child.edit.as_ref().is_some_and(edited)) {
+            return Due::Other(set);
+        }
+        let pod = self.children.pod.as_ref();
+        let runs = pod.is_some_and(|pod| pod.reason == PodReason::Running);
+        match self.sensors.take_turn(self.key, runs) {
+            Ok(()) => Due::Other(set),
+            Err(wait) => Due::Later(wait),
+        }
     }
 
     /// Applies an object, unless one of that name is somebody else's.
     async fn put<K>(
         &self,
-        object: Option<K>,
+        due: Due<K>,
         known: Option<&Child>,
         seen: impl Fn(&K) -> Seen,
     ) -> Result<Option<Obstacle>, Error>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
     {
-        let Some(object) = object else { return Ok(None) };
+        let (object, mends) = match due {
+            Due::Other(object) => (object, false),
+            Due::Changed(object) => (object, true),
+            Due::No | Due::Later(_) => return Ok(None),
+        };
         let api: Api<K> = self.api();
         let (kind, name) = (K::kind(&()), object.name_any());
         let ours = if let Some(child) = known {
@@ -207,7 +300,7 @@ impl Work<'_> {
         let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(&object));
         match call("apply an object of a Sensor", api.patch(&name, &params, &patch)).await {
             Ok(applied) => {
-                self.sensors.child_seen(self.key, seen(&applied));
+                self.sensors.child_applied(self.key, seen(&applied), mends);
                 Ok(None)
             }
             Err(error) => {

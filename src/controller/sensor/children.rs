@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
+use super::drift::Fields;
 use super::index::SensorKey;
-use super::pod::{self, HASH};
+use super::pod::{self, EDIT, Edit, HASH};
 use crate::controller::agent::pod_state::PodState;
 
 /// A kind of object.
@@ -28,6 +29,10 @@ pub(super) struct Child {
     pub(super) owner: Option<String>,
     /// What it was applied as.
     pub(super) hash: Option<String>,
+    /// Of a set: the Sensor that it was made of.
+    pub(super) edit: Option<Edit>,
+    /// Whose its fields are.
+    pub(super) fields: Fields,
 }
 
 impl Child {
@@ -38,6 +43,8 @@ impl Child {
             uid: object.uid().unwrap_or_default(),
             owner: owner.map(|owner| owner.uid.clone()),
             hash: object.annotations().get(HASH).cloned(),
+            edit: object.annotations().get(EDIT).and_then(|text| Edit::parse(text)),
+            fields: Fields::of(object.managed_fields()),
         }
     }
 }
@@ -66,6 +73,16 @@ impl Seen {
 
     pub(super) fn pod(object: &Pod) -> Self {
         Self::Pod(PodState::of(object))
+    }
+
+    /// An object that the controller applies.
+    pub(super) fn child(&self) -> Option<(Kind, &Child)> {
+        match self {
+            Self::Set(child) => Some((Kind::Set, child)),
+            Self::Service(child) => Some((Kind::Service, child)),
+            Self::Policy(child) => Some((Kind::Policy, child)),
+            Self::Pod(_) => None,
+        }
     }
 }
 
@@ -136,10 +153,24 @@ pub(super) struct Table {
 impl Table {
     /// The objects of a Sensor; `None` while not all are known.
     pub(super) fn of(&self, key: &SensorKey) -> Option<Children> {
-        let scopes = [None, Some(key.namespace.clone())];
+        self.is_whole(&key.namespace)
+            .then(|| self.all.get(key).cloned().unwrap_or_default())
+    }
+
+    /// Whether a namespace certainly has no object of a Sensor.
+    pub(super) fn is_empty(&self, namespace: &str) -> bool {
+        let first = SensorKey {
+            namespace: namespace.to_owned(),
+            name: String::new(),
+        };
+        let next = self.all.range(first..).next();
+        self.is_whole(namespace) && next.is_none_or(|(key, _)| key.namespace != namespace)
+    }
+
+    fn is_whole(&self, namespace: &str) -> bool {
+        let scopes = [None, Some(namespace.to_owned())];
         let known = |kind| scopes.iter().any(|scope| self.listed.contains(&(kind, scope.clone())));
-        let whole = <Kind as strum::IntoEnumIterator>::iter().all(known);
-        whole.then(|| self.all.get(key).cloned().unwrap_or_default())
+        <Kind as strum::IntoEnumIterator>::iter().all(known)
     }
 
     /// An object is there; true: that is new.

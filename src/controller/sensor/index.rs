@@ -126,6 +126,13 @@ impl Index {
         listed(&self.agents_listed, namespace) && listed(&self.sensors_listed, namespace)
     }
 
+    /// Whether a namespace certainly has neither Agents nor Sensors.
+    pub(super) fn is_empty(&self, namespace: &str) -> bool {
+        self.is_whole(namespace)
+            && self.agents_of(namespace).next().is_none()
+            && self.of_namespace(namespace).next().is_none()
+    }
+
     /// The Sensors that an Agent's pod is to run: not those with a pod of their own. `None` while not all are known.
     pub(super) fn terms(&self, agent: &AgentKey) -> Option<Vec<SensorTerms>> {
         let here = self

@@ -7,6 +7,7 @@
 mod apply;
 mod children;
 mod conditions;
+mod drift;
 mod index;
 mod notices;
 pub mod pod;
@@ -17,6 +18,7 @@ mod sensors;
 mod status;
 #[cfg(test)]
 mod status_tests;
+mod turns;
 mod validate;
 
 pub use sensors::{Sensors, Setup};

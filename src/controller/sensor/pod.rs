@@ -33,6 +33,8 @@ use crate::link::sensors::SensorTerms;
 pub(super) const MANAGER: &str = "agentloop-controller";
 /// Annotation: hash of the object as it was applied.
 pub(super) const HASH: &str = "agentloop.dev/spec-hash";
+/// Annotation on a set: the [`Edit`] of the Sensor that it was made of.
+pub(super) const EDIT: &str = "agentloop.dev/sensor-edit";
 /// Longest configuration of a container: Linux allows 128 KiB for one variable, its name included.
 pub(super) const LONGEST_CONFIG: usize = 120 * 1024;
 /// The binary in the image, and its role.
@@ -100,12 +102,54 @@ pub(super) fn sensor_of(object: &impl ResourceExt) -> Option<String> {
 
 /// The object with the hash of all that is in it.
 pub(super) fn hashed<K: ResourceExt + Serialize>(mut object: K) -> (K, String) {
-    let text = serde_json::to_vec(&object).unwrap_or_default();
-    let digest = ring::digest::digest(&ring::digest::SHA256, &text);
-    let prefix = digest.as_ref().iter().take(8);
-    let hash = format!("{:016x}", prefix.fold(0_u64, |hash, byte| hash << 8 | u64::from(*byte)));
+    let hash = hash(&object);
     object.annotations_mut().insert(HASH.into(), hash.clone());
     (object, hash)
+}
+
+/// A hash of what a value is as JSON.
+pub(super) fn hash(value: &impl Serialize) -> String {
+    let text = serde_json::to_vec(value).unwrap_or_default();
+    let digest = ring::digest::digest(&ring::digest::SHA256, &text);
+    let prefix = digest.as_ref().iter().take(8);
+    format!("{:016x}", prefix.fold(0_u64, |hash, byte| hash << 8 | u64::from(*byte)))
+}
+
+/// What somebody wrote into a Sensor, as far as its pod is concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Edit {
+    generation: i64,
+    hash: String,
+}
+
+impl Edit {
+    /// Of a Sensor.
+    pub(super) fn of(sensor: &Sensor) -> Self {
+        let mut terms = terms(sensor);
+        let generation = std::mem::take(&mut terms.generation);
+        let hash = hash(&terms);
+        Self { generation, hash }
+    }
+
+    /// Of the annotation.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (generation, hash) = text.split_once('-')?;
+        Some(Self {
+            generation: generation.parse().ok()?,
+            hash: hash.into(),
+        })
+    }
+
+    /// For the annotation.
+    pub(super) fn text(&self) -> String {
+        format!("{}-{}", self.generation, self.hash)
+    }
+
+    /// Whether somebody has written something else since. An edit of the receivers alone is another generation and the same
+    /// hash; a field that a new version of the controller knows and fills in is another hash and the same generation.
+    pub(super) fn is_other_than(&self, before: &Self) -> bool {
+        self.generation != before.generation && self.hash != before.hash
+    }
 }
 
 /// The `StatefulSet`.
@@ -531,6 +575,23 @@ mod tests {
         assert_eq!(template(&sensor), before);
         sensor.spec.limits.per_minute = 7;
         assert_ne!(template(&sensor), before);
+    }
+
+    #[test]
+    fn an_edit_is_what_somebody_wrote_for_the_pod() {
+        let before = Edit::of(&webhook());
+        assert_eq!(Edit::parse(&before.text()), Some(before.clone()));
+        assert_eq!(Edit::parse("of another version"), None);
+        let edit = |generation: i64, change: fn(&mut Sensor)| {
+            let mut sensor = webhook();
+            sensor.metadata.generation = Some(generation);
+            change(&mut sensor);
+            Edit::of(&sensor)
+        };
+        assert!(edit(4, |sensor| sensor.spec.limits.per_minute = 7).is_other_than(&before));
+        assert!(!edit(4, |sensor| sensor.spec.agent_names.push("y".into())).is_other_than(&before));
+        let filled_in = edit(3, |sensor| sensor.spec.limits.per_minute = 7);
+        assert!(!filled_in.is_other_than(&before), "nobody wrote that");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 
-use super::apply::{Obstacle, apply};
+use super::apply::{Applied, Obstacle, apply};
 use super::children::Children;
 use super::conditions::{self, INVALID_SPEC};
 use super::index::SensorKey;
@@ -40,11 +40,11 @@ pub(super) async fn reconcile(sensors: &Sensors, key: &SensorKey) -> Result<Acti
         return Ok(Action::await_change());
     }
     let has_pod = pod::has_pod(&sensor.spec.source);
-    let obstacle = match &observed.children {
+    let Applied { obstacle, again: waits } = match &observed.children {
         Some(children) => Box::pin(apply(sensors, key, &observed, children)).await?,
         // It is asked for again when they are known.
         None if has_pod => return Ok(Action::await_change()),
-        None => None,
+        None => Applied::default(),
     };
     let uid = &observed.memory.uid;
     let obstructed = obstacle.as_ref().map(|_| observed.memory.obstructed.saturating_add(1));
@@ -53,7 +53,7 @@ pub(super) async fn reconcile(sensors: &Sensors, key: &SensorKey) -> Result<Acti
     sensors.remember(key, uid, |memory| memory.errors = 0);
     // What stands in the way is not watched, so it is looked at.
     let again = obstructed.map(|times| REFERENCES.delay(times, uid));
-    let delays = [next, again].into_iter().flatten().min();
+    let delays = [next, again, waits].into_iter().flatten().min();
     Ok(delays.map_or_else(Action::await_change, Action::requeue))
 }
 

@@ -5,16 +5,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::Selector;
 use kube::{Client, ResourceExt};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
-use super::children::{Children, Kind, Seen, Table};
+use super::children::{Child, Children, Kind, Seen, Table};
+use super::drift::{Baselines, Drift};
 use super::index::{AgentFacts, Change, Index, Known, Receiving, SensorKey};
 use super::pod::{self, SensorPodSettings};
+use super::turns::Turns;
 use super::validate::validate;
 use crate::api::sensor::{SensorStatus, Totals};
 use crate::api::{Agent, Sensor};
@@ -56,6 +59,8 @@ pub struct Setup {
 pub struct Sensors {
     pub(super) setup: Setup,
     pub(super) namespaces: Namespaces,
+    /// An Agent, a Sensor or an object of theirs is gone.
+    left: Notify,
     state: Mutex<State>,
     /// Held while a spec is checked.
     checking: tokio::sync::Mutex<()>,
@@ -68,6 +73,7 @@ struct State {
     index: Index,
     children: Table,
     memory: HashMap<SensorKey, Remembered>,
+    turns: Turns,
 }
 
 /// What is remembered of a Sensor between two reconciles.
@@ -91,6 +97,10 @@ pub(super) struct Remembered {
     pub(super) looked: bool,
     /// Reconciles in a row that found something in the way of its pod.
     pub(super) obstructed: u32,
+    /// Its place among those whose pods are to be replaced for the controller's sake.
+    pub(super) place: Option<Instant>,
+    /// What its objects were when this leader applied them.
+    pub(super) baselines: Baselines,
 }
 
 /// What is known of a Sensor.
@@ -117,6 +127,7 @@ impl Sensors {
                 pod::service_account,
             ),
             setup,
+            left: Notify::new(),
             state: Mutex::default(),
             checking: tokio::sync::Mutex::default(),
             queue,
@@ -145,11 +156,13 @@ impl Sensors {
     /// An Agent is gone.
     pub fn agent_gone(&self, agent: &AgentKey) {
         self.change(|index| index.agent_gone(agent));
+        self.note_left();
     }
 
     /// These are all Agents of a scope.
     pub fn agents_listed(&self, scope: Option<&str>, present: &BTreeSet<AgentKey>) {
         self.change(|index| index.agents_listed(scope, present));
+        self.note_left();
     }
 
     /// A pod has said what its Sensors do.
@@ -225,10 +238,12 @@ impl Sensors {
         self.lock().memory.remove(key);
         self.setup.relay.forget(key);
         self.change(|index| index.sensor_gone(key));
+        self.note_left();
     }
 
     pub(super) fn listed(&self, scope: Option<&str>, present: &BTreeSet<SensorKey>) {
         self.change(|index| index.sensors_listed(scope, present));
+        self.note_left();
         let gone = |key: &SensorKey| scope.is_none_or(|scope| scope == key.namespace) && !present.contains(key);
         let mut state = self.lock();
         for key in state.memory.keys().filter(|key| gone(key)) {
@@ -247,6 +262,7 @@ impl Sensors {
     /// An object of a Sensor is gone.
     pub(super) fn child_gone(&self, key: &SensorKey, kind: Kind) {
         self.lock().children.gone(key, kind);
+        self.note_left();
         self.ask(key.clone());
     }
 
@@ -260,9 +276,31 @@ impl Sensors {
             changed.extend(with_pod.map(|sensor| SensorKey::of(sensor.as_ref())));
             changed
         };
+        self.note_left();
         for key in changed {
             self.ask(key);
         }
+    }
+
+    /// Something that belongs to an Agent or a Sensor is gone: its namespace may be empty now.
+    pub(in crate::controller) fn note_left(&self) {
+        self.left.notify_one();
+    }
+
+    /// Waits until something is gone.
+    pub(in crate::controller) async fn left(&self) {
+        self.left.notified().await;
+    }
+
+    /// Whether a namespace certainly has no Agent, no Sensor and nothing that was made for a Sensor.
+    pub(in crate::controller) fn is_empty(&self, namespace: &str) -> bool {
+        let state = self.lock();
+        state.index.is_empty(namespace) && state.children.is_empty(namespace)
+    }
+
+    /// What namespaces with sensor pods have once.
+    pub(in crate::controller) fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
     }
 
     /// Namespaces with sensor pods; `None` while not all Sensors are known.
@@ -301,6 +339,8 @@ impl Sensors {
             trouble: None,
             looked: false,
             obstructed: 0,
+            place: None,
+            baselines: Baselines::default(),
         };
         let memory = memory.or_insert_with(fresh);
         if memory.uid != uid {
@@ -324,6 +364,35 @@ impl Sensors {
         {
             change(memory);
         }
+    }
+
+    /// Whether the pod of a Sensor may be replaced now for the controller's sake, or in how long that is to be asked again.
+    pub(super) fn take_turn(&self, key: &SensorKey, runs: bool) -> Result<(), Duration> {
+        let mut state = self.lock();
+        let State { turns, memory, .. } = &mut *state;
+        match memory.get_mut(key).filter(|_| runs) {
+            Some(memory) => turns.take(&mut memory.place, Instant::now()),
+            None => turns.take_idle(Instant::now()),
+        }
+    }
+
+    /// Whether an object of a Sensor was changed by somebody else. `current`: it is said to be as it is wanted.
+    pub(super) fn drift(&self, key: &SensorKey, kind: Kind, child: &Child, current: bool) -> Drift {
+        let mut state = self.lock();
+        let memory = state.memory.get_mut(key);
+        memory.map_or(Drift::None, |memory| {
+            memory.baselines.look(kind, child, current, Instant::now())
+        })
+    }
+
+    /// An object of a Sensor was applied, and is this now. `mended`: because somebody had changed it.
+    pub(super) fn child_applied(&self, key: &SensorKey, seen: Seen, mended: bool) {
+        if let Some((kind, child)) = seen.child()
+            && let Some(memory) = self.lock().memory.get_mut(key)
+        {
+            memory.baselines.applied(kind, child, mended.then(Instant::now));
+        }
+        self.child_seen(key, seen);
     }
 
     /// Counts a failed reconcile: how many in a row now.

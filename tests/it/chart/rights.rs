@@ -36,6 +36,10 @@ const WHERE_AGENTS_ARE: &[(&str, &str)] = &[
     ("configmaps agentloop-link-ca", "create"),
     ("serviceaccounts agentloop-agent", "create"),
     ("serviceaccounts agentloop-sensor", "create"),
+    // When the last Agent and the last Sensor of a namespace are gone.
+    ("configmaps agentloop-link-ca", "delete"),
+    ("serviceaccounts agentloop-agent", "delete"),
+    ("serviceaccounts agentloop-sensor", "delete"),
     // When a pod of that name is there already.
     ("pods", "get"),
     // The ledger: who draws on what, and its records.

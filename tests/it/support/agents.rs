@@ -33,7 +33,12 @@ pub fn idle_ledger(client: Client, loops: &Arc<Loops>) -> Arc<Budgets> {
 }
 
 /// Sensors that nobody watches until they are run.
-pub fn idle_sensors(client: Client, loops: &Arc<Loops>, relay: &Arc<Relay>, clock: Clock) -> Arc<Sensors> {
+pub fn idle_sensors(
+    client: Client,
+    image: &str,
+    (loops, relay): (&Arc<Loops>, &Arc<Relay>),
+    clock: Clock,
+) -> Arc<Sensors> {
     Arc::new(Sensors::new(agentloop::controller::sensor::Setup {
         client,
         watch_namespaces: Vec::new(),
@@ -41,7 +46,7 @@ pub fn idle_sensors(client: Client, loops: &Arc<Loops>, relay: &Arc<Relay>, cloc
         loops: loops.clone(),
         relay: relay.clone(),
         pods: SensorPodSettings {
-            image: "agentloop:test".into(),
+            image: image.into(),
             ..SensorPodSettings::default()
         },
         ca_bundle: tokio::sync::watch::channel("CA one".to_owned()).1,

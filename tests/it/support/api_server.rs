@@ -1,7 +1,7 @@
 //! A Kubernetes API server in this process: enough of one to run a whole controller against, with faults on demand.
 //!
-//! Versioned objects, list and watch, merge patch, server-side apply as a merge, the status subresource, generations,
-//! preconditions, graceful pod deletion, cascading deletion by owner references. It counts every request.
+//! Versioned objects, list and watch, merge patch, server-side apply as a merge with its owners of fields, the status
+//! subresource, generations, preconditions, graceful pod deletion, cascading deletion by owner references. It counts every request.
 #![allow(dead_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +17,8 @@ use jiff::Timestamp;
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+
+use super::managed_fields;
 
 /// One request, as RBAC sees it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +71,8 @@ struct Store {
     closed: BTreeSet<String>,
     /// Fields of a status that the schema does not know.
     pruned: BTreeSet<String>,
+    /// What a webhook makes of what is applied, by resource.
+    webhooks: BTreeMap<String, Value>,
 }
 
 /// The server. Clones share their objects.
@@ -149,6 +153,11 @@ impl ApiServer {
         self.lock().pruned.insert(field.into());
     }
 
+    /// From now on a webhook merges this into whatever is applied of a resource.
+    pub fn mutate(&self, resource: &str, patch: Value) {
+        self.lock().webhooks.insert(resource.into(), patch);
+    }
+
     /// From now on the watches of a resource deliver nothing, and stay open.
     pub fn deafen(&self, resource: &str) {
         self.lock().deaf.insert(resource.into());
@@ -202,6 +211,10 @@ impl ApiServer {
             merge(&mut merged, &object);
             if merged.get("spec") != old.get("spec") {
                 bump_generation(&mut merged);
+            }
+            // Of what nobody applies nobody asks.
+            if !old["metadata"]["managedFields"].is_null() {
+                managed_fields::note(&old, &mut merged, "somebody", None, (self.clock)());
             }
             object = merged;
         } else {
@@ -344,7 +357,10 @@ impl ApiServer {
             (Method::GET, None) => self.listing(&target, &query),
             (Method::GET, Some(name)) => self.read(&target, &name),
             (Method::POST, None) => self.create(&target, body),
-            (Method::PATCH, Some(name)) => self.patch(&target, &name, &body, apply),
+            (Method::PATCH, Some(name)) => {
+                let applier = query.get("fieldManager").filter(|_| apply);
+                self.patch(&target, &name, &body, applier.map(String::as_str))
+            }
             (Method::PUT, Some(name)) => self.replace(&target, &name, body),
             (Method::DELETE, Some(name)) => self.erase(&target, &name, &body),
             (method, name) => panic!("the server does not know {method} on {name:?}"),
@@ -474,15 +490,15 @@ impl ApiServer {
         axum::Json(Self::keep(&mut store, key, object)).into_response()
     }
 
-    fn patch(&self, target: &Target, name: &str, patch: &Value, apply: bool) -> Response {
+    fn patch(&self, target: &Target, name: &str, patch: &Value, applier: Option<&str>) -> Response {
         let key = key(&target.resource, &target.namespace, name);
         let mut store = self.lock();
         let old = match store.objects.get(&key) {
             Some(old) => old.clone(),
-            None if apply => {
-                let mut object = patch.clone();
+            None if applier.is_some() => {
+                let mut object = json!({});
                 self.dress(&store, &mut object);
-                return axum::Json(Self::keep(&mut store, key, object)).into_response();
+                object
             }
             None => return failure(StatusCode::NOT_FOUND, "NotFound", &format!("{name} not found")),
         };
@@ -494,9 +510,16 @@ impl ApiServer {
             }
         } else {
             merge(&mut new, patch);
-            new["status"] = old["status"].clone();
+            if let Some(applier) = applier {
+                let webhook = store.webhooks.get(&target.resource);
+                merge(&mut new, webhook.unwrap_or(&json!({})));
+                managed_fields::note(&old, &mut new, applier, Some(patch), (self.clock)());
+            }
+            if let Some(status) = old.get("status") {
+                new["status"] = status.clone();
+            }
         }
-        if new.get("spec") != old.get("spec") {
+        if old.get("spec").is_some() && new.get("spec") != old.get("spec") {
             bump_generation(&mut new);
         }
         let precondition = &patch["metadata"]["resourceVersion"];

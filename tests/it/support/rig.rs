@@ -111,7 +111,12 @@ impl Rig {
         let shutdown = CancellationToken::new();
         let (relay, said) = Relay::new(Duration::from_secs(5));
         let relay = Arc::new(relay);
-        let sensors = idle_sensors(self.server.client(), &loops, &relay, self.clock.clone());
+        let sensors = idle_sensors(
+            self.server.client(),
+            &self.settings.image,
+            (&loops, &relay),
+            self.clock.clone(),
+        );
         let budgets = idle_ledger(self.server.client(), &loops);
         tokio::spawn(budgets.clone().run(shutdown.clone()));
         let task = tokio::spawn(run(Parts {

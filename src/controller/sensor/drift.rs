@@ -1,0 +1,183 @@
+//! Whether somebody has changed what the controller applied. Pure.
+//!
+//! The API server keeps for each object which fields are whose; a field that another one changes is ours no longer. So nothing
+//! but our own part is compared, and no list of fields is kept here. What our own apply was answered is what it is compared
+//! with: a webhook that changes what is applied is no change.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use tokio::time::Instant;
+
+use super::children::{Child, Kind};
+use super::pod::{self, MANAGER};
+
+/// Time between two mends of one object: whoever changes it again and again gets no quarrel at full speed.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// Whose the fields of an object are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Fields {
+    /// Hash of those that are ours; `None`: none is.
+    ours: Option<String>,
+    /// Whether somebody else may have changed something after our last change.
+    touched: bool,
+}
+
+impl Fields {
+    pub(super) fn of(entries: &[ManagedFieldsEntry]) -> Self {
+        // Its status is not what is applied.
+        let of_spec = |entry: &&ManagedFieldsEntry| entry.subresource.as_deref() != Some("status");
+        let (ours, others): (Vec<_>, Vec<_>) = entries.iter().filter(of_spec).partition(|entry| is_ours(entry));
+        let time = |entry: &&ManagedFieldsEntry| entry.time.as_ref().map(|time| time.0);
+        let last = |entries: &[&ManagedFieldsEntry]| entries.iter().filter_map(time).max();
+        // Times are whole seconds: the same one may be later.
+        let touched = ours.is_empty() || last(&others).is_some_and(|time| Some(time) >= last(&ours));
+        let fields: Vec<_> = ours
+            .iter()
+            .map(|entry| entry.fields_v1.as_ref().map(|fields| &fields.0))
+            .collect();
+        Self {
+            ours: (!ours.is_empty()).then(|| pod::hash(&fields)),
+            touched,
+        }
+    }
+}
+
+fn is_ours(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(MANAGER)
+}
+
+/// What our last applies of the objects of one Sensor were answered.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Baselines(BTreeMap<Kind, Baseline>);
+
+#[derive(Clone, Debug)]
+struct Baseline {
+    uid: String,
+    ours: Option<String>,
+    /// When it was last mended.
+    mended: Option<Instant>,
+}
+
+/// What is to be done about an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Drift {
+    /// Nothing: it is as it was applied.
+    None,
+    /// It is to be applied again.
+    Now,
+    /// The same, but not before so much time has passed.
+    Later(Duration),
+}
+
+impl Baselines {
+    /// Looks at an object. `current`: it is said to be as it is wanted. If so, one that was not applied by this leader is taken
+    /// as it is, unless somebody may have changed it.
+    pub(super) fn look(&mut self, kind: Kind, child: &Child, current: bool, now: Instant) -> Drift {
+        let known = self.0.get(&kind).filter(|known| known.uid == child.uid);
+        let Some(known) = known else {
+            if !current {
+                return Drift::None;
+            }
+            if child.fields.touched {
+                return Drift::Now;
+            }
+            self.applied(kind, child, None);
+            return Drift::None;
+        };
+        if known.ours == child.fields.ours {
+            return Drift::None;
+        }
+        let left = known
+            .mended
+            .map_or(Duration::ZERO, |at| (at + PAUSE).saturating_duration_since(now));
+        if left.is_zero() { Drift::Now } else { Drift::Later(left) }
+    }
+
+    /// An object was applied and this is the answer. `mended`: when that was a mend.
+    pub(super) fn applied(&mut self, kind: Kind, child: &Child, mended: Option<Instant>) {
+        let before = self.0.get(&kind).filter(|known| known.uid == child.uid);
+        let baseline = Baseline {
+            uid: child.uid.clone(),
+            ours: child.fields.ours.clone(),
+            mended: mended.or(before.and_then(|known| known.mended)),
+        };
+        self.0.insert(kind, baseline);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn entry(manager: &str, subresource: &str, fields: &Value, second: u32) -> Value {
+        json!({
+            "manager": manager, "operation": "Update", "subresource": subresource, "fieldsV1": fields,
+            "time": format!("2026-11-22T14:00:{second:02}Z"),
+        })
+    }
+
+    fn child(entries: &[Value]) -> Child {
+        let entries: Vec<ManagedFieldsEntry> = serde_json::from_value(json!(entries)).unwrap();
+        Child {
+            uid: "u".into(),
+            owner: None,
+            hash: None,
+            edit: None,
+            fields: Fields::of(&entries),
+        }
+    }
+
+    fn ours(fields: &Value) -> Value {
+        entry(MANAGER, "", fields, 10)
+    }
+
+    #[test]
+    fn what_takes_a_field_from_us_is_mended_and_what_adds_its_own_is_not() {
+        let (whole, part) = (json!({"f:replicas": {}, "f:template": {}}), json!({"f:template": {}}));
+        let now = Instant::now();
+        let mut baselines = Baselines::default();
+        baselines.applied(Kind::Set, &child(&[ours(&whole)]), None);
+        let mut look = |entries: &[Value], later: u64| {
+            baselines.look(Kind::Set, &child(entries), true, now + Duration::from_secs(later))
+        };
+        let scaled = [ours(&part), entry("kubectl", "scale", &json!({"f:replicas": {}}), 20)];
+        assert_eq!(look(&scaled, 0), Drift::Now);
+        let status = entry("kube-controller-manager", "status", &json!({"f:status": {}}), 20);
+        assert_eq!(look(&[ours(&whole), status], 0), Drift::None);
+        let annotated = entry("kubectl", "", &json!({"f:annotations": {}}), 20);
+        assert_eq!(look(&[ours(&whole), annotated], 0), Drift::None);
+        assert_eq!(look(&[], 0), Drift::Now, "even that we applied it is gone");
+    }
+
+    #[test]
+    fn a_quarrel_goes_slowly() {
+        let now = Instant::now();
+        let mut baselines = Baselines::default();
+        baselines.applied(Kind::Policy, &child(&[ours(&json!({"f:a": {}}))]), Some(now));
+        let changed = child(&[ours(&json!({}))]);
+        let soon = now + Duration::from_secs(1);
+        let left = Duration::from_secs(29);
+        assert_eq!(baselines.look(Kind::Policy, &changed, true, soon), Drift::Later(left));
+        assert_eq!(baselines.look(Kind::Policy, &changed, true, now + PAUSE), Drift::Now);
+        // What is applied for another reason is no mend, and leaves the pause as it is.
+        baselines.applied(Kind::Policy, &child(&[ours(&json!({"f:b": {}}))]), None);
+        assert_eq!(baselines.look(Kind::Policy, &changed, true, soon), Drift::Later(left));
+    }
+
+    #[test]
+    fn a_new_leader_applies_again_only_what_somebody_touched_last() {
+        let now = Instant::now();
+        let fields = json!({"f:a": {}});
+        let look = |entries: &[Value], current| Baselines::default().look(Kind::Set, &child(entries), current, now);
+        assert_eq!(look(&[ours(&fields)], true), Drift::None);
+        assert_eq!(look(&[ours(&fields), entry("x", "", &fields, 9)], true), Drift::None);
+        let touched = [ours(&fields), entry("x", "", &fields, 10)];
+        assert_eq!(look(&touched, true), Drift::Now);
+        assert_eq!(look(&touched, false), Drift::None, "it is applied anyway, in its turn");
+    }
+}
