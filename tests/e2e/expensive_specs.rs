@@ -6,14 +6,10 @@ use super::agents::{Agent, script, scripted};
 use super::cluster::{self, Namespace, shared};
 use super::sensor_pods::SENSORS;
 
-/// Each name stands for nine of the one before: 9^12 values in 400 bytes.
+/// A long list and as many aliases to it as there is room for: each is one step for a reader, and another copy in memory.
 fn aliases() -> String {
-    let mut text = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
-    for level in 1..12 {
-        let inner = vec![format!("*a{}", level - 1); 9].join(",");
-        text += &format!("a{level}: &a{level} [{inner}]\n");
-    }
-    text + "turns: [{toolCalls: [{name: a, arguments: {b: *a11}}]}]\n"
+    let (value, aliases) = (vec!["1"; 30_000].join(","), vec!["*a"; 60_000].join(","));
+    format!("turns: [{{toolCalls: [{{name: a, arguments: {{a: &a [{value}], b: [{aliases}]}}}}]}}]\n")
 }
 
 /// 33 expressions of 194 large patterns each.

@@ -159,6 +159,7 @@ impl Book {
             held.insert(account.clone());
         }
         let entry = Entry {
+            begun: restored.time(),
             account: restored,
             blocked: BTreeMap::new(),
             asks: BTreeMap::new(),
@@ -789,11 +790,43 @@ mod tests {
         assert!(!exhausted(&book, 50));
         // The small one spends until its own calls fit no more: a quarter is left, and less than any call needs.
         write(&mut book, 4);
-        book.request(&who("small"), |_| true, &saying("b", 2, 310, 1000), at(5));
+        book.request(&who("small"), |_| true, &saying("b", 2, 310, 1000), at(35));
         assert!(exhausted(&book, 50), "90 are left, and nobody asked for less than 100");
-        book.withdraw("b", &who("small").agent, at(7));
-        book.withdraw("b", &who("large").agent, at(7));
+        book.withdraw("b", &who("small").agent, at(37));
+        book.withdraw("b", &who("large").agent, at(37));
         assert!(!exhausted(&book, 50));
+    }
+
+    /// A budget of which 10 % are left, and who is refused so much at that moment.
+    fn nearly_spent(least: i64, seconds: i64) -> Book {
+        let mut book = book(1000);
+        book.request(&who("a"), |_| true, &asking("b", 900, vec![]), at(1));
+        write(&mut book, 1);
+        book.request(&who("a"), |_| true, &saying("b", 1, 900, 100), at(2));
+        write(&mut book, 2);
+        book.request(&who("large"), |_| true, &asking("b", least, vec![]), at(seconds));
+        book
+    }
+
+    #[test]
+    fn in_the_first_half_minute_of_a_leader_a_budget_is_spent_only_when_all_have_asked() {
+        for (seconds, spent) in [(29, false), (30, true)] {
+            let book = nearly_spent(150, seconds);
+            let entry = book.entry("b").unwrap().1;
+            assert_eq!(entry.exhausted(50).is_some(), spent, "after {seconds} s");
+            assert!(entry.exhausted(2).is_some(), "both have asked");
+        }
+    }
+
+    #[test]
+    fn an_agent_that_asked_for_little_and_sleeps_does_not_hide_that_a_budget_is_spent() {
+        let mut book = nearly_spent(150, 40);
+        book.request(&who("small"), |_| true, &asking("b", 30, vec![]), at(41));
+        write(&mut book, 41);
+        let exhausted = |book: &Book| book.entry("b").unwrap().1.exhausted(50).is_some();
+        assert!(!exhausted(&book), "the small one holds a lease, and goes on");
+        book.request(&who("small"), |_| true, &saying("b", 2, 10, 20), at(42));
+        assert!(exhausted(&book), "nobody who is awake fits");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! Owns what is said of an account: what is left, whether it is spent, whom it lets go. What is counted is the ledger's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::api::amount::{Amount, Kind, LimitAmounts};
 use crate::ledger::account::{Account, AgentName, Ask, Refused, Room, Who};
@@ -12,6 +12,8 @@ use crate::ledger::account::{Account, AgentName, Ask, Refused, Room, Who};
 /// A limit of which not more than one part in so many is left can be found spent by the Agents that asked; with more
 /// left, only by all that draw on it.
 const LAST_PART: i64 = 4;
+/// In the first so many seconds of a leader's term not even then: it has not heard of the smallest calls yet.
+const FIRST_ASKS: SignedDuration = SignedDuration::from_secs(30);
 
 /// An Agent whose last ask was refused, and has no room yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct Blocked {
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub(super) account: Account,
+    /// When this leader began to keep it, by the ledger's time.
+    pub(super) begun: Timestamp,
     pub(super) blocked: BTreeMap<AgentName, Blocked>,
     /// The least that each Agent wanted for its last call.
     pub(super) asks: BTreeMap<AgentName, Amount>,
@@ -79,11 +83,17 @@ impl Entry {
     /// not of a call that can never fit, not while others hold enough unspent. Of several the one that has room last.
     ///
     /// One refusal alone shows nothing: the account is spent when what is left is less than the smallest call that any
-    /// Agent last asked for. As long as more than a quarter of the limit is left, all Agents must have asked.
+    /// Agent last asked for. As long as more than a quarter of the limit is left, all Agents must have asked; with less
+    /// left, Agents that sleep do not count, since nobody knows when they ask again.
     #[must_use]
     pub fn exhausted(&self, agents: usize) -> Option<(&AgentName, &Blocked)> {
+        if self.blocked.is_empty() {
+            return None;
+        }
+        let awake = self.account.holders().map(|who| &who.agent);
+        let awake: BTreeSet<&AgentName> = awake.chain(self.blocked.keys()).collect();
         let shows = |refused: &Refused| {
-            !refused.per_agent && !refused.never && !refused.contended && self.fits_nobody(refused.kind, agents)
+            !refused.per_agent && !refused.never && !refused.contended && self.fits_nobody(refused.kind, agents, &awake)
         };
         let spent = self.blocked.iter().filter(|(_, blocked)| shows(&blocked.refused));
         spent.max_by_key(|(_, blocked)| {
@@ -93,15 +103,21 @@ impl Entry {
     }
 
     /// Whether there is too little of a kind for the smallest call that was last asked for.
-    fn fits_nobody(&self, kind: Kind, agents: usize) -> bool {
+    fn fits_nobody(&self, kind: Kind, agents: usize, awake: &BTreeSet<&AgentName>) -> bool {
         let limits = self.account.limits();
         let left = limits.left_after(&self.account.used());
         let (Some(limit), Some(left)) = (limits.get(kind), left.get(kind)) else {
             return false;
         };
+        let fits_none = |who: &dyn Fn(&AgentName) -> bool| {
+            let asks = self.asks.iter().filter(|(agent, _)| who(agent));
+            let smallest = asks.map(|(_, least)| least.get(kind)).min();
+            smallest.is_some_and(|smallest| left < smallest)
+        };
         let all_asked = self.asks.len() >= agents;
-        let smallest = self.asks.values().map(|least| least.get(kind)).min();
-        (all_asked || left <= limit / LAST_PART) && smallest.is_some_and(|smallest| left < smallest)
+        let all_known = self.account.time().duration_since(self.begun) >= FIRST_ASKS;
+        (all_asked && fits_none(&|_| true))
+            || (all_known && left <= limit / LAST_PART && fits_none(&|agent| awake.contains(agent)))
     }
 
     /// An Agent wants a call, or waits for none any more.
