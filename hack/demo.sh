@@ -60,7 +60,7 @@ own_cluster() {
 
 existing_cluster() {
   [ -n "$image_given" ] || die "CONTEXT=$context also needs IMAGE=ref, an image which that cluster can pull: run 'make image',
-  push target/image/agentloop.tar to a registry of yours (skopeo copy oci-archive:target/image/agentloop.tar docker://ref)"
+  push target/image/agentloop.tar to your registry (skopeo copy oci-archive:target/image/agentloop.tar docker://ref)"
   "$devcluster/tools.sh" kubectl helm
   kube version >/dev/null || die "the cluster of context '$context' does not answer"
 }
@@ -171,7 +171,7 @@ TEXT
 }
 
 [ "${1:-}" != down ] || { down; exit; }
-trap 'echo; echo "Interrupted. What is up can be removed with: make demo-down"; exit 130' INT TERM
+trap 'echo; echo "Interrupted. To remove what was started: make demo-down"; exit 130' INT TERM
 if [ -n "$context" ]; then existing_cluster; else own_cluster; fi
 install
 show

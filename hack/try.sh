@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# try.sh: builds the binary and runs two scripted agents for TRY_SECONDS=20, without a cluster; begins anew each time.
+# try.sh: builds the binary and runs two scripted agents for TRY_SECONDS=20, without a cluster; starts from scratch each time.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
