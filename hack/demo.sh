@@ -41,7 +41,7 @@ own_cluster() {
   local tools_pid log
   as_root_or_say "a cluster on this machine"
   "$ROOT/hack/packages.sh" build image plane node
-  say "Building the cluster's tools and the image (the first time takes half an hour or more on two cores; cached after that)"
+  say "Building the cluster's tools and the image (half an hour or more on two cores the first time, cached afterwards)"
   log=$(mktemp)
   setsid "$devcluster/tools.sh" plane node helm >"$log" 2>&1 &
   tools_pid=$!
@@ -60,7 +60,7 @@ own_cluster() {
 
 existing_cluster() {
   [ -n "$image_given" ] || die "CONTEXT=$context also needs IMAGE=ref, an image which that cluster can pull: run 'make image',
-  push target/image/agentloop.tar to a registry of yours (skopeo copy oci-archive:target/image/agentloop.tar docker://ref)"
+  push target/image/agentloop.tar to your registry (skopeo copy oci-archive:target/image/agentloop.tar docker://ref)"
   "$devcluster/tools.sh" kubectl helm
   kube version >/dev/null || die "the cluster of context '$context' does not answer"
 }
@@ -87,15 +87,15 @@ show_budget() {
   kube -n "$namespace" apply -f "$budget_example"
   kube -n "$namespace" wait --for=condition=Ready --timeout=60s "agentbudgets.agentloop.dev/$budget"
   until_budget NearLimit
-  say "Near the limit: a warning. They go on ..."
+  say "Near the limit: a warning. They continue ..."
   until_budget Exhausted
-  say "... and stop before the call that would cross it"
+  say "... and pause before the call that would exceed it"
   kube -n "$namespace" wait --for=condition=BudgetExhausted --timeout=60s agents.agentloop.dev/reader agents.agentloop.dev/writer
   kube -n "$namespace" get agentbudgets.agentloop.dev "$budget"
   kube -n "$namespace" get agents.agentloop.dev -l team=research
   kube -n "$namespace" get agents.agentloop.dev reader -o jsonpath='{.status.conditions[?(@.type=="BudgetExhausted")].message}{"\n"}'
 
-  say "A person adds 10,000 tokens: they go on within seconds"
+  say "A top-up of 10,000 tokens: they continue within seconds"
   kube -n "$namespace" patch agentbudgets.agentloop.dev "$budget" --type merge \
     -p '{"spec": {"topUps": [{"id": "demo", "tokens": 10000, "reason": "shown to a friend"}]}}'
   kube -n "$namespace" wait --for=condition=BudgetExhausted=False --timeout=60s agents.agentloop.dev/reader
@@ -104,13 +104,13 @@ show_budget() {
 }
 
 start_sensor() {
-  say "A clock for an Agent that sleeps an hour: kubectl apply -f examples/schedule.yaml"
+  say "A schedule for an Agent that sleeps for an hour: kubectl apply -f examples/schedule.yaml"
   kube -n "$namespace" apply -f "$sensor_example"
   kube -n "$namespace" wait --for=condition=Connected --timeout=120s "sensors.agentloop.dev/$sensor"
 }
 
 show_sensor() {
-  say "Meanwhile the clock has woken its Agent: each full minute is one event, and takes effect once"
+  say "Meanwhile the schedule has woken its Agent: each full minute is one event that takes effect once"
   kube -n "$namespace" wait --for=jsonpath='{.status.lastDeliveryId}' --timeout=90s "sensors.agentloop.dev/$sensor" >/dev/null
   kube -n "$namespace" get sensors.agentloop.dev "$sensor"
   kube -n "$namespace" get agents.agentloop.dev "$woken"
@@ -129,10 +129,10 @@ show() {
   namespace=${agent% *} agent=${agent#* }
   kube -n "$namespace" wait --for=condition=Ready --timeout=120s "agents.agentloop.dev/$agent"
 
-  say "Its loop turns and sleeps; every token is counted"
+  say "The loop takes turns and sleeps; every token is counted"
   watch_agent 15
 
-  say "Its pod is deleted: it goes on where it stood"
+  say "The pod is deleted: the Agent continues where it left off"
   kube -n "$namespace" delete pod "$agent"
   kube -n "$namespace" wait --for=create --timeout=60s "pod/$agent"
   watch_agent 15
@@ -147,14 +147,14 @@ show() {
   kube get --raw "/api/v1/namespaces/$system/pods/$leader:$port/proxy/metrics" |
     grep -E "^agentloop_agent_(tokens_total|turns_total|loop_state).*\"$agent\"|^agentloop_budget_(limit|used|reserved|remaining).*tokens" | grep -v ' 0$'
 
-  say "And what happened"
+  say "The Agent's Events"
   kube -n "$namespace" get events --field-selector "involvedObject.kind=Agent,involvedObject.name=$agent" \
     --sort-by=.lastTimestamp -o custom-columns=TYPE:.type,REASON:.reason,MESSAGE:.message
 }
 
 goodbye() {
   local with=${context:+ --context $context}
-  say "It stays up. Look around:"
+  say "Everything stays up. To explore:"
   [ -n "$context" ] || echo "  export KUBECONFIG=$KUBECONFIG PATH=$BIN:\$PATH"
   cat <<TEXT
   kubectl$with -n $namespace get agents.agentloop.dev --watch
@@ -171,7 +171,7 @@ TEXT
 }
 
 [ "${1:-}" != down ] || { down; exit; }
-trap 'echo; echo "Interrupted. What is up can be removed with: make demo-down"; exit 130' INT TERM
+trap 'echo; echo "Interrupted. To remove what was started: make demo-down"; exit 130' INT TERM
 if [ -n "$context" ]; then existing_cluster; else own_cluster; fi
 install
 show

@@ -6,9 +6,9 @@ use super::agents::{Agent, script, scripted};
 use super::cluster::{self, Namespace, shared};
 use super::sensor_pods::SENSORS;
 
-/// A long list and as many aliases to it as there is room for: each is one step for a reader, and another copy in memory.
+/// A long list and 420 aliases to it: each is one step for a reader, and another copy in memory.
 fn aliases() -> String {
-    let (value, aliases) = (vec!["1"; 30_000].join(","), vec!["*a"; 60_000].join(","));
+    let (value, aliases) = (vec!["0"; 40_000].join(","), vec!["*a"; 420].join(","));
     format!("turns: [{{toolCalls: [{{name: a, arguments: {{a: &a [{value}], b: [{aliases}]}}}}]}}]\n")
 }
 
