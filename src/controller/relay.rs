@@ -221,9 +221,12 @@ impl Relay {
         self.hear(entry);
         let directives = entry.directives.borrow();
         let terms = directives.terms.as_ref();
-        if terms.is_none_or(|terms| terms.uid != deliver.delivery.sensor) {
+        let Some(terms) = terms.filter(|terms| terms.uid == deliver.delivery.sensor) else {
             return Err(unknown("these are not events of this pod's Sensor"));
-        }
+        };
+        // Not what the pod says: its receivers are not to rely on it.
+        deliver.delivery.name.clone_from(&terms.name);
+        deliver.delivery.per_minute = Some(terms.spec.limits.per_minute);
         let receivers = directives.receivers.as_deref().unwrap_or_default();
         let receiver = receivers.iter().find(|receiver| receiver.uid == deliver.receiver);
         let Some(receiver) = receiver else {
@@ -363,6 +366,7 @@ mod tests {
                 name: "s".into(),
                 receiver: receiver.into(),
                 outbox: "o".into(),
+                per_minute: None,
                 events: vec![event],
             },
         }
@@ -393,7 +397,11 @@ mod tests {
         let pod = pod("p1", "a");
         let (answer, ()) = tokio::join!(relay.deliver(&pod, deliver("sensor-uid", "x-uid")), async {
             let delivery = gateway.recv().await.unwrap();
-            assert_eq!(delivery, deliver("sensor-uid", "x-uid").delivery);
+            let sent = Delivery {
+                per_minute: Some(60),
+                ..deliver("sensor-uid", "x-uid").delivery
+            };
+            assert_eq!(delivery, sent);
             // Of another Sensor, and of another receiver: nobody's.
             relay.delivered(
                 &agent(),
@@ -413,6 +421,17 @@ mod tests {
             relay.delivered(&agent(), word(7));
         });
         assert_eq!(answer, Ok(word(7)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn name_and_limit_of_a_sensor_are_not_what_its_pod_says() {
+        let relay = relay();
+        let mut gateway = relay.listen(&agent());
+        let mut lie = deliver("sensor-uid", "x-uid");
+        (lie.delivery.name, lie.delivery.per_minute) = ("another".into(), Some(60_000));
+        let _heard = relay.pass(&pod("p1", "a"), lie).unwrap();
+        let delivery = gateway.recv().await.unwrap();
+        assert_eq!((&*delivery.name, delivery.per_minute), ("s", Some(60)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -139,7 +139,7 @@ impl Engine {
         }
         let head = self.head().map(|text| Arc::new(Message::User { text })).into_iter();
         let Some(compaction) = self.compaction() else {
-            let all = head.chain(context::rendered(&self.transcript, cleared));
+            let all = head.chain(context::rendered(&self.transcript, cleared).skip(self.left_out()));
             return (Purpose::Turn, all.collect());
         };
         let oldest = &self.transcript[..compaction.messages.min(self.transcript.len())];
@@ -165,7 +165,7 @@ impl Engine {
             .summary
             .as_deref()
             .map(|text| prompt::summary(&prompt::cut(text, most)));
-        let digest = self.state.digest.text(most / 2);
+        let digest = self.digest().text(most / 2);
         prompt::head(summary, digest)
     }
 

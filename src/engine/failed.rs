@@ -114,7 +114,7 @@ impl Engine {
             return;
         };
         if turn.own_call() > 1 {
-            self.was_accepted();
+            self.was_accepted(out);
             self.complete_turn(Pace::Continue, out);
         } else if turn.silent == 0 {
             turn.silent = 1;
@@ -127,10 +127,11 @@ impl Engine {
     }
 
     /// The provider took the conversation as it is.
-    pub(super) fn was_accepted(&mut self) {
+    pub(super) fn was_accepted(&mut self, out: &mut Outbox) {
         self.notifications_seen();
         if !self.is_heartbeat() {
             self.state.unproven = 0;
+            self.forget_left_out(out);
         }
     }
 
@@ -186,6 +187,13 @@ impl Engine {
                 );
             }
         }
+        let failure = match self.doubt_history(&failure, out) {
+            Some(more) => Failure {
+                message: format!("{}; {more}", failure.message),
+                ..failure
+            },
+            None => failure,
+        };
         let counters = &mut self.state.counters;
         counters.errors = counters.errors.saturating_add(1);
         let delay = clock::doubled(self.settings.min_delay, counters.errors, self.settings.max_delay);
@@ -213,6 +221,7 @@ impl Engine {
         self.state.watch.turn_failed();
         let retract = retract.min(self.transcript.len());
         self.transcript.truncate(self.transcript.len() - retract);
+        self.heed_left(0);
         out.record(Record {
             retract,
             ..line(RecordKind::TurnFailed, turn.number, note)

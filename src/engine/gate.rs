@@ -158,6 +158,11 @@ impl Toolbox {
         self.known.get(name).map(|known| known.spec.effect)
     }
 
+    /// Whether a tool may have changed something, as far as is known.
+    pub fn may_act(&self, name: &str) -> bool {
+        self.effect(name) != Some(ToolEffect::Read)
+    }
+
     /// Whether a denial of a call by this name counts against a tool.
     pub fn knows(&self, name: &str) -> bool {
         self.known.contains_key(name)

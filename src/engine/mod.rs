@@ -15,6 +15,7 @@ mod clock;
 mod compaction;
 mod context;
 mod digest;
+mod doubt;
 mod expiry;
 mod failed;
 mod gate;
@@ -394,6 +395,9 @@ pub enum RecordKind {
     TurnFailed,
     /// Results of tools that the model has seen are left out of the prompt from now on. Its note is how much that saves.
     ResultsCleared,
+    /// The next turn is tried without the older half of the history, since turns with it were refused. Its note says how
+    /// much that is.
+    HistoryDoubted,
     /// Old messages left the live transcript.
     Trimmed,
     /// Old messages left the live transcript, and a summary has taken their place.

@@ -10,6 +10,7 @@ use super::budget::{Budget, Probe};
 use super::compaction::Compaction;
 use super::context::Sizes;
 use super::digest::Digest;
+use super::doubt::Doubt;
 use super::guardrails::idle_timeout::IdleClock;
 use super::heartbeat::Beat;
 use super::hot_state::Refresh;
@@ -67,6 +68,8 @@ pub struct Snapshot {
     /// So many of the newest messages are of turns that failed without having changed anything, and no call has been
     /// answered since.
     pub(super) unproven: usize,
+    /// Whether the history may be what the server refuses.
+    pub(super) doubt: Doubt,
     /// [`super::settings::Settings::spec`] of the process before.
     pub(super) spec: Option<u64>,
     /// What the next turn's first message will say.

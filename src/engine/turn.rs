@@ -198,7 +198,7 @@ impl Engine {
             self.refused_to_answer(out);
             return;
         }
-        self.was_accepted();
+        self.was_accepted(out);
         if answer.finish == Finish::Length && answer.tool_calls.is_empty() {
             let note = format!(
                 "your last answer was cut at the output limit of {} tokens",
@@ -302,6 +302,7 @@ impl Engine {
         let counters = &mut self.state.counters;
         (counters.errors, counters.error_cooldowns, counters.crash_cooldowns) = (0, 0, 0);
         counters.refusals = 0;
+        self.trust_history();
         self.state.next_turn = Some(clock::after(out.now, self.delay()));
         prompt::GOES_ON.clone_into(&mut self.state.briefing.cause);
         match pace {

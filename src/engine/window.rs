@@ -19,7 +19,6 @@ use super::machine::Engine;
 use super::message::Message;
 use super::outbox::{Outbox, line};
 use super::snapshot::Step;
-use super::tool::ToolEffect;
 use super::{Record, RecordKind, context};
 use crate::api::failure::{Failure, FailureKind};
 
@@ -67,6 +66,9 @@ impl Engine {
         loop {
             match self.next_to_leave() {
                 Next::Send => return true,
+                // What is left out on trial is the first to leave.
+                Next::Clear(_) | Next::Forget(_) | Next::Compact(_) | Next::TooLarge { .. }
+                    if self.forget_left_out(out) => {}
                 Next::Clear(messages) => self.clear_results(messages, out),
                 Next::Forget(messages) => self.forget(messages, out),
                 Next::Compact(compaction) => {
@@ -235,7 +237,7 @@ impl Engine {
     pub(super) fn forget(&mut self, messages: usize, out: &mut Outbox) {
         self.cut_opening(messages);
         let toolbox = &self.toolbox;
-        let acts = |name: &str| toolbox.effect(name) != Some(ToolEffect::Read);
+        let acts = |name: &str| toolbox.may_act(name);
         self.state.digest.add(&self.transcript[..messages], acts);
         self.leave(messages);
         self.note("old turns left the context");
@@ -261,6 +263,7 @@ impl Engine {
         let messages = messages.min(self.transcript.len());
         self.transcript.drain(..messages);
         self.state.watch.forgets();
+        self.heed_left(messages);
         let cleared = &mut self.state.cleared.messages;
         *cleared = cleared.saturating_sub(messages);
         if let Some(turn) = &mut self.state.turn {
@@ -322,6 +325,9 @@ impl Engine {
     /// A call that is larger than a whole limit, counted by bytes: results are cleared, then half of the history is summed
     /// up, or leaves. False: nothing can help.
     pub(super) fn shorten(&mut self, limit: u64, out: &mut Outbox) -> bool {
+        if self.forget_left_out(out) {
+            return true;
+        }
         let own = self.own_begin();
         let cleared = self.cleared();
         let history = context::size(&self.transcript[..own], cleared) * context::BYTES_PER_TOKEN;

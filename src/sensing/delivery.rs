@@ -38,7 +38,11 @@ pub struct Event {
 /// Highest number of an event; JSON carries numbers up to it everywhere.
 pub const MOST_SEQ: i64 = (1 << 53) - 1;
 /// Most updates, notifications or questions of one event: as many as a Sensor may have updates or signals, and its own.
-const MOST_PARTS: usize = 17;
+pub(super) const MOST_PARTS: usize = 17;
+/// Most bytes of the name of a field.
+const MOST_FIELD_BYTES: usize = 63;
+/// Most bytes of the name of an event: `signal/<sensor>/<signal>`.
+pub(super) const MOST_NAME_BYTES: usize = 512;
 /// Most bytes of an id. The longest is that of a file, which has its path in it.
 const MOST_ID_BYTES: usize = 8 * 1024;
 
@@ -62,8 +66,12 @@ impl Event {
             ]
             .iter()
             .all(|parts| *parts <= MOST_PARTS)
-            && notices.all(|notice| notice.text.len() <= MOST_TEXT_BYTES)
-            && updates.all(|update| update.value.to_string().len() <= MOST_VALUE_BYTES)
+            && self.wakes.iter().all(|name| name.len() <= MOST_NAME_BYTES)
+            && notices.all(|notice| notice.text.len() <= MOST_TEXT_BYTES && notice.source.len() <= MOST_NAME_BYTES)
+            && updates.all(|update| {
+                update.field.len() <= MOST_FIELD_BYTES && update.value.to_string().len() <= MOST_VALUE_BYTES
+            })
+            && asked.is_none_or(Trial::is_plausible)
     }
 }
 
@@ -103,6 +111,9 @@ pub struct Delivery {
     /// Id of the outbox whose numbers these are: those of another one say nothing of them.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub outbox: String,
+    /// `limits.perMinute` of the Sensor, by the controller's word; what the sensor's pod says here is nobody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_minute: Option<u32>,
     /// The events.
     pub events: Vec<Event>,
 }

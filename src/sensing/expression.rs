@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
-use values::{size, to_cel, to_json};
+use values::{TEXT_PER_COST, size, to_cel, to_json};
 
 /// Most bytes of an expression.
 pub const MOST_BYTES: usize = 4096;
@@ -43,6 +43,12 @@ pub const MOST_PATTERN_BYTES: usize = 512;
 /// Most bytes of one automaton of a compiled pattern, of which there are two: a few written bytes such as `\w{100}` grow to
 /// as much as is allowed.
 const PATTERN_BYTES: usize = 256 * 1024;
+/// The same of patterns that cost less, smallest first.
+const SMALL_PATTERNS: [usize; 2] = [16 * 1024, 64 * 1024];
+/// So many bytes of an automaton cost one for each 32 bytes of the text that it goes through.
+const PATTERN_PER_COST: usize = 1024;
+/// Most bytes of a text that `json` makes: each `json` around another one doubles what is escaped.
+pub const MOST_JSON_BYTES: usize = 4 * 1024 * 1024;
 
 /// What an expression may name.
 const VARIABLES: [&str; 3] = ["payload", "previous", "now"];
@@ -87,7 +93,7 @@ pub enum Failure {
 #[derive(Clone, Debug)]
 pub struct Expression {
     tree: IdedExpr,
-    patterns: Arc<[Regex]>,
+    patterns: Arc<[Pattern]>,
     weight: Weight,
     depth: usize,
     uses_previous: bool,
@@ -124,6 +130,34 @@ impl Allowance {
         };
         self.patterns = left;
         Ok(())
+    }
+}
+
+/// A compiled pattern.
+#[derive(Clone, Debug)]
+struct Pattern {
+    regex: Regex,
+    /// What it costs for each [`values::TEXT_PER_COST`] bytes of a text. In the worst case all of the automaton is looked at
+    /// for each byte.
+    weight: u64,
+}
+
+impl Pattern {
+    fn compile(text: &str) -> Option<Self> {
+        let within = |bytes: usize| {
+            RegexBuilder::new(text)
+                .size_limit(bytes)
+                .dfa_size_limit(PATTERN_BYTES)
+                .build()
+                .ok()
+        };
+        let regex = within(PATTERN_BYTES)?;
+        let small = SMALL_PATTERNS.into_iter().find(|bytes| within(*bytes).is_some());
+        let weight = small.unwrap_or(PATTERN_BYTES) / PATTERN_PER_COST;
+        Some(Self {
+            regex,
+            weight: u64::try_from(weight).unwrap_or(u64::MAX),
+        })
     }
 }
 
@@ -291,6 +325,24 @@ impl Purse {
         after > 0
     }
 
+    /// Pays for a look at a text of so many bytes. False: there is not enough left.
+    fn pay_for_text(&self, bytes: usize, weight: u64) -> bool {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        let steps = bytes.saturating_mul(weight) / TEXT_PER_COST;
+        self.pay(
+            Weight {
+                steps,
+                ..Weight::default()
+            },
+            0,
+        )
+    }
+
+    /// What is left is not enough.
+    fn empty(&self) {
+        self.left.store(0, Ordering::Relaxed);
+    }
+
     fn is_empty(&self) -> bool {
         self.left.load(Ordering::Relaxed) == 0
     }
@@ -299,7 +351,7 @@ impl Purse {
 /// Checks a tree, and makes it one that is cheap and counted.
 struct Compiler<'a> {
     allowance: &'a mut Allowance,
-    patterns: Vec<Regex>,
+    patterns: Vec<Pattern>,
     weight: Weight,
     depth: usize,
     uses_previous: bool,
@@ -382,11 +434,8 @@ impl Compiler<'_> {
             return Err("calls matches with a pattern that is no text".into());
         };
         self.allowance.pattern(text.inner())?;
-        let pattern = RegexBuilder::new(text.inner())
-            .size_limit(PATTERN_BYTES)
-            .dfa_size_limit(PATTERN_BYTES)
-            .build()
-            .map_err(|_| "has a pattern in matches that is no regular expression, or too large".to_owned())?;
+        let pattern = Pattern::compile(text.inner())
+            .ok_or("has a pattern in matches that is no regular expression, or too large")?;
         *literal = LiteralValue::Int(i64::try_from(self.patterns.len()).unwrap_or(i64::MAX).into());
         self.patterns.push(pattern);
         Ok(())

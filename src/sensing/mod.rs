@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod delivery;
+mod expanded;
 pub mod expression;
 pub mod rules;
 pub mod schedule;

@@ -13,7 +13,7 @@ use super::signals::{Holds, Seen, Signal};
 use super::state::Held;
 pub use super::state::{Last, State};
 use super::trial::{Question, Trial, most_urgent};
-use super::{Compiling, Invalid, Mistakes};
+use super::{Compiling, Invalid, Mistakes, expanded};
 use crate::api::SensorSpec;
 use crate::api::sensor::{Gate, Priority};
 
@@ -154,6 +154,15 @@ impl Rules {
         let Ok(text) = std::str::from_utf8(body) else {
             return failed(state, "what came is neither JSON nor text in UTF-8".into());
         };
+        if expanded::is_too_large(text) {
+            let most = expanded::MOST_BYTES / (1024 * 1024);
+            return failed(
+                state,
+                format!(
+                    "what came takes more than {most} MiB of memory: have the source say less, or lower limits.maxPayloadBytes"
+                ),
+            );
+        }
         let payload: Value = match serde_json::from_str(text) {
             Ok(payload) => payload,
             // Deeper than the parser goes: more so than is allowed, and no text.

@@ -7,11 +7,13 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::delivery::{Event, FieldValue, Notice};
+use super::delivery::{Event, FieldValue, MOST_NAME_BYTES, MOST_PARTS, Notice};
 use crate::api::sensor::{Gate, Priority};
 
 /// Most bytes of a payload, as JSON, that a model is shown.
 pub const MOST_DATA_BYTES: usize = 8 * 1024;
+/// Most bytes of a question's prompt: 2,048 characters.
+const MOST_PROMPT_BYTES: usize = 4 * 2048;
 /// Stands before a text whose signal was not scored.
 const UNSCORED: &str = "[not scored: the light model gave no answer] ";
 
@@ -104,6 +106,14 @@ impl Question {
 }
 
 impl Trial {
+    /// Whether rules could have asked this.
+    pub(super) fn is_plausible(&self) -> bool {
+        let short = |question: &Question| {
+            question.signal.len() <= MOST_NAME_BYTES && question.prompt.len() <= MOST_PROMPT_BYTES
+        };
+        self.data.len() <= MOST_DATA_BYTES && self.updates.len() <= MOST_PARTS && self.questions.iter().all(short)
+    }
+
     /// The payload as the model is shown it.
     #[must_use]
     pub fn data(payload: &Value) -> String {

@@ -160,6 +160,7 @@ impl<R: Road> Deliverer<R> {
                     name: self.name.clone(),
                     receiver: uid.clone(),
                     outbox,
+                    per_minute: None,
                     events,
                 },
             };

@@ -11,6 +11,7 @@ use super::health::Pulse;
 use super::keeper::Keeper;
 use super::outbox::OutboxError;
 use super::source::{Running, Sources, identity};
+use crate::api::SensorSpec;
 use crate::link::deliveries::{ReceiverTerms, SensorDirectives, SensorPodReport};
 use crate::link::sensors::{LastEvent, SensorReport, SensorTerms};
 use crate::sensing::rules::Rules;
@@ -73,11 +74,7 @@ impl Hearing {
     }
 
     fn hear(&mut self, arrival: Arrival) -> Result<(), OutboxError> {
-        // Before it is known who gets it, it would get lost. A sender that waits for an answer sends it again; what a page
-        // or a stream says while nobody receives it is nobody's.
-        let is_sent = self.terms.spec.source.webhook.is_some();
-        let lost = |receivers: &Vec<_>| is_sent && receivers.is_empty();
-        if self.receivers.borrow().as_ref().is_none_or(lost) {
+        if is_lost(&self.terms.spec, self.receivers.borrow().as_deref()) {
             let _ = arrival.answer.send(Taken::NotNow);
             return Ok(());
         }
@@ -200,7 +197,44 @@ impl Hearing {
     }
 }
 
+/// Whether what comes now would get lost: it is not known who gets it. A sender that waits for an answer sends it again; what
+/// a page or a stream says while nobody receives it is nobody's.
+fn is_lost(spec: &SensorSpec, receivers: Option<&[ReceiverTerms]>) -> bool {
+    receivers.is_none_or(|receivers| spec.source.webhook.is_some() && receivers.is_empty())
+}
+
 fn until(due: Option<Timestamp>) -> Duration {
     let wait = due.map(|due| Duration::try_from(due.duration_since(Timestamp::now())).unwrap_or_default());
     wait.unwrap_or(LOOK).min(LOOK)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_delivery_to_a_webhook_without_receivers_is_to_be_sent_again_and_what_a_page_says_then_is_nobodys() {
+        let spec = |source| serde_json::from_value(json!({"agentNames": ["a"], "source": source})).expect("a spec");
+        let webhook: SensorSpec = spec(json!({
+            "webhook": {"scheme": "GitHub", "secretKeyRef": {"name": "s", "key": "k"}},
+        }));
+        let page: SensorSpec = spec(json!({"poll": {"http": {"url": "http://a"}}}));
+        let one = [ReceiverTerms {
+            uid: "u".into(),
+            name: "a".into(),
+            revision: 0,
+        }];
+        for (receivers, of_webhook, of_page) in [
+            (None, true, true),
+            (Some(&[][..]), true, false),
+            (Some(&one[..]), false, false),
+        ] {
+            assert_eq!(
+                (is_lost(&webhook, receivers), is_lost(&page, receivers)),
+                (of_webhook, of_page)
+            );
+        }
+    }
 }

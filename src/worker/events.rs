@@ -34,6 +34,7 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::SignalUnscored => "autonomy:signal_unscored",
         RecordKind::HotStateRefused => "autonomy:hot_state_refused",
         RecordKind::ResultsCleared => "autonomy:context_results_cleared",
+        RecordKind::HistoryDoubted => "autonomy:context_doubted",
         RecordKind::Trimmed => "autonomy:context_trimmed",
         RecordKind::Compacted => "autonomy:context_compacted",
         RecordKind::CallStarted => "model:call_started",

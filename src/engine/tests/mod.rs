@@ -6,6 +6,7 @@ mod budget_health;
 mod compaction;
 mod context;
 mod corpus;
+mod doubt;
 mod events;
 mod failures;
 mod gate;
@@ -353,7 +354,14 @@ impl Driver {
                     "its own conversation"
                 );
             }
-            Purpose::Turn => assert_eq!(sent, rendered(&self.transcript), "the prompt is what the journal holds"),
+            Purpose::Turn => {
+                let left_out = self.engine.left_out();
+                assert_eq!(
+                    sent,
+                    &rendered(&self.transcript)[left_out..],
+                    "the prompt is what the journal holds, but for what is left out on trial"
+                );
+            }
             Purpose::Compaction => {
                 let (request, oldest) = sent.split_last().expect("a request");
                 assert!(matches!(**request, Message::User { .. }) && !oldest.is_empty());
@@ -385,8 +393,9 @@ impl Driver {
             let beginning = &summary[..summary.floor_char_boundary(20)];
             assert!(text.contains(beginning), "the summary is gone: {text}");
         }
-        if self.forgotten > 0 {
-            let left = format!("{} messages left your context without a summary", self.forgotten);
+        let forgotten = self.forgotten + self.engine.left_out();
+        if forgotten > 0 {
+            let left = format!("{forgotten} messages left your context without a summary");
             assert!(text.contains(&left), "{left}: {text}");
         }
     }

@@ -9,13 +9,12 @@ use cel::common::ast::{Expr, IdedExpr, LiteralValue};
 use cel::extractors::This;
 use cel::{Context, ExecutionError, FunctionContext, Value as Cel, functions};
 use jiff::Timestamp;
-use regex::Regex;
 
 use super::values::{size, to_json};
-use super::{Purse, Weight};
+use super::{MOST_JSON_BYTES, Pattern, Purse, Weight};
 
 /// Puts the functions into a context.
-pub(super) fn offer(context: &mut Context<'_>, purse: &Purse, patterns: &Arc<[Regex]>) {
+pub(super) fn offer(context: &mut Context<'_>, purse: &Purse, patterns: &Arc<[Pattern]>) {
     context.add_function("contains", functions::contains);
     context.add_function("size", functions::size);
     context.add_function("max", functions::max);
@@ -28,14 +27,12 @@ pub(super) fn offer(context: &mut Context<'_>, purse: &Purse, patterns: &Arc<[Re
     context.add_function("slice", slice);
     context.add_function("epochSeconds", epoch_seconds);
     context.add_function("lowerAscii", |This(text): This<Arc<String>>| text.to_ascii_lowercase());
-    context.add_function("json", |This(value): This<Cel>| {
-        let json = to_json(&value).ok_or(ExecutionError::NoSuchOverload)?;
-        Ok::<Cel, ExecutionError>(json.to_string().into())
-    });
-    let patterns = Arc::clone(patterns);
+    let paid = purse.clone();
+    context.add_function("json", move |This(value): This<Cel>| json(&value, &paid));
+    let (patterns, paid) = (Arc::clone(patterns), purse.clone());
     context.add_function("matches", move |This(text): This<Arc<String>>, number: i64| {
         let pattern = usize::try_from(number).ok().and_then(|number| patterns.get(number));
-        pattern.is_some_and(|pattern| pattern.is_match(&text))
+        pattern.is_some_and(|pattern| paid.pay_for_text(text.len(), pattern.weight) && pattern.regex.is_match(&text))
     });
     for (name, goal) in [("@all", false), ("@exists", true)] {
         let purse = purse.clone();
@@ -45,6 +42,19 @@ pub(super) fn offer(context: &mut Context<'_>, purse: &Purse, patterns: &Arc<[Re
         let purse = purse.clone();
         context.add_function(name, move |call: &FunctionContext| collect(call, &purse, name));
     }
+}
+
+/// A value as a text of JSON.
+fn json(value: &Cel, purse: &Purse) -> Result<Cel, ExecutionError> {
+    if purse.is_empty() {
+        return Err(ExecutionError::NoSuchOverload);
+    }
+    let json = to_json(value).ok_or(ExecutionError::NoSuchOverload)?.to_string();
+    if json.len() > MOST_JSON_BYTES || !purse.pay_for_text(json.len(), 1) {
+        purse.empty();
+        return Err(ExecutionError::NoSuchOverload);
+    }
+    Ok(json.into())
 }
 
 /// Whether the goal is met by an item: `exists` looks for true, `all` for false.

@@ -117,6 +117,30 @@ fn all_expressions_of_a_sensor_may_have_32_patterns_and_not_one_more() {
 }
 
 #[test]
+fn json_around_json_is_given_up_before_its_escapes_fill_the_memory() {
+    let nested = |levels: usize| format!("size({}payload{})", "json(".repeat(levels), ")".repeat(levels));
+    let payload = json!("\"".repeat(1_000));
+    assert!(evaluated(&nested(5), &payload).is_ok());
+    assert_eq!(evaluated(&nested(20), &payload), Err(Failure::TooCostly));
+    let exact = |bytes: usize| evaluated("size(json(payload))", &json!("a".repeat(bytes - 2)));
+    assert_eq!(exact(MOST_JSON_BYTES), Ok(json!(MOST_JSON_BYTES)));
+    assert_eq!(exact(MOST_JSON_BYTES + 1), Err(Failure::TooCostly));
+}
+
+#[test]
+fn a_pattern_costs_by_its_size_and_by_the_text_that_it_goes_through() {
+    let heavy = "payload.text.matches('\\\\w{5}!')";
+    let light = "payload.text.matches('z+!')";
+    let text = |kibibytes: usize| json!({"text": "a".repeat(kibibytes * 1024)});
+    assert_eq!(evaluated(light, &text(1024)), Ok(json!(false)));
+    assert_eq!(evaluated(heavy, &text(1)), Ok(json!(false)));
+    assert_eq!(evaluated(heavy, &text(1024)), Err(Failure::TooCostly));
+    let again = |times: usize| format!("[{}].all(one, !one)", vec![light; times].join(","));
+    assert_eq!(evaluated(&again(5), &text(1024)), Ok(json!(true)));
+    assert_eq!(evaluated(&again(12), &text(1024)), Err(Failure::TooCostly));
+}
+
+#[test]
 fn a_pattern_may_have_512_bytes_and_not_one_more() {
     let of = |bytes: usize| format!("payload.a.matches('{}')", "a".repeat(bytes));
     assert!(Expression::compile(&of(MOST_PATTERN_BYTES)).is_ok());

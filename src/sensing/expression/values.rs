@@ -11,11 +11,11 @@ use cel::objects::Map;
 use serde_json::{Number, Value};
 
 /// Bytes of text that cost as much as one value.
-const TEXT_PER_COST: usize = 32;
+pub(super) const TEXT_PER_COST: u64 = 32;
 
 /// About how many values there are to look at.
 pub(super) fn size(value: &Cel) -> u64 {
-    let text = |text: &str| 1 + u64::try_from(text.len() / TEXT_PER_COST).unwrap_or(u64::MAX);
+    let text = |text: &str| 1 + u64::try_from(text.len()).unwrap_or(u64::MAX) / TEXT_PER_COST;
     match value {
         Cel::List(list) => list.iter().map(size).fold(1, u64::saturating_add),
         Cel::Map(map) => map

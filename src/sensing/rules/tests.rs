@@ -48,6 +48,22 @@ impl Sensor {
     }
 }
 
+#[test]
+fn a_payload_that_would_fill_the_memory_is_a_failure_and_the_next_one_is_heard() {
+    let mut sensor = Sensor::new(json!({
+        "limits": {"maxPayloadBytes": 1_048_576},
+        "notification": {"text": "'was ' + json(previous).slice(0, 9)"},
+    }));
+    let list = |items: usize| json!(vec![0; items]);
+    assert_eq!(sensor.hears(0, &list(500_000)), Outcome::Failed);
+    let failure = sensor.1.failure.clone().expect("a failure");
+    assert!(failure.contains("more than 12 MiB of memory"), "{failure}");
+    assert_eq!((sensor.1.totals.errors, sensor.1.previous.is_none()), (1, true));
+    sensor.accepts(1_000, &list(390_000));
+    let event = sensor.accepts(2_000, &json!(1));
+    assert_eq!(event.notifications[0].text, "was [0,0,0,0,");
+}
+
 fn sources(event: &Event) -> Vec<&str> {
     event.notifications.iter().map(|notice| &*notice.source).collect()
 }

@@ -61,9 +61,8 @@ impl Listener {
             for event in parser.push(&chunk) {
                 self.give(event, cursor, feed).await?;
             }
-            if let Some(retry) = parser.retry {
-                // A server that says 0 would be asked without end.
-                reopening.pause = retry.clamp(PAUSE, LONGEST);
+            if let Some(pause) = parser.pause() {
+                reopening.pause = pause;
             }
         }
     }
@@ -167,6 +166,11 @@ impl Parser {
             last_id,
             retry: None,
         }
+    }
+
+    /// How long the server asked to wait. One that says 0 would be asked without end.
+    fn pause(&self) -> Option<Duration> {
+        self.retry.map(|retry| retry.clamp(PAUSE, LONGEST))
     }
 
     fn push(&mut self, chunk: &[u8]) -> Vec<Event> {

@@ -12,6 +12,8 @@ use super::{Outbox, OutboxError};
 pub const KEPT: SignedDuration = SignedDuration::from_hours(24);
 /// Most ids that are kept, at most a quarter of the room: at the default pace of 60 events a minute a day has 86,400.
 pub const MOST_IDS: i64 = 250_000;
+/// The ids are counted once in so many arrivals: so many more than allowed, twice for a source with two keys, are no harm.
+pub(super) const COUNTED_EVERY: u32 = 64;
 /// About what one takes on disk, its place in the index included.
 const ID_BYTES: i64 = 80;
 
@@ -45,11 +47,12 @@ impl Outbox {
     }
 }
 
-/// Remembers keys, and forgets those that are too old, or too many for a quarter of the room.
+/// Remembers keys, and forgets those that are too old. Those that are too many for a quarter of the room go too, `counted`:
+/// who counts them goes through all of them, so that it is not to be done each time.
 pub(super) fn remember(
     transaction: &Transaction<'_>,
     (keys, at): (&[Key], Timestamp),
-    room: i64,
+    (room, counted): (i64, bool),
 ) -> rusqlite::Result<()> {
     if keys.is_empty() {
         return Ok(());
@@ -64,6 +67,9 @@ pub(super) fn remember(
     transaction
         .prepare_cached("DELETE FROM ids WHERE at < ?1")?
         .execute([now.saturating_sub(kept)])?;
+    if !counted {
+        return Ok(());
+    }
     let most = MOST_IDS.min(room / 4 / ID_BYTES);
     let count: i64 = transaction
         .prepare_cached("SELECT count(*) FROM ids")?

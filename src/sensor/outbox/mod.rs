@@ -50,6 +50,8 @@ pub struct Outbox {
     most_events: i64,
     most_bytes: i64,
     ballast: Option<Ballast>,
+    /// Arrivals until the ids are counted again.
+    uncounted: u32,
     /// Held until the outbox is dropped; the system frees it when the process dies.
     _lock: File,
 }
@@ -99,6 +101,7 @@ impl Outbox {
             most_bytes: MOST_BYTES,
             // Without room for it the outbox is nearly full: it is used as it is.
             ballast: Ballast::take(dir).ok(),
+            uncounted: 0,
             _lock: lock,
         };
         let restored = outbox.restore(sensor, now)?;
@@ -171,12 +174,13 @@ impl Outbox {
             bytes: self.most_bytes,
         };
         let event = taking.event;
-        self.transact(|transaction| {
+        let counted = self.uncounted == 0;
+        let gone = self.transact(|transaction| {
             put(transaction, "state", &state)?;
             if let Some(cursor) = cursor {
                 put(transaction, "cursor", &cursor)?;
             }
-            ids::remember(transaction, taking.ids, bounds.bytes)?;
+            ids::remember(transaction, taking.ids, (bounds.bytes, counted))?;
             let Some(event) = event else {
                 return Ok(0);
             };
@@ -187,7 +191,11 @@ impl Outbox {
             }
             insert(transaction, event)?;
             bounds.keep(transaction)
-        })
+        })?;
+        if !taking.ids.0.is_empty() {
+            self.uncounted = self.uncounted.checked_sub(1).unwrap_or(ids::COUNTED_EVERY - 1);
+        }
+        Ok(gone)
     }
 
     /// The next events for a receiver, in order: as many as it takes at once and as have `most` bytes in all, but one at

@@ -48,7 +48,11 @@ impl Driver<'_> {
     /// Takes events of a Sensor's pod, and says through which one they are on disk. What is left over comes again.
     pub(super) fn take_delivery(&mut self, delivery: &Delivery) -> Result<(), JournalError> {
         for _ in 0..SENSORS_AT_ONCE {
-            let Some(happened) = self.listens().then(|| self.sensors.take(delivery)).flatten() else {
+            let Some(happened) = self
+                .listens()
+                .then(|| self.sensors.take(Timestamp::now(), delivery))
+                .flatten()
+            else {
                 break;
             };
             self.sense(happened)?;

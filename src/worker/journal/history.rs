@@ -110,6 +110,7 @@ impl History<'_> {
             | RecordKind::PrecheckFailed
             | RecordKind::GuardrailTriggered
             | RecordKind::ResultsCleared
+            | RecordKind::HistoryDoubted
             | RecordKind::Trimmed
             | RecordKind::Compacted
             | RecordKind::RequestHandled => {}

@@ -6,6 +6,7 @@
 mod bell;
 mod files;
 pub mod lookout;
+mod pace;
 mod scoring;
 mod ticks;
 
@@ -29,6 +30,7 @@ use crate::sensing::schedule::{self, Calendar, Due};
 use crate::sensing::watch::{Change, Print};
 
 use lookout::{Hold, Sight, Sighting, Wanted, Watching};
+use pace::Pace;
 
 pub use scoring::Step;
 use scoring::Waiting;
@@ -36,6 +38,8 @@ use ticks::Ticks;
 
 /// Outboxes of one Sensor whose numbers are remembered beside those of the newest one.
 const MOST_OUTBOXES: usize = 16;
+/// Fields of one Sensor whose values are remembered: more than its spec ever names at a time.
+const MOST_FIELDS: usize = 64;
 
 /// All Sensors of a loop.
 #[derive(Debug, Default)]
@@ -89,6 +93,13 @@ struct Memory {
     values: BTreeMap<String, Given>,
     /// Events that wait for a score.
     waiting: Waiting,
+    /// How many came from a pod of its own.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pace: Pace,
+}
+
+fn is_nothing(pace: &Pace) -> bool {
+    *pace == Pace::default()
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -262,7 +273,7 @@ impl Sensors {
 
     /// The first event of a delivery that was not taken yet, if there is room. Its Sensor need not run here.
     #[must_use]
-    pub fn take(&self, delivery: &Delivery) -> Option<Happened> {
+    pub fn take(&self, now: Timestamp, delivery: &Delivery) -> Option<Happened> {
         let known = self.word(delivery).through;
         let next = |event: &&Event| event.seq > known && event.seq <= MOST_SEQ;
         let event = delivery.events.iter().find(next)?.clone();
@@ -275,7 +286,7 @@ impl Sensors {
             outbox: delivery.outbox.clone(),
             ..event
         };
-        let event = memory.take(&delivery.name, event);
+        let event = memory.take_from_pod(now, delivery, event);
         Some(Happened {
             sensor: delivery.sensor.clone(),
             memory,
@@ -512,13 +523,20 @@ impl Memory {
         self.through = through;
     }
 
-    /// An event was taken. It takes effect, or else waits; one that no rules could have made does neither.
+    /// An event of another pod was taken. One that no rules could have made, or not so soon, takes no effect.
+    fn take_from_pod(&mut self, now: Timestamp, delivery: &Delivery, event: Event) -> Option<Event> {
+        let is_in_time = |pace: &mut Pace| delivery.per_minute.is_none_or(|limit| pace.takes(limit, now));
+        if event.is_plausible() && is_in_time(&mut self.pace) {
+            return self.take(&delivery.name, event);
+        }
+        self.through = event.seq;
+        self.rules.totals.dropped += 1;
+        None
+    }
+
+    /// An event was taken. It takes effect, or else waits.
     fn take(&mut self, sensor: &str, event: Event) -> Option<Event> {
         self.through = event.seq;
-        if !event.is_plausible() {
-            self.rules.totals.dropped += 1;
-            return None;
-        }
         let event = self.waiting.keep(sensor, event)?;
         self.note(&event);
         Some(event)
@@ -532,6 +550,13 @@ impl Memory {
                 at: event.at,
             };
             self.values.insert(update.field.clone(), given);
+        }
+        while self.values.len() > MOST_FIELDS {
+            let oldest = self.values.iter().min_by_key(|(_, given)| given.at);
+            let Some(oldest) = oldest.map(|(field, _)| field.clone()) else {
+                break;
+            };
+            self.values.remove(&oldest);
         }
     }
 }

@@ -218,11 +218,11 @@ impl Sensors {
 }
 
 impl Sensors {
-    /// What scores did for Sensors that run in pods of their own, whose pods cannot count it.
+    /// What scores did for Sensors that run in pods of their own, and what was dropped of theirs: their pods cannot count it.
     pub(super) fn scored_elsewhere(&self) -> impl Iterator<Item = SensorReport> {
         let elsewhere = self.memories.iter().filter(|(uid, memory)| {
             let scored = !memory.waiting.name.is_empty();
-            scored && !self.running.contains_key(*uid)
+            (scored || memory.rules.totals.dropped > 0) && !self.running.contains_key(*uid)
         });
         let mut newest: Vec<_> = elsewhere.collect();
         newest.sort_by_key(|(_, memory)| Reverse(memory.through));

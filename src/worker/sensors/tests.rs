@@ -339,7 +339,7 @@ fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_r
     };
     let take = |worker: &mut Worker, numbers: &[i64]| {
         let mut ids = Vec::new();
-        while let Some(happened) = worker.sensors.take(&of(numbers)) {
+        while let Some(happened) = worker.sensors.take(Timestamp::UNIX_EPOCH, &of(numbers)) {
             let Some(Input::Sensed(sensed)) = happened.input().cloned() else {
                 panic!("no event");
             };
@@ -384,8 +384,12 @@ fn event_of(outbox: &str, seq: i64) -> Delivery {
 
 /// The ids of what takes effect.
 fn takes(worker: &mut Worker, delivery: &Delivery) -> Vec<String> {
+    takes_at(Timestamp::UNIX_EPOCH, worker, delivery)
+}
+
+fn takes_at(now: Timestamp, worker: &mut Worker, delivery: &Delivery) -> Vec<String> {
     let mut ids = Vec::new();
-    while let Some(happened) = worker.sensors.take(delivery) {
+    while let Some(happened) = worker.sensors.take(now, delivery) {
         if let Some(Input::Sensed(sensed)) = happened.input().cloned() {
             ids.push(sensed.id);
         }
@@ -433,7 +437,7 @@ fn what_no_rules_could_have_made_takes_no_effect_and_is_counted() {
     };
     for seq in [i64::MAX, (1 << 53), 0, -1] {
         let delivery = with(&|event| event.seq = seq);
-        assert!(worker.sensors.take(&delivery).is_none(), "{seq}");
+        assert!(worker.sensors.take(Timestamp::UNIX_EPOCH, &delivery).is_none(), "{seq}");
     }
     let long = with(&|event| event.notifications[0].text = "x".repeat(2_049));
     let many = with(&|event| event.wakes = vec!["sensor/prices".into(); 18]);
@@ -443,7 +447,24 @@ fn what_no_rules_could_have_made_takes_no_effect_and_is_counted() {
             value: json!("x".repeat(8_191)),
         }];
     });
-    for (n, mut delivery) in (1..).zip([long, many, large]) {
+    let field = with(&|event| {
+        event.updates = vec![crate::sensing::delivery::FieldValue {
+            field: "f".repeat(64),
+            value: json!(1),
+        }];
+    });
+    let wake = with(&|event| event.wakes = vec!["s".repeat(513)]);
+    let asks = |prompt: usize, data: usize| {
+        with(&|event| {
+            let question = json!({
+                "signal": "signal/prices/a", "prompt": "x".repeat(prompt), "thresholdPercent": 50, "gate": "Both",
+            });
+            let trial = json!({"questions": [question], "data": "x".repeat(data)});
+            event.trial = Some(serde_json::from_value(trial).expect("a trial"));
+        })
+    };
+    let all = [long, many, large, field, wake, asks(8_193, 1), asks(1, 8_193)];
+    for (n, mut delivery) in (1..).zip(all) {
         delivery.events[0].seq = n;
         assert_eq!(takes(&mut worker, &delivery), [""; 0], "{n}");
         assert_eq!(worker.sensors.word(&delivery).through, n, "it does not come again");
@@ -454,4 +475,61 @@ fn what_no_rules_could_have_made_takes_no_effect_and_is_counted() {
         event.wakes = vec!["sensor/prices".into(); 17];
     });
     assert_eq!(takes(&mut worker, &exact), ["uid/a/9"]);
+}
+
+/// This many events of the Sensor from this number on, as the controller passes them on.
+fn flood(first: i64, count: i64) -> Delivery {
+    Delivery {
+        per_minute: Some(60),
+        events: (first..first + count)
+            .map(|seq| event_of("a", seq).events.remove(0))
+            .collect(),
+        ..event_of("a", 0)
+    }
+}
+
+#[test]
+fn a_flood_of_a_pod_beyond_its_sensors_limit_is_dropped_and_counted_and_the_limit_holds_again_after_it() {
+    let mut worker = Worker::new();
+    let begin = at("2026-01-05T08:00:00Z");
+    let most = pace::BACKLOG + 60;
+    let step = |worker: &mut Worker, now, first, count| takes_at(now, worker, &flood(first, count)).len();
+    assert_eq!(step(&mut worker, begin, 1, most - 1), 20_059);
+    assert_eq!(worker.sensors.reports(), []);
+    worker.restart();
+    assert_eq!(step(&mut worker, begin, most, 3), 1);
+    assert_eq!(
+        worker.sensors.word(&flood(0, 0)).through,
+        most + 2,
+        "they do not come again"
+    );
+    let report = &worker.sensors.reports()[0];
+    assert_eq!((report.totals.dropped, report.generation), (2, 0));
+    worker.restart();
+    let later = begin + SignedDuration::from_secs(60);
+    assert_eq!(step(&mut worker, later, most + 3, 60), 60);
+    assert_eq!(worker.sensors.reports()[0].totals.dropped, 2);
+    // A controller of an earlier version says no limit.
+    let unsaid = Delivery {
+        per_minute: None,
+        ..flood(most + 100, 5)
+    };
+    assert_eq!(takes_at(later, &mut worker, &unsaid).len(), 5);
+}
+
+#[test]
+fn of_the_values_of_a_sensor_that_names_ever_new_fields_the_newest_are_kept() {
+    let mut worker = Worker::new();
+    let begin = at("2026-01-05T08:00:00Z");
+    for n in 1..=66 {
+        let mut delivery = event_of("a", n);
+        delivery.events[0].at = begin + SignedDuration::from_secs(n);
+        delivery.events[0].updates = vec![crate::sensing::delivery::FieldValue {
+            field: format!("f{n}"),
+            value: json!(n),
+        }];
+        takes(&mut worker, &delivery);
+    }
+    let values = worker.sensors.values();
+    assert_eq!((values.len(), values[0].0, values[63].0), (64, "f3", "f66"));
 }

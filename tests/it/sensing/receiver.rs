@@ -101,7 +101,7 @@ impl Receiver {
 
     /// A delivery arrives: the number through which all is on disk. `None`: it died over it.
     pub fn take(&mut self, now: Timestamp, delivery: &Delivery, random: &mut Random) -> Option<Delivered> {
-        while let Some(happened) = self.sensors.take(delivery) {
+        while let Some(happened) = self.sensors.take(now, delivery) {
             if self.sense(now, happened, Some(random)).is_err() {
                 self.kill(now);
                 return None;

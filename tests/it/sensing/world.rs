@@ -312,6 +312,7 @@ impl World {
                 name: "buoy".into(),
                 receiver: uid(receiver),
                 outbox: outbox.id_for(&uid(receiver)).unwrap(),
+                per_minute: None,
                 events,
             };
             self.mail.push(Mail::Delivery(receiver, delivery));

@@ -55,6 +55,19 @@ fn the_server_says_how_long_to_wait() {
     assert_eq!(parser.retry, Some(Duration::from_millis(1500)));
 }
 
+#[rstest]
+#[case(0, 1_000)]
+#[case(999, 1_000)]
+#[case(1_500, 1_500)]
+#[case(300_001, 300_000)]
+#[case(u64::MAX, 300_000)]
+fn no_server_is_asked_again_within_a_second_or_after_more_than_five_minutes(#[case] asked: u64, #[case] waited: u64) {
+    let mut parser = Parser::new(20, None);
+    assert_eq!(parser.pause(), None);
+    parser.push(format!("retry: {asked}\n\n").as_bytes());
+    assert_eq!(parser.pause(), Some(Duration::from_millis(waited)));
+}
+
 proptest! {
     #[test]
     fn it_does_not_matter_how_a_stream_is_cut(

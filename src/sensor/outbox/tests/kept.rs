@@ -109,12 +109,21 @@ fn ids_take_a_quarter_of_the_room_and_the_oldest_go() {
     let (mut outbox, _) = open(dir.path());
     // A quarter of it has room for 204 ids.
     outbox.fit(2 * 64 * 1024);
-    for n in 1..=205 {
+    // They are counted at the first arrival and each 64th after it.
+    for n in 1..=256 {
         assert!(outbox.knows(&key(1)).unwrap() || n == 1);
         remember(&mut outbox, n, START + n);
     }
-    assert!(!outbox.knows(&key(1)).unwrap());
-    assert!(outbox.knows(&key(2)).unwrap() && outbox.knows(&key(205)).unwrap());
+    remember(&mut outbox, 257, START + 257);
+    assert!(!outbox.knows(&key(53)).unwrap());
+    assert!(outbox.knows(&key(54)).unwrap() && outbox.knows(&key(257)).unwrap());
+    remember(&mut outbox, 258, START + 258);
+    assert!(outbox.knows(&key(54)).unwrap());
+    drop(outbox);
+    let (mut outbox, _) = open(dir.path());
+    outbox.fit(2 * 64 * 1024);
+    remember(&mut outbox, 259, START + 259);
+    assert!(!outbox.knows(&key(55)).unwrap() && outbox.knows(&key(56)).unwrap());
 }
 
 #[test]

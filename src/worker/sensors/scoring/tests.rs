@@ -86,7 +86,7 @@ impl Worker {
             events: vec![event],
             ..Delivery::default()
         };
-        let happened = self.sensors().take(&delivery);
+        let happened = self.sensors().take(at(0), &delivery);
         happened.is_some_and(|happened| {
             let input = self.keep(&happened);
             assert!(input.is_none(), "it took effect at once: {input:?}");
