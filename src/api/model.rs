@@ -45,7 +45,8 @@ pub enum ToolCalling {
     Structured,
 }
 
-/// How much a model reasons before it answers.
+/// Reasoning effort. `OpenAIChat`: sent as `reasoning_effort`. `AnthropicMessages`: sent as `output_config.effort` with
+/// adaptive thinking, for Claude 4.6 and later; `Minimal` is not supported there.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningEffort {
     /// Minimal effort. `OpenAIChat` only.

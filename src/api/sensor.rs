@@ -92,7 +92,7 @@ pub struct SensorSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = bounds::agent_selector)]
     pub agent_selector: Option<LabelSelector>,
-    /// If true, the source is not listened to, and `Suspended` is True. Events accepted before are still delivered.
+    /// If true, the Sensor receives no events, and `Suspended` is True. Events accepted before are still delivered.
     /// Defaults to false.
     #[serde(default)]
     pub suspend: bool,
@@ -423,7 +423,7 @@ pub struct Totals {
     /// Number of notifications given. After a scored signal: once per receiver.
     #[schemars(range(min = 0))]
     pub notifications: i64,
-    /// Number of events that were dropped as duplicates or as unchanged.
+    /// Number of events that were ignored as duplicates or as unchanged.
     #[schemars(range(min = 0))]
     pub filtered: i64,
     /// Number of events that exceeded `spec.limits` or waited too long for a receiver.
@@ -454,7 +454,7 @@ pub struct Receiver {
     pub totals: Totals,
 }
 
-/// Kind of a Sensor's source.
+/// Kind of the source: `Schedule`, `Watch`, `Poll`, `Stream` or `Webhook`.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::Display)]
 pub enum SourceType {
     /// A schedule.

@@ -167,7 +167,8 @@ pub enum PauseReason {
     LoopDetected,
 }
 
-/// How a loop ended.
+/// How the loop ended. Absent unless it has ended. `Completed`: the agent ended it. `Idle`: no effective action for
+/// `guardrails.idleTimeoutSeconds`. `Failed`: it repeated itself through all forced sleeps.
 #[derive(
     Serialize,
     Deserialize,
@@ -210,7 +211,8 @@ pub struct LoopStatus {
     /// Wake condition of a sleeping loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake: Option<Wake>,
-    /// How the loop ended. Absent unless it has ended.
+    /// How the loop ended. Absent unless it has ended. `Completed`: the agent ended it. `Idle`: no effective action for
+    /// `guardrails.idleTimeoutSeconds`. `Failed`: it repeated itself through all forced sleeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
     /// Epoch of the pod. A newer pod has a higher epoch and fences the older ones.
@@ -260,8 +262,8 @@ pub struct Usage {
     /// Number of calls whose usage the server never reported. Their tokens and cost are not in any other field.
     #[schemars(range(min = 0))]
     pub unknown_calls: i64,
-    /// Number of calls, among `unknownCalls`, that are charged to the budgets with their bound, which is more than they
-    /// can have used.
+    /// Number of calls, among `unknownCalls`, that are charged to the budgets with their bound, the most that they can
+    /// have used.
     #[schemars(range(min = 0))]
     pub estimated_calls: i64,
     /// Input tokens that were neither read from nor written to a cache.

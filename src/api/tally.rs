@@ -74,7 +74,7 @@ pub struct ToolUsage {
     /// Number of runs with a known duration: sent, and ended before the worker did.
     #[schemars(range(min = 0))]
     pub timed: i64,
-    /// Total duration of those runs, in milliseconds.
+    /// Total duration of the runs counted in `timed`, in milliseconds.
     #[schemars(range(min = 0))]
     pub milliseconds: i64,
 }

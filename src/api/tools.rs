@@ -174,7 +174,9 @@ fn default_timeout_seconds() -> u32 {
     DEFAULT_TIMEOUT_SECONDS
 }
 
-/// Effect of a tool.
+/// Effect of the tool. `Read`: it changes nothing; up to four such calls run in parallel, and one that a crash
+/// interrupted is repeated. `Write`: it changes something. `Destructive`: it may remove or overwrite something.
+/// Defaults to what a trusted server declares, or else `Write`.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolEffect {
     /// It changes nothing.

@@ -264,8 +264,9 @@ fn range(text: &str) -> Result<String, String> {
 }
 
 fn resources(json: &str) -> Result<ResourceRequirements, String> {
-    serde_json::from_str(json)
-        .map_err(|error| format!(r#"not resource requirements as JSON, such as {{"requests":{{"cpu":"10m"}}}}: {error}"#))
+    serde_json::from_str(json).map_err(|error| {
+        format!(r#"not resource requirements as JSON, such as {{"requests":{{"cpu":"10m"}}}}: {error}"#)
+    })
 }
 
 /// SIGTERM, and SIGINT at a terminal, request a graceful shutdown; a second one terminates at once.

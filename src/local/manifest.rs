@@ -169,7 +169,9 @@ fn documents(file: &str, text: &str, manifests: &mut Vec<Manifest>, mistakes: &m
                 let at = error
                     .location()
                     .map_or_else(String::new, |at| format!(" (line {})", at.line()));
-                mistakes.push(format!("{place}: invalid YAML{at}; correct it, the rest of the file was not read"));
+                mistakes.push(format!(
+                    "{place}: invalid YAML{at}; correct it, the rest of the file was not read"
+                ));
                 return;
             }
         }
@@ -321,9 +323,7 @@ fn check(manifests: &[Manifest], world: &World<'_>, mistakes: &mut Vec<String>) 
         let found = schemas.iter().find(|(resource, _)| *resource == key.resource);
         let Some((_, schema)) = found else { continue };
         let Some(schema) = schema else {
-            mistakes.push(format!(
-                "{place}: cannot parse its schema; this is a bug in agentloop"
-            ));
+            mistakes.push(format!("{place}: cannot parse its schema; this is a bug in agentloop"));
             continue;
         };
         let problems = schema.problems(&manifest.object, (world.kept)(key).as_ref());
@@ -390,7 +390,9 @@ fn secrets<'a>(source: &Source, find: impl Fn(&str) -> Option<&'a Value>) -> Res
     for needed in needed(source) {
         let (field, name) = (&needed.field, needed.name);
         let secret = find(name).ok_or_else(|| {
-            format!("{field}: Secret {name} not found in these files: add it (or --secret-from-env), or correct the name")
+            format!(
+                "{field}: Secret {name} not found in these files: add it (or --secret-from-env), or correct the name"
+            )
         })?;
         let keys: Vec<_> = secret["data"]
             .as_object()

@@ -55,7 +55,9 @@ fn step(object: &mut Value, operation: &Value) -> Result<(), String> {
         Some("test") => return Err(format!("the test of {path} failed")),
         _ => {}
     }
-    let (parent, field) = path.rsplit_once('/').ok_or_else(|| format!("{path} is not a valid path"))?;
+    let (parent, field) = path
+        .rsplit_once('/')
+        .ok_or_else(|| format!("{path} is not a valid path"))?;
     let field = field.replace("~1", "/").replace("~0", "~");
     let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
     let parent = parent.ok_or_else(|| format!("the parent of {path} does not exist"))?;
@@ -111,7 +113,10 @@ mod tests {
         for (operation, says) in [
             (json!({"op": "test", "path": "/a", "value": 2}), "the test of /a"),
             (json!({"op": "remove", "path": "/b"}), "/b does not exist"),
-            (json!({"op": "add", "path": "/b/c", "value": 2}), "parent of /b/c does not exist"),
+            (
+                json!({"op": "add", "path": "/b/c", "value": 2}),
+                "parent of /b/c does not exist",
+            ),
             (json!({"op": "move", "path": "/a", "value": 2}), "unsupported operation"),
         ] {
             let error = changed(json!({"a": 1}), &Patch::Json(json!([operation]))).unwrap_err();

@@ -75,7 +75,10 @@ fn agent(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<AgentRoles, PodError
     let spec = pod.spec.as_ref().ok_or_else(|| unreadable("it has no spec"))?;
     let gateway = spec.init_containers.iter().flatten().next();
     let gateway = gateway.ok_or_else(|| unreadable("it has no gateway container"))?;
-    let worker = spec.containers.first().ok_or_else(|| unreadable("it has no worker container"))?;
+    let worker = spec
+        .containers
+        .first()
+        .ok_or_else(|| unreadable("it has no worker container"))?;
     let in_gateway = |path: &str| volumes.resolve(gateway, path);
     let in_worker = |path: &str| volumes.resolve(worker, path);
     Ok(AgentRoles {

@@ -20,8 +20,7 @@ pub struct State {
 impl State {
     /// Makes the folder when it is not there, and locks it.
     pub fn open(folder: &Path) -> Result<Self, String> {
-        let problem =
-            |error: &dyn std::fmt::Display| format!("cannot use the state in {}: {error}", folder.display());
+        let problem = |error: &dyn std::fmt::Display| format!("cannot use the state in {}: {error}", folder.display());
         make_folder(folder).map_err(|error| problem(&error))?;
         let folder = folder.canonicalize().map_err(|error| problem(&error))?;
         let lock = File::create(folder.join("lock")).map_err(|error| problem(&error))?;

@@ -155,7 +155,11 @@ async fn ready(State(readiness): State<Readiness>) -> Response {
 
 async fn scrape(State(scrapes): State<Arc<Scrapes>>, Extension(address): Extension<IpAddr>) -> Response {
     let Some(slot) = scrapes.slot(address).await else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "too many concurrent scrapes; try again\n").into_response();
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many concurrent scrapes; try again\n",
+        )
+            .into_response();
     };
     // With many Agents this takes a while, in which timers and the Lease must go on.
     let text = tokio::task::spawn_blocking(move || scrapes.metrics.text()).await;
@@ -279,7 +283,11 @@ mod tests {
             assert_eq!(&head, b"HTTP/1.1 200 OK");
             slow.push(connection);
         }
-        assert!(rest(ask(address, "/metrics").await).await.contains("too many concurrent scrapes"));
+        assert!(
+            rest(ask(address, "/metrics").await)
+                .await
+                .contains("too many concurrent scrapes")
+        );
         slow.pop();
         ask_until(address, "/metrics", "200 OK").await;
     }

@@ -68,7 +68,9 @@ fn filter(text: Option<&str>) -> (EnvFilter, Option<String>) {
         Ok(filter) => (filter, None),
         Err(error) => (
             builder().parse_lossy(""),
-            Some(format!("{FILTER_ENV} is invalid and ignored, using level info: {error}")),
+            Some(format!(
+                "{FILTER_ENV} is invalid and ignored, using level info: {error}"
+            )),
         ),
     };
     // The MCP library logs messages whole, with what tools were asked and said.

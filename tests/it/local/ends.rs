@@ -140,8 +140,7 @@ async fn a_loop_that_ended_as_failed_is_told_with_exit_code_1_and_others_with_0(
     assert_eq!(run.ended().await.code(), Some(1), "{}", run.err());
     assert_eq!(run.agent("looping")["outcome"], "Failed");
     assert!(
-        run.err()
-            .contains("Agent looping: its loop ended with outcome Failed"),
+        run.err().contains("Agent looping: its loop ended with outcome Failed"),
         "{}",
         run.err()
     );

@@ -83,7 +83,7 @@ async fn every_mistake_of_all_files_is_shown_at_once() {
         "Secret s: data.key is not valid base64: use stringData for plain text",
         "bad.yaml, document 1: invalid YAML",
         "missing.yaml: No such file",
-        "the variable NOT_SET_ANYWHERE is not set",
+        "environment variable NOT_SET_ANYWHERE is not set",
         "5 errors, nothing was started",
     ] {
         assert!(words.contains(says), "{says}: {words}");
