@@ -1,6 +1,6 @@
 //! The `Agent` resource: one Agent is one loop, in at most one live pod.
 //!
-//! Doc comments here are the user's manual: they show in `kubectl explain`. Each field has bounds; each rule across
+//! Doc comments here are the user's manual: `kubectl explain` shows them. Each field has bounds; each rule across
 //! fields has a message that names the field and the fix, and a row in the table of the schema tests.
 
 use kube::{CustomResource, KubeSchema};
@@ -19,7 +19,7 @@ use super::status::AgentStatus;
 use super::tools::{TOOL, Tools};
 pub use super::workspace::Workspace;
 
-/// The agent's instructions, its model, and the limits that hold whatever the model does.
+/// Desired state of an Agent: its instructions, its model, and limits that the model cannot change.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "agentloop.dev",
@@ -38,7 +38,7 @@ pub use super::workspace::Workspace;
         name = "READY",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "False or Unknown: this Agent is not up yet or needs a person"
+        description = "Whether the Agent is ready; False or Unknown while it starts or requires user action"
     ),
     printcolumn(
         name = "STATE",
@@ -50,31 +50,31 @@ pub use super::workspace::Workspace;
         name = "MODEL",
         type_ = "string",
         json_path = ".spec.model.name",
-        description = "The model's name"
+        description = "Name of the model"
     ),
     printcolumn(
         name = "TURNS",
         type_ = "integer",
         json_path = ".status.usage.turns",
-        description = "Turns completed"
+        description = "Number of completed turns"
     ),
     printcolumn(
         name = "TOKENS",
         type_ = "string",
         json_path = ".status.summary.tokens",
-        description = "Tokens used, all kinds together"
+        description = "Total tokens used"
     ),
     printcolumn(
         name = "COST",
         type_ = "string",
         json_path = ".status.summary.cost",
-        description = "What its calls cost, where the price is known"
+        description = "Total cost, if prices are known"
     ),
     printcolumn(
         name = "BUDGET",
         type_ = "string",
         json_path = ".status.summary.budget",
-        description = "How much of its tightest limit is used"
+        description = "Used share of the tightest limit"
     ),
     printcolumn(
         name = "AGE",
@@ -87,21 +87,21 @@ pub use super::workspace::Workspace;
         type_ = "string",
         json_path = ".status.summary.reason",
         priority = 1,
-        description = "Why the loop does not run, when it does not"
+        description = "Reasons why the loop is not running"
     ),
     printcolumn(
         name = "RESUMES",
         type_ = "string",
         json_path = ".status.summary.resumes",
         priority = 1,
-        description = "When the loop goes on by itself"
+        description = "Time at which the loop continues automatically"
     ),
     printcolumn(
         name = "POD",
         type_ = "string",
         json_path = ".status.pod.name",
         priority = 1,
-        description = "The pod that runs the loop"
+        description = "Name of the pod"
     ),
     validation = Rule::new("self.metadata.name.size() <= 53").message(
         "metadata.name must be at most 53 characters: the pod, its labels and other objects are named after it"
@@ -115,41 +115,43 @@ pub use super::workspace::Workspace;
         "spec.instructions and spec.instructionsFrom are both set: keep exactly one"
     ),
     validation = Rule::new("has(self.instructions) || has(self.instructionsFrom)").message(
-        "the agent has no instructions: set spec.instructions to a text, or spec.instructionsFrom.configMapKeyRef to where it is kept"
+        "the agent has no instructions: set spec.instructions to the text, or spec.instructionsFrom.configMapKeyRef to a key of a ConfigMap"
     )
 )]
 #[x_kube(
     validation = Rule::new("!has(self.continuous) || !has(self.continuous.preCheck) || (has(self.continuous.preCheck.enabled) && !self.continuous.preCheck.enabled) || (has(self.hotState) && has(self.hotState.fields) && size(self.hotState.fields) > 0)").message(
-        "spec.continuous.preCheck asks what has changed in spec.hotState.fields, and there are none: declare some, or remove it"
+        "spec.continuous.preCheck evaluates changes of spec.hotState.fields, which is empty: declare fields, or remove preCheck"
     )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AgentSpec {
-    /// How the loop is driven. Immutable. `Continuous`: the agent turns until it yields, and sets its own pace.
+    /// How the loop is driven. `Continuous`, the default and the only mode: the agent takes turns until it yields, and
+    /// sets its own pace. Immutable.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self == oldSelf").message(
-        "spec.mode is immutable: delete the Agent and make a new one"
+        "spec.mode is immutable: delete and recreate the Agent"
     ))]
     pub mode: Mode,
-    /// True stops the loop: the call in flight is cut, the journal is closed, the pod is deleted, the state is kept.
+    /// If true, stops the loop: the call in flight is cancelled, the journal is closed and the pod is deleted. The
+    /// state is kept. Defaults to false.
     #[serde(default)]
     pub suspend: bool,
-    /// The system prompt, at most 32,768 characters. Exactly one of `instructions` and `instructionsFrom`.
+    /// The system prompt, at most 32,768 characters. Set exactly one of `instructions` and `instructionsFrom`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32768))]
     pub instructions: Option<String>,
-    /// Where the system prompt is kept instead; an edit there takes effect at the next turn, without a restart.
+    /// Source of the system prompt. An edit of the ConfigMap takes effect at the next turn, without a restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions_from: Option<TextSource>,
-    /// Texts that join the system prompt after the instructions, each under its name, in this order; at most 32, together
-    /// at most 131,072 bytes. An edit of a text takes effect at the next turn, without a restart.
+    /// Named texts that are appended to the instructions in the system prompt, in this order. At most 32, together at
+    /// most 131,072 bytes. An edit of a ConfigMap takes effect at the next turn, without a restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub skills: Vec<Skill>,
-    /// The model that thinks.
+    /// The main model of the agent.
     pub model: Model,
-    /// A smaller model for small questions, of the same shape as `model`, with a key and a price of its own: the one of
-    /// `continuous.preCheck` and of the signals of Sensors. Its calls count in the same budgets.
+    /// A smaller model for `continuous.preCheck` and for scoring signals of Sensors. It has the same fields as `model`,
+    /// with its own key and price. Its calls count against the same budgets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = light_model::rename)]
     pub light_model: Option<Model>,
@@ -159,27 +161,28 @@ pub struct AgentSpec {
     /// Settings of mode `Continuous`.
     #[serde(default)]
     pub continuous: Continuous,
-    /// Tools that the model may call, beside `yield`.
+    /// Tools that the model may call, in addition to `yield`.
     #[serde(default)]
     pub tools: Tools,
-    /// What the loop knows of the present moment: fields that the model sees with each call.
+    /// Typed fields with the present state of the outside world, shown to the model with each call.
     #[serde(default)]
     pub hot_state: HotState,
-    /// Limits that the model cannot change.
+    /// Limits that are enforced outside the model.
     #[serde(default)]
     pub guardrails: Guardrails,
-    /// AgentBudgets of this namespace that it draws on, beside those whose selector matches it; at most 16. A call needs
-    /// room in all of them and counts in all of them. One that does not exist means no call.
+    /// AgentBudgets in the Agent's namespace that it draws on, in addition to those whose selector matches it. At most
+    /// 16. A call needs room in all of them and counts against all of them. If one does not exist, no call is made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub budget_refs: Vec<BudgetRef>,
-    /// Where the loop keeps its journal. Fixed at creation.
+    /// Storage of the loop's journal. Immutable.
     #[serde(default)]
     pub storage: Storage,
-    /// Files of the Agent, beside its journal, for Sensors with `source.watch`; `{}` is enough. Absent: it has none.
+    /// Volume for the Agent's files, separate from its journal, for Sensors with `source.watch`. `{}` selects the
+    /// defaults. Absent: no workspace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<Workspace>,
-    /// A safe subset of pod settings; nothing here lifts the `restricted` profile.
+    /// A safe subset of pod settings. None of them relaxes the `restricted` Pod Security profile.
     #[serde(default)]
     pub pod: PodSettings,
 }
@@ -187,12 +190,12 @@ pub struct AgentSpec {
 /// How a loop is driven.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The agent turns until it yields, sleeps as long as it chose, and wakes.
+    /// The agent takes turns until it yields, sleeps for the time that it chose, and wakes.
     #[default]
     Continuous,
 }
 
-/// A text kept in a ConfigMap of the same namespace.
+/// A text in a ConfigMap in the same namespace.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TextSource {
@@ -204,10 +207,10 @@ pub struct TextSource {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyRef {
-    /// Name of the object, in the same namespace.
+    /// Name of the object in the same namespace.
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub name: String,
-    /// Key in its data.
+    /// Key in the object's data.
     #[schemars(length(min = 1, max = 253), regex(pattern = KEY))]
     pub key: String,
 }
@@ -220,35 +223,38 @@ pub struct KeyRef {
     "message": "spec.loop.minDelayMilliseconds (default 100) must not exceed spec.loop.maxDelayMilliseconds (default 10000): lower the first or raise the second",
 }]))]
 pub struct Loop {
-    /// Pause between two turns, in milliseconds, 1 to 3,600,000; each failed turn in a row doubles it. After a turn that calls
-    /// no tool it is at least 1 s, doubled with each further one in a row up to 60 s.
+    /// Delay between two turns, in milliseconds, 1 to 3,600,000. Each consecutive failed turn doubles it. After a turn
+    /// without a tool call it is at least 1 s, doubled with each further such turn in a row, up to 60 s. Defaults to
+    /// 100.
     #[schemars(range(min = 1, max = 3_600_000))]
     pub min_delay_milliseconds: u32,
-    /// Longest delay after failed turns, in milliseconds, 1 to 3,600,000.
+    /// Maximum delay after failed turns, in milliseconds, 1 to 3,600,000. Defaults to 10,000.
     #[schemars(range(min = 1, max = 3_600_000))]
     pub max_delay_milliseconds: u32,
-    /// Failed turns in a row, 1 to 1,000, until the loop pauses with `ErrorLimitReached`.
+    /// Number of consecutive failed turns, 1 to 1,000, after which the loop pauses with `ErrorLimitReached`. Defaults
+    /// to 5.
     #[schemars(range(min = 1, max = 1000))]
     pub max_consecutive_errors: u32,
-    /// What becomes of a turn whose next call finds no room in `guardrails.rateLimits`. `Skip`: it ends there, and the
-    /// next one begins with fresh news once there is room. `Block`: it waits and goes on. A turn without an answer yet
-    /// waits in either case.
+    /// What happens to a turn whose next call exceeds a limit in `guardrails.rateLimits`. `Skip`, the default: the turn
+    /// ends, and the next one starts with current data once there is room. `Block`: the turn waits and continues. A
+    /// turn without any answer yet waits in both cases.
     pub exhaustion_policy: ExhaustionPolicy,
-    /// Tokens of earlier turns with which a turn begins at most, 1,000 to 10,000,000. Beyond that the results of old tool
-    /// calls are left out of the prompt, and then the oldest turns are summed up. Each call pays for all of them: fewer
-    /// make a long life cheaper, more let the model remember word for word. It never has more than 80 % of
-    /// `model.contextTokens`. The turn under way may fill the whole context window.
+    /// Maximum number of tokens of earlier turns at the start of a turn, 1,000 to 10,000,000. Above it, old tool
+    /// results are left out of the prompt first, and then the oldest turns are replaced with a summary. Each call pays
+    /// for this history: a lower value makes a long-lived agent cheaper, a higher one preserves more of the
+    /// conversation verbatim. Capped at 80 % of `model.contextTokens`. The turn in progress may fill the rest of the
+    /// context window. Defaults to 24,000.
     #[schemars(range(min = 1000, max = 10_000_000))]
     pub history_tokens: u32,
 }
 
-/// What becomes of a turn that finds no room in a rate limit.
+/// What happens to a turn whose next call exceeds a rate limit.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExhaustionPolicy {
-    /// It ends, and the next one begins once there is room.
+    /// The turn ends, and the next one starts once there is room.
     #[default]
     Skip,
-    /// It waits until there is room.
+    /// The turn waits until there is room.
     Block,
 }
 
@@ -268,40 +274,42 @@ impl Default for Loop {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Continuous {
-    /// Longest sleep the agent may choose, in seconds, at most 30 days; a longer one is shortened to it.
+    /// Maximum sleep that the agent may choose, in seconds, at most 30 days. Longer sleeps are shortened to it.
+    /// Defaults to 3,600.
     #[schemars(range(min = 1, max = 2_592_000))]
     pub max_sleep_seconds: u32,
-    /// A turn with a fixed prompt, now and then; absent: none.
+    /// A turn with a fixed prompt at a fixed interval. Absent: no heartbeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heartbeat: Option<Heartbeat>,
-    /// Asks `lightModel`, when a sleep is over, whether what has changed in `hotState` since the last turn is worth a turn.
-    /// When it is not, the sleep goes on, twice as long, at most `maxSleepSeconds`. The turn runs in any case when
-    /// notifications wait, when anything but its end ended the sleep, and when `lightModel` gives no clear answer.
+    /// At the end of a sleep, asks `lightModel` whether the changes in `hotState` since the last turn require a turn.
+    /// If not, the loop sleeps again, twice as long, up to `maxSleepSeconds`. The turn runs without a pre-check when
+    /// notifications are pending or when the sleep ended early, and also when `lightModel` gives no clear answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pre_check: Option<PreCheck>,
 }
 
-/// A turn with a fixed prompt, in a conversation of its own: apart from what the agent does otherwise, also while it sleeps,
-/// and without effect on when its sleep ends.
+/// A turn with a fixed prompt in a separate conversation. It also runs while the agent sleeps, and does not change when
+/// that sleep ends.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Heartbeat {
-    /// Seconds between the beginnings of two, 10 to 2,592,000. By the wall clock, over restarts; of those that were missed
-    /// one comes. A turn under way is finished first, and whatever holds the loop holds it too.
+    /// Interval between the starts of two heartbeats, in seconds, 10 to 2,592,000. It follows the wall clock across
+    /// restarts; missed heartbeats are made up for by a single one. A turn in progress is finished first, and a pause
+    /// of the loop also holds the heartbeat.
     #[schemars(range(min = 10, max = 2_592_000))]
     pub every_seconds: u32,
-    /// What the agent is asked each time, at most 8,192 characters.
+    /// Prompt of each heartbeat, at most 8,192 characters.
     #[schemars(length(min = 1, max = 8192))]
     pub prompt: String,
 }
 
-/// The question whether a turn is worth it.
+/// Question to the light model whether a turn is needed.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PreCheck {
-    /// False: it is not asked.
+    /// If false, no pre-check is made. Defaults to true.
     pub enabled: bool,
-    /// What matters to this agent and what does not, for `lightModel`; at most 4,096 characters.
+    /// Instructions for `lightModel` on what matters to this agent and what does not, at most 4,096 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub prompt: Option<String>,
@@ -326,80 +334,85 @@ impl Default for Continuous {
     }
 }
 
-/// Limits that the model cannot change.
+/// Limits that are enforced outside the model.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Guardrails {
-    /// Turns without a sleep, 1 to 10,000, until the loop is made to sleep (60 s, doubled each time, at most
-    /// `maxSleepSeconds`). Sleeps of less than a minute count together: each minute of them takes one turn off the count.
+    /// Maximum number of turns without a sleep, 1 to 10,000. At the limit the loop is forced to sleep for 60 s, doubled
+    /// each time, up to `maxSleepSeconds`. Sleeps shorter than a minute are added up: each full minute takes one turn
+    /// off the count. Defaults to 50.
     #[schemars(range(min = 1, max = 10_000))]
     pub max_consecutive_turns: u32,
-    /// Model calls in one turn, 1 to 1,000; at the cap the turn ends and the model is told so in the next one.
+    /// Maximum number of model calls in one turn, 1 to 1,000. At the limit the turn ends, and the model is informed in
+    /// the next one. Defaults to 25.
     #[schemars(range(min = 1, max = 1000))]
     pub max_calls_per_turn: u32,
-    /// Tool runs with side effects (all but those of tools with effect `Read`) in any 60 seconds, 1 to 600; the next one
-    /// waits until one of them is 60 s old, and the loop is paused until then.
+    /// Maximum number of actions (tool runs with an effect other than `Read`) in any 60 seconds, 1 to 600. The next
+    /// action waits until the oldest of them is 60 s old, and the loop is paused until then. Defaults to 60.
     #[schemars(range(min = 1, max = 600))]
     pub actions_per_minute: u32,
-    /// Seconds awake without an effective action, 1 to 2,592,000, until the loop ends with outcome `Idle`. A `yield` that
-    /// sleeps for a minute or more and a tool result not seen before, be it an error, begin anew. Pauses, failed calls and runs
-    /// of tools do not count, and of an answered call 30 s at most. A changed spec or the annotation `agentloop.dev/wake`
-    /// starts the loop again.
+    /// Time awake without an effective action, in seconds, 1 to 2,592,000, after which the loop ends with outcome
+    /// `Idle`. A `yield` that sleeps for a minute or more, and a tool result not seen before, including an error, reset
+    /// it. Pauses, failed calls and tool runs do not count, and an answered call counts for at most 30 s. A changed
+    /// spec or the annotation `agentloop.dev/wake` starts the loop again. Defaults to 600.
     #[schemars(range(min = 1, max = 2_592_000))]
     pub idle_timeout_seconds: u32,
-    /// Hours outside of which no call is made: a call in flight is finished, the loop goes on with the next window.
+    /// Hours in which calls are made. When they end, the call in flight is finished and the loop pauses until the next
+    /// window. Absent: always.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_hours: Option<ActiveHours>,
-    /// Limits in rolling windows, at most 8, one for each resource and window. The call or tool run that finds no
-    /// room waits until there is some; `loop.exhaustionPolicy` says what becomes of a call's turn.
+    /// Limits in rolling windows, at most 8, one per resource and window. A call or tool run that exceeds one waits
+    /// until there is room; `loop.exhaustionPolicy` decides what happens to the turn of a waiting call.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["resource", "windowSeconds"]))]
     pub rate_limits: Vec<RateLimit>,
-    /// Tokens (uncached input, cache writes, output) in any 3,600 seconds. A call whose worst case does not fit waits
-    /// until it does.
+    /// Maximum number of tokens (uncached input, cache writes, output) in any 3,600 seconds. A call whose bound does
+    /// not fit waits until it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000_000_000_000_i64))]
     pub tokens_per_hour: Option<i64>,
-    /// Limits for the Agent's whole life; only a higher limit lets it go on.
+    /// Limits for the whole life of the Agent. Once reached, the loop continues only after the limit is raised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<Total>,
-    /// What happens when the loop repeats itself, or burns far above the pace of its limits.
+    /// Reaction to a loop that repeats itself or spends far above the pace of its limits.
     pub loop_detection: LoopDetection,
 }
 
-/// Limits for an Agent's whole life; at least one.
+/// Limits for the whole life of an Agent. Set at least one.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = [{
     "rule": "has(self.tokens) || has(self.costUSD)",
-    "message": "spec.guardrails.total limits nothing: set tokens or costUSD, or remove it",
+    "message": "spec.guardrails.total is empty: set tokens or costUSD, or remove it",
 }, {
     "rule": "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][0-9]{1,6})?$')",
     "message": "spec.guardrails.total.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\"",
 }]))]
 pub struct Total {
-    /// Uncached input, cache writes and output together.
+    /// Maximum number of tokens: uncached input, cache writes and output.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000_000_000_000_i64))]
     pub tokens: Option<i64>,
-    /// Money in US dollars, a decimal string such as "25.00", at most six decimals.
+    /// Maximum cost in US dollars, a decimal string with at most six decimals, such as "25.00".
     #[serde(rename = "costUSD", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 20))]
     pub cost_usd: Option<String>,
 }
 
-/// Detection of loops: by the loop's own tool calls and answers, and by what its gateway sees, whatever the worker says.
+/// Detection of loops, by the tool calls and answers of the loop and, independently of the worker, by the requests that
+/// its gateway sees.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoopDetection {
-    /// `Enforce`: the model is told what it repeats, then such calls are denied until its turn ends, then the loop sleeps
-    /// for 60 s, doubled each time, at most `maxSleepSeconds`; after four such sleeps without anything new it ends with
-    /// outcome `Failed`. Requests that its gateway sees repeated byte for byte pause it until `agentloop.dev/resume`.
-    /// `Warn`: the model is told, and nothing else. Both: a condition, an Event, a metric. `Disabled`: nothing.
+    /// Reaction to a detected loop. `Enforce`, the default: the model is warned, then the repeated calls are denied
+    /// until the turn ends, then the loop sleeps for 60 s, doubled each time, up to `maxSleepSeconds`; after four such
+    /// sleeps without anything new it ends with outcome `Failed`. Requests that the gateway sees repeated byte for byte
+    /// pause the loop until `agentloop.dev/resume`. `Warn`: the model is warned, nothing else. Both set a condition,
+    /// emit an Event and count in a metric. `Disabled`: no detection.
     pub mode: DetectionMode,
-    /// Tools that may be called again and again with nothing new, such as one that waits for a job; at most 32. Names as
-    /// the model calls them (`<server>__<tool>`), or as their server has them. They are part of a loop all the same when
-    /// they fail, and from the 100th equal call in a row on.
+    /// Tools that may be called repeatedly without new results, such as one that waits for a job. At most 32. Names as
+    /// the model calls them (`<server>__<tool>`), or as their server has them. Failing calls, and identical calls from
+    /// the 100th in a row on, count as repetition nevertheless.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "set", "items" = {
         "description": "Name of a tool.", "type": "string", "minLength": 1, "maxLength": 128, "pattern": TOOL,
@@ -408,7 +421,7 @@ pub struct LoopDetection {
 }
 
 impl LoopDetection {
-    /// Whether a tool, by the name that the model calls it by, is exempt.
+    /// Whether a tool is exempt, by the name under which the model calls it.
     #[must_use]
     pub fn exempts(&self, tool: &str) -> bool {
         let own = tool.split_once("__").map(|(_, own)| own);
@@ -418,23 +431,23 @@ impl LoopDetection {
     }
 }
 
-/// What a detected loop leads to.
+/// Reaction to a detected loop.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
 pub enum DetectionMode {
-    /// The model is told; what goes on is denied, put to sleep, and ended.
+    /// The model is warned; repeated calls are denied, then the loop is forced to sleep, then it ends.
     #[default]
     Enforce,
-    /// The model is told, and nothing else.
+    /// The model is warned, nothing else.
     Warn,
-    /// Nothing.
+    /// No detection.
     Disabled,
 }
 
-/// An AgentBudget in the Agent's own namespace.
+/// Reference to an AgentBudget in the Agent's namespace.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct BudgetRef {
-    /// Name of the AgentBudget, in the Agent's own namespace.
+    /// Name of the AgentBudget in the Agent's namespace.
     #[schemars(length(min = 1, max = 63), regex(pattern = DNS_SUBDOMAIN))]
     pub name: String,
 }

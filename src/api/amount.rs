@@ -1,34 +1,34 @@
-//! Amounts of what budgets limit: tokens, input, output, calls and money, each exact in 64 bits.
+//! Amounts of what budgets limit: tokens, input, output, calls and cost, each exact in 64 bits.
 //!
-//! Nothing here saturates: sums that do not fit are `None`, and who asked must refuse.
+//! Nothing here saturates: a sum that overflows is `None`, and the caller must refuse it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, IntoEnumIterator};
 
-/// What can be limited.
+/// Kind of a limit.
 #[derive(
     Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, AsRefStr, EnumIter, strum::Display,
 )]
 #[serde(rename_all = "camelCase")]
 #[strum(serialize_all = "camelCase")]
 pub enum Kind {
-    /// Uncached input, cache writes and output together (C37).
+    /// Uncached input, cache writes and output (C37).
     Tokens,
-    /// All input, cache reads and writes included.
+    /// All input, including cache reads and writes.
     InputTokens,
-    /// All output, reasoning included.
+    /// All output, including reasoning.
     OutputTokens,
-    /// Requests sent, each attempt for itself.
+    /// Requests sent; each attempt counts.
     Calls,
-    /// Money, in millionths of a US dollar.
+    /// Cost in millionths of a US dollar.
     #[serde(rename = "costMicroUSD")]
     #[strum(serialize = "costMicroUSD")]
     Cost,
 }
 
 impl Kind {
-    /// So much of it, in words: `1200 tokens`, `2.50 USD`.
+    /// An amount as text: `1200 tokens`, `2.50 USD`.
     #[must_use]
     pub fn amount(self, number: i64) -> String {
         match self {
@@ -45,53 +45,53 @@ impl Kind {
     }
 }
 
-/// An amount of each kind, never negative. Kinds that are zero are left out of JSON.
+/// An amount of each kind, never negative. Kinds that are zero are omitted from JSON.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Amount {
-    /// Uncached input, cache writes and output together.
+    /// Uncached input, cache writes and output tokens.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "is_zero")]
     pub tokens: i64,
-    /// All input tokens, cache reads and writes included.
+    /// All input tokens, including cache reads and writes.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "is_zero")]
     pub input_tokens: i64,
-    /// All output tokens, reasoning included.
+    /// All output tokens, including reasoning.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "is_zero")]
     pub output_tokens: i64,
-    /// Requests sent.
+    /// Requests sent; each attempt counts.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "is_zero")]
     pub calls: i64,
-    /// Money, in millionths of a US dollar.
+    /// Cost in millionths of a US dollar.
     #[schemars(range(min = 0))]
     #[serde(rename = "costMicroUSD", skip_serializing_if = "is_zero")]
     pub cost: i64,
 }
 
-/// Limits by kind; a kind that is absent is not limited. Zero blocks everything.
+/// Limits by kind. A kind that is absent is not limited; 0 blocks every call.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LimitAmounts {
-    /// Uncached input, cache writes and output together.
+    /// Uncached input, cache writes and output tokens.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<i64>,
-    /// All input tokens, cache reads and writes included.
+    /// All input tokens, including cache reads and writes.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input_tokens: Option<i64>,
-    /// All output tokens, reasoning included.
+    /// All output tokens, including reasoning.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_tokens: Option<i64>,
-    /// Requests sent.
+    /// Requests sent; each attempt counts.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calls: Option<i64>,
-    /// Money, in millionths of a US dollar.
+    /// Cost in millionths of a US dollar.
     #[schemars(range(min = 0))]
     #[serde(rename = "costMicroUSD", skip_serializing_if = "Option::is_none")]
     pub cost: Option<i64>,
@@ -148,7 +148,7 @@ impl Amount {
         })
     }
 
-    /// What is left of each kind after `less`; zero where `less` is more.
+    /// The rest of each kind after subtracting `less`; at least zero.
     #[must_use]
     pub fn without(&self, less: &Self) -> Self {
         Self::each(|kind| (self.get(kind).max(less.get(kind))) - less.get(kind))
@@ -207,7 +207,7 @@ impl LimitAmounts {
         })
     }
 
-    /// The first kind of which there may be nothing at all.
+    /// The first kind whose limit is zero.
     #[must_use]
     pub fn none_of(&self) -> Option<Kind> {
         self.kinds().find(|kind| self.get(*kind) == Some(0))
@@ -253,7 +253,7 @@ impl LimitAmounts {
         })
     }
 
-    /// What is left of each limit after `taken`; zero where that is more.
+    /// The rest of each limit after subtracting `taken`; at least zero.
     #[must_use]
     pub fn left_after(&self, taken: &Amount) -> Self {
         Self::each(|kind| {
@@ -262,7 +262,7 @@ impl LimitAmounts {
         })
     }
 
-    /// The first kind of which `amount` has more than the limit.
+    /// The first kind whose limit `amount` exceeds.
     #[must_use]
     pub fn exceeded_by(&self, amount: &Amount) -> Option<Kind> {
         self.kinds()

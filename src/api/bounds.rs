@@ -1,7 +1,7 @@
 //! Bounds that several fields share: patterns of Kubernetes names, and schema changes for embedded Kubernetes types.
 //!
-//! The embedded types come without any bound. What is added here keeps a wrong value from passing admission only to
-//! fail when the pod is created.
+//! The embedded types come without bounds. Those added here reject at admission what would otherwise fail when the pod
+//! is created.
 
 use schemars::Schema;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ pub(super) const KEY: &str = r"^[-._a-zA-Z0-9]+$";
 const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 /// A quantity, as the API server itself writes it into schemas.
 const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
-/// Most entries of a map of labels, annotations or resources.
+/// Maximum number of entries in a map of labels, annotations or resources.
 const MAX_ENTRIES: u64 = 32;
 
 /// A map of labels, or of node labels.
@@ -35,7 +35,7 @@ pub(super) fn annotations(schema: &mut Schema) {
     );
 }
 
-/// Container resources: quantities are checked, and device claims are left out, since the pod has none to refer to.
+/// Container resources: quantities are checked, and device claims are removed, since the pod has none to refer to.
 pub(super) fn resources(schema: &mut Schema) {
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
         return;
@@ -67,7 +67,7 @@ pub(super) fn namespace_selector(schema: &mut Schema) {
     label_selector(schema, "spec.namespaceSelector");
 }
 
-/// A selector of labels; operators are spelt as Kubernetes does.
+/// A label selector; operators are spelled as in Kubernetes.
 fn label_selector(schema: &mut Schema, field: &str) {
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
         return;

@@ -1,4 +1,4 @@
-//! The `AgentBudget` resource: limits in a window that no set of Agents can overspend together.
+//! The `AgentBudget` resource: limits in a window that a set of Agents cannot overspend together.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -17,7 +17,7 @@ const ASKED: &str = "!has(self.ask) || (!has(self.ask.topUp.tokens) || has(self.
     && (!has(self.ask.topUp.outputTokens) || has(self.limits.outputTokens)) \
     && (!has(self.ask.topUp.calls) || has(self.limits.calls)) \
     && (!has(self.ask.topUp.costUSD) || has(self.limits.costUSD))";
-/// Every kind of a new entry of `topUps` is limited. Old ones may be of a kind that is limited no more.
+/// Every kind of a new entry of `topUps` is limited. Existing entries may have a kind that is no longer limited.
 const ADDED: &str = "!has(self.topUps) || self.topUps.all(new, \
     has(oldSelf.topUps) && oldSelf.topUps.exists(old, old.id == new.id) \
     || (!has(new.tokens) || has(self.limits.tokens)) \
@@ -28,7 +28,7 @@ const ADDED: &str = "!has(self.topUps) || self.topUps.all(new, \
 /// Money is a decimal number.
 const COST: &str = "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][0-9]{1,6})?$')";
 
-/// Which Agents draw on it, how much they may draw together in one window, and what happens when it is spent.
+/// The Agents that draw on the budget, the limits they share in one window, and what happens when they are exhausted.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "agentloop.dev",
@@ -37,7 +37,7 @@ const COST: &str = "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][
     plural = "agentbudgets",
     shortname = "abudget",
     category = "agentloop",
-    doc = "Limits that the Agents which draw on it cannot overspend, together or alone.",
+    doc = "Limits on the usage of a set of Agents, which they cannot exceed together or individually.",
     namespaced,
     status = "AgentBudgetStatus",
     derive = "PartialEq",
@@ -45,49 +45,49 @@ const COST: &str = "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][
         name = "READY",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "False or Unknown: this budget needs a person, and its Agents make no calls"
+        description = "Whether the budget is ready; if False or Unknown, user action is required and its Agents make no calls"
     ),
     printcolumn(
         name = "WINDOW",
         type_ = "string",
         json_path = ".status.summary.window",
-        description = "When it begins anew"
+        description = "Window over which usage counts"
     ),
     printcolumn(
         name = "LIMIT",
         type_ = "string",
         json_path = ".status.summary.limit",
-        description = "The limit nearest to being spent, top-ups included"
+        description = "Limit closest to exhaustion, including top-ups"
     ),
     printcolumn(
         name = "USED",
         type_ = "string",
         json_path = ".status.summary.used",
-        description = "Used of it in this window"
+        description = "Used amount in this window"
     ),
     printcolumn(
         name = "USED%",
         type_ = "string",
         json_path = ".status.summary.usedPercent",
-        description = "The same in percent"
+        description = "Used amount in percent of the limit"
     ),
     printcolumn(
         name = "RESERVED",
         type_ = "string",
         json_path = ".status.summary.reserved",
-        description = "Held by gateways for calls"
+        description = "Amount leased to gateways"
     ),
     printcolumn(
         name = "RESETS",
         type_ = "string",
         json_path = ".status.summary.resets",
-        description = "When there is room again by itself"
+        description = "Time at which there is room again"
     ),
     printcolumn(
         name = "AGENTS",
         type_ = "integer",
         json_path = ".status.agents",
-        description = "Agents that draw on it"
+        description = "Number of Agents that draw on the budget"
     ),
     printcolumn(
         name = "AGE",
@@ -101,76 +101,77 @@ const COST: &str = "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][
 )]
 #[x_kube(
     validation = Rule::new("!has(self.namespaceSelector) || has(self.selector)").message(
-        "spec.namespaceSelector needs spec.selector: set it to {} for every Agent of these namespaces"
+        "spec.namespaceSelector requires spec.selector: set spec.selector to {} for every Agent of these namespaces"
     ),
     validation = Rule::new("!has(self.ask) || self.onExhausted == 'Ask'").message(
-        "spec.ask is for onExhausted Ask only: remove it, or set spec.onExhausted to Ask"
+        "spec.ask is supported with onExhausted Ask only: remove it, or set spec.onExhausted to Ask"
     ),
     validation = Rule::new(ASKED).message(
-        "spec.ask.topUp names a kind that spec.limits does not limit, so that it would add nothing: leave it out, or limit it"
+        "spec.ask.topUp contains a kind that spec.limits does not limit: remove it, or add a limit for it"
     ),
     validation = Rule::new(ADDED).message(
-        "spec.topUps has a new entry of a kind that spec.limits does not limit, so that it would add nothing: leave it out, or limit it"
+        "spec.topUps has a new entry with a kind that spec.limits does not limit: remove it, or add a limit for it"
     ),
     validation = Rule::new(
         "!has(oldSelf.topUps) || has(self.topUps) && oldSelf.topUps.all(old, self.topUps.exists(new, new == old))"
     ).message(
-        "spec.topUps is append-only: leave every entry as it was and add another one with an id of its own"
+        "spec.topUps is append-only: keep all entries unchanged and add a new one with a new id"
     )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AgentBudgetSpec {
-    /// The Agents that draw on it. `{}` is every Agent; absent: only Agents that name it in `spec.budgetRefs`.
+    /// Label selector of the Agents that draw on the budget. `{}` selects every Agent. Absent: only Agents that name
+    /// the budget in `spec.budgetRefs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = bounds::selector)]
     pub selector: Option<LabelSelector>,
-    /// Namespaces whose Agents `selector` looks at, by their labels. Only in the controller's own namespace; anywhere
-    /// else the budget is refused and blocks no one.
+    /// Label selector of the namespaces in which `selector` applies. Allowed only in the controller's own namespace;
+    /// elsewhere the budget is not accepted and limits no Agent. Absent: only the budget's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = bounds::namespace_selector)]
     pub namespace_selector: Option<LabelSelector>,
-    /// What all Agents together may use in one window; at least one kind. 0 blocks everything.
+    /// Limits that all Agents of the budget share in one window. Set at least one kind. 0 blocks every call.
     #[x_kube(
         validation = Rule::new(SOME).message(
-            "spec.limits names no kind: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
+            "spec.limits is empty: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
         ),
         validation = Rule::new(COST).message(
             "spec.limits.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
         )
     )]
     pub limits: Limits,
-    /// What any single Agent may use of it in one window.
+    /// Limits of each single Agent within the budget in one window. Absent: only the shared limits apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(
         validation = Rule::new(SOME).message(
-            "spec.perAgent names no kind: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
+            "spec.perAgent is empty: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
         ),
         validation = Rule::new(COST).message(
             "spec.perAgent.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
         )
     )]
     pub per_agent: Option<Limits>,
-    /// The window; exactly one kind.
+    /// Time over which usage counts. Set exactly one kind.
     #[x_kube(validation = Rule::new(
         "(has(self.rolling) ? 1 : 0) + (has(self.calendar) ? 1 : 0) + (has(self.lifetime) ? 1 : 0) == 1"
     ).message(
         "spec.window must have exactly one of rolling, calendar and lifetime, such as {calendar: {period: Daily, timeZone: UTC}}"
     ))]
     pub window: Window,
-    /// Percent of any limit at which `NearLimit` becomes True, 1 to 100.
+    /// Usage of any limit, in percent, from which on `NearLimit` is True, 1 to 100. Defaults to 80.
     #[serde(default = "default_warn_at_percent")]
     #[schemars(range(min = 1, max = 100))]
     pub warn_at_percent: u32,
-    /// What happens when there is no room for the next call. `Pause`: the loop waits for the window. `Ask`: it waits
-    /// for a person too, whose approval adds `ask.topUp`. `Stop`: the call in flight is cut and the loop stays stopped
-    /// until a person adds room.
+    /// What happens when there is no room for the next call. `Pause`, the default: the loop waits until the window has
+    /// room. `Ask`: it also asks for an approval, which adds `ask.topUp`. `Stop`: the call in flight is cancelled and
+    /// the loop stays stopped until a user adds room.
     #[serde(default)]
     pub on_exhausted: OnExhausted,
-    /// Additions to the limits, each counted once, in the window it lands in. Append only.
+    /// Amounts added to the limits. Each entry counts once, in the window in which it is first seen. Append-only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub top_ups: Vec<TopUp>,
-    /// What an approval adds with `onExhausted: Ask`; default a quarter of each limit.
+    /// Amount that an approval adds with `onExhausted: Ask`. Defaults to a quarter of each limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ask: Option<Ask>,
 }
@@ -179,43 +180,43 @@ fn default_warn_at_percent() -> u32 {
     80
 }
 
-/// Amounts of any kind, as people write them.
+/// Amounts by kind, in the notation of the spec.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Limits {
-    /// Uncached input, cache writes and output together. Cache reads count only in `inputTokens`.
+    /// Uncached input, cache writes and output tokens. Cache reads count only against `inputTokens`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000_000_000_000_i64))]
     pub tokens: Option<i64>,
-    /// All input tokens, cache reads and writes included.
+    /// All input tokens, including cache reads and writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000_000_000_000_i64))]
     pub input_tokens: Option<i64>,
-    /// All output tokens, reasoning included.
+    /// All output tokens, including reasoning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000_000_000_000_i64))]
     pub output_tokens: Option<i64>,
-    /// Model calls, each attempt for itself.
+    /// Model calls; each attempt counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000_000_000_000_i64))]
     pub calls: Option<i64>,
-    /// Money in US dollars, a decimal string such as "25.00", at most six decimals.
+    /// Cost in US dollars, a decimal string with at most six decimals, such as "25.00".
     #[serde(default, rename = "costUSD", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 20))]
     pub cost_usd: Option<String>,
 }
 
-/// When a budget begins anew.
+/// Time over which usage counts.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Window {
-    /// The last so many seconds, at every moment.
+    /// The last `seconds` seconds at any moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolling: Option<Rolling>,
-    /// Days, weeks (from Monday) or months of a time zone.
+    /// Days, weeks (from Monday) or months in a time zone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calendar: Option<Calendar>,
-    /// The life of the budget.
+    /// The whole life of the budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime: Option<Lifetime>,
 }
@@ -223,7 +224,7 @@ pub struct Window {
 /// A rolling window.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Rolling {
-    /// Its length in seconds, 1 to 31,622,400 (366 days).
+    /// Length of the window in seconds, 1 to 31,622,400 (366 days).
     #[schemars(range(min = 1, max = 31_622_400))]
     pub seconds: i64,
 }
@@ -232,9 +233,9 @@ pub struct Rolling {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Calendar {
-    /// Its length.
+    /// Length of the window: `Daily`, `Weekly` (from Monday) or `Monthly`.
     pub period: Period,
-    /// The IANA time zone whose midnights count.
+    /// IANA time zone in which windows start at midnight. Defaults to UTC.
     #[serde(default = "utc")]
     #[schemars(length(min = 1, max = 64))]
     #[x_kube(validation = Rule::new("self.matches('^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$')").message(
@@ -254,48 +255,48 @@ pub enum Period {
     Daily,
     /// From Monday to Monday.
     Weekly,
-    /// From the first of a month to the first of the next.
+    /// From the first day of a month to the first day of the next.
     Monthly,
 }
 
-/// One window for ever.
+/// A window that never ends.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Lifetime {}
 
-/// What happens when a budget is spent.
+/// What happens when a budget is exhausted.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
 pub enum OnExhausted {
-    /// The loop waits until there is room.
+    /// The loop waits until the window has room.
     #[default]
     Pause,
-    /// The loop waits, and a gate asks a person for more.
+    /// The loop waits, and a gate asks for an approval.
     Ask,
-    /// The call in flight is cut; the loop stays stopped until a person adds room.
+    /// The call in flight is cancelled; the loop stays stopped until a user adds room.
     Stop,
 }
 
-/// An addition to the limits.
+/// An amount added to the limits.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[x_kube(
         validation = Rule::new(SOME).message(
-            "spec.topUps[] names no kind: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
+            "spec.topUps[] has no amount: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
         ),
         validation = Rule::new(COST).message(
             "spec.topUps[].costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
         ),
     validation = Rule::new("self.id.matches('^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')").message(
-        "spec.topUps[].id must be letters, digits, '-', '_' and '.', beginning and ending with a letter or digit, such as 2026-11-fire"
+        "spec.topUps[].id must consist of letters, digits, '-', '_' and '.', and start and end with a letter or digit, such as 2026-11-fire"
     )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TopUp {
-    /// Its name, so that it counts once.
+    /// Unique id of the top-up. Each id counts once.
     #[schemars(length(min = 1, max = 63))]
     pub id: String,
-    /// How much.
+    /// The amount.
     #[serde(flatten)]
     pub amount: Limits,
-    /// Why it was added, for whoever reads it later.
+    /// Reason of the top-up, for readers. Not interpreted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub reason: Option<String>,
@@ -305,10 +306,10 @@ pub struct TopUp {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Ask {
-    /// What one approval adds, for the window it falls in.
+    /// Amount that one approval adds to the window in which it is given.
     #[x_kube(
         validation = Rule::new(SOME).message(
-            "spec.ask.topUp names no kind: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
+            "spec.ask.topUp is empty: set at least one of tokens, inputTokens, outputTokens, calls and costUSD"
         ),
         validation = Rule::new(COST).message(
             "spec.ask.topUp.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
@@ -317,75 +318,75 @@ pub struct Ask {
     pub top_up: Limits,
 }
 
-/// Observed state of a budget. Written by the controller only.
+/// Observed state of an AgentBudget. Written by the controller only.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("default" = {"conditions": [{
     "type": "Ready",
     "status": "Unknown",
     "reason": "Pending",
-    "message": "The controller has not looked at this AgentBudget yet.",
+    "message": "The controller has not reconciled this AgentBudget yet.",
     "lastTransitionTime": "1970-01-01T00:00:00Z",
 }]}))]
 pub struct AgentBudgetStatus {
-    /// The generation of the spec that this status speaks of.
+    /// Generation of the spec that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`, `Accepted`, `NearLimit`, `Exhausted`; `Stalled` while a person must act.
+    /// `Ready`, `Accepted`, `NearLimit` and `Exhausted`; also `Stalled` while user action is required.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// The window at hand.
+    /// The current window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<WindowStatus>,
-    /// The limits of this window, top-ups included.
+    /// Limits in this window, including top-ups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitAmounts>,
-    /// Settled in this window.
+    /// Amount settled in this window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<Amount>,
-    /// Held by gateways for calls that they make or may make.
+    /// Amount leased to gateways and not yet settled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<Amount>,
-    /// Limit less used and reserved.
+    /// Limits minus used and reserved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining: Option<LimitAmounts>,
-    /// Agents that draw on it.
+    /// Number of Agents that draw on the budget.
     #[schemars(range(min = 0))]
     pub agents: i32,
-    /// The Agents that used most in this window, at most 10.
+    /// Agents with the highest usage in this window, at most 10.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub top_agents: Vec<TopAgent>,
     /// Texts for the columns of `kubectl get`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<BudgetSummary>,
-    /// An open question to a person; at most one.
+    /// Open request for an approval, at most one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1))]
     pub gates: Vec<BudgetGate>,
-    /// The last answers to gates that were handled, so that each is handled once.
+    /// Last handled values of the annotations that answer a gate, so that each is handled once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_handled_requests: Option<HandledAnswers>,
-    /// What a new leader needs to go on without overspending. Not for people; compare-and-set only.
+    /// State from which a new leader continues without overspending. Internal; do not edit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ledger: Option<LedgerRecord>,
 }
 
-/// A window's ends.
+/// Start and end of a window.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WindowStatus {
-    /// When it began; absent for a rolling one.
+    /// Start of the window. Absent for a rolling window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
-    /// When there is room for the next call: for a budget with room, when the window ends (calendar); for a spent one,
-    /// the moment at which the call refused last fits. Absent: never by itself.
+    /// Time at which there is room for the next call. While the budget has room: the end of the calendar window. While
+    /// it is exhausted: the time at which the last refused call fits. Absent: the budget does not reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resets_at: Option<Time>,
 }
 
-/// What one Agent used.
+/// Usage of one Agent.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TopAgent {
@@ -395,128 +396,129 @@ pub struct TopAgent {
     /// Name of the Agent.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Tokens in this window.
+    /// Tokens used in this window.
     #[schemars(range(min = 0))]
     pub tokens: i64,
-    /// Cost in this window.
+    /// Cost in this window, in millionths of a US dollar.
     #[serde(rename = "costMicroUSD")]
     #[schemars(range(min = 0))]
     pub cost: i64,
 }
 
-/// Texts for columns.
+/// Texts for the columns of `kubectl get`.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BudgetSummary {
-    /// The window, such as `1h`, `daily Europe/Berlin`, `lifetime`.
+    /// The window, such as `1h`, `daily Europe/Berlin` or `lifetime`.
     #[schemars(length(max = 128))]
     pub window: String,
-    /// The limit nearest to being spent, such as `1M tokens`.
+    /// The limit closest to exhaustion, such as `1M tokens`.
     #[schemars(length(max = 64))]
     pub limit: String,
-    /// Used of that kind.
+    /// Used amount of that kind.
     #[schemars(length(max = 64))]
     pub used: String,
-    /// The same in percent.
+    /// Used amount in percent of the limit.
     #[schemars(length(max = 16))]
     pub used_percent: String,
-    /// Reserved of that kind.
+    /// Reserved amount of that kind.
     #[schemars(length(max = 64))]
     pub reserved: String,
-    /// When it resets, such as `14:05 UTC`.
+    /// Time at which there is room again, such as `14:05 UTC`.
     #[schemars(length(max = 64))]
     pub resets: String,
 }
 
-/// A question to a person.
+/// Request for an approval.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct BudgetGate {
-    /// Its name, for the answer.
+    /// Id of the gate, to be named in the answer.
     #[schemars(length(max = 63))]
     pub id: String,
     /// Always `BudgetAsk`.
     #[schemars(length(max = 32))]
     pub kind: String,
-    /// Hash of the question: what would be added, to what.
+    /// Hash of the request: the amount and what it would be added to.
     #[schemars(length(max = 64))]
     pub arguments_hash: String,
-    /// When it was asked.
+    /// Time at which the gate was opened.
     pub opened_at: Time,
 }
 
-/// The last handled value of each annotation that answers a gate.
+/// Last handled value of each annotation that answers a gate.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HandledAnswers {
-    /// Of `agentloop.dev/approve`.
+    /// Last handled value of `agentloop.dev/approve`.
     #[schemars(length(max = 256))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approve: Option<String>,
-    /// Who approved, as `agentloop.dev/approved-by` said; the admission policy holds it to the user.
+    /// User who approved, as given in `agentloop.dev/approved-by`; the admission policy requires it to be the
+    /// requesting user.
     #[schemars(length(max = 256))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approved_by: Option<String>,
-    /// Of `agentloop.dev/deny`.
+    /// Last handled value of `agentloop.dev/deny`.
     #[schemars(length(max = 256))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deny: Option<String>,
 }
 
-/// One limit's account as a new leader takes it over (DESIGN 4).
+/// The account of one set of limits, from which a new leader continues (DESIGN 4).
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LedgerRecord {
-    /// Number of this record: each write raises it by one, over exactly the one before.
+    /// Number of this record. Each write increments it by one, over exactly its predecessor.
     #[schemars(range(min = 0))]
     pub epoch: i64,
-    /// The ledger's time at the write; a later leader's never runs behind it.
+    /// Time of the ledger at the write. The time of a later leader never falls behind it.
     pub watermark: jiff::Timestamp,
-    /// The window that the pieces are counted by: under another one the next leader counts them anew.
+    /// Window of the buckets. If the spec has another one, the next leader recounts them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<Window>,
-    /// Number of the lease made last.
+    /// Number of the most recent lease.
     #[schemars(range(min = 0))]
     pub next_lease: i64,
-    /// What is settled, by the moment it was; the oldest first.
+    /// Settled amounts by time, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub buckets: Vec<Bucket>,
-    /// Who holds how much.
+    /// Outstanding leases.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4096))]
     pub holders: Vec<Holder>,
-    /// Top-ups that were counted.
+    /// Top-ups that have been counted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub top_ups: Vec<CountedTopUp>,
-    /// What each Agent used of it in this window.
+    /// Usage per Agent in this window.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4096))]
     pub shares: Vec<Share>,
 }
 
-/// What was settled in a piece of time.
+/// Amount settled in one interval.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Bucket {
-    /// Its beginning; of a calendar window: the beginning of the window.
+    /// Start of the interval; for a calendar window, the start of the window.
     pub start: jiff::Timestamp,
-    /// How much.
+    /// The amount.
     pub amount: Amount,
 }
 
-/// One lease. Granted is `amount` + `spent` + `returned`.
+/// One lease. The granted amount is `amount` + `spent` + `returned`.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Holder {
-    /// Number of the lease, never used again.
+    /// Number of the lease, never reused.
     #[schemars(range(min = 0))]
     pub lease: i64,
-    /// The gateway's record, which outlives its pod where the storage does.
+    /// Id of the gateway's record, which outlives its pod if the storage does.
     #[schemars(length(max = 64))]
     pub record: String,
-    /// Uid of the pod that was last heard with it.
+    /// UID of the pod that last reported this record.
     #[serde(rename = "podUID")]
     #[schemars(length(max = 64))]
     pub pod_uid: String,
@@ -529,32 +531,32 @@ pub struct Holder {
     /// Name of the Agent.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// The window of the lease, by its beginning; the epoch 1970 for windows without one.
+    /// Start of the lease's window; 1970-01-01 for windows without a start.
     pub window: jiff::Timestamp,
-    /// Outstanding: what it may still spend.
+    /// Outstanding amount that the holder may still spend.
     pub amount: Amount,
-    /// Spent of the lease, and in the buckets.
+    /// Spent amount of the lease, contained in the buckets.
     #[serde(skip_serializing_if = "Amount::is_zero")]
     pub spent: Amount,
-    /// Given back.
+    /// Returned amount.
     #[serde(skip_serializing_if = "Amount::is_zero")]
     pub returned: Amount,
 }
 
-/// A top-up that was counted.
+/// A top-up that has been counted.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CountedTopUp {
-    /// Its id, or the gate's whose approval it is.
+    /// Id of the top-up, or of the gate that was approved.
     #[schemars(length(max = 63))]
     pub id: String,
-    /// When it landed.
+    /// Time at which it was counted.
     pub at: jiff::Timestamp,
-    /// How much.
+    /// The amount.
     pub amount: Amount,
 }
 
-/// What one Agent used of a budget.
+/// Usage of a budget by one Agent.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Share {
@@ -564,7 +566,7 @@ pub struct Share {
     /// Name of the Agent.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// The same as of the whole, in fewer pieces.
+    /// Settled amounts by time, in coarser intervals than those of the budget.
     #[schemars(length(max = 8))]
     pub buckets: Vec<Bucket>,
 }

@@ -1,6 +1,6 @@
 //! Names of condition types and reasons, and how a list of conditions is merged.
 //!
-//! The table is the contract of the API: each guardrail is a condition of its own, True while it holds.
+//! The table is the contract of the API: each guardrail has its own condition, True while it applies.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
@@ -9,67 +9,68 @@ use strum::{AsRefStr, EnumIter, EnumString, IntoStaticStr};
 /// Type of a condition on an Agent, AgentBudget or Sensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, AsRefStr, IntoStaticStr, EnumIter, EnumString)]
 pub enum ConditionType {
-    /// Does this object need nobody? False only where a person must act or an Agent's pod is not there yet.
+    /// The object needs no user action. False only if user action is required or an Agent's pod is not ready yet.
     Ready,
     /// Present only while True: the controller is working towards the spec (kstatus).
     Reconciling,
-    /// Present only while True: nothing will change until a person acts (kstatus).
+    /// Present only while True: no progress without user action (kstatus).
     Stalled,
-    /// The spec and all it refers to are usable.
+    /// The spec and all objects that it references are usable.
     Accepted,
-    /// The pod and its containers run.
+    /// The pod and its containers are running.
     PodReady,
     /// `spec.suspend` is true.
     Suspended,
-    /// An Agent's limit has no room for the next call, or never will have for one like it.
+    /// A limit has no room for the Agent's next call, or can never have room for a call of that size.
     BudgetExhausted,
-    /// A provider's rate limit, or one of `guardrails.rateLimits`, holds the loop until a computed moment.
+    /// A provider's rate limit, or one of `guardrails.rateLimits`, pauses the loop until a known time.
     RateLimited,
     /// `guardrails.maxConsecutiveTurns` was reached; cleared when the forced sleep ends.
     TurnLimitReached,
-    /// It is no time of `guardrails.activeHours`; cleared when their next window begins.
+    /// Outside `guardrails.activeHours`; cleared when the next window starts.
     OutsideActiveHours,
     /// The loop was awake for `guardrails.idleTimeoutSeconds` without an effective action and has ended; cleared when a
     /// changed spec or a wake request starts it again.
     IdleTimeoutReached,
-    /// `loop.maxConsecutiveErrors` was reached, or the same turn ended the worker three times; cool-down or resume.
+    /// `loop.maxConsecutiveErrors` was reached, or the same turn ended the worker three times; cleared by the cool-down
+    /// or a resume request.
     ErrorLimitReached,
-    /// The loop repeats itself, or burns far above the pace of its limits.
+    /// The loop repeats itself, or spends far above the pace of its limits.
     LoopDetected,
-    /// A person has been asked, and has not answered yet.
+    /// A request for an approval is open.
     ApprovalPending,
-    /// No contact between pod and controller for 60 s; the loop does nothing until it is back.
+    /// No contact between pod and controller for 60 s; the loop does nothing until it is restored.
     LinkLost,
     /// False while the model cannot be used.
     ModelAvailable,
-    /// Of an Agent: each of its Sensors hears and understands what comes.
+    /// On an Agent: each of its Sensors receives events and can evaluate them.
     SensorsHealthy,
-    /// Of a Sensor: it listens.
+    /// On a Sensor: its source is connected.
     Connected,
-    /// Of a Sensor: what it has given is known after a restart of each receiver. Of an Agent: False, and there, when its
-    /// state is lost with its pod.
+    /// On a Sensor: delivered events survive a restart of each receiver. On an Agent: present only while False,
+    /// when its state is lost with its pod.
     Durable,
-    /// Of an AgentBudget: a limit is used to `spec.warnAtPercent` or more.
+    /// On an AgentBudget: the usage of a limit has reached `spec.warnAtPercent`.
     NearLimit,
-    /// Of an AgentBudget: there is no room for the next call.
+    /// On an AgentBudget: no room for the next call.
     Exhausted,
 }
 
-/// What showed a loop; reason of the condition `LoopDetected`.
+/// Sign by which a loop was detected; reason of the condition `LoopDetected`.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumIter, EnumString)]
 pub enum LoopSign {
-    /// The same tool call again and again, with nothing new; from outside: the same request, byte for byte.
+    /// The same tool call repeated without new results; as seen by the gateway: the same request, byte for byte.
     RepeatedCall,
-    /// The same error again and again.
+    /// The same error repeated.
     RepeatedError,
-    /// The same few tool calls in the same order, with nothing new.
+    /// The same few tool calls repeated in the same order without new results.
     Cycle,
-    /// Calls that bring nothing new, or the same words without a tool; from outside: a burn far above the pace of the
-    /// limits.
+    /// Calls without new results, or the same text without a tool call; as seen by the gateway: spending far above the
+    /// pace of the limits.
     NoProgress,
 }
 
-/// Sets `new` into `conditions` (a list-map by type). `lastTransitionTime` moves only when `status` flips.
+/// Sets `new` in `conditions` (a list-map by type). `lastTransitionTime` changes only when `status` does.
 pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) {
     match conditions.iter_mut().find(|old| old.type_ == new.type_) {
         Some(old) => {
@@ -87,13 +88,13 @@ pub fn remove(conditions: &mut Vec<Condition>, type_: ConditionType) {
     conditions.retain(|condition| condition.type_ != type_.as_ref());
 }
 
-/// The condition of that type, when it is there.
+/// The condition of that type, if present.
 #[must_use]
 pub fn find(conditions: &[Condition], type_: ConditionType) -> Option<&Condition> {
     conditions.iter().find(|condition| condition.type_ == type_.as_ref())
 }
 
-/// A condition with everything set; `message` is cut at 1,024 bytes on a character boundary.
+/// A condition with all fields set; `message` is truncated to 1,024 bytes on a character boundary.
 #[must_use]
 pub fn condition(
     type_: ConditionType,

@@ -1,7 +1,7 @@
 //! The custom resource definitions as they are installed.
 //!
-//! The derived schemas are made exact here: what the derive adds for other readers of JSON schema and Kubernetes does
-//! not know or want is taken out, and every list says how server-side apply merges it.
+//! The derived schemas are made exact here: what Kubernetes does not know is removed, and every list states how
+//! server-side apply merges it.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -21,7 +21,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     ]
 }
 
-/// The definition as the YAML file that is installed: the same text for the same definition.
+/// The definition as the YAML file that is installed, deterministic.
 pub fn to_yaml(crd: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
     let mut value = serde_json::to_value(crd).map_err(<serde_yaml::Error as serde::ser::Error>::custom)?;
     integers(&mut value);

@@ -1,4 +1,4 @@
-//! Where the source of a Sensor connects to, whichever it is, and how TLS is made there.
+//! Where the source of a Sensor connects to, and its TLS settings.
 
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
@@ -7,25 +7,26 @@ use super::sensor::Source;
 use super::source::Stream;
 use super::tools::SecretRef;
 
-/// The key of certificates that are trusted, by the name that Kubernetes gives it.
+/// Key of the trusted certificates, as Kubernetes names it.
 pub const ROOTS_KEY: &str = "ca.crt";
-/// The key of a certificate in a Secret of type `kubernetes.io/tls`.
+/// Key of the certificate in a Secret of type `kubernetes.io/tls`.
 pub const CERTIFICATE_KEY: &str = "tls.crt";
-/// The key of its private key there.
+/// Key of the private key in a Secret of type `kubernetes.io/tls`.
 pub const PRIVATE_KEY_KEY: &str = "tls.key";
 
-/// How TLS is made where the system's roots do not do. Secrets that change are used for the next connection.
+/// TLS settings, for servers whose certificate is not signed by a system root or that require a client certificate.
+/// Changed Secrets take effect with the next connection.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[x_kube(validation = Rule::new("has(self.caSecretRef) || has(self.clientCertificateSecretRef)").message(
-    "tls of a source must have caSecretRef, clientCertificateSecretRef or both: remove it if the system's roots do"
+    "tls of a source must have caSecretRef, clientCertificateSecretRef or both: set one, or remove tls to use the system's roots"
 ))]
 #[serde(rename_all = "camelCase")]
 pub struct Tls {
-    /// A Secret with the key `ca.crt`: certificates in PEM that are trusted in place of the system's roots.
+    /// A Secret with the key `ca.crt`: PEM certificates that are trusted instead of the system's roots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_secret_ref: Option<SecretRef>,
-    /// A Secret with the keys `tls.crt` and `tls.key` in PEM, such as one of type `kubernetes.io/tls`: what the server knows
-    /// the Sensor by.
+    /// A Secret with the keys `tls.crt` and `tls.key` in PEM, such as one of type `kubernetes.io/tls`, with which the
+    /// Sensor authenticates to the server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_certificate_secret_ref: Option<SecretRef>,
 }
@@ -33,20 +34,20 @@ pub struct Tls {
 /// Where a source connects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint<'a> {
-    /// The field of the spec that says so, such as `spec.source.poll.http`.
+    /// Field of the spec that describes it, such as `spec.source.poll.http`.
     pub field: &'static str,
-    /// The address.
+    /// The URL.
     pub url: &'a str,
-    /// Headers of a Secret.
+    /// Secret with headers.
     pub headers: Option<&'a SecretRef>,
-    /// How TLS is made.
+    /// TLS settings.
     pub tls: Option<&'a Tls>,
 }
 
 /// A Secret of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedSecret<'a> {
-    /// The field of the spec that names it.
+    /// Field of the spec that names it.
     pub field: String,
     /// The Secret.
     pub secret: &'a SecretRef,
@@ -81,7 +82,7 @@ impl<'a> Endpoint<'a> {
 }
 
 impl Source {
-    /// Where it connects to; nowhere, if it waits for a clock or for others.
+    /// The endpoint of the source. None for sources that do not connect to one.
     #[must_use]
     pub fn endpoint(&self) -> Option<Endpoint<'_>> {
         let poll = self.poll.as_ref();

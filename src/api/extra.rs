@@ -1,16 +1,16 @@
-//! What `spec.model.headers` and `spec.model.extraBody` may hold, and what they may not: names, and their schema.
+//! Names that `spec.model.headers` and `spec.model.extraBody` may and may not contain, and their schema.
 //!
-//! The gateway asks the same lists again, without regard to case. A worker may not write any field but its own.
+//! The gateway checks the same lists again, ignoring case. A worker may write only its own fields.
 
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
-/// Most headers.
+/// Maximum number of headers.
 const MAX_HEADERS: u64 = 16;
-/// Most fields of the extra body.
+/// Maximum number of fields in the extra body.
 const MAX_FIELDS: u64 = 64;
 
-/// Headers that the gateway writes itself, that carry a key, or that change what an answer costs or how it arrives.
+/// Headers that the gateway writes itself, that carry a key, or that change the cost or the transfer of an answer.
 pub const RESERVED_HEADERS: [&str; 20] = [
     "accept-encoding",
     "anthropic-beta",
@@ -34,7 +34,7 @@ pub const RESERVED_HEADERS: [&str; 20] = [
     "x-api-key",
 ];
 
-/// Fields of a request that other fields of the spec say, or that the loop and the gateway write; with their types.
+/// Fields of a request that other fields of the spec set, or that the loop and the gateway write; with their types.
 pub const OWN_FIELDS: [(&str, &str); 14] = [
     ("cache_control", "object"),
     ("max_completion_tokens", "integer"),
@@ -52,8 +52,8 @@ pub const OWN_FIELDS: [(&str, &str); 14] = [
     ("tools", "objects"),
 ];
 
-/// Fields of a request that raise the bill beyond its bound, go round the output limit, or bring the answer by another
-/// way than the one that is metered; of both wire formats and their servers, with their types.
+/// Fields of a request, in both wire formats and their servers, that raise the bill above its bound, bypass the output
+/// limit, or return the answer in a way that is not metered; with their types.
 pub const REFUSED_FIELDS: [(&str, &str); 47] = [
     ("n", "integer"),
     ("anthropic_beta", "strings"),
@@ -104,7 +104,7 @@ pub const REFUSED_FIELDS: [(&str, &str); 47] = [
     ("web_search_options", "object"),
 ];
 
-/// A field that `spec.model.reasoning` says for Anthropic, and that servers of OpenAI chat completions read as they like.
+/// A field that `spec.model.reasoning` sets for Anthropic, and that OpenAI-compatible servers interpret differently.
 const THINKING: &str = "thinking";
 
 /// The schema of headers.
@@ -119,16 +119,16 @@ pub(super) fn headers(schema: &mut Schema) {
         "x-kubernetes-validations".into(),
         json!([{
             "rule": "self.all(name, name.matches('^[A-Za-z0-9][-_A-Za-z0-9]{0,63}$'))",
-            "message": "spec.model.headers has a name that is no header's: use at most 64 letters, digits, '-' and '_'",
+            "message": "spec.model.headers has an invalid header name: use at most 64 letters, digits, '-' and '_'",
         }, {
             "rule": format!("self.all(name, !name.matches('(?i)^({reserved}|x-agentloop-.*)$'))"),
-            "message": format!("spec.model.headers must not set any of {}: the gateway writes those, or they carry a key or change the bill; name the key in spec.model.apiKeySecretRef", RESERVED_HEADERS.join(", ")),
+            "message": format!("spec.model.headers must not set any of {}: the gateway sets these, or they carry a key or change the cost; reference the key in spec.model.apiKeySecretRef", RESERVED_HEADERS.join(", ")),
         }]),
     );
 }
 
-/// The schema of extra fields: free, but for the names above. Kubernetes lets a rule see only fields that are declared,
-/// so these are, each with the type it would have.
+/// The schema of the extra fields: free, except for the names above. A CEL rule sees only declared fields, so these are
+/// declared, each with the type it would have.
 pub(super) fn extra_body(schema: &mut Schema) {
     // A bare `n` is a boolean to older YAML readers, kubectl's among them: this one is left to the gateway.
     let declared = || {
@@ -153,10 +153,10 @@ pub(super) fn extra_body(schema: &mut Schema) {
     let named = |fields: &[(&str, &str)]| fields.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     let rules = json!([{
         "rule": absent(&OWN_FIELDS),
-        "message": format!("spec.model.extraBody must not set {}: other fields of the spec say these (spec.model.reasoning, spec.model.promptCache and others), or the loop writes them", named(&OWN_FIELDS)),
+        "message": format!("spec.model.extraBody must not set {}: other fields of the spec set these (such as spec.model.reasoning and spec.model.promptCache), or the loop sets them", named(&OWN_FIELDS)),
     }, {
         "rule": absent(&REFUSED_FIELDS),
-        "message": format!("spec.model.extraBody must not set {}: they could raise the bill beyond its bound, or change what is metered", named(&REFUSED_FIELDS)),
+        "message": format!("spec.model.extraBody must not set {}: they could raise the cost above its bound, or change what is metered", named(&REFUSED_FIELDS)),
     }]);
     for (key, value) in [
         ("type", json!("object")),

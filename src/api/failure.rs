@@ -1,10 +1,10 @@
-//! Kinds of failed model calls, as they show in `status.lastError.kind` and as reasons of `ModelAvailable`.
+//! Kinds of failed model calls: values of `status.lastError.kind` and reasons of `ModelAvailable`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
-/// Why a model call gave no answer. A closed set: it is a label, a reason and a log field.
+/// Why a model call failed. A closed set: it is a label, a reason and a log field.
 #[derive(
     Serialize,
     Deserialize,
@@ -23,52 +23,53 @@ use strum::{AsRefStr, EnumIter, IntoStaticStr};
     strum::Display,
 )]
 pub enum FailureKind {
-    /// No connection, a cut stream, or a server that failed (5xx, 408, 409). Worth another attempt.
+    /// No connection, an interrupted stream, or a server error (5xx, 408, 409). Retryable.
     Unreachable,
-    /// No answer within `timeoutSeconds`, or silence longer than `streamIdleTimeoutSeconds`. Worth another attempt.
+    /// No answer within `timeoutSeconds`, or no data for `streamIdleTimeoutSeconds`. Retryable.
     Timeout,
-    /// 429 that is about rate. Worth another attempt after Retry-After.
+    /// 429 because of a rate limit. Retryable after Retry-After.
     RateLimited,
-    /// 402, or 429 that is about quota. A person must act; no attempt follows in this turn.
+    /// 402, or 429 because of a quota. User action is required; not retried in this turn.
     QuotaExceeded,
-    /// 401 or 403. A person must act; no attempt follows in this turn.
+    /// 401 or 403. User action is required; not retried in this turn.
     AuthenticationFailed,
-    /// The server refused the request (any other 4xx) or its answer could not be read.
+    /// The server rejected the request (any other 4xx), or its answer could not be parsed.
     BadResponse,
-    /// The request does not fit into the model's context window. The same request never will: it must become shorter.
+    /// The request exceeds the model's context window. It must be shortened before a retry.
     ContextExceeded,
-    /// The worker or a stop cut the call.
+    /// The worker or a stop cancelled the call.
     Cancelled,
     /// The pod has had no contact with the controller for the whole run lease.
     LinkLost,
-    /// A newer pod runs this Agent's loop; this one may do nothing any more.
+    /// A newer pod runs this Agent's loop; this one is fenced.
     Fenced,
-    /// The gateway ended in the middle of the call: what it used is unknown, no answer is kept. Worth another attempt.
+    /// The gateway ended during the call: its usage is unknown and no answer is kept. Retryable.
     Interrupted,
-    /// The gateway's own record could not be written, so it made no call.
+    /// The gateway could not write its own record, so it made no call.
     RecordFailed,
-    /// An AgentBudget has no room for the call; none was made. Goes on at `resumesAt`, or when room is added.
+    /// An AgentBudget has no room for the call; none was made. Continues at `resumesAt`, or when room is added.
     BudgetExhausted,
     /// `guardrails.tokensPerHour` has no room for the call; none was made.
     TokensPerHour,
-    /// `guardrails.total.tokens` has no room for the call; none was made. Only a raised limit helps.
+    /// `guardrails.total.tokens` has no room for the call; none was made. The limit must be raised.
     TotalTokens,
-    /// `guardrails.total.costUSD` has no room for the call; none was made. Only a raised limit helps.
+    /// `guardrails.total.costUSD` has no room for the call; none was made. The limit must be raised.
     TotalCost,
-    /// The call's worst case is more than a whole limit: it can never be made. A person must act.
+    /// The bound of the call exceeds a whole limit, so that it can never be made. User action is required.
     CallExceedsLimit,
-    /// A budget is spent and a person has been asked for more; none was made.
+    /// A budget is exhausted and an approval was requested; no call was made.
     BudgetAsk,
-    /// What limits this Agent is not known, or cannot be used: a budget is missing or required, a price is unknown.
+    /// The limits of this Agent are unknown or unusable: a budget is missing or required, or a price is unknown.
     BudgetUnavailable,
-    /// The server billed more than a call can cost by the stated bound. No more calls until `agentloop.dev/resume`.
+    /// The server billed more than the bound of the call. No more calls until `agentloop.dev/resume`.
     BoundViolated,
-    /// Seen from outside the loop repeats itself or burns far above its budget's pace, and the Agent asked to be paused.
+    /// The gateway saw the loop repeat itself or spend far above the pace of its budget, and `loopDetection.mode`
+    /// pauses it.
     LoopDetected,
 }
 
 impl FailureKind {
-    /// Whether no call was made because of a limit on what the Agent may spend.
+    /// Whether the call was refused by a limit on the Agent's spending.
     #[must_use]
     pub fn is_of_a_budget(self) -> bool {
         match self {
@@ -96,7 +97,7 @@ impl FailureKind {
         }
     }
 
-    /// Whether another attempt at the same call may help.
+    /// Whether a retry of the same call may succeed.
     #[must_use]
     pub fn is_retryable(self) -> bool {
         matches!(
@@ -106,19 +107,20 @@ impl FailureKind {
     }
 }
 
-/// A failed model call. `message` names what to do and never carries text of a prompt, an answer or a secret.
+/// A failed model call. `message` names the fix and never contains text of a prompt, an answer or a secret.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}: {message}")]
 #[serde(rename_all = "camelCase")]
 pub struct Failure {
-    /// What kind.
+    /// Kind of the failure.
     pub kind: FailureKind,
     /// What happened, at most 1 KiB.
     pub message: String,
-    /// How long the server asked to wait, in milliseconds; clamped to 15 minutes.
+    /// Delay that the server requested, in milliseconds; clamped to 15 minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_milliseconds: Option<u64>,
-    /// Of a spent budget: when there is room for the call by itself. Absent: never, or not known.
+    /// For an exhausted budget: when there is room for the call. Absent: the budget does not reset, or the time is
+    /// unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumes_at: Option<jiff::Timestamp>,
 }

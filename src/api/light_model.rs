@@ -1,13 +1,13 @@
-//! `spec.lightModel`: the shape of `spec.model` under its own name.
+//! `spec.lightModel`: the schema of `spec.model` under its own name.
 
 use schemars::Schema;
 use serde_json::Value;
 
-/// What `spec.model` says of its window, and what holds for this one: it has no conversation.
-const WINDOW: &str = "A summary takes the place of the oldest turns before it is full.";
-const LIGHT_WINDOW: &str = "What a pre-check or a score tells it is cut to fit.";
+/// The sentence of `spec.model.contextTokens` that does not apply here, and its replacement: there is no conversation.
+const WINDOW: &str = "The oldest turns are replaced with a summary before it is full.";
+const LIGHT_WINDOW: &str = "The input of a pre-check or a score is truncated to fit.";
 
-/// Lets texts and rules of the schema speak of `spec.lightModel`.
+/// Replaces `spec.model` with `spec.lightModel` in the texts and rules of the schema.
 pub(super) fn rename(schema: &mut Schema) {
     let mut value = std::mem::take(schema).to_value();
     rename_in(&mut value);

@@ -1,7 +1,7 @@
-//! The wire types of `agentloop.dev/v1alpha1`: what people write and read with `kubectl`.
+//! The wire types of `agentloop.dev/v1alpha1`: what users write and read with `kubectl`.
 //!
-//! Owns the custom resources, their bounds and CEL rules, and the names of conditions and reasons.
-//! Holds no behaviour beyond what a type needs to be valid, does no I/O, and imports no other room.
+//! Owns the custom resources, their bounds and CEL rules, and the names of conditions and reasons. Contains no
+//! behaviour beyond what a type needs to be valid, does no I/O, and imports no other room.
 
 mod active_hours;
 pub mod agent;
@@ -36,9 +36,9 @@ pub use status::AgentStatus;
 
 /// The API group of every resource here.
 pub const GROUP: &str = "agentloop.dev";
-/// The label that every object made for an Agent carries; its value is the Agent's name.
+/// Label of every object that belongs to an Agent; its value is the Agent's name.
 pub const AGENT_LABEL: &str = "agentloop.dev/agent";
-/// The label of everything made for one Sensor; its value is the Sensor's name.
+/// Label of every object that belongs to a Sensor; its value is the Sensor's name.
 pub const SENSOR_LABEL: &str = "agentloop.dev/sensor";
-/// Audience of the projected token with which a pod speaks to the controller.
+/// Audience of the projected token with which a pod authenticates to the controller.
 pub const LINK_AUDIENCE: &str = "agentloop.dev/link";

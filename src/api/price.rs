@@ -1,32 +1,33 @@
-//! What a model costs, as people write it: US dollars per million tokens, decimal strings.
+//! Prices of a model as users write them: US dollars per million tokens, decimal strings.
 
 use kube::KubeSchema;
 use kube::core::Rule;
 use serde::{Deserialize, Serialize};
 
-/// Prices of one model in US dollars per million tokens, such as "3.00"; at most six decimals. Zero is a price.
+/// Prices of one model in US dollars per million tokens, decimal strings with at most six decimals, such as "3.00".
+/// Zero is a valid price.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Price {
-    /// Input that came from no cache.
+    /// Uncached input.
     #[schemars(length(min = 1, max = 16))]
     #[x_kube(validation = decimal("inputPerMillion"))]
     pub input_per_million: String,
-    /// Output, reasoning included.
+    /// Output, including reasoning.
     #[schemars(length(min = 1, max = 16))]
     #[x_kube(validation = decimal("outputPerMillion"))]
     pub output_per_million: String,
-    /// Input read from a cache; absent: as other input.
+    /// Input read from a cache. Defaults to the price of uncached input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16))]
     #[x_kube(validation = decimal("cacheReadPerMillion"))]
     pub cache_read_per_million: Option<String>,
-    /// Input written to a cache for five minutes; absent: 1.25 times other input.
+    /// Input written to a cache for five minutes. Defaults to 1.25 times the price of uncached input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16))]
     #[x_kube(validation = decimal("cacheWritePerMillion"))]
     pub cache_write_per_million: Option<String>,
-    /// Input written to a cache for an hour; absent: twice other input.
+    /// Input written to a cache for one hour. Defaults to twice the price of uncached input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(rename = "cacheWrite1hPerMillion")]
     #[schemars(length(min = 1, max = 16))]
@@ -37,32 +38,32 @@ pub struct Price {
     pub long_context: Option<LongContext>,
 }
 
-/// Prices of calls whose whole input is longer than a threshold; they hold for all tokens of such a call.
+/// Prices of calls whose total input exceeds a threshold. They apply to all tokens of such a call.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct LongContext {
-    /// Input tokens, cached ones included, above which these prices hold.
+    /// Number of input tokens, including cached ones, above which these prices apply.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub above_input_tokens: i64,
-    /// Input that came from no cache.
+    /// Uncached input.
     #[schemars(length(min = 1, max = 16))]
     #[x_kube(validation = decimal("longContext.inputPerMillion"))]
     pub input_per_million: String,
-    /// Output, reasoning included.
+    /// Output, including reasoning.
     #[schemars(length(min = 1, max = 16))]
     #[x_kube(validation = decimal("longContext.outputPerMillion"))]
     pub output_per_million: String,
-    /// Input read from a cache; absent: as other input.
+    /// Input read from a cache. Defaults to the price of uncached input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16))]
     #[x_kube(validation = decimal("longContext.cacheReadPerMillion"))]
     pub cache_read_per_million: Option<String>,
-    /// Input written to a cache for five minutes; absent: 1.25 times other input.
+    /// Input written to a cache for five minutes. Defaults to 1.25 times the price of uncached input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16))]
     #[x_kube(validation = decimal("longContext.cacheWritePerMillion"))]
     pub cache_write_per_million: Option<String>,
-    /// Input written to a cache for an hour; absent: twice other input.
+    /// Input written to a cache for one hour. Defaults to twice the price of uncached input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(rename = "cacheWrite1hPerMillion")]
     #[schemars(length(min = 1, max = 16))]
@@ -70,7 +71,7 @@ pub struct LongContext {
     pub cache_write_1h_per_million: Option<String>,
 }
 
-/// The rule of one price.
+/// Validation rule of one price.
 fn decimal(field: &str) -> Rule {
     Rule::new(r"self.matches('^[0-9]{1,7}(\\.[0-9]{1,6})?$')").message(
         format!("spec.model.price.{field} must be US dollars per million tokens in quotes, with at most six decimals, such as '3.00'")

@@ -1,4 +1,4 @@
-//! `spec.guardrails.rateLimits`: how much of a resource a loop may use in any stretch of time.
+//! `spec.guardrails.rateLimits`: how much of a resource a loop may use in a rolling window.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct RateLimit {
-    /// What is limited.
+    /// The limited resource: `LLMCalls`, `LLMTokens` or `Actions`.
     pub resource: Resource,
-    /// How much of it in any `windowSeconds`, 1 to 1,000,000,000.
+    /// Maximum amount in any `windowSeconds`, 1 to 1,000,000,000.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub amount: u32,
-    /// Length of the window in seconds, 1 to 86,400. What was used leaves it at its end; with an
-    /// amount above 60, up to a sixtieth of it later.
+    /// Length of the window in seconds, 1 to 86,400. With an amount above 60, usage may leave the window up to a
+    /// sixtieth of its length late.
     #[schemars(range(min = 1, max = 86_400))]
     pub window_seconds: u32,
 }
 
-/// What a loop uses.
+/// Resource that a loop uses.
 #[derive(
     Serialize,
     Deserialize,
@@ -35,12 +35,13 @@ pub struct RateLimit {
     strum::Display,
 )]
 pub enum Resource {
-    /// Model calls, each attempt for itself. Calls that a budget refuses were not made.
+    /// Model calls; each attempt counts. Calls refused by a budget do not count.
     LLMCalls,
-    /// Tokens of answers: uncached input, cache writes and output, as the server reports them, else estimated high. A
-    /// call begins while fewer than `amount` are in the window, so the last one may go beyond; a budget never does.
+    /// Tokens of answered calls: uncached input, cache writes and output, as reported by the server, or else estimated
+    /// conservatively. A call starts while fewer than `amount` are in the window, so that the last one may exceed it; a
+    /// budget is never exceeded.
     LLMTokens,
-    /// Tool runs with side effects (all but those of tools with effect `Read`), each from the moment it is sent; a repeat of
-    /// one that a restart cut is no new one. The next one waits in its turn, whatever `loop.exhaustionPolicy` says.
+    /// Tool runs with an effect other than `Read`, counted when they are sent; the repetition of one that a restart
+    /// interrupted does not count again. The next one waits within its turn, regardless of `loop.exhaustionPolicy`.
     Actions,
 }

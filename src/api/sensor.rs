@@ -1,4 +1,4 @@
-//! The `Sensor` resource: something outside whose changes reach the loops of Agents.
+//! The `Sensor` resource: a source, rules, and the Agents that receive its events.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::{CustomResource, KubeSchema};
@@ -13,7 +13,7 @@ const NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// A field of `spec.hotState.fields`.
 const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
 
-/// Which Agents hear of it, what it listens to, and what becomes of what it hears.
+/// Desired state of a Sensor: its source, its receivers, and how events become updates and notifications.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "agentloop.dev",
@@ -22,7 +22,7 @@ const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
     plural = "sensors",
     shortname = "asensor",
     category = "agentloop",
-    doc = "Something outside whose events reach the hot state and the notifications of Agents, each exactly once.",
+    doc = "A source of events that are delivered exactly once to the hot state and the notifications of Agents.",
     namespaced,
     status = "SensorStatus",
     derive = "PartialEq",
@@ -30,13 +30,13 @@ const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
         name = "READY",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "False: this Sensor needs a person"
+        description = "Whether the Sensor is ready; if False, user action is required"
     ),
     printcolumn(
         name = "TYPE",
         type_ = "string",
         json_path = ".status.type",
-        description = "What it listens to"
+        description = "Kind of the source"
     ),
     printcolumn(
         name = "LAST-EVENT",
@@ -48,13 +48,13 @@ const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
         name = "EVENTS",
         type_ = "integer",
         json_path = ".status.events",
-        description = "Events accepted"
+        description = "Number of accepted events"
     ),
     printcolumn(
         name = "ERRORS",
         type_ = "integer",
         json_path = ".status.errors",
-        description = "Failures to hear or to understand"
+        description = "Number of failures of the source or of expressions"
     ),
     printcolumn(
         name = "AGE",
@@ -68,60 +68,61 @@ const FIELD: &str = "^[a-zA-Z][a-zA-Z0-9_]*$";
     validation = Rule::new(
         "has(self.spec.source.schedule) || has(self.spec.source.watch) || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$')"
     ).message(
-        "metadata.name of a Sensor with poll, stream or webhook must be at most 45 lower-case letters, digits and '-', a letter first: it names its pod and Service"
+        "metadata.name of a Sensor with poll, stream or webhook must be at most 45 lower-case letters, digits and '-', and start with a letter: it names the pod and the Service"
     )
 )]
 #[x_kube(
     validation = Rule::new("has(self.agentNames) && size(self.agentNames) > 0 || has(self.agentSelector)").message(
-        "spec names no receiver: set spec.agentNames, or spec.agentSelector ({} is every Agent of the namespace)"
+        "spec has no receivers: set spec.agentNames, or spec.agentSelector ({} selects every Agent in the namespace)"
     ),
     validation = Rule::new("!has(self.task) || !has(self.notification)").message(
-        "spec.task takes the place of spec.notification: remove one of them"
+        "spec.task and spec.notification are mutually exclusive: remove one of them"
     )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SensorSpec {
-    /// Names of Agents in this namespace that receive its events, at most 64. One that is not there yet receives what
-    /// comes once it is.
+    /// Names of Agents in the Sensor's namespace that receive its events, at most 64. An Agent that does not exist yet
+    /// receives events once it does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "set", "items" = {
         "description": "Name of an Agent.", "type": "string", "minLength": 1, "maxLength": 63, "pattern": NAME,
     }))]
     pub agent_names: Vec<String>,
-    /// Agents of this namespace that receive its events too, by their labels; `{}`: all.
+    /// Label selector of further Agents in the Sensor's namespace that receive its events. `{}` selects all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = bounds::agent_selector)]
     pub agent_selector: Option<LabelSelector>,
-    /// True: it does not listen, and says so in `Suspended`. What came before is still delivered.
+    /// If true, the Sensor receives no events, and `Suspended` is True. Events accepted before are still delivered.
+    /// Defaults to false.
     #[serde(default)]
     pub suspend: bool,
-    /// What it listens to; exactly one.
+    /// Source of the events. Set exactly one kind.
     pub source: Source,
-    /// Fields of the receivers' hot state that each accepted event writes, at most 16. A receiver without the field, or
-    /// with one of another type, keeps what it has.
+    /// Hot state fields that each accepted event writes, at most 16. A receiver without the field, or with a field of
+    /// another type, keeps its value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["field"]))]
     pub updates: Vec<Update>,
-    /// What makes an event worth a notice, at most 16. With signals, a notification is given only by those that hold;
-    /// without any, each accepted event gives one where `notification` or `task` is set or there are no `updates`.
+    /// Named conditions on events, at most 16. With signals, only those that hold give a notification. Without signals,
+    /// each accepted event gives one if `notification` or `task` is set or if there are no `updates`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub signals: Vec<Signal>,
-    /// What a notification says.
+    /// Text of the notifications.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notification: Option<Notification>,
-    /// What the receivers are to do about an event, in place of `notification`.
+    /// Task for the receivers for each event. Mutually exclusive with `notification`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<Task>,
-    /// Bounds of what is accepted.
+    /// Limits on accepted events.
     #[serde(default)]
     pub limits: Limits,
-    /// Where a pod of the Sensor's own keeps what its receivers do not have yet.
+    /// Storage of the outbox, in which a sensor pod keeps events until they are acknowledged. Immutable.
     #[serde(default)]
     pub storage: Storage,
 }
 
-/// What a Sensor listens to.
+/// Source of a Sensor's events.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[x_kube(validation = Rule::new(
     "[has(self.schedule), has(self.watch), has(self.poll), has(self.stream), has(self.webhook)].filter(one, one).size() == 1"
@@ -130,30 +131,31 @@ pub struct SensorSpec {
 ))]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
-    /// A clock. It ticks in each receiver's own pod and costs no traffic.
+    /// A schedule. It runs in each receiver's pod and needs no network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
-    /// Files of the receivers' workspaces (`spec.workspace` of the Agent). Each receiver's own pod looks at them.
+    /// Files in the receivers' workspaces (`spec.workspace` of the Agent), watched by each receiver's pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watch: Option<Watch>,
-    /// A page or a query that is asked again and again, by a pod of the Sensor's own.
+    /// A page, query or tool that is polled by a sensor pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll: Option<Poll>,
-    /// A connection that stays open, of a pod of the Sensor's own.
+    /// A persistent connection of a sensor pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<Stream>,
-    /// A place that others send to, in a pod of the Sensor's own.
+    /// An HTTP endpoint in a sensor pod that receives signed requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook: Option<Webhook>,
 }
 
-/// A clock that ticks by the calendar. Its events have the payload `{"scheduledTime": "<RFC 3339>"}`.
+/// A calendar schedule. Its events have the payload `{"scheduledTime": "<RFC 3339>"}`.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Schedule {
-    /// Minute, hour, day of month, month and day of week, as in cron: `0 8 * * 1-5`. A time that the change to summer
-    /// time skips comes once, right after the gap; one that the change back repeats comes once. A schedule with `*` or a
-    /// step as its minute or hour goes by the clock on the wall instead: not in the gap, and in both of the repeated hours.
+    /// Cron expression with five fields: minute, hour, day of month, month and day of week, such as `0 8 * * 1-5`. A
+    /// time that is skipped when clocks are set forward fires once, right after the gap; a time that occurs twice when
+    /// they are set back fires once. A schedule whose minute or hour is `*` or a step follows the wall clock instead:
+    /// it does not fire in the gap, and fires in both of the repeated hours.
     #[schemars(length(min = 9, max = 128))]
     #[x_kube(validation = Rule::new(
         "self.matches('^ *([0-9*][0-9*,/-]* +){2}[0-9*?L][0-9*?,/LW-]* +[0-9*A-Za-z][0-9A-Za-z*,/-]* +[0-9*?A-Za-z][0-9A-Za-z*?,/#-]* *$')"
@@ -161,14 +163,15 @@ pub struct Schedule {
         "spec.source.schedule.cron must be five fields: minute, hour, day of month, month and day of week, such as 0 8 * * 1-5"
     ))]
     pub cron: String,
-    /// The IANA time zone of `cron`.
+    /// IANA time zone of `cron`. Defaults to UTC.
     #[serde(default = "utc")]
     #[schemars(length(min = 1, max = 64))]
     #[x_kube(validation = Rule::new("self.matches('^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$')").message(
         "spec.source.schedule.timeZone must be a name of the IANA time zone database, such as Europe/Berlin or UTC"
     ))]
     pub time_zone: String,
-    /// What becomes of ticks that nobody could hear, because the receiver's pod or the Sensor did not run.
+    /// What happens to times that were missed because the receiver's pod or the Sensor was not running. `RunOnce`, the
+    /// default: only the last one fires, late. `Skip`: none fires.
     #[serde(default)]
     pub missed: Missed,
 }
@@ -177,81 +180,84 @@ fn utc() -> String {
     "UTC".into()
 }
 
-/// Files of a workspace. Each file that is new, changed or gone is an event, once it has looked the same for a second; what
-/// changed while the pod did not run is found when it does, and files that are there at first are new. The payload is
-/// `{"path", "kind": "Created"|"Modified"|"Removed", "size", "modified", "sha256", "content"}`: the path below the workspace,
-/// and the content where it is a text in UTF-8 that `limits.maxPayloadBytes` has room for. Files above 64 MiB have no
-/// `sha256`. Files wait for `limits.perMinute` and `limits.minIntervalMilliseconds`, none is dropped. Links are not followed.
+/// Files in a workspace. Each created, modified or removed file is an event once it has been unchanged for a second.
+/// Changes made while the pod is not running are found when it starts; files that exist at first count as created. The
+/// payload is `{"path", "kind": "Created"|"Modified"|"Removed", "size", "modified", "sha256", "content"}`: `path` is
+/// relative to the workspace, and `content` is present if it is UTF-8 text that fits into `limits.maxPayloadBytes`.
+/// Files above 64 MiB have no `sha256`. Files beyond `limits.perMinute` and `limits.minIntervalMilliseconds` wait and
+/// are never dropped. Links are not followed.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Watch {
-    /// A folder or a file below the workspace, such as `inbox/`; `.` is all of it. While it holds more than 10,000 files and
-    /// folders nothing is heard, and `Connected` says so.
+    /// Directory or file, relative to the workspace, such as `inbox/`; `.` is the whole workspace. While it contains
+    /// more than 10,000 files and directories, no events are produced and `Connected` is False.
     #[schemars(length(min = 1, max = 1024))]
     #[x_kube(validation = Rule::new("!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')").message(
-        "spec.source.watch.path must be a path below the workspace, without / at its start and without .., such as inbox/"
+        "spec.source.watch.path must be relative to the workspace, without a leading / and without .., such as inbox/"
     ))]
     pub path: String,
-    /// Whether files in folders of that folder count too.
+    /// Whether files in subdirectories are included. Defaults to true.
     #[serde(default = "yes")]
     pub recursive: bool,
 }
 
-/// What becomes of missed ticks.
+/// What happens to missed times of a schedule.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
 pub enum Missed {
-    /// The last one of them comes, late.
+    /// Only the last one fires, late.
     #[default]
     RunOnce,
-    /// None of them comes.
+    /// None of them fires.
     Skip,
 }
 
-/// A field of the hot state and its new value.
+/// A hot state field and its new value.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Update {
-    /// The field, as `spec.hotState.fields[].name` of the receivers has it.
+    /// Name of the field in the receivers' `spec.hotState.fields`.
     #[schemars(length(min = 1, max = 63), regex(pattern = FIELD))]
     pub field: String,
-    /// Its value: an expression (CEL) over `payload`, the event's; `previous`, the last accepted event's payload or null;
-    /// and `now`, in seconds since 1970. `payload` alone is the whole of it. Beside the operators and macros of CEL there
-    /// are contains, startsWith, endsWith, matches, lowerAscii, size, min, max, slice(from, to), string, int, double, json and
-    /// epochSeconds (of an RFC 3339 time).
+    /// CEL expression that gives the value, over `payload` (that of the event), `previous` (that of the last accepted
+    /// event, or null) and `now` (seconds since 1970). `payload` alone is the whole payload. In addition to the
+    /// operators and macros of CEL: contains, startsWith, endsWith, matches, lowerAscii, size, min, max, slice(from,
+    /// to), string, int, double, json and epochSeconds (of an RFC 3339 time).
     #[schemars(length(min = 1, max = 4096))]
     pub value: String,
 }
 
-/// What makes an event worth a notice.
+/// A named condition on events.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[x_kube(validation = Rule::new("has(self.when) || has(self.model)").message(
-    "spec.signals[] must have when, an expression, or model, which scores the event, or both"
+    "spec.signals[] must have when (an expression), model (which scores the event), or both"
 ))]
 #[serde(rename_all = "camelCase")]
 pub struct Signal {
-    /// Its name; loops can wait for `signal/<sensor>/<name>`.
+    /// Name of the signal. Loops can wait for `signal/<sensor>/<name>`.
     #[schemars(length(min = 1, max = 63), regex(pattern = NAME))]
     pub name: String,
-    /// When it holds: an expression (CEL) that is true or false, over `payload`, `previous` and `now`. With `model`: which
-    /// events are scored at all; without `when`, each.
+    /// CEL expression over `payload`, `previous` and `now` that is true when the signal holds. With `model`: whether an
+    /// event is scored. Absent: every event is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub when: Option<String>,
-    /// Has a small model say how far it holds. Each receiver asks its own `spec.lightModel`, once for each event that `when`
-    /// lets through and that does not fall into the cooldown; the calls count in that Agent's budgets and rate limits.
+    /// Has the event scored by the light model. Each receiver calls its own `spec.lightModel`, once for each event that
+    /// passes `when` and is not within the cooldown. The calls count against that Agent's budgets and rate limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<SignalModel>,
-    /// What an event without it does not do: `Notify`: it gives no notification of this signal. `Update`: it writes no
-    /// field, but notifies. `Both`: neither. An event writes fields when each signal that gates updates holds.
+    /// What is suppressed if the signal does not hold. `Notify`, the default: its notification. `Update`: the updates;
+    /// the notification is still given. `Both`: both. Fields are written only if every signal with gate `Update` or
+    /// `Both` holds.
     #[serde(default)]
     pub gate: Gate,
-    /// Whether it gives a notification. False: it only wakes loops that wait for it.
+    /// Whether the signal gives a notification. If false, it only wakes loops that wait for it. Defaults to true.
     #[serde(default = "yes")]
     pub notify: bool,
-    /// How urgent the notification is; `High` ends a sleep.
+    /// Priority of the notification. `Low`: shown last, dropped first. `Normal`, the default: shown in the next turn.
+    /// `High`: ends a sleep.
     #[serde(default)]
     pub priority: Priority,
-    /// Seconds, 0 to 86,400, after it held in which it does not hold again.
+    /// Time in seconds, 0 to 86,400, after the signal held, during which it does not hold again. Defaults to 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 86_400))]
     pub cooldown_seconds: u32,
@@ -261,15 +267,15 @@ fn yes() -> bool {
     true
 }
 
-/// How a small model scores an event.
+/// Scoring of an event by the light model.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SignalModel {
-    /// What is to be scored, in words, such as `How likely is it that this message reports an outage?`; at most 2,048
-    /// characters. The model is shown the payload after it, its first 8,192 bytes as JSON.
+    /// Question that the score answers, such as `How likely is it that this message reports an outage?`, at most 2,048
+    /// characters. The payload is appended to it, truncated to 8,192 bytes of JSON.
     #[schemars(length(min = 1, max = 2048))]
     pub prompt: String,
-    /// The least score, 1 to 100, with which the signal holds.
+    /// Minimum score at which the signal holds, 1 to 100. Defaults to 80.
     #[serde(default = "threshold")]
     #[schemars(range(min = 1, max = 100))]
     pub threshold_percent: u32,
@@ -282,7 +288,7 @@ fn threshold() -> u32 {
 /// What a signal gates.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
 pub enum Gate {
-    /// Its notification.
+    /// The notification of the signal.
     #[default]
     Notify,
     /// The updates.
@@ -291,7 +297,7 @@ pub enum Gate {
     Both,
 }
 
-/// How urgent a notification is.
+/// Priority of a notification.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
 pub enum Priority {
     /// Shown last, dropped first.
@@ -303,38 +309,39 @@ pub enum Priority {
     High,
 }
 
-/// What a notification says.
+/// Text of the notifications.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Notification {
-    /// An expression (CEL) over `payload`, `previous` and `now` that is a text. Without `notification` it is the payload as
-    /// JSON, of which the first 2,048 bytes are shown.
+    /// CEL expression over `payload`, `previous` and `now` that gives the text. Without `notification` it is the
+    /// payload as JSON, truncated to 2,048 bytes.
     #[schemars(length(min = 1, max = 4096))]
     pub text: String,
 }
 
-/// What receivers are to do.
+/// Task for the receivers.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Task {
-    /// An expression (CEL) over `payload`, `previous` and `now` that is a text: what is to be done. A Continuous loop gets it
-    /// as a notification that begins with `Task: `, one for each event, however many signals hold; without signals each
-    /// accepted event is a task.
+    /// CEL expression over `payload`, `previous` and `now` that gives the text of the task. The agent receives it as a
+    /// notification that starts with `Task: `, one per event, however many signals hold. Without signals, each accepted
+    /// event is a task.
     #[schemars(length(min = 1, max = 4096))]
     pub prompt: String,
 }
 
-/// Bounds of what is accepted. What is beyond them is counted in `status.dropped`; files of a `watch` wait instead.
+/// Limits on accepted events. Events beyond them are counted in `status.dropped`; files of a `watch` wait instead.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Limits {
-    /// Most bytes of a payload, 1 to 1,048,576; a larger one is dropped.
+    /// Maximum size of a payload in bytes, 1 to 1,048,576. Larger payloads are dropped. Defaults to 65,536.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub max_payload_bytes: u32,
-    /// Milliseconds, 0 to 3,600,000, between two accepted events; of those in between the newest comes at their end.
+    /// Minimum time between two accepted events, in milliseconds, 0 to 3,600,000. Of the events within it, the latest
+    /// one is accepted at its end. Defaults to 0.
     #[schemars(range(min = 0, max = 3_600_000))]
     pub min_interval_milliseconds: u32,
-    /// Most accepted events in any 60 s, 1 to 60,000.
+    /// Maximum number of accepted events in any 60 s, 1 to 60,000. Defaults to 60.
     #[schemars(range(min = 1, max = 60_000))]
     pub per_minute: u32,
 }
@@ -356,106 +363,108 @@ impl Default for Limits {
     "type": "Ready",
     "status": "Unknown",
     "reason": "Pending",
-    "message": "The controller has not looked at this Sensor yet.",
+    "message": "The controller has not reconciled this Sensor yet.",
     "lastTransitionTime": "1970-01-01T00:00:00Z",
 }]}))]
 pub struct SensorStatus {
-    /// The generation of the spec that this status speaks of.
+    /// Generation of the spec that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`, `Accepted`, `Suspended`, `Connected`, `Durable`; `Reconciling` and `Stalled` while they hold.
+    /// `Ready`, `Accepted`, `Suspended`, `Connected` and `Durable`; also `Reconciling` and `Stalled` while they apply.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// What it listens to: `Schedule`, `Watch`, `Poll`, `Stream` or `Webhook`.
+    /// Kind of the source: `Schedule`, `Watch`, `Poll`, `Stream` or `Webhook`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#type: Option<SourceType>,
-    /// When the last accepted event came.
+    /// Time of the last accepted event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_event_time: Option<jiff::Timestamp>,
-    /// The id of that event.
+    /// Id of the last accepted event.
     #[serde(rename = "lastDeliveryId", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub last_delivery_id: Option<String>,
-    /// Totals of all receivers, those that are gone included.
+    /// Totals over all receivers, including deleted ones.
     #[serde(flatten)]
     pub totals: Totals,
-    /// What each receiver's part of these totals is, so that nothing counts twice after a restart of the controller; the
-    /// first 100 receivers. Further ones count from the restart on.
+    /// Share of each receiver in the totals, at most 100 receivers, so that nothing is counted twice after a restart of
+    /// the controller. Further receivers count from the restart on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uid"]))]
     pub receivers: Vec<Receiver>,
-    /// Failures since the last success.
+    /// Number of failures since the last success.
     #[schemars(range(min = 0))]
     pub consecutive_failures: i64,
-    /// When it tries again after a failure, or ticks next.
+    /// Time of the next attempt after a failure, or of the next scheduled event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_attempt_at: Option<jiff::Timestamp>,
-    /// Events that some receiver does not have yet, of a Sensor with a pod of its own. They wait in its outbox.
+    /// Number of events in the outbox of the sensor pod that some receiver has not acknowledged. Absent without a
+    /// sensor pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub pending_deliveries: Option<i64>,
-    /// Where a webhook is sent to from within the cluster: its Service.
+    /// Cluster-internal URL of the webhook's Service.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub url: Option<String>,
 }
 
-/// What a Sensor has done so far; never steps back. A Sensor that runs in its receivers' pods counts for each of them, and so
-/// does what comes of the scores of its signals, wherever it runs.
+/// Totals of a Sensor; they never decrease. A Sensor that runs in its receivers' pods counts once per receiver, and so
+/// do the results of scored signals of any Sensor.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Totals {
-    /// Events accepted.
+    /// Number of accepted events.
     #[schemars(range(min = 0))]
     pub events: i64,
-    /// Fields written; those that a score let through, once for each receiver.
+    /// Number of fields written. After a scored signal: once per receiver.
     #[schemars(range(min = 0))]
     pub updates: i64,
-    /// Notifications given; those that a score let through, once for each receiver.
+    /// Number of notifications given. After a scored signal: once per receiver.
     #[schemars(range(min = 0))]
     pub notifications: i64,
-    /// Events that were no news: the same again.
+    /// Number of events that were ignored as duplicates or as unchanged.
     #[schemars(range(min = 0))]
     pub filtered: i64,
-    /// Events beyond `spec.limits`, and those that waited too long for a receiver.
+    /// Number of events that exceeded `spec.limits` or waited too long for a receiver.
     #[schemars(range(min = 0))]
     pub dropped: i64,
-    /// Deliveries to a webhook that were refused: not signed, too large, no JSON though they say so, or sent again under
-    /// another id.
+    /// Number of webhook requests that were rejected: unsigned, too large, declared as JSON but invalid, or replayed
+    /// under another id.
     #[schemars(range(min = 0))]
     pub refused: i64,
-    /// Failures to hear or to understand; signals without a score, once for each receiver.
+    /// Number of failures of the source or of expressions, and of signals without a score, the latter once per
+    /// receiver.
     #[schemars(range(min = 0))]
     pub errors: i64,
 }
 
-/// A receiver and what the Sensor did for it.
+/// A receiver and its share in the totals.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Receiver {
-    /// Uid of the Agent.
+    /// UID of the Agent.
     #[schemars(length(max = 128))]
     pub uid: String,
     /// Name of the Agent.
     #[schemars(length(max = 63))]
     pub name: String,
-    /// As its pod last said.
+    /// Totals as last reported by its pod.
     #[serde(flatten)]
     pub totals: Totals,
 }
 
-/// What a Sensor listens to.
+/// Kind of the source: `Schedule`, `Watch`, `Poll`, `Stream` or `Webhook`.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::Display)]
 pub enum SourceType {
-    /// A clock.
+    /// A schedule.
     Schedule,
-    /// Files.
+    /// Files in a workspace.
     Watch,
-    /// A page or a query.
+    /// A page, query or tool.
     Poll,
-    /// A connection that stays open.
+    /// A persistent connection.
     Stream,
-    /// A place that others send to.
+    /// An HTTP endpoint.
     Webhook,
 }

@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 
 use super::agent::KeyRef;
 
-/// A skill's name: it becomes a file's name, and a heading of the system prompt.
+/// A skill's name, which becomes a file name and a heading in the system prompt.
 const SKILL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 
-/// A text that joins the system prompt under a name.
+/// A named text of the system prompt.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Skill {
-    /// Name of the skill, its heading in the system prompt: at most 63 lower-case letters, digits and '-'.
+    /// Name of the skill and its heading in the system prompt: at most 63 lower-case letters, digits and '-'.
     #[schemars(length(min = 1, max = 63), regex(pattern = SKILL))]
     pub name: String,
     /// The ConfigMap and its key.

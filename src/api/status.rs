@@ -1,4 +1,4 @@
-//! What the controller reports of an Agent.
+//! The status of an Agent.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
@@ -15,24 +15,24 @@ use super::tally::{GuardrailTrips, ToolUsage};
     "type": "Ready",
     "status": "Unknown",
     "reason": "Pending",
-    "message": "The controller has not looked at this Agent yet.",
+    "message": "The controller has not reconciled this Agent yet.",
     "lastTransitionTime": "1970-01-01T00:00:00Z",
 }]}))]
 pub struct AgentStatus {
-    /// The generation of the spec that this status speaks of.
+    /// Generation of the spec that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions; `Ready` answers whether this Agent needs anyone.
+    /// Conditions of the Agent. `Ready` is True when no user action is required.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// Where the loop stands.
+    /// State of the loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#loop: Option<LoopStatus>,
-    /// What the loop has used since the Agent was created. Counted by the gateway; never reset.
+    /// Usage since the Agent was created, counted by the gateway. Never reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// The AgentBudgets that it draws on, as they stood when this status was written.
+    /// AgentBudgets that the Agent draws on, as of this status.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub budgets: Vec<BudgetShare>,
@@ -42,30 +42,30 @@ pub struct AgentStatus {
     /// The pod that runs the loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodStatus>,
-    /// The last failure, without any text of a prompt or an answer.
+    /// Last failure, without any text of a prompt or an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<LastError>,
-    /// The values of request annotations that were handled, so that each is handled once.
+    /// Last handled values of the request annotations, so that each is handled once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_handled_requests: Option<HandledRequests>,
-    /// What a new leader needs to keep the Agent's own limits. Not for people; compare-and-set only.
+    /// State from which a new leader continues the Agent's own limits. Internal; do not edit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ledger: Option<AgentLedger>,
 }
 
-/// The accounts of an Agent's own limits.
+/// Accounts of the Agent's own limits.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AgentLedger {
-    /// Of `guardrails.tokensPerHour`.
+    /// Account of `guardrails.tokensPerHour`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_hour: Option<LedgerRecord>,
-    /// Of `guardrails.total`.
+    /// Account of `guardrails.total`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<LedgerRecord>,
 }
 
-/// The public states of a loop.
+/// State of a loop.
 #[derive(
     Serialize,
     Deserialize,
@@ -84,22 +84,22 @@ pub struct AgentLedger {
     strum::Display,
 )]
 pub enum LoopState {
-    /// The pod or the loop is coming up.
+    /// The pod or the loop is starting.
     Starting,
-    /// A turn is being taken, or the next one is about to.
+    /// A turn is in progress or about to start.
     Running,
     /// The agent chose to sleep until a wake condition holds.
     Sleeping,
-    /// One or more reasons hold the loop; it goes on when all are gone.
+    /// One or more reasons hold the loop; it continues when all of them are cleared.
     Paused,
-    /// The loop is finishing.
+    /// The loop is shutting down.
     Stopping,
-    /// No loop runs.
+    /// No loop is running.
     #[default]
     Stopped,
 }
 
-/// Why a loop is Paused or Stopped. Each reason is cleared by its own rule and by no other.
+/// Why a loop is Paused or Stopped. Each reason is cleared by its own rule only.
 #[derive(
     Serialize,
     Deserialize,
@@ -119,34 +119,34 @@ pub enum LoopState {
 pub enum PauseReason {
     /// `spec.suspend`; cleared by setting it to false.
     SuspendedBySpec,
-    /// The provider asked to wait (Retry-After); cleared at that moment.
+    /// The provider asked for a delay (Retry-After); cleared at its end.
     ProviderRateLimit,
-    /// The model's server does not answer; the open turn waits, and the call is tried again with a growing delay of at
-    /// most 5 minutes. Cleared at that moment or by a resume request.
+    /// The model's server does not respond; the open turn waits, and the call is retried with exponential backoff of up
+    /// to 5 minutes. Cleared at the next retry or by a resume request.
     ModelUnreachable,
-    /// The server refuses the API key (401, 403); the open turn waits, and the call is tried again once a minute. Cleared
-    /// at that moment or by a resume request.
+    /// The server rejects the API key (401, 403); the open turn waits, and the call is retried once a minute. Cleared
+    /// at the next retry or by a resume request.
     AuthenticationFailed,
-    /// The account at the server has no credit or quota (402, or 429 that says so); the open turn waits, and the call is
-    /// tried again once a minute. Cleared at that moment or by a resume request.
+    /// The account at the server has no credit or quota (402, or 429 because of a quota); the open turn waits, and the
+    /// call is retried once a minute. Cleared at the next retry or by a resume request.
     QuotaExceeded,
-    /// The model refused two turns or more in a row; cleared by the cool-down or a resume request.
+    /// The model refused two or more consecutive turns; cleared by the cool-down or a resume request.
     ModelRefused,
     /// `guardrails.maxConsecutiveTurns`; cleared when the forced sleep ends.
     MaxConsecutiveTurns,
-    /// `guardrails.actionsPerMinute`; cleared when the oldest of these actions is 60 s old.
+    /// `guardrails.actionsPerMinute`; cleared when the oldest of the counted actions is 60 s old.
     ActionsPerMinute,
-    /// `guardrails.rateLimits`; cleared when there is room for the call or the tool run that waits.
+    /// `guardrails.rateLimits`; cleared when there is room for the waiting call or tool run.
     RateWindow,
-    /// `guardrails.activeHours`; cleared when their next window begins.
+    /// `guardrails.activeHours`; cleared when the next window starts.
     OutsideActiveHours,
     /// `loop.maxConsecutiveErrors`; cleared by the cool-down or a resume request.
     ConsecutiveErrors,
     /// The same turn ended the worker three times; cleared by the cool-down or a resume request.
     CrashLoop,
-    /// No contact with the controller for 60 s; cleared when the link is back.
+    /// No contact with the controller for 60 s; cleared when the link is restored.
     LinkLost,
-    /// An AgentBudget has no room for the next call; cleared when it has: its window, a top-up, a raised limit.
+    /// An AgentBudget has no room for the next call; cleared when it has, by its window, a top-up or a raised limit.
     BudgetExhausted,
     /// `guardrails.tokensPerHour` has no room for the next call; cleared when it has.
     TokensPerHour,
@@ -154,20 +154,21 @@ pub enum PauseReason {
     TotalTokens,
     /// `guardrails.total.costUSD` has no room for the next call; cleared when the limit is raised.
     TotalCost,
-    /// The next call can cost more than a whole limit; cleared when the limit is raised.
+    /// The bound of the next call exceeds a whole limit; cleared when the limit is raised.
     CallExceedsLimit,
-    /// A spent budget has asked a person for more; cleared by the answer, or when the window has room.
+    /// A budget is exhausted and an approval was requested; cleared by the answer, or when the window has room.
     BudgetAsk,
-    /// What limits the Agent is not known or cannot be used; cleared when it can.
+    /// The limits of the Agent are unknown or unusable; cleared when they are usable.
     BudgetUnavailable,
-    /// The server billed more than the stated bound of a call; cleared by the request `agentloop.dev/resume`.
+    /// The server billed more than the bound of a call; cleared by the request `agentloop.dev/resume`.
     BoundViolated,
-    /// The loop repeats itself: cleared at the end of a forced sleep, or by `agentloop.dev/resume`. Seen from outside:
-    /// cleared by `agentloop.dev/resume` alone.
+    /// The loop repeats itself: cleared at the end of a forced sleep, or by `agentloop.dev/resume`. If detected by the
+    /// gateway or the controller: cleared by `agentloop.dev/resume` only.
     LoopDetected,
 }
 
-/// How a loop ended for good.
+/// How the loop ended. Absent unless it has ended. `Completed`: the agent ended it. `Idle`: no effective action for
+/// `guardrails.idleTimeoutSeconds`. `Failed`: it repeated itself through all forced sleeps.
 #[derive(
     Serialize,
     Deserialize,
@@ -183,58 +184,59 @@ pub enum PauseReason {
     strum::Display,
 )]
 pub enum Outcome {
-    /// The agent ended its loop itself (`yield` with mode `shutdown`).
+    /// The agent ended its loop (`yield` with mode `shutdown`).
     Completed,
-    /// It was awake for `guardrails.idleTimeoutSeconds` without an effective action.
+    /// The loop was awake for `guardrails.idleTimeoutSeconds` without an effective action.
     Idle,
-    /// It repeated itself through all forced sleeps of `guardrails.loopDetection`.
+    /// The loop repeated itself through all forced sleeps of `guardrails.loopDetection`.
     Failed,
 }
 
-/// Where a loop stands.
+/// State of a loop.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoopStatus {
-    /// One of the six states.
+    /// State of the loop: `Starting`, `Running`, `Sleeping`, `Paused`, `Stopping` or `Stopped`.
     pub state: LoopState,
-    /// Why the loop is Paused or Stopped; several may hold at once.
+    /// Reasons why the loop is Paused or Stopped. Several may apply at once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "set"))]
     pub reasons: Vec<PauseReason>,
-    /// Since when the state holds.
+    /// Time at which the loop entered the state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// When the loop goes on by itself; absent when that is not known.
+    /// Time at which the loop continues automatically. Absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumes_at: Option<Time>,
-    /// What a sleeping loop waits for.
+    /// Wake condition of a sleeping loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake: Option<Wake>,
-    /// How the loop ended, when it ended.
+    /// How the loop ended. Absent unless it has ended. `Completed`: the agent ended it. `Idle`: no effective action for
+    /// `guardrails.idleTimeoutSeconds`. `Failed`: it repeated itself through all forced sleeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
-    /// Fencing number: one live loop per Agent, and a newer pod has a higher one.
+    /// Epoch of the pod. A newer pod has a higher epoch and fences the older ones.
     #[schemars(range(min = 0))]
     pub epoch: i64,
-    /// Turns begun since the Agent was created.
+    /// Number of turns started since the Agent was created.
     #[schemars(range(min = 0))]
     pub turn: i64,
-    /// Failed turns in a row.
+    /// Number of consecutive failed turns.
     #[schemars(range(min = 0))]
     pub consecutive_errors: i32,
-    /// Turns since the last sleep.
+    /// Number of turns since the last sleep.
     #[schemars(range(min = 0))]
     pub consecutive_turns: i32,
 }
 
-/// What a sleeping loop waits for.
+/// Wake condition of a sleeping loop.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Wake {
-    /// `Time`: the moment in `value`. `Event`: any of what `value` names, or the moment in `resumesAt`. `Resource`: the
-    /// same, but no event is among it.
+    /// Kind of the condition. `Time`: the time in `value`. `Event`: any event named in `value`, or the time in
+    /// `resumesAt`. `Resource`: room under a rate limit named in `value`, or the time in `resumesAt`.
     pub r#type: WakeType,
-    /// An RFC 3339 moment, or names separated by commas: of events, or `resource/<resource>/<amount left>`.
+    /// An RFC 3339 time, or comma-separated names of events or of rate limits (`resource/<resource>/<amount left>`).
     #[schemars(length(max = 8192))]
     pub value: String,
 }
@@ -242,31 +244,32 @@ pub struct Wake {
 /// Kind of a wake condition.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, AsRefStr)]
 pub enum WakeType {
-    /// A moment.
+    /// A time.
     Time,
-    /// A named event, or the moment in `resumesAt`.
+    /// A named event, or the time in `resumesAt`.
     Event,
-    /// Room under `guardrails.rateLimits`, or the moment in `resumesAt`; what comes first.
+    /// Room under `guardrails.rateLimits`, or the time in `resumesAt`, whichever is first.
     Resource,
 }
 
-/// What a loop has used. Token kinds are disjoint; `reasoningTokens` is a part of `outputTokens`.
+/// Usage of a loop. The token fields are disjoint, except that `reasoningTokens` is part of `outputTokens`.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Usage {
-    /// Model calls sent, each attempt for itself.
+    /// Number of model calls sent; each attempt counts.
     #[schemars(range(min = 0))]
     pub calls: i64,
-    /// Calls of which the server never said what they used; their tokens and their cost are in no other field.
+    /// Number of calls whose usage the server never reported. Their tokens and cost are not in any other field.
     #[schemars(range(min = 0))]
     pub unknown_calls: i64,
-    /// Of these, calls that count in the budgets with all that was reserved for them: more than they can have used.
+    /// Number of calls, among `unknownCalls`, that are charged to the budgets with their bound, the most that they can
+    /// have used.
     #[schemars(range(min = 0))]
     pub estimated_calls: i64,
     /// Input tokens that were neither read from nor written to a cache.
     #[schemars(range(min = 0))]
     pub input_tokens: i64,
-    /// Output tokens, reasoning included.
+    /// Output tokens, including reasoning.
     #[schemars(range(min = 0))]
     pub output_tokens: i64,
     /// Input tokens read from the server's cache.
@@ -275,31 +278,31 @@ pub struct Usage {
     /// Input tokens written to the server's cache.
     #[schemars(range(min = 0))]
     pub cache_write_tokens: i64,
-    /// Output tokens spent on reasoning; a part of `outputTokens`.
+    /// Reasoning tokens, part of `outputTokens`.
     #[schemars(range(min = 0))]
     pub reasoning_tokens: i64,
-    /// Cost in millionths of a US dollar, of each call by the prices known when it was made; 0 without prices.
+    /// Cost in millionths of a US dollar, at the prices known when each call was made. 0 without prices.
     #[serde(rename = "costMicroUSD")]
     #[schemars(range(min = 0))]
     pub cost: i64,
-    /// Turns completed.
+    /// Number of completed turns.
     #[schemars(range(min = 0))]
     pub turns: i64,
-    /// Runs of tools that were sent, as the worker says; a repeat after a restart is no new one.
+    /// Number of tool runs sent, as reported by the worker. A repetition after a restart does not count again.
     #[schemars(range(min = 0))]
     pub tool_calls: i64,
-    /// Those of them with side effects: all but those of tools with effect `Read`.
+    /// Number of actions: tool runs with an effect other than `Read`.
     #[schemars(range(min = 0))]
     pub actions: i64,
-    /// The same per model; at most 10.
+    /// Usage per model, at most 10.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["model"]))]
     pub by_model: Vec<ModelUsage>,
-    /// How runs of tools ended, per tool, as the worker says; at most 20, the last for the rest.
+    /// Outcomes of tool runs per tool, as reported by the worker, at most 20 entries, the last one for all other tools.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["tool"]))]
     pub by_tool: Vec<ToolUsage>,
-    /// How often limits were reached and loops were detected, as the worker says.
+    /// How often limits were reached and loops were detected, as reported by the worker.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),
@@ -308,36 +311,36 @@ pub struct Usage {
     pub guardrail_trips: Vec<GuardrailTrips>,
 }
 
-/// What one model has used.
+/// Usage of one model.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("required" = ["model"]))]
 pub struct ModelUsage {
-    /// Name of the model, from the spec.
+    /// Name of the model in the spec.
     #[schemars(length(min = 1, max = 256))]
     pub model: String,
-    /// Model calls sent.
+    /// Number of model calls sent; each attempt counts.
     #[schemars(range(min = 0))]
     pub calls: i64,
-    /// Calls of unknown use.
+    /// Number of calls whose usage is unknown.
     #[schemars(range(min = 0))]
     pub unknown_calls: i64,
-    /// Of these, calls that count in the budgets as reserved.
+    /// Number of calls, among `unknownCalls`, that are charged to the budgets with their bound.
     #[schemars(range(min = 0))]
     pub estimated_calls: i64,
     /// Uncached input tokens.
     #[schemars(range(min = 0))]
     pub input_tokens: i64,
-    /// Output tokens.
+    /// Output tokens, including reasoning.
     #[schemars(range(min = 0))]
     pub output_tokens: i64,
-    /// Cached input tokens.
+    /// Input tokens read from a cache.
     #[schemars(range(min = 0))]
     pub cache_read_tokens: i64,
     /// Input tokens written to a cache.
     #[schemars(range(min = 0))]
     pub cache_write_tokens: i64,
-    /// Reasoning tokens, a part of the output.
+    /// Reasoning tokens, part of `outputTokens`.
     #[schemars(range(min = 0))]
     pub reasoning_tokens: i64,
     /// Cost in millionths of a US dollar.
@@ -361,45 +364,45 @@ impl std::ops::AddAssign<&Self> for ModelUsage {
     }
 }
 
-/// What an AgentBudget has left for this Agent.
+/// Remaining amount of an AgentBudget for this Agent.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BudgetShare {
-    /// Name of the AgentBudget; `namespace/name` where it is in another namespace.
+    /// Name of the AgentBudget, or `namespace/name` if it is in another namespace.
     #[schemars(length(max = 317))]
     pub name: String,
-    /// Tokens left, `perAgent` included; absent where they are not limited.
+    /// Remaining tokens, considering `perAgent`. Absent if tokens are not limited.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining_tokens: Option<i64>,
-    /// Money left; absent where it is not limited.
+    /// Remaining cost in millionths of a US dollar. Absent if the cost is not limited.
     #[schemars(range(min = 0))]
     #[serde(rename = "remainingCostMicroUSD", skip_serializing_if = "Option::is_none")]
     pub remaining_cost_micro_usd: Option<i64>,
-    /// It has no room for the next call.
+    /// Whether the budget has no room for the next call.
     pub exhausted: bool,
 }
 
-/// Texts for columns.
+/// Texts for the columns of `kubectl get`.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Summary {
-    /// All tokens, short: `1.8M`.
+    /// Total tokens, abbreviated, such as `1.8M`.
     #[schemars(length(max = 64))]
     pub tokens: String,
-    /// What its calls cost: `$7.42`; absent where no price is known.
+    /// Total cost, such as `$7.42`. Absent if no price is known.
     #[schemars(length(max = 64))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<String>,
-    /// How much of its tightest limit is used: `62%`; absent where nothing limits it.
+    /// Used share of the tightest limit, such as `62%`. Absent if there is no limit.
     #[schemars(length(max = 64))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<String>,
-    /// When the loop goes on, as a clock time: `14:05 UTC`.
+    /// Time at which the loop continues, such as `14:05 UTC`.
     #[schemars(length(max = 64))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumes: Option<String>,
-    /// Why the loop does not run, separated by commas; absent when it does or is about to.
+    /// Reasons why the loop is not running, separated by commas. Absent while it is running or about to.
     #[schemars(length(max = 1024))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -409,17 +412,17 @@ pub struct Summary {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
-    /// Name of the pod: always the Agent's name.
+    /// Name of the pod; always the Agent's name.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// The node it runs on.
+    /// Node on which the pod runs.
     #[schemars(length(max = 253))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// When its containers started.
+    /// Time at which its containers started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
-    /// Restarts of its containers.
+    /// Number of restarts of its containers.
     #[schemars(range(min = 0))]
     pub restarts: i32,
 }
@@ -428,25 +431,25 @@ pub struct PodStatus {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct LastError {
-    /// When it happened.
+    /// Time of the failure.
     pub at: Time,
-    /// What kind of failure.
+    /// Kind of the failure.
     #[schemars(length(max = 64))]
     pub kind: String,
-    /// What happened and what to do, at most 1 KiB; never text of a prompt or an answer.
+    /// What happened and how to fix it, at most 1 KiB. Never contains text of a prompt or an answer.
     #[schemars(length(max = 1024))]
     pub message: String,
 }
 
-/// The last handled value of each request annotation.
+/// Last handled value of each request annotation.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HandledRequests {
-    /// Of `agentloop.dev/wake`.
+    /// Last handled value of `agentloop.dev/wake`.
     #[schemars(length(max = 1024))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake: Option<String>,
-    /// Of `agentloop.dev/resume`.
+    /// Last handled value of `agentloop.dev/resume`.
     #[schemars(length(max = 1024))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<String>,

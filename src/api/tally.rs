@@ -1,14 +1,14 @@
-//! Counts of `status.usage` by name: what limits and the detection of loops did, and how runs of tools ended. Totals over
-//! the Agent's life.
+//! Counts of `status.usage` by name: reached limits, detected loops, and outcomes of tool runs. Totals over the Agent's
+//! life.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Most tools that are counted by name, the entry for the rest among them.
+/// Maximum number of tools that are counted by name, including the entry for all others.
 pub const MOST_TOOLS: usize = 20;
-/// Name of the entry for the rest.
+/// Name of the entry for all other tools.
 pub const OTHER_TOOLS: &str = "other";
-/// Every limit that is counted, with what it does when it is reached. A closed set: labels of a metric.
+/// Every counted limit, with the action taken when it is reached. A closed set: labels of a metric.
 pub const TRIPS: [(&str, &str); 18] = [
     ("MaxConsecutiveTurns", "pause"),
     ("ActionsPerMinute", "pause"),
@@ -35,44 +35,46 @@ pub const TRIPS: [(&str, &str); 18] = [
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("required" = ["guardrail", "action"]))]
 pub struct GuardrailTrips {
-    /// The reason that it raises, `MaxCallsPerTurn`, `IdleTimeout`, or `LoopDetected`.
+    /// A pause reason, `MaxCallsPerTurn`, `IdleTimeout`, or `LoopDetected`.
     #[schemars(length(min = 1, max = 63))]
     pub guardrail: String,
-    /// What followed: `warn` (the model was told), `deny` (a call, or more calls of the turn), `pause` or `kill` (the loop).
+    /// Action taken: `warn` (the model), `deny` (a tool call, or further calls of the turn), `pause` or `kill` (the
+    /// loop).
     #[schemars(length(min = 1, max = 63))]
     pub action: String,
-    /// How often.
+    /// Number of times.
     #[schemars(range(min = 0))]
     pub count: i64,
 }
 
-/// How runs of one tool ended and how long they took, each attempt for itself.
+/// Outcomes and durations of the runs of one tool; each attempt counts.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("required" = ["tool"]))]
 pub struct ToolUsage {
-    /// Name of the tool, as the model calls it; `other` for those beyond 19, and for names that no server offers.
+    /// Name of the tool as the model calls it; `other` for tools beyond the first 19 and for names that no server
+    /// offers.
     #[schemars(length(min = 1, max = 64))]
     pub tool: String,
-    /// It ran.
+    /// Number of successful runs.
     #[schemars(range(min = 0))]
     pub ok: i64,
-    /// It said that it failed.
+    /// Number of runs that returned an error.
     #[schemars(range(min = 0))]
     pub error: i64,
-    /// It was not run: not allowed, bad arguments, or a repetition.
+    /// Number of tool calls that were denied: not allowed, invalid arguments, or a repetition. Not run.
     #[schemars(range(min = 0))]
     pub denied: i64,
-    /// It was not run: its server was not there.
+    /// Number of tool calls whose server was unavailable. Not run.
     #[schemars(range(min = 0))]
     pub unavailable: i64,
-    /// It was sent and gave no answer in time: it may have run.
+    /// Number of tool calls that were sent and not answered in time. They may have run.
     #[schemars(range(min = 0))]
     pub unknown: i64,
-    /// Runs whose time is known: they were sent, and ended before the worker did.
+    /// Number of runs with a known duration: sent, and ended before the worker did.
     #[schemars(range(min = 0))]
     pub timed: i64,
-    /// How long those took together, in milliseconds, from being sent to their end.
+    /// Total duration of the runs counted in `timed`, in milliseconds.
     #[schemars(range(min = 0))]
     pub milliseconds: i64,
 }
@@ -90,7 +92,7 @@ impl ToolUsage {
     }
 }
 
-/// The entry of a tool; that of the rest when there is no room for one more.
+/// The entry of a tool, or the one for all others if the list is full.
 pub fn of_tool<'a>(tools: &'a mut Vec<ToolUsage>, name: &str) -> &'a mut ToolUsage {
     let named = |tools: &[ToolUsage], name: &str| tools.iter().position(|known| known.tool == name);
     let others = usize::from(named(tools, OTHER_TOOLS).is_some());
@@ -109,7 +111,7 @@ pub fn of_tool<'a>(tools: &'a mut Vec<ToolUsage>, name: &str) -> &'a mut ToolUsa
     &mut tools[place]
 }
 
-/// The entry of a limit and what it did.
+/// The entry of a limit and its action.
 pub fn of_trip<'a>(trips: &'a mut Vec<GuardrailTrips>, guardrail: &str, action: &str) -> &'a mut GuardrailTrips {
     let known = trips
         .iter()
@@ -125,14 +127,14 @@ pub fn of_trip<'a>(trips: &'a mut Vec<GuardrailTrips>, guardrail: &str, action: 
     &mut trips[place]
 }
 
-/// Totals never step back: the greater of both in each count.
+/// Totals never decrease: the greater of both in each count.
 pub fn merge_tools(known: &mut Vec<ToolUsage>, new: &[ToolUsage]) {
     for tool in new {
         of_tool(known, &tool.tool).raise(tool);
     }
 }
 
-/// The same for limits. What this version does not know is left out.
+/// The same for limits. Entries unknown to this version are ignored.
 pub fn merge_trips(known: &mut Vec<GuardrailTrips>, new: &[GuardrailTrips]) {
     for trip in new
         .iter()

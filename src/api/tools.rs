@@ -1,4 +1,4 @@
-//! The tools of an Agent: where they come from, and the rules that hold for each.
+//! The tools of an Agent: their servers, and the rules of each tool.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::bounds::DNS_SUBDOMAIN;
 
-/// A server's name: it becomes part of its tools' names, of a volume's name and of a path.
+/// A server's name, which becomes part of its tools' names, of a volume's name and of a path.
 const SERVER: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// A tool's name, as servers choose it.
 pub(super) const TOOL: &str = "^[!-~]+$";
 
-/// Headers that the protocol and the connection write themselves.
+/// Headers that the protocol and the connection set themselves.
 const OWN_HEADERS: [&str; 15] = [
     "accept",
     "accept-encoding",
@@ -30,8 +30,8 @@ const OWN_HEADERS: [&str; 15] = [
     "user-agent",
 ];
 
-/// Whether a key of the Secret of [`ToolServer::headers_secret_ref`] can be sent as a header: a name of letters, digits,
-/// `-`, `_` and `.`, and none that the protocol writes itself.
+/// Whether a key of the Secret of [`ToolServer::headers_secret_ref`] can be sent as a header: a name of letters,
+/// digits, `-`, `_` and `.` that the protocol does not set itself.
 #[must_use]
 pub fn is_tool_header(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
@@ -46,17 +46,18 @@ pub fn is_tool_header(name: &str) -> bool {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Tools {
-    /// MCP servers whose tools the model may call; at most 16. Their order is that of the tools in the prompt.
+    /// MCP servers whose tools the model may call, at most 16. Their order is that of the tools in the prompt.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub servers: Vec<ToolServer>,
-    /// Longest result of a tool that the model gets, in bytes, 256 to 1,048,576. What is longer is cut, and says so.
+    /// Maximum size of a tool result shown to the model, in bytes, 256 to 1,048,576. Longer results are truncated and
+    /// marked as such. Defaults to 32,768.
     #[schemars(range(min = 256, max = 1_048_576))]
     pub max_result_bytes: u32,
 }
 
 impl Tools {
-    /// Longest time that a call of any of its tools may take, in seconds; 0 when there are none.
+    /// Maximum timeout of all tools, in seconds; 0 without tools.
     #[must_use]
     pub fn longest_timeout_seconds(&self) -> u32 {
         let said = self.servers.iter().flat_map(|server| &server.tools);
@@ -75,14 +76,14 @@ impl Default for Tools {
     }
 }
 
-/// An MCP server that is reached over streamable HTTP.
+/// An MCP server with streamable HTTP transport.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ToolServer {
     /// Name of the server, at most 32 lower-case letters, digits and '-'. The model calls its tools `<name>__<tool>`.
     #[schemars(length(min = 1, max = 32), regex(pattern = SERVER))]
     pub name: String,
-    /// Address of its MCP endpoint: http or https, a host, no user. Redirects are not followed.
+    /// URL of the MCP endpoint: http or https, a host, no user. Redirects are not followed.
     #[schemars(length(min = 1, max = 2048))]
     #[x_kube(
         validation = Rule::new("self.startsWith('http://') || self.startsWith('https://')").message(
@@ -92,27 +93,27 @@ pub struct ToolServer {
             "spec.tools.servers[].url must be scheme://host[:port][/path] without spaces, such as https://mcp.example.com/mcp"
         ),
         validation = Rule::new("!self.matches('^[^/]*//[^/?]*:(6553[6-9]|655[4-9][0-9]|65[6-9][0-9]{2}|6[6-9][0-9]{3}|[7-9][0-9]{4})([/?]|$)')").message(
-            "spec.tools.servers[].url has a port above 65535: correct the number"
+            "spec.tools.servers[].url has a port above 65535: correct the port"
         ),
         validation = Rule::new("!self.matches('^[^/]*//[^/?]*@')").message(
-            "spec.tools.servers[].url must not carry a user or password: put them into a Secret as the header Authorization and name it in headersSecretRef"
+            "spec.tools.servers[].url must not contain a user or password: put them into a Secret as the header Authorization and reference it in headersSecretRef"
         ),
         validation = Rule::new("!self.contains('#')").message(
-            "spec.tools.servers[].url must have no fragment: remove everything from '#' on"
+            "spec.tools.servers[].url must not have a fragment: remove everything from '#' on"
         )
     )]
     pub url: String,
-    /// A Secret whose keys are names of headers, such as `Authorization`, and whose values are sent with each request.
-    /// They reach the server only: neither the model nor the loop sees them.
+    /// A Secret whose keys are header names, such as `Authorization`, and whose values are sent with each request. Only
+    /// the server receives them; the model and the loop never see them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers_secret_ref: Option<SecretRef>,
-    /// True: what the server says of its tools is believed (`readOnlyHint`, `destructiveHint`, `idempotentHint`). False:
-    /// each of its tools counts as `Write` and not idempotent, unless `tools` says otherwise.
+    /// Whether the server's annotations of its tools (`readOnlyHint`, `destructiveHint`, `idempotentHint`) are trusted.
+    /// If false, the default, each of its tools counts as `Write` and not idempotent, unless `tools` says otherwise.
     #[serde(default)]
     pub trusted: bool,
-    /// The only tools of this server that are offered to the model, by the server's own names; at most 128. Absent or
-    /// empty: all of them. Name the tools that the Agent needs: each one that is offered costs tokens in every call, and a
-    /// tool that is not offered cannot be called. An Agent is offered at most 127 tools in all.
+    /// Names of the only tools of this server that are offered to the model, as the server names them, at most 128.
+    /// Absent or empty: all of them. List only the tools that the Agent needs: each offered tool costs tokens in every
+    /// call, and a tool that is not offered cannot be called. An Agent is offered at most 127 tools in total.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "set", "items" = {
         "type": "string",
@@ -122,18 +123,18 @@ pub struct ToolServer {
         "pattern": TOOL,
     }))]
     pub only: Vec<String>,
-    /// Rules for single tools; at most 128. Tools without a rule are offered too, under the defaults above, unless `only`
-    /// leaves them out.
+    /// Rules for single tools, at most 128. Tools without a rule are offered too, with the defaults, unless `only`
+    /// excludes them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub tools: Vec<ToolRules>,
 }
 
-/// A whole Secret in the same namespace.
+/// Reference to a Secret in the same namespace, all of whose keys are used.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretRef {
-    /// Name of the Secret, in the same namespace.
+    /// Name of the Secret in the same namespace.
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub name: String,
 }
@@ -142,55 +143,57 @@ pub struct SecretRef {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ToolRules {
-    /// Name of the tool as its server has it, without the server's name.
+    /// Name of the tool on its server, without the server's name.
     #[schemars(length(min = 1, max = 128), regex(pattern = TOOL))]
     pub name: String,
-    /// What it may do. `Read`: it changes nothing, so up to four such calls run at a time, and one that a crash cut is run
-    /// again. `Write`: it changes something. `Destructive`: it may remove or overwrite something. Default: what the
-    /// server says if it is trusted, else `Write`.
+    /// Effect of the tool. `Read`: it changes nothing; up to four such calls run in parallel, and one that a crash
+    /// interrupted is repeated. `Write`: it changes something. `Destructive`: it may remove or overwrite something.
+    /// Defaults to what a trusted server declares, or else `Write`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<ToolEffect>,
-    /// True: a repeat with the same arguments and the same idempotency key changes nothing more, so a call that a crash
-    /// cut is run again. Default: what the server says if it is trusted, else false.
+    /// Whether a repetition with the same arguments and idempotency key has no further effect, so that a call
+    /// interrupted by a crash is repeated. Defaults to what a trusted server declares, or else false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idempotent: Option<bool>,
-    /// Longest time a call may take, in seconds, 1 to 3,600. After it the outcome is unknown.
+    /// Maximum duration of a call, in seconds, 1 to 3,600, after which its outcome is unknown. Defaults to 60.
     #[serde(default = "default_timeout_seconds")]
     #[schemars(range(min = 1, max = 3600))]
     pub timeout_seconds: u32,
-    /// What follows when nobody knows whether a call was carried out. `TellModel`: the model is told so. `Retry`: it is
-    /// made again, with the same idempotency key.
+    /// What happens when the outcome of a call is unknown. `TellModel`, the default: the model is informed. `Retry`:
+    /// the call is repeated with the same idempotency key.
     #[serde(default)]
     pub on_unknown_outcome: OnUnknownOutcome,
 }
 
-/// Longest time a call of a tool may take where nothing else is said, in seconds.
+/// Default timeout of a tool call, in seconds.
 pub const DEFAULT_TIMEOUT_SECONDS: u32 = 60;
-/// Longest time that may be said.
+/// Maximum timeout of a tool call, in seconds.
 pub const MAX_TIMEOUT_SECONDS: u32 = 3600;
 
 fn default_timeout_seconds() -> u32 {
     DEFAULT_TIMEOUT_SECONDS
 }
 
-/// What a tool may do to the world.
+/// Effect of the tool. `Read`: it changes nothing; up to four such calls run in parallel, and one that a crash
+/// interrupted is repeated. `Write`: it changes something. `Destructive`: it may remove or overwrite something.
+/// Defaults to what a trusted server declares, or else `Write`.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolEffect {
-    /// Changes nothing.
+    /// It changes nothing.
     Read,
-    /// Changes something.
+    /// It changes something.
     Write,
-    /// May remove or overwrite something.
+    /// It may remove or overwrite something.
     Destructive,
 }
 
-/// What follows when nobody knows whether a call was carried out.
+/// What happens when the outcome of a call is unknown.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnUnknownOutcome {
-    /// The model is told so.
+    /// The model is informed.
     #[default]
     TellModel,
-    /// The call is made again, with the same idempotency key.
+    /// The call is repeated with the same idempotency key.
     Retry,
 }
 

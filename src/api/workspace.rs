@@ -5,27 +5,28 @@ use serde::{Deserialize, Serialize};
 
 use super::bounds::DNS_SUBDOMAIN;
 
-/// Size of the claim where nothing is said.
+/// Default size of the claim.
 const SIZE: &str = "1Gi";
 
-/// Files of the Agent, on a volume of their own: whoever fills it cannot fill the journal. Another pod puts files in by
-/// mounting the claim; the worker only reads them, at `/workspace`.
+/// Files of the Agent, on a separate volume that cannot fill up the journal's. Other pods add files by mounting the
+/// claim; the worker mounts it read-only at `/workspace`.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[x_kube(
     validation = Rule::new("!has(self.claimName) || !has(self.size) && !has(self.storageClassName)").message(
-        "spec.workspace.claimName names a claim that is there already: remove spec.workspace.size and spec.workspace.storageClassName"
+        "spec.workspace.claimName names an existing claim: remove spec.workspace.size and spec.workspace.storageClassName"
     ),
     validation = Rule::new("has(self.claimName) || has(oldSelf.claimName) || has(self.size) == has(oldSelf.size) && (!has(self.size) || self.size == oldSelf.size)").message(
-        "spec.workspace.size is immutable, as the volume claim's is: make a new Agent, or keep the files in a claim of your own and name it in spec.workspace.claimName"
+        "spec.workspace.size is immutable: create a new Agent, or create a claim and name it in spec.workspace.claimName"
     ),
     validation = Rule::new("has(self.claimName) || has(oldSelf.claimName) || has(self.storageClassName) == has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)").message(
-        "spec.workspace.storageClassName is immutable, as the volume claim's is: make a new Agent, or keep the files in a claim of your own and name it in spec.workspace.claimName"
+        "spec.workspace.storageClassName is immutable: create a new Agent, or create a claim and name it in spec.workspace.claimName"
     )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Workspace {
-    /// Size of claim `<agent>-workspace`, which is made for it, as a Kubernetes quantity from 1Mi to 16Ti; 1Gi when absent.
-    /// It goes with the Agent, or stays, as `spec.storage.retentionPolicy` says. Immutable.
+    /// Size of the volume claim `<agent>-workspace` that is created for the Agent, a Kubernetes quantity from 1Mi to
+    /// 16Ti. Defaults to 1Gi. The claim is deleted with the Agent or kept, according to `spec.storage.retentionPolicy`.
+    /// Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-validations" = [{
         "rule": "isQuantity(self) && quantity(self).compareTo(quantity('1Mi')) >= 0 && quantity(self).compareTo(quantity('16Ti')) <= 0",
@@ -36,15 +37,15 @@ pub struct Workspace {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253), regex(pattern = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"))]
     pub storage_class_name: Option<String>,
-    /// A claim of this namespace that is there already, such as one that several pods share (`ReadWriteMany`). It is never
-    /// changed or deleted. While it is missing there is no pod.
+    /// Name of an existing volume claim in the Agent's namespace to be used instead, such as one shared by several pods
+    /// (`ReadWriteMany`). It is never changed or deleted. While it is missing, no pod is created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub claim_name: Option<String>,
 }
 
 impl Workspace {
-    /// Size of the claim that is made for it.
+    /// Size of the claim that is created.
     #[must_use]
     pub fn size(&self) -> &str {
         self.size.as_deref().unwrap_or(SIZE)

@@ -22,105 +22,105 @@ use crate::sensing::address::Cidr;
 
 /// Threads of the async runtime.
 const THREADS: usize = 2;
-/// Resources of a gateway unless told otherwise.
+/// Default resources of a gateway.
 const GATEWAY_RESOURCES: &str = r#"{"requests":{"cpu":"10m","memory":"32Mi"},"limits":{"memory":"128Mi"}}"#;
-/// Resources of a worker unless told otherwise.
+/// Default resources of a worker.
 const WORKER_RESOURCES: &str = r#"{"requests":{"cpu":"10m","memory":"64Mi"},"limits":{"memory":"256Mi"}}"#;
 
-/// Resources of a sensor pod unless told otherwise.
+/// Default resources of a sensor pod.
 const SENSOR_RESOURCES: &str = r#"{"requests":{"cpu":"10m","memory":"32Mi"},"limits":{"memory":"128Mi"}}"#;
 
 /// Flags of `agentloop controller`.
 #[derive(ClapArgs, Debug)]
 pub(super) struct Args {
-    /// Image of the Agents' pods: the controller's own.
+    /// Image of the Agents' pods, that of the controller.
     #[arg(long, env = "AGENTLOOP_IMAGE")]
     image: String,
-    /// `imagePullPolicy` of the Agents' pods; absent: the cluster's default.
+    /// `imagePullPolicy` of the Agents' pods; defaults to that of the cluster.
     #[arg(long, env = "AGENTLOOP_IMAGE_PULL_POLICY", value_parser = ["Always", "IfNotPresent", "Never"])]
     image_pull_policy: Option<String>,
-    /// Name of this pod (downward API). Needed for leader election.
+    /// Name of this pod (downward API); required for leader election.
     #[arg(long, env = "POD_NAME")]
     pod_name: Option<String>,
-    /// Namespace of this pod (downward API); absent: the namespace of the kubeconfig.
+    /// Namespace of this pod (downward API); defaults to the namespace of the kubeconfig.
     #[arg(long, env = "POD_NAMESPACE")]
     pod_namespace: Option<String>,
-    /// Namespaces whose Agents are served, separated by commas; empty: all.
+    /// Comma-separated namespaces whose Agents are reconciled; empty: all.
     #[arg(long, env = "AGENTLOOP_WATCH_NAMESPACES", value_delimiter = ',')]
     watch_namespaces: Vec<String>,
-    /// Agents reconciled at the same time.
+    /// Maximum number of concurrent reconciles of Agents.
     #[arg(long, env = "AGENTLOOP_WORKERS", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: u16,
     /// Resources of the gateway container, as JSON.
     #[arg(long, env = "AGENTLOOP_GATEWAY_RESOURCES", default_value = GATEWAY_RESOURCES, value_parser = resources)]
     gateway_resources: ResourceRequirements,
-    /// Resources of the worker container of Agents that set none, as JSON.
+    /// Resources of the worker container of Agents without spec.pod.resources, as JSON.
     #[arg(long, env = "AGENTLOOP_WORKER_RESOURCES", default_value = WORKER_RESOURCES, value_parser = resources)]
     worker_resources: ResourceRequirements,
-    /// Resources of the pods of Sensors, as JSON.
+    /// Resources of the sensor pods, as JSON.
     #[arg(long, env = "AGENTLOOP_SENSOR_RESOURCES", default_value = SENSOR_RESOURCES, value_parser = resources)]
     sensor_resources: ResourceRequirements,
-    /// Ranges of addresses, separated by commas, to which Sensors may connect though they are closed, such as 10.1.0.0/16.
+    /// Comma-separated CIDRs to which Sensors may connect although they are blocked by default, such as 10.1.0.0/16.
     #[arg(long, env = "AGENTLOOP_EGRESS_ALLOWED_CIDRS", value_delimiter = ',', value_parser = range)]
     egress_allowed_cidrs: Vec<String>,
-    /// Further ranges of addresses to which Sensors may not connect.
+    /// Comma-separated further CIDRs to which Sensors may not connect.
     #[arg(long, env = "AGENTLOOP_EGRESS_DENIED_CIDRS", value_delimiter = ',', value_parser = range)]
     egress_denied_cidrs: Vec<String>,
-    /// Whether Agents may connect to addresses of private networks, which pods and Services mostly have: Allow or Deny.
+    /// Whether Agents may connect to private addresses, which pods and Services usually have: Allow or Deny.
     #[arg(long, env = "AGENTLOOP_AGENT_EGRESS_PRIVATE_ADDRESSES", default_value_t = PrivateAddresses::Allow)]
     agent_egress_private_addresses: PrivateAddresses,
-    /// Ranges of addresses, separated by commas, to which Agents may connect though they are closed.
+    /// Comma-separated CIDRs to which Agents may connect although they are blocked by default.
     #[arg(long, env = "AGENTLOOP_AGENT_EGRESS_ALLOWED_CIDRS", value_delimiter = ',', value_parser = range)]
     agent_egress_allowed_cidrs: Vec<String>,
-    /// Further ranges of addresses to which Agents may not connect.
+    /// Comma-separated further CIDRs to which Agents may not connect.
     #[arg(long, env = "AGENTLOOP_AGENT_EGRESS_DENIED_CIDRS", value_delimiter = ',', value_parser = range)]
     agent_egress_denied_cidrs: Vec<String>,
-    /// Address under which pods reach the link; absent: the Service `agentloop-link` of this namespace, port 8443.
+    /// URL at which pods reach the link; defaults to port 8443 of the Service `agentloop-link` in this namespace.
     #[arg(long, env = "AGENTLOOP_LINK_URL")]
     link_url: Option<String>,
-    /// Where the link is served.
+    /// Listen address of the link.
     #[arg(long, env = "AGENTLOOP_LINK_ADDRESS", default_value = "0.0.0.0:8443")]
     link_address: SocketAddr,
-    /// Where metrics are served.
+    /// Listen address of /metrics.
     #[arg(long, env = "AGENTLOOP_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     metrics_address: SocketAddr,
-    /// Where probes are served: /healthz and /readyz.
+    /// Listen address of /healthz and /readyz.
     #[arg(long, env = "AGENTLOOP_PROBE_ADDRESS", default_value = "0.0.0.0:8081")]
     probe_address: SocketAddr,
-    /// Work only while holding the Lease, so that several replicas may run. False: this process leads alone.
+    /// Use leader election, so that several replicas may run; false: this process always leads.
     #[arg(
         long, env = "AGENTLOOP_LEADER_ELECT", action = ArgAction::Set, default_value_t = true,
         num_args = 0..=1, default_missing_value = "true"
     )]
     leader_elect: bool,
-    /// How long the Lease is valid: a leader that died is replaced after that.
+    /// Validity of the leader election Lease in seconds, after which a failed leader is replaced.
     #[arg(long, env = "AGENTLOOP_LEASE_DURATION_SECONDS", default_value_t = 15)]
     lease_duration_seconds: u32,
-    /// How often the Lease is renewed.
+    /// Interval in seconds at which the leader renews the Lease.
     #[arg(long, env = "AGENTLOOP_LEASE_RENEW_SECONDS", default_value_t = 5)]
     lease_renew_seconds: u32,
-    /// JSON file with the price of each model: {"<model>": {"inputPerMillion": "3.00", "outputPerMillion": "15.00"}}.
+    /// JSON file with the prices of models: {"<model>": {"inputPerMillion": "3.00", "outputPerMillion": "15.00"}}.
     #[arg(long, env = "AGENTLOOP_PRICES_FILE")]
     prices_file: Option<PathBuf>,
-    /// Make no call for an Agent that no AgentBudget selects and that names none.
+    /// Make no calls for an Agent that neither matches nor names an AgentBudget.
     #[arg(
         long, env = "AGENTLOOP_REQUIRE_BUDGET", action = ArgAction::Set, default_value_t = false,
         num_args = 0..=1, default_missing_value = "true"
     )]
     require_budget: bool,
-    /// Whether an Agent's own price counts where the file has none: Allow or Deny.
+    /// Whether the price in an Agent is used if the prices file has none: Allow or Deny.
     #[arg(long, env = "AGENTLOOP_AGENT_PRICES", default_value_t = AgentPrices::Allow)]
     agent_prices: AgentPrices,
-    /// An answer is clipped to what is left of a limit, but not below so many tokens.
+    /// Minimum number of output tokens to which the answer of a call is reduced when a limit has little left.
     #[arg(
         long, env = "AGENTLOOP_MIN_OUTPUT_TOKENS", default_value_t = MIN_OUTPUT_TOKENS,
         value_parser = clap::value_parser!(u32).range(1..=1_000_000)
     )]
     min_output_tokens: u32,
-    /// Priority classes that Agents may name, separated by commas; *: all but system-*, which have to be named.
+    /// Comma-separated priority classes that Agents may use; *: all except system-*, which must be listed.
     #[arg(long, env = "AGENTLOOP_ALLOWED_PRIORITY_CLASSES", value_delimiter = ',', default_value = ANY)]
     allowed_priority_classes: Vec<String>,
-    /// Beginnings of annotations that Agents may put on their pods, separated by commas; *: all.
+    /// Comma-separated prefixes of annotations that Agents may set on their pods; *: all.
     #[arg(long, env = "AGENTLOOP_ALLOWED_ANNOTATION_PREFIXES", value_delimiter = ',', default_value = ANY)]
     allowed_annotation_prefixes: Vec<String>,
 }
@@ -132,18 +132,18 @@ impl Args {
             .worker_threads(THREADS)
             .enable_all()
             .build()
-            .context("the async runtime cannot start")?;
+            .context("cannot start the async runtime")?;
         let ended = runtime.block_on(async {
             let stop = CancellationToken::new();
-            end_on_signals(&stop).context("signals cannot be handled")?;
+            end_on_signals(&stop).context("cannot install signal handlers")?;
             let config = Config::infer()
                 .await
-                .context("neither a service account of a pod nor a kubeconfig can be read")?;
+                .context("cannot read a service account or a kubeconfig")?;
             let options = self.options(&config.default_namespace)?;
             tracing::info!(
                 version = env!("CARGO_PKG_VERSION"),
                 election = options.election.is_some(),
-                "controller starts"
+                "starting the controller"
             );
             Box::pin(process::run(options, config, stop))
                 .await
@@ -165,8 +165,8 @@ impl Args {
                     .map_err(anyhow::Error::msg)?,
             }),
             (true, None) => bail!(
-                "leader election needs --pod-name (in a pod: POD_NAME from the downward API); \
-                 outside a cluster say --leader-elect=false"
+                "leader election requires --pod-name (in a pod: POD_NAME from the downward API); \
+                 outside a cluster set --leader-elect=false"
             ),
         };
         let service = format!("agentloop-link.{namespace}.svc");
@@ -229,32 +229,32 @@ impl Args {
     }
 }
 
-/// The host of the link's address, which its certificate must name.
+/// Host of the link's URL, for its certificate.
 fn link_host(url: &str) -> anyhow::Result<String> {
     let uri: Uri = url
         .parse()
-        .with_context(|| format!("--link-url {url} is not an address"))?;
+        .with_context(|| format!("--link-url {url} is not a valid URL"))?;
     ensure!(
         uri.scheme_str() == Some("https"),
-        "--link-url {url} must begin with https://: pods send their tokens there"
+        "--link-url {url} must start with https://, as pods send their tokens to it"
     );
-    let host = uri.host().with_context(|| format!("--link-url {url} names no host"))?;
+    let host = uri.host().with_context(|| format!("--link-url {url} has no host"))?;
     Ok(host.trim_matches(['[', ']']).into())
 }
 
 /// The price table in a file.
 pub(super) fn prices(file: &Path) -> anyhow::Result<PriceTable> {
     let text =
-        std::fs::read_to_string(file).with_context(|| format!("--prices-file {} cannot be read", file.display()))?;
+        std::fs::read_to_string(file).with_context(|| format!("cannot read --prices-file {}", file.display()))?;
     serde_json::from_str(&text).with_context(|| {
         format!(
-            r#"--prices-file {} is no table of prices such as {{"a-model":{{"inputPerMillion":"3.00","outputPerMillion":"15.00"}}}}"#,
+            r#"--prices-file {} is not a table of prices, such as {{"a-model":{{"inputPerMillion":"3.00","outputPerMillion":"15.00"}}}}"#,
             file.display()
         )
     })
 }
 
-/// A range of addresses; an empty one, as a variable without any gives it, is none.
+/// A CIDR; None for the empty string of an unset variable.
 fn range(text: &str) -> Result<String, String> {
     let range = text.trim();
     if !range.is_empty() {
@@ -264,11 +264,12 @@ fn range(text: &str) -> Result<String, String> {
 }
 
 fn resources(json: &str) -> Result<ResourceRequirements, String> {
-    serde_json::from_str(json)
-        .map_err(|error| format!(r#"not resources as JSON, such as {{"requests":{{"cpu":"10m"}}}}: {error}"#))
+    serde_json::from_str(json).map_err(|error| {
+        format!(r#"not resource requirements as JSON, such as {{"requests":{{"cpu":"10m"}}}}: {error}"#)
+    })
 }
 
-/// SIGTERM, and SIGINT at a terminal, ask for an end in order; a second one ends at once.
+/// SIGTERM, and SIGINT at a terminal, request a graceful shutdown; a second one terminates at once.
 fn end_on_signals(stop: &CancellationToken) -> std::io::Result<()> {
     let mut term = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -377,12 +378,12 @@ mod tests {
     #[test]
     fn bad_values_are_refused_in_words() {
         for (flag, word) in [
-            ("--gateway-resources=cpu=1", "not resources as JSON"),
+            ("--gateway-resources=cpu=1", "not resource requirements as JSON"),
             ("--workers=0", "0 is not in 1..=256"),
             ("--link-url=http://x:1", "https://"),
-            ("--link-url=x y", "is not an address"),
+            ("--link-url=x y", "is not a valid URL"),
             ("--lease-duration-seconds=8", "is not safe"),
-            ("--prices-file=/absent", "/absent cannot be read"),
+            ("--prices-file=/absent", "cannot read --prices-file /absent"),
             ("--agent-prices=Maybe", "--agent-prices"),
             ("--min-output-tokens=0", "0 is not in 1..=1000000"),
         ] {

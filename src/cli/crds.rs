@@ -12,10 +12,10 @@ use crate::api::{crd, reference};
 /// Flags of `agentloop crds`.
 #[derive(ClapArgs, Debug)]
 pub(super) struct Args {
-    /// Write one file per definition into this directory (made when missing) instead of printing them.
+    /// Write one file per definition to this directory instead of printing them; it is created if missing.
     #[arg(long, env = "AGENTLOOP_CRDS_DIR", value_name = "DIRECTORY")]
     dir: Option<PathBuf>,
-    /// What to print: the definitions, or a page that describes them.
+    /// What to print: the definitions (yaml) or their reference (markdown).
     #[arg(long, env = "AGENTLOOP_CRDS_FORMAT", default_value = "yaml", conflicts_with = "dir")]
     format: Format,
 }
@@ -23,9 +23,9 @@ pub(super) struct Args {
 /// What is printed.
 #[derive(ValueEnum, Clone, Copy, Debug)]
 enum Format {
-    /// The definitions, as Kubernetes installs them.
+    /// The definitions, ready to install.
     Yaml,
-    /// The reference, as Markdown.
+    /// The API reference.
     Markdown,
 }
 
@@ -45,7 +45,7 @@ impl Args {
 }
 
 fn write_files(dir: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create directory {}", dir.display()))?;
     for definition in crd::all() {
         let path = dir.join(format!("{}.yaml", definition.name_any()));
         std::fs::write(&path, crd::to_yaml(&definition)?)

@@ -19,31 +19,31 @@ pub(super) struct Args {
     /// Configuration of the pod, as JSON.
     #[arg(long, env = CONFIG_ENV, hide_env_values = true)]
     config: String,
-    /// The socket to listen on.
+    /// Socket to listen on.
     #[arg(long, env = "AGENTLOOP_SOCKET", default_value = SOCKET_PATH)]
     socket: PathBuf,
-    /// Directory of the record of calls.
+    /// Directory of the call record.
     #[arg(long, env = "AGENTLOOP_RECORD_DIR", default_value = RECORD_DIR)]
     record_dir: PathBuf,
-    /// The mounted script of api Scripted.
+    /// Mounted script of the model (api Scripted).
     #[arg(long, env = "AGENTLOOP_SCRIPT_FILE", default_value = SCRIPT_FILE)]
     script_file: PathBuf,
-    /// The mounted key of the provider; read for each call.
+    /// Mounted API key of the provider; read for each call.
     #[arg(long, env = "AGENTLOOP_API_KEY_FILE", default_value = API_KEY_FILE)]
     api_key_file: PathBuf,
-    /// The mounted script of a light model with api Scripted.
+    /// Mounted script of the light model (api Scripted).
     #[arg(long, env = "AGENTLOOP_LIGHT_SCRIPT_FILE", default_value = LIGHT_SCRIPT_FILE)]
     light_script_file: PathBuf,
-    /// The mounted key of the light model's provider; read for each call.
+    /// Mounted API key of the light model's provider; read for each call.
     #[arg(long, env = "AGENTLOOP_LIGHT_API_KEY_FILE", default_value = LIGHT_API_KEY_FILE)]
     light_api_key_file: PathBuf,
-    /// The mounted headers of tool servers, a directory each; read for each request.
+    /// Directory of the mounted headers, one subdirectory per tool server; read for each request.
     #[arg(long, env = "AGENTLOOP_TOOL_HEADERS_DIR", default_value = TOOL_HEADERS_DIR)]
     tool_headers_dir: PathBuf,
-    /// The projected token for the controller; read for each request.
+    /// Projected token for the controller; read for each request.
     #[arg(long, env = "AGENTLOOP_LINK_TOKEN_FILE", default_value = LINK_TOKEN_FILE)]
     link_token_file: PathBuf,
-    /// The CA bundle of the controller; read again when it changes.
+    /// CA bundle of the controller; reloaded when it changes.
     #[arg(long, env = "AGENTLOOP_LINK_CA_FILE", default_value = LINK_CA_FILE)]
     link_ca_file: PathBuf,
 }

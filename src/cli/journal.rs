@@ -22,7 +22,7 @@ impl Args {
         let out = stdout().lock();
         ensure!(
             !out.is_terminal(),
-            "a copy of the journal is a file of SQLite: send it into a file (agentloop journal > copy.sqlite)"
+            "the copy of the journal is an SQLite database: redirect standard output to a file (agentloop journal > copy.sqlite)"
         );
         copy(&self.journal_dir, &mut BufWriter::with_capacity(1 << 16, out))?;
         Ok(())

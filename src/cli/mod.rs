@@ -1,4 +1,4 @@
-//! The command line: one file a subcommand; every flag has an environment twin.
+//! The command line: one file per subcommand. Every flag has an environment variable.
 
 use std::process::ExitCode;
 
@@ -16,10 +16,10 @@ mod run;
 mod sensor;
 mod worker;
 
-/// Exit code for a mistake in what the user gave; clap's own.
+/// Exit code for invalid input; the same as clap's.
 const BAD_INPUT: u8 = 2;
 
-/// The exit code that an error asks for.
+/// The exit code for an error.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     if error.is::<Mistakes>() {
@@ -39,23 +39,23 @@ pub struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Watch Agents, run their pods, publish their status.
+    /// Reconcile Agents, AgentBudgets and Sensors.
     Controller(Box<controller::Args>),
     /// Run the loop of one Agent (in its pod).
     Worker(worker::Args),
     /// Hold the provider key and meter every model call (in the Agent's pod).
     Gateway(gateway::Args),
-    /// Listen for one Sensor, and deliver its events (in the Sensor's own pod).
+    /// Run the source of one Sensor and deliver its events (in the sensor pod).
     // Not shown: the controller does not make that pod yet.
     #[command(hide = true)]
     Sensor(sensor::Args),
     /// Run the Agents of manifests in this process, without a cluster.
     Run(run::Args),
-    /// Write a copy of an Agent's journal to standard output, a file of SQLite; the Agent may run meanwhile.
+    /// Write a copy of an Agent's journal, an SQLite database, to standard output; the Agent may keep running.
     Journal(journal::Args),
     /// Print the custom resource definitions, or write them to a directory.
     Crds(crds::Args),
-    /// Exit 0 when the gateway of this pod serves.
+    /// Exit with 0 if the gateway of this pod is healthy.
     Probe(probe::Args),
 }
 

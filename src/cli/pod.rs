@@ -1,4 +1,4 @@
-//! What the roles of a pod share: their configuration as JSON, one thread, and an end in order on a signal.
+//! What the roles of a pod share: their configuration as JSON, one thread, and a graceful shutdown on a signal.
 
 use anyhow::Context;
 use serde::de::DeserializeOwned;
@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::link::pod::CONFIG_ENV;
 
-/// Reads a configuration. The error says where it is wrong and nothing of what it holds.
+/// Parses a configuration. The error contains the position but none of the content.
 pub(super) fn configuration<T: DeserializeOwned>(json: &str, what: &str) -> anyhow::Result<T> {
     serde_json::from_str(json).map_err(|error| {
         let (line, column) = (error.line(), error.column());
@@ -15,16 +15,16 @@ pub(super) fn configuration<T: DeserializeOwned>(json: &str, what: &str) -> anyh
     })
 }
 
-/// Runs a role to its end. SIGTERM, and SIGINT at a terminal, cancel the token: they ask for an end in order.
+/// Runs a role to its end. SIGTERM, and SIGINT at a terminal, cancel the token: they request a graceful shutdown.
 pub(super) fn run(role: impl AsyncFnOnce(CancellationToken) -> anyhow::Result<()>) -> anyhow::Result<()> {
     // One thread is enough for one loop or one Sensor, and small.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("the async runtime cannot start")?;
+        .context("cannot start the async runtime")?;
     runtime.block_on(async {
         let end = CancellationToken::new();
-        end_on_signals(&end).context("signals cannot be handled")?;
+        end_on_signals(&end).context("cannot install signal handlers")?;
         role(end).await
     })
 }

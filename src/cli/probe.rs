@@ -1,5 +1,5 @@
-//! `agentloop probe`: asks a process of this pod whether it serves. Needs nothing but the socket's path, so that it is cheap
-//! enough to be run as an exec probe.
+//! `agentloop probe`: checks whether a process of this pod is healthy. It needs only the socket's path, which makes it
+//! cheap enough for an exec probe.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -19,7 +19,7 @@ const HEALTHY: &[u8] = b"HTTP/1.1 200 ";
 /// Flags of `agentloop probe`.
 #[derive(ClapArgs, Debug)]
 pub(super) struct Args {
-    /// The socket of the process; a leading @ means one in the abstract namespace.
+    /// Socket of the process; a leading @ denotes the abstract namespace.
     #[arg(long, env = "AGENTLOOP_SOCKET", default_value = SOCKET_PATH)]
     socket: PathBuf,
 }
@@ -27,14 +27,14 @@ pub(super) struct Args {
 impl Args {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let socket = self.socket.display();
-        let mut stream = connect(&self.socket).with_context(|| format!("nobody listens on {socket}"))?;
+        let mut stream = connect(&self.socket).with_context(|| format!("cannot connect to {socket}"))?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
-        stream.write_all(REQUEST).context("the process took no question")?;
+        stream.write_all(REQUEST).context("cannot send the request")?;
         let mut answer = [0; HEALTHY.len()];
-        stream.read_exact(&mut answer).context("the process gave no answer")?;
+        stream.read_exact(&mut answer).context("no response from the process")?;
         if answer != HEALTHY {
-            bail!("the process on {socket} does not serve");
+            bail!("the process on {socket} is not healthy");
         }
         Ok(())
     }

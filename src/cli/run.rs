@@ -22,51 +22,53 @@ use crate::local::run::{Options, Run, RunError};
 use crate::local::view::{Rest, Row};
 use crate::telemetry::log;
 
-/// Fewest threads: journals wait for the disk on them.
+/// Minimum number of threads: journals wait for the disk on them.
 const FEWEST_THREADS: usize = 4;
-/// What differs from a cluster, for `--help`.
+/// The differences from a cluster, for `--help`.
 const DIFFERENCES: &str = "\
-The same objects, checks, engine, budgets and metering as in a cluster, without Kubernetes and without root. What differs:
-no pods and no isolation between loops, so spec.pod and the sizes of volumes do nothing; Secrets and ConfigMaps come
-from the files (or --secret-from-env) and are read at the start; a change of a file takes effect with the next run.
-Sensors reach what you can reach, this machine and private networks included, but no link-local addresses; webhooks listen
-on 127.0.0.1 from --webhook-port on, in the order of their names, and the output says where.
+Runs the same objects, checks, engine, budgets and metering as in a cluster, without Kubernetes and without root. Differences:
+there are no pods and no isolation between loops, so spec.pod and volume sizes have no effect. Secrets and ConfigMaps come
+from the files (or --secret-from-env) and are read at the start; changes of files take effect with the next run. Sensors
+can connect to loopback and private addresses, but not to link-local ones. Webhooks listen on 127.0.0.1 from --webhook-port
+on, in the order of their names; the output shows the addresses.
 
-The run ends when nothing runs any more: every loop has ended, is suspended, or is paused until a person changes something.
-Ctrl-C (SIGINT) or SIGTERM drains within 10 seconds; a second one cuts. The same command goes on where it stood.
+The run ends when every loop has ended, is suspended, or is paused until a user changes something.
+Ctrl-C (SIGINT) or SIGTERM drains within 10 seconds; a second one terminates at once. The same command resumes the run.
 
-Exit codes: 0 it ended; 2 a mistake in files or flags, nothing was started; 1 a loop ended with the outcome Failed, or any
-other trouble.";
+Exit codes: 0, the run ended; 2, invalid files or flags, nothing was started; 1, a loop ended with outcome Failed, or any
+other error.";
 
 /// Flags of `agentloop run`.
 #[derive(ClapArgs, Debug)]
 #[command(after_long_help = DIFFERENCES)]
 pub(super) struct Args {
-    /// A file with Agents, AgentBudgets, Sensors, and the ConfigMaps and Secrets that they name; a folder of such files; or `-`.
+    /// File with Agents, AgentBudgets, Sensors, and the ConfigMaps and Secrets that they name; a directory of such
+    /// files; or `-`.
     #[arg(short = 'f', long = "file", required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Folder of the state. The next run with it goes on where this one ended.
+    /// Directory of the state, from which the next run continues.
     #[arg(long, env = "AGENTLOOP_STATE_DIR", default_value = ".agentloop", value_name = "DIR")]
     state: PathBuf,
-    /// Folder that is the workspace of every Agent with spec.workspace. Default: volumes/<namespace>/<claim> of the state.
+    /// Directory used as the workspace of every Agent with spec.workspace; defaults to volumes/<namespace>/<claim> in
+    /// the state.
     #[arg(long, env = "AGENTLOOP_WORKSPACE", value_name = "DIR", value_parser = folder)]
     workspace: Option<PathBuf>,
-    /// End after so many seconds.
+    /// Maximum duration of the run, in seconds.
     #[arg(
         long, env = "AGENTLOOP_DURATION_SECONDS", value_name = "SECONDS",
         value_parser = clap::value_parser!(u64).range(1..=31_536_000)
     )]
     duration: Option<u64>,
-    /// Print every record of every journal as a JSON line: kinds and ids, never a text of the model.
+    /// Print every record of every journal as a line of JSON: kinds and ids, never text of the model.
     #[arg(long)]
     events: bool,
-    /// A key of a Secret whose value is in the environment, such as openai/api-key=OPENAI_API_KEY.
+    /// Read a key of a Secret from an environment variable, such as openai/api-key=OPENAI_API_KEY; may be repeated.
     #[arg(long, value_name = "SECRET/KEY=VARIABLE")]
     secret_from_env: Vec<SecretSource>,
-    /// Port of the first Sensor with a webhook; each further one has the next.
+    /// Port of the first Sensor with a webhook; further ones use the following ports.
     #[arg(long, env = "AGENTLOOP_WEBHOOK_PORT", default_value_t = crate::link::pod::WEBHOOK_PORT, value_name = "PORT")]
     webhook_port: u16,
-    /// JSON file with the price of each model, as for the controller.
+    /// JSON file with the prices of models, as for the controller.
     #[arg(long, env = "AGENTLOOP_PRICES_FILE", value_name = "FILE")]
     prices_file: Option<PathBuf>,
 }
@@ -99,7 +101,7 @@ impl Args {
             .worker_threads(threads.max(FEWEST_THREADS))
             .enable_all()
             .build()
-            .context("the async runtime cannot start")?;
+            .context("cannot start the async runtime")?;
         let output = if table {
             Output::table(TimeZone::system())
         } else {
@@ -107,7 +109,7 @@ impl Args {
         };
         let ended = runtime.block_on(async {
             let interrupted = CancellationToken::new();
-            end_on_signals(&interrupted, run.private_folder()).context("signals cannot be handled")?;
+            end_on_signals(&interrupted, run.private_folder()).context("cannot install signal handlers")?;
             let mut out = std::io::stdout();
             Box::pin(run.run(output, &mut out, interrupted)).await.map_err(honest)
         });
@@ -121,27 +123,27 @@ impl Args {
     }
 }
 
-/// A folder that is there, by its whole path.
+/// An existing directory, as an absolute path.
 fn folder(text: &str) -> Result<PathBuf, String> {
     let path = Path::new(text).canonicalize().map_err(|error| error.to_string())?;
     if path.is_dir() {
         Ok(path)
     } else {
-        Err("it is no folder".into())
+        Err("it is not a directory".into())
     }
 }
 
-/// What makes a run fail: an Agent that cannot run, or whose loop ended with a failure.
+/// Why a run fails: an Agent that cannot run, or whose loop ended with outcome Failed.
 fn failure(row: Row) -> Option<String> {
     let why = match (row.at_rest, row.outcome) {
         (Rest::Refused, _) => row.message.unwrap_or_default(),
-        (_, Some(Outcome::Failed)) => "its loop ended with the outcome Failed".to_owned(),
+        (_, Some(Outcome::Failed)) => "its loop ended with outcome Failed".to_owned(),
         (_, Some(Outcome::Completed | Outcome::Idle) | None) => return None,
     };
     Some(format!("Agent {}: {why}", row.agent))
 }
 
-/// A mistake keeps its type: it has an exit code of its own.
+/// Invalid input keeps its type, which has its own exit code.
 fn honest(error: RunError) -> anyhow::Error {
     match error {
         RunError::Mistakes(mistakes) => mistakes.into(),
@@ -149,11 +151,11 @@ fn honest(error: RunError) -> anyhow::Error {
     }
 }
 
-/// Logs go to standard error, or beside the state when that is the terminal of the table.
+/// Logs go to standard error, or to a file in the state if standard error is the terminal of the table.
 fn start_log(state: &Path, table: bool, events: bool) -> anyhow::Result<()> {
     let writer = if table && std::io::stderr().is_terminal() {
         let path = state.join("agentloop.log");
-        let file = File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
+        let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         BoxMakeWriter::new(Arc::new(file))
     } else {
         BoxMakeWriter::new(std::io::stderr)
@@ -162,7 +164,7 @@ fn start_log(state: &Path, table: bool, events: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first signal asks for an end in order; the second ends at once.
+/// The first signal requests a graceful shutdown; the second terminates at once.
 fn end_on_signals(interrupted: &CancellationToken, private: PathBuf) -> std::io::Result<()> {
     let mut term = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -21,28 +21,28 @@ pub(super) struct Args {
     /// Directory of the outbox.
     #[arg(long, env = "AGENTLOOP_OUTBOX_DIR", default_value = OUTBOX_DIR)]
     outbox_dir: PathBuf,
-    /// The mounted headers of the source; read for each request.
+    /// Directory of the source's mounted headers; read for each request.
     #[arg(long, env = "AGENTLOOP_SENSOR_HEADERS_DIR", default_value = SENSOR_HEADERS_DIR)]
     headers_dir: PathBuf,
-    /// The mounted authority that the source trusts; read for each connection.
+    /// Directory of the mounted CA certificates that the source trusts; read for each connection.
     #[arg(long, env = "AGENTLOOP_SENSOR_CA_DIR", default_value = SENSOR_CA_DIR)]
     ca_dir: PathBuf,
-    /// The mounted certificate that the source is known by; read for each connection.
+    /// Directory of the source's mounted client certificate; read for each connection.
     #[arg(long, env = "AGENTLOOP_SENSOR_CERTIFICATE_DIR", default_value = SENSOR_CERTIFICATE_DIR)]
     certificate_dir: PathBuf,
-    /// The mounted key of the webhook; read for each request.
+    /// Mounted signing key of the webhook; read for each request.
     #[arg(long, env = "AGENTLOOP_SENSOR_KEY_FILE", default_value = SENSOR_KEY_FILE)]
     key_file: PathBuf,
-    /// Where the webhook listens.
+    /// Listen address of the webhook.
     #[arg(long, env = "AGENTLOOP_WEBHOOK_ADDRESS", default_value_t = SocketAddr::from((Ipv6Addr::UNSPECIFIED, WEBHOOK_PORT)))]
     webhook_address: SocketAddr,
-    /// Name of the abstract socket on which probes are answered, with a leading @.
+    /// Abstract socket of the probes, with a leading @.
     #[arg(long, env = "AGENTLOOP_SENSOR_HEALTH_SOCKET", default_value = SENSOR_HEALTH_SOCKET)]
     health_socket: String,
-    /// The projected token for the controller; read for each request.
+    /// Projected token for the controller; read for each request.
     #[arg(long, env = "AGENTLOOP_LINK_TOKEN_FILE", default_value = LINK_TOKEN_FILE)]
     link_token_file: PathBuf,
-    /// The CA bundle of the controller; read again when it changes.
+    /// CA bundle of the controller; reloaded when it changes.
     #[arg(long, env = "AGENTLOOP_LINK_CA_FILE", default_value = LINK_CA_FILE)]
     link_ca_file: PathBuf,
 }

@@ -17,25 +17,25 @@ pub(super) struct Args {
     /// Configuration of the pod, as JSON.
     #[arg(long, env = CONFIG_ENV, hide_env_values = true)]
     config: String,
-    /// Uid of the pod.
+    /// UID of the pod.
     #[arg(long, env = "AGENTLOOP_POD_UID")]
     pod_uid: String,
-    /// The gateway's socket.
+    /// Socket of the gateway.
     #[arg(long, env = "AGENTLOOP_SOCKET", default_value = SOCKET_PATH)]
     socket: PathBuf,
     /// Directory of the journal.
     #[arg(long, env = "AGENTLOOP_JOURNAL_DIR", default_value = JOURNAL_DIR)]
     journal_dir: PathBuf,
-    /// The mounted instructions, read when the configuration has none inline.
+    /// Mounted instructions, used if the configuration contains none.
     #[arg(long, env = "AGENTLOOP_INSTRUCTIONS_FILE", default_value = INSTRUCTIONS_FILE)]
     instructions_file: PathBuf,
     /// Directory of the mounted skills.
     #[arg(long, env = "AGENTLOOP_SKILLS_DIR", default_value = SKILLS_DIR)]
     skills_dir: PathBuf,
-    /// The files of the Agent, where its spec says that it has some.
+    /// Directory of the Agent's workspace, if its spec has one.
     #[arg(long, env = "AGENTLOOP_WORKSPACE_DIR", default_value = WORKSPACE_DIR)]
     workspace_dir: PathBuf,
-    /// Seconds that a model call in flight may go on after SIGTERM.
+    /// Maximum time in seconds for which a model call in flight may continue after SIGTERM.
     #[arg(long, env = "AGENTLOOP_DRAIN_SECONDS", default_value_t = DRAIN_SECONDS)]
     drain_seconds: u64,
 }

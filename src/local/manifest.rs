@@ -43,7 +43,7 @@ pub struct Mistakes(pub Vec<String>);
 impl fmt::Display for Mistakes {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.0.len();
-        let noun = if count == 1 { "mistake" } else { "mistakes" };
+        let noun = if count == 1 { "error" } else { "errors" };
         write!(formatter, "{count} {noun}, nothing was started")?;
         self.0.iter().try_for_each(|mistake| write!(formatter, "\n  {mistake}"))
     }
@@ -74,7 +74,7 @@ impl std::str::FromStr for SecretSource {
                 .then_some((secret, key, variable))
         });
         let (secret, key, variable) =
-            parts.ok_or("write <secret>/<key>=<variable>, such as openai/api-key=OPENAI_API_KEY")?;
+            parts.ok_or("must be <secret>/<key>=<variable>, such as openai/api-key=OPENAI_API_KEY")?;
         Ok(Self {
             secret: secret.into(),
             key: key.into(),
@@ -169,7 +169,9 @@ fn documents(file: &str, text: &str, manifests: &mut Vec<Manifest>, mistakes: &m
                 let at = error
                     .location()
                     .map_or_else(String::new, |at| format!(" (line {})", at.line()));
-                mistakes.push(format!("{place}: this is no YAML{at}; what follows it is not read"));
+                mistakes.push(format!(
+                    "{place}: invalid YAML{at}; correct it, the rest of the file was not read"
+                ));
                 return;
             }
         }
@@ -188,7 +190,7 @@ fn manifest(mut object: Value, place: &str) -> Result<Manifest, String> {
         ("v1", "Namespace") => NAMESPACES,
         _ => {
             return Err(format!(
-                "apiVersion {version:?} with kind {kind:?} is not run locally: use Agent, AgentBudget or Sensor of {OURS}, or \
+                "apiVersion {version:?} with kind {kind:?} is not supported locally: use Agent, AgentBudget or Sensor of {OURS}, or \
                  ConfigMap, Secret or Namespace of v1"
             ));
         }
@@ -196,14 +198,14 @@ fn manifest(mut object: Value, place: &str) -> Result<Manifest, String> {
     let name = text(&object["metadata"]["name"]);
     if !is_name(&name) {
         return Err(format!(
-            "metadata.name of this {kind} must be lower-case letters, digits, '-' and '.', 1 to 253 of them"
+            "metadata.name of this {kind} must consist of 1 to 253 lower-case letters, digits, '-' and '.'"
         ));
     }
     for field in ["labels", "annotations"] {
         let entries = object["metadata"][field].as_object();
         if entries.is_some_and(|entries| entries.values().any(|value| !value.is_string())) {
             return Err(format!(
-                "metadata.{field} of {kind} {name} must be texts: put the value in quotes"
+                "metadata.{field} of {kind} {name} must have string values: put the value in quotes"
             ));
         }
     }
@@ -239,13 +241,13 @@ fn secret(object: &mut Value) -> Result<(), String> {
     let data = object["data"].as_object().into_iter().flatten();
     for (key, value) in data {
         serde_json::from_value::<ByteString>(value.clone())
-            .map_err(|_| format!("data.{key} is not base64; write plain text into stringData"))?;
+            .map_err(|_| format!("data.{key} is not valid base64: use stringData for plain text"))?;
     }
     let texts = object["stringData"].as_object().cloned().unwrap_or_default();
     for (key, value) in texts {
         let text = value
             .as_str()
-            .ok_or_else(|| format!("stringData.{key} is no text: put it in quotes"))?;
+            .ok_or_else(|| format!("stringData.{key} is not a string: put it in quotes"))?;
         object["data"][key.as_str()] = json!(ByteString(text.as_bytes().to_vec()));
     }
     if let Some(fields) = object.as_object_mut() {
@@ -257,7 +259,7 @@ fn secret(object: &mut Value) -> Result<(), String> {
 fn config_map(object: &Value) -> Result<(), String> {
     let mut data = object["data"].as_object().into_iter().flatten();
     data.find(|(_, value)| !value.is_string()).map_or(Ok(()), |(key, _)| {
-        Err(format!("data.{key} is no text: put it in quotes"))
+        Err(format!("data.{key} is not a string: put it in quotes"))
     })
 }
 
@@ -266,7 +268,7 @@ fn unique(manifests: &[Manifest], mistakes: &mut Vec<String>) {
     for manifest in manifests {
         if let Some(before) = places.insert(&manifest.key, &manifest.place) {
             mistakes.push(format!(
-                "{}: the same object stands in {before}; keep one of them",
+                "{}: duplicate of the object in {before}: remove one of them",
                 manifest.place
             ));
         }
@@ -285,7 +287,7 @@ fn from_environment(
     for source in secrets {
         let Some(value) = (world.variable)(&source.variable) else {
             mistakes.push(format!(
-                "--secret-from-env {}/{}: the variable {} is not set, or is no text",
+                "--secret-from-env {}/{}: environment variable {} is not set or not UTF-8",
                 source.secret, source.key, source.variable
             ));
             continue;
@@ -321,9 +323,7 @@ fn check(manifests: &[Manifest], world: &World<'_>, mistakes: &mut Vec<String>) 
         let found = schemas.iter().find(|(resource, _)| *resource == key.resource);
         let Some((_, schema)) = found else { continue };
         let Some(schema) = schema else {
-            mistakes.push(format!(
-                "{place}: its schema cannot be read; this is a bug in agentloop"
-            ));
+            mistakes.push(format!("{place}: cannot parse its schema; this is a bug in agentloop"));
             continue;
         };
         let problems = schema.problems(&manifest.object, (world.kept)(key).as_ref());
@@ -337,7 +337,7 @@ fn check(manifests: &[Manifest], world: &World<'_>, mistakes: &mut Vec<String>) 
         }
     }
     if agents == 0 && mistakes.is_empty() {
-        mistakes.push("there is no Agent in these files: name one with -f".into());
+        mistakes.push("no Agent in these files: add one with -f".into());
     }
 }
 
@@ -365,7 +365,7 @@ fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(
     for reference in &agent.spec.budget_refs {
         if find(BUDGETS, &reference.name).is_none() {
             return Err(format!(
-                "spec.budgetRefs: AgentBudget {} is not in these files: add it, or correct the name",
+                "spec.budgetRefs: AgentBudget {} not found in these files: add it, or correct the name",
                 reference.name
             ));
         }
@@ -390,7 +390,9 @@ fn secrets<'a>(source: &Source, find: impl Fn(&str) -> Option<&'a Value>) -> Res
     for needed in needed(source) {
         let (field, name) = (&needed.field, needed.name);
         let secret = find(name).ok_or_else(|| {
-            format!("{field}: Secret {name} is not in these files: add it (or --secret-from-env), or correct the name")
+            format!(
+                "{field}: Secret {name} not found in these files: add it (or --secret-from-env), or correct the name"
+            )
         })?;
         let keys: Vec<_> = secret["data"]
             .as_object()
@@ -409,7 +411,7 @@ fn secrets<'a>(source: &Source, find: impl Fn(&str) -> Option<&'a Value>) -> Res
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn unreadable(error: serde_json::Error) -> String {
     format!(
-        "the object cannot be read ({:?}); this is a bug in agentloop",
+        "cannot parse the object ({:?}); this is a bug in agentloop",
         error.classify()
     )
 }

@@ -23,7 +23,7 @@ pub fn change(object: &mut Value, patch: &Patch) -> Result<(), String> {
         }
         Patch::Json(operations) => operations
             .as_array()
-            .ok_or("a JSON patch is a list")?
+            .ok_or("a JSON patch must be a list")?
             .iter()
             .try_for_each(|operation| step(object, operation)),
     }
@@ -55,10 +55,12 @@ fn step(object: &mut Value, operation: &Value) -> Result<(), String> {
         Some("test") => return Err(format!("the test of {path} failed")),
         _ => {}
     }
-    let (parent, field) = path.rsplit_once('/').ok_or_else(|| format!("{path} is no path"))?;
+    let (parent, field) = path
+        .rsplit_once('/')
+        .ok_or_else(|| format!("{path} is not a valid path"))?;
     let field = field.replace("~1", "/").replace("~0", "~");
     let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
-    let parent = parent.ok_or_else(|| format!("there is nothing to hold {path}"))?;
+    let parent = parent.ok_or_else(|| format!("the parent of {path} does not exist"))?;
     match operation["op"].as_str() {
         Some("add") => {
             parent.insert(field, value.clone());
@@ -66,9 +68,9 @@ fn step(object: &mut Value, operation: &Value) -> Result<(), String> {
         }
         Some("remove") => {
             let removed = parent.remove(&field);
-            removed.map(drop).ok_or_else(|| format!("there is no {path}"))
+            removed.map(drop).ok_or_else(|| format!("{path} does not exist"))
         }
-        other => Err(format!("the operation {} is not known", other.unwrap_or("of no name"))),
+        other => Err(format!("unsupported operation {}", other.unwrap_or("without a name"))),
     }
 }
 
@@ -110,9 +112,12 @@ mod tests {
     fn what_cannot_be_done_is_said() {
         for (operation, says) in [
             (json!({"op": "test", "path": "/a", "value": 2}), "the test of /a"),
-            (json!({"op": "remove", "path": "/b"}), "there is no /b"),
-            (json!({"op": "add", "path": "/b/c", "value": 2}), "nothing to hold"),
-            (json!({"op": "move", "path": "/a", "value": 2}), "is not known"),
+            (json!({"op": "remove", "path": "/b"}), "/b does not exist"),
+            (
+                json!({"op": "add", "path": "/b/c", "value": 2}),
+                "parent of /b/c does not exist",
+            ),
+            (json!({"op": "move", "path": "/a", "value": 2}), "unsupported operation"),
         ] {
             let error = changed(json!({"a": 1}), &Patch::Json(json!([operation]))).unwrap_err();
             assert!(error.contains(says), "{error}");

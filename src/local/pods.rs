@@ -54,9 +54,9 @@ pub struct Pods {
 pub(super) enum PodError {
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    #[error("the pod cannot be read: {0}")]
+    #[error("cannot read the pod: {0}")]
     Unreadable(String),
-    #[error("the system gives no random numbers")]
+    #[error("cannot get random numbers from the system")]
     Random,
 }
 
@@ -140,7 +140,7 @@ impl Pods {
                 Ok(Roles::Agent(roles)) => live(*roles, &status, &terminate).await,
                 Ok(Roles::Sensor(options)) => listen(*options, &status, &terminate).await,
                 Err(error) => {
-                    tracing::error!(%error, "a pod cannot start");
+                    tracing::error!(%error, "cannot start a pod");
                     status.failed(&error.to_string());
                     terminate.cancelled().await;
                 }
@@ -248,9 +248,9 @@ where
             return;
         }
         match ended {
-            Ok(Ok(())) => tracing::info!(role, "ended; it is started again"),
-            Ok(Err(error)) => tracing::error!(role, error, "ended; it is started again"),
-            Err(_) => tracing::error!(role, "panicked; it is started again"),
+            Ok(Ok(())) => tracing::info!(role, "ended; restarting"),
+            Ok(Err(error)) => tracing::error!(role, error, "failed; restarting"),
+            Err(_) => tracing::error!(role, "panicked; restarting"),
         }
         if started.elapsed() > PAUSE.1 {
             pause = PAUSE.0;

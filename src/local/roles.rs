@@ -74,8 +74,11 @@ fn unreadable(what: &str) -> PodError {
 fn agent(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<AgentRoles, PodError> {
     let spec = pod.spec.as_ref().ok_or_else(|| unreadable("it has no spec"))?;
     let gateway = spec.init_containers.iter().flatten().next();
-    let gateway = gateway.ok_or_else(|| unreadable("it has no gateway"))?;
-    let worker = spec.containers.first().ok_or_else(|| unreadable("it has no worker"))?;
+    let gateway = gateway.ok_or_else(|| unreadable("it has no gateway container"))?;
+    let worker = spec
+        .containers
+        .first()
+        .ok_or_else(|| unreadable("it has no worker container"))?;
     let in_gateway = |path: &str| volumes.resolve(gateway, path);
     let in_worker = |path: &str| volumes.resolve(worker, path);
     Ok(AgentRoles {
@@ -146,7 +149,7 @@ fn tool_headers(gateway: &Container, volumes: &Volumes) -> PathBuf {
     for (server, folder) in std::iter::once((server, folder)).chain(servers) {
         let linked = make_folder(&parent).map(|()| std::os::unix::fs::symlink(folder, parent.join(server)));
         if !matches!(linked, Ok(Ok(()))) {
-            tracing::error!(server, "the headers of a tool server cannot be put in place");
+            tracing::error!(server, "cannot mount the headers of a tool server");
         }
     }
     parent
@@ -160,5 +163,5 @@ fn config<C: DeserializeOwned>(container: &Container) -> Result<C, PodError> {
         .and_then(|variable| variable.value.as_deref())
         .unwrap_or_default();
     // The error's own words may repeat a text of the spec.
-    serde_json::from_str(text).map_err(|_| PodError::Unreadable(format!("{CONFIG_ENV} is no configuration")))
+    serde_json::from_str(text).map_err(|_| PodError::Unreadable(format!("{CONFIG_ENV} is not a valid configuration")))
 }

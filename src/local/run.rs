@@ -90,9 +90,9 @@ impl Cause {
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            Self::Interrupted => "Ended on request. The same command goes on from here.",
-            Self::Duration => "The time is over. The same command goes on from here.",
-            Self::NothingRuns => "Nothing runs any more.",
+            Self::Interrupted => "Ended on request. The same command resumes the run.",
+            Self::Duration => "Ended after --duration. The same command resumes the run.",
+            Self::NothingRuns => "No loop is running any more.",
         }
     }
 }

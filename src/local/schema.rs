@@ -100,7 +100,7 @@ fn unknown(path: &str, schema: &Value, value: &Value, problems: &mut Vec<String>
                 match known.or(of_map) {
                     Some(known) => unknown(&path, known, field, problems),
                     None if schema["x-kubernetes-preserve-unknown-fields"] == true => {}
-                    None => problems.push(format!("{path}: there is no such field; correct its name or remove it")),
+                    None => problems.push(format!("{path}: unknown field: correct its name, or remove it")),
                 }
             }
         }
@@ -138,7 +138,7 @@ fn repeated(path: &str, schema: &Value, value: &Value, problems: &mut Vec<String
                     None => is_set.then(|| vec![item.to_string()]),
                 };
                 if key.is_some_and(|key: Vec<String>| !seen.insert(key)) {
-                    problems.push(format!("{path}: an item before it is the same; keep one of them"));
+                    problems.push(format!("{path}: duplicate of an earlier item: remove one of them"));
                 }
                 repeated(&path, &schema["items"], item, problems);
             }
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn each_mistake_names_its_field() {
         for (spec, says) in [
-            (json!({"guardrail": {}}), "spec.guardrail: there is no such field"),
+            (json!({"guardrail": {}}), "spec.guardrail: unknown field"),
             (
                 json!({"guardrails": {"maxCallsPerTurn": 0}}),
                 "spec.guardrails.maxCallsPerTurn: ",
@@ -206,7 +206,7 @@ mod tests {
             (json!({"mode": "Fast"}), "spec.mode: "),
             (
                 json!({"budgetRefs": [{"name": "a"}, {"name": "a"}]}),
-                "spec.budgetRefs[1]: an item before it",
+                "spec.budgetRefs[1]: duplicate",
             ),
             (
                 json!({"instructionsFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}),

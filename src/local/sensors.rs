@@ -116,10 +116,11 @@ pub fn webhooks<'a>(objects: impl Iterator<Item = (&'a Key, &'a Value)>, first: 
             "--webhook-port: Sensor {} would listen on 127.0.0.1:{port}, which",
             key.1
         );
-        let port = u16::try_from(port).map_err(|_| format!("{place} is no port; name a lower one"))?;
+        let port =
+            u16::try_from(port).map_err(|_| format!("{place} is not a valid port; use a lower --webhook-port"))?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         std::net::TcpListener::bind(address)
-            .map_err(|error| format!("{place} cannot be used ({}); name another one", error.kind()))?;
+            .map_err(|error| format!("{place} cannot be used ({}); use another --webhook-port", error.kind()))?;
         webhooks.insert(key, address);
     }
     Ok(webhooks)

@@ -133,7 +133,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         return server.watch(target, &query);
     }
     let Ok(body) = to_bytes(body, MAX_BODY).await else {
-        return refuse(&Refusal::Invalid("the body cannot be read".into()));
+        return refuse(&Refusal::Invalid("cannot read the body".into()));
     };
     let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
     let answered = match (parts.method, target.name.clone()) {
@@ -147,7 +147,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
             let at_once = body["gracePeriodSeconds"] == 0;
             server.store.delete(&target.key(&name), uid, at_once)
         }
-        (method, _) => Err(Refusal::Invalid(format!("{method} is not served"))),
+        (method, _) => Err(Refusal::Invalid(format!("{method} is not supported"))),
     };
     answered.map_or_else(|refusal| refuse(&refusal), |object| Json(object).into_response())
 }

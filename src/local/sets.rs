@@ -47,7 +47,7 @@ fn settle(store: &Store) {
         if store.get(&pod).is_none()
             && let Err(error) = store.create(pod, made_of(set, &key.name))
         {
-            tracing::error!(%error, name, "a pod cannot be made");
+            tracing::error!(%error, name, "cannot create a pod");
         }
     }
 }

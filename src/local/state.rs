@@ -20,15 +20,14 @@ pub struct State {
 impl State {
     /// Makes the folder when it is not there, and locks it.
     pub fn open(folder: &Path) -> Result<Self, String> {
-        let problem =
-            |error: &dyn std::fmt::Display| format!("the state in {} cannot be used: {error}", folder.display());
+        let problem = |error: &dyn std::fmt::Display| format!("cannot use the state in {}: {error}", folder.display());
         make_folder(folder).map_err(|error| problem(&error))?;
         let folder = folder.canonicalize().map_err(|error| problem(&error))?;
         let lock = File::create(folder.join("lock")).map_err(|error| problem(&error))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { folder, _lock: lock }),
             Err(TryLockError::WouldBlock) => Err(problem(
-                &"another run has it; end that, or name another folder with --state",
+                &"it is in use by another run; end that run, or set another directory with --state",
             )),
             Err(TryLockError::Error(error)) => Err(problem(&error)),
         }
@@ -57,7 +56,7 @@ impl Private {
         let candidates = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let candidates = candidates.into_iter().chain([std::env::temp_dir(), "/tmp".into()]);
         let name: String = random().map_err(|error| error.to_string())?.chars().take(12).collect();
-        let mut last = "no place for a private folder".to_owned();
+        let mut last = "no directory for private files".to_owned();
         for parent in candidates {
             let path = parent.join(format!("{PRIVATE}{name}"));
             if path.as_os_str().len() > LONGEST_PRIVATE || !parent.is_dir() {

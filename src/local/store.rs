@@ -111,10 +111,10 @@ pub enum Refusal {
     #[error("{0}")]
     Invalid(String),
     /// The state directory takes no more.
-    #[error("the state cannot be written: {0}")]
+    #[error("cannot write the state: {0}")]
     Disk(#[from] rusqlite::Error),
     /// There is no randomness for a new uid.
-    #[error("the system gives no random numbers")]
+    #[error("cannot get random numbers from the system")]
     Random,
 }
 
@@ -225,7 +225,7 @@ impl Store {
     /// Adds a new object.
     pub fn create(&self, key: Key, mut object: Value) -> Result<Value, Refusal> {
         if !object.is_object() {
-            return Err(Refusal::Invalid("the body is no object".into()));
+            return Err(Refusal::Invalid("the body is not an object".into()));
         }
         self.dress(&key, &mut object)?;
         let mut inner = self.lock();
@@ -241,7 +241,7 @@ impl Store {
         let old = inner.objects.get(key).ok_or_else(|| not_found(key))?;
         let (had, has) = (&old["metadata"], &object["metadata"]);
         if has["resourceVersion"] != had["resourceVersion"] {
-            return Err(Refusal::Conflict(format!("{} has changed meanwhile", key.name)));
+            return Err(Refusal::Conflict(format!("{} has been modified", key.name)));
         }
         for field in ["uid", "creationTimestamp", "generation"] {
             object["metadata"][field] = had[field].clone();
@@ -277,7 +277,7 @@ impl Store {
         let mut inner = self.lock();
         let mut object = inner.objects.get(key).ok_or_else(|| not_found(key))?.clone();
         if uid.is_some_and(|uid| object["metadata"]["uid"] != uid) {
-            return Err(Refusal::Conflict("the uid in the precondition is another".into()));
+            return Err(Refusal::Conflict("the uid in the precondition does not match".into()));
         }
         if key.resource == PODS && !at_once {
             if !object["metadata"]["deletionTimestamp"].is_null() {

@@ -26,7 +26,7 @@ pub enum VolumeError {
         source: std::io::Error,
     },
     /// What it is made of.
-    #[error("volume {volume}: there is no {what}")]
+    #[error("volume {volume}: {what}")]
     Missing {
         /// The volume.
         volume: String,
@@ -147,7 +147,7 @@ impl Maker<'_> {
             what,
         };
         let object = self.store.get(&Key::new(resource, self.namespace, name));
-        let object = object.ok_or_else(|| missing(format!("object {name}")))?;
+        let object = object.ok_or_else(|| missing(format!("object {name} not found")))?;
         let data = object["data"].as_object().cloned().unwrap_or_default();
         for (key, value) in &data {
             let path = match items {
@@ -160,7 +160,7 @@ impl Maker<'_> {
             let bytes = if resource == SECRETS {
                 let decoded = serde_json::from_value::<ByteString>(value.clone());
                 decoded
-                    .map_err(|_| missing(format!("base64 in key {key} of {name}")))?
+                    .map_err(|_| missing(format!("key {key} of {name} is not valid base64")))?
                     .0
             } else {
                 value.as_str().unwrap_or_default().as_bytes().to_vec()

@@ -105,7 +105,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits) -> Inf
         let (connection, address) = match listener.accept().await {
             Ok((connection, address)) => (connection, address.ip()),
             Err(error) => {
-                tracing::warn!(%error, "a connection cannot be accepted");
+                tracing::warn!(%error, "cannot accept a connection");
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -155,7 +155,11 @@ async fn ready(State(readiness): State<Readiness>) -> Response {
 
 async fn scrape(State(scrapes): State<Arc<Scrapes>>, Extension(address): Extension<IpAddr>) -> Response {
     let Some(slot) = scrapes.slot(address).await else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at once; try again\n").into_response();
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many concurrent scrapes; try again\n",
+        )
+            .into_response();
     };
     // With many Agents this takes a while, in which timers and the Lease must go on.
     let text = tokio::task::spawn_blocking(move || scrapes.metrics.text()).await;
@@ -279,7 +283,11 @@ mod tests {
             assert_eq!(&head, b"HTTP/1.1 200 OK");
             slow.push(connection);
         }
-        assert!(rest(ask(address, "/metrics").await).await.contains("too many scrapes"));
+        assert!(
+            rest(ask(address, "/metrics").await)
+                .await
+                .contains("too many concurrent scrapes")
+        );
         slow.pop();
         ask_until(address, "/metrics", "200 OK").await;
     }

@@ -68,7 +68,9 @@ fn filter(text: Option<&str>) -> (EnvFilter, Option<String>) {
         Ok(filter) => (filter, None),
         Err(error) => (
             builder().parse_lossy(""),
-            Some(format!("{FILTER_ENV} is ignored, level info is used: {error}")),
+            Some(format!(
+                "{FILTER_ENV} is invalid and ignored, using level info: {error}"
+            )),
         ),
     };
     // The MCP library logs messages whole, with what tools were asked and said.
@@ -243,7 +245,7 @@ mod tests {
     fn debug_is_hidden_by_default_and_a_bad_filter_is_named() {
         assert!(lines(|| tracing::debug!("hidden")).is_empty());
         let (_, complaint) = filter(Some("info,=!x"));
-        assert!(complaint.unwrap().starts_with("RUST_LOG is ignored"));
+        assert!(complaint.unwrap().starts_with("RUST_LOG is invalid"));
         assert!(filter(Some("debug,kube=warn")).1.is_none());
     }
 }

@@ -41,7 +41,7 @@ pub struct Metrics {
     /// Refusals by code.
     pub link_refusals: IntCounterVec,
     /// What was lost with gateways, by kind.
-    buried: CounterVec,
+    forfeited: CounterVec,
     /// Leases that gateways lost with their storage.
     pub lost_leases: IntCounter,
 }
@@ -63,10 +63,10 @@ impl Metrics {
             link_attaches: IntCounter::with_opts(registry::LINK_ATTACHES.opts())?,
             link_reports: IntCounter::with_opts(registry::LINK_REPORTS.opts())?,
             link_refusals: counters(&registry::LINK_REFUSALS)?,
-            buried: CounterVec::new(registry::BURIED.opts(), registry::BURIED.labels)?,
+            forfeited: CounterVec::new(registry::FORFEITED.opts(), registry::FORFEITED.labels)?,
             lost_leases: IntCounter::with_opts(registry::LOST_LEASES.opts())?,
         };
-        metrics.bury(&Amount::ZERO);
+        metrics.forfeit(&Amount::ZERO);
         metrics.register_all()?;
         Ok(metrics)
     }
@@ -77,9 +77,9 @@ impl Metrics {
     }
 
     /// A gateway is lost, and what it held of one limit counts as spent.
-    pub fn bury(&self, lost: &Amount) {
+    pub fn forfeit(&self, lost: &Amount) {
         for kind in Kind::iter() {
-            let counter = self.buried.with_label_values(&[label(kind)]);
+            let counter = self.forfeited.with_label_values(&[label(kind)]);
             counter.inc_by(value(kind, lost.get(kind)));
         }
     }
@@ -104,7 +104,7 @@ impl Metrics {
         self.register(self.link_attaches.clone())?;
         self.register(self.link_reports.clone())?;
         self.register(self.link_refusals.clone())?;
-        self.register(self.buried.clone())?;
+        self.register(self.forfeited.clone())?;
         self.register(self.lost_leases.clone())?;
         self.register(ProcessCollector::for_self())
     }

@@ -88,116 +88,116 @@ macro_rules! metrics {
 
 metrics! {
     AGENT_ACTIONS = Agents Counter "agentloop_agent_actions_total" ["namespace", "agent"]
-        "Runs of tools with side effects that were sent, as persisted in the status; a part of agentloop_agent_tool_calls_total.";
+        "Total number of actions (tool runs with side effects) sent, as persisted in the status; part of agentloop_agent_tool_calls_total.";
     AGENT_CALLS = Agents Counter "agentloop_agent_calls_total" ["namespace", "agent", "model"]
-        "Model calls sent, each attempt for itself, as persisted in the status.";
+        "Total number of model calls sent, as persisted in the status; each attempt counts.";
     AGENT_COST = Agents Counter "agentloop_agent_cost_usd_total" ["namespace", "agent", "model"]
-        "Cost in US dollars, of each call by the prices known when it was made, as persisted in the status; 0 without prices.";
+        "Total cost in US dollars at the prices known when each call was made, as persisted in the status; 0 without prices.";
     AGENT_CREATED = Agents Gauge "agentloop_agent_created_timestamp_seconds" ["namespace", "agent"]
-        "When the Agent was created, in Unix time.";
+        "Time of creation of the Agent, in seconds since the Unix epoch.";
     AGENT_ESTIMATED_CALLS = Agents Counter "agentloop_agent_estimated_calls_total" ["namespace", "agent", "model"]
-        "Calls of unknown use that count in the budgets with all that was reserved for them.";
+        "Total number of calls of unknown usage that are charged to the budgets with their bound.";
     AGENT_GUARDRAIL_TRIPS = Agents Counter "agentloop_agent_guardrail_trips_total" ["namespace", "agent", "guardrail", "action"]
-        "Times a limit was reached or a detected loop went a step further, as persisted in the status, by what followed: warn, deny, pause or kill; all are always present.";
+        "Total number of times a limit was reached or loop detection took a step, as persisted in the status, by action: warn, deny, pause or kill; all series are always present.";
     AGENT_INFO = Agents Gauge "agentloop_agent_info" ["namespace", "agent", "api", "model"]
-        "Always 1; the labels say what the spec asks for.";
+        "Information about the Agent's spec in labels; always 1.";
     AGENT_LOOP_DETECTED = Agents Gauge "agentloop_agent_loop_detected" ["namespace", "agent", "sign"]
-        "1 while the loop shows this sign of a repetition, or the controller sees it from outside; every sign is always present.";
+        "Whether this sign of a loop is detected, by the loop itself or by the controller; every sign is always present.";
     AGENT_LOOP_PAUSED_REASON = Agents Gauge "agentloop_agent_loop_paused_reason" ["namespace", "agent", "reason"]
-        "1 while this reason holds the loop; every reason is always present.";
+        "Whether this reason holds the loop; every reason is always present.";
     AGENT_LOOP_STATE = Agents Gauge "agentloop_agent_loop_state" ["namespace", "agent", "state"]
-        "1 for the state of the loop, 0 for the others; all states are always present, all 0 until the first is known.";
+        "Current state of the loop: 1 for this state, 0 for the others; every state is always present, all 0 until the first report.";
     AGENT_GENERATION = Agents Gauge "agentloop_agent_metadata_generation" ["namespace", "agent"]
-        "Generation of the spec.";
+        "Generation of the Agent's spec.";
     AGENT_REASONING_TOKENS = Agents Counter "agentloop_agent_reasoning_tokens_total" ["namespace", "agent", "model"]
-        "Output tokens spent on reasoning, a part of type output in agentloop_agent_tokens_total.";
+        "Total number of reasoning tokens; part of type output in agentloop_agent_tokens_total.";
     AGENT_REFUSED_CALLS = Agents Counter "agentloop_agent_refused_calls_total" ["namespace", "agent"]
-        "Calls that were not made because of a limit, as the gateway last reported; 0 until it has.";
+        "Total number of calls refused by a limit, as last reported by the gateway; 0 until the first report.";
     AGENT_SUSPENDED = Agents Gauge "agentloop_agent_spec_suspended" ["namespace", "agent"]
-        "1 while spec.suspend is true.";
+        "Whether spec.suspend is true.";
     AGENT_CONDITION = Agents Gauge "agentloop_agent_status_condition" ["namespace", "agent", "condition", "status"]
-        "1 for the status of each condition in the status, 0 for the other two.";
+        "Status of each condition of the Agent: 1 for the current status, 0 for the other two.";
     AGENT_OBSERVED_GENERATION = Agents Gauge "agentloop_agent_status_observed_generation" ["namespace", "agent"]
-        "Generation of the spec that the status speaks of; 0 until there is one.";
+        "Generation of the spec that the status describes; 0 until there is a status.";
     AGENT_TOKENS = Agents Counter "agentloop_agent_tokens_total" ["namespace", "agent", "model", "type"]
-        "Tokens as the provider billed them and as persisted in the status; types input, cache_read, cache_write and output are disjoint.";
+        "Total number of tokens billed by the provider, as persisted in the status; the types input, cache_read, cache_write and output are disjoint.";
     AGENT_TOOL_CALLS = Agents Counter "agentloop_agent_tool_calls_total" ["namespace", "agent"]
-        "Runs of tools that were sent, as persisted in the status; a repeat after a restart is no new one.";
+        "Total number of tool runs sent, as persisted in the status; a repetition after a restart does not count again.";
     AGENT_TOOL_SECONDS = Agents Summary "agentloop_agent_tool_call_duration_seconds" ["namespace", "agent", "tool"]
-        "How long runs of tools took that were sent and ended before the worker did, as persisted in the status; the 20th tool is among tool other, which is always present.";
+        "Duration of tool runs in seconds that were sent and ended before the worker did, as persisted in the status; tools beyond the first 19 are tool other, which is always present.";
     AGENT_TOOL_OUTCOMES = Agents Counter "agentloop_agent_tool_outcomes_total" ["namespace", "agent", "tool", "outcome"]
-        "How tool calls ended, as persisted in the status: ok, error, denied, unavailable (neither was run) or unknown; the 20th tool and names that no server offers are tool other, which is always present.";
+        "Total number of tool calls by outcome, as persisted in the status: ok, error, denied, unavailable (these two were not run) or unknown; tools beyond the first 19 and names that no server offers are tool other, which is always present.";
     AGENT_TURNS = Agents Counter "agentloop_agent_turns_total" ["namespace", "agent"]
-        "Turns completed, as persisted in the status.";
+        "Total number of completed turns, as persisted in the status.";
     AGENT_UNKNOWN_CALLS = Agents Counter "agentloop_agent_unknown_calls_total" ["namespace", "agent", "model"]
-        "Model calls of which the server never said what they used; their tokens are in no other metric.";
+        "Total number of model calls whose usage the server never reported; their tokens are not in any other metric.";
 
     BUDGET_AGENTS = Budgets Gauge "agentloop_budget_agents" ["namespace", "budget"]
-        "Agents that draw on the AgentBudget.";
+        "Number of Agents that draw on the AgentBudget.";
     BUDGET_BURN = Budgets Gauge "agentloop_budget_burn_per_hour" ["namespace", "budget", "kind"]
-        "What was settled in the last ten minutes (less when this replica has led for less), as an amount per hour.";
+        "Amount settled in the last ten minutes (or since this replica became the leader), per hour.";
     BUDGET_EXHAUSTION = Budgets Gauge "agentloop_budget_exhaustion_seconds" ["namespace", "budget", "kind"]
-        "When what remains is spent at the burn of the last ten minutes; absent while nothing burns.";
+        "Time until the remaining amount is spent at the rate of the last ten minutes, in seconds; absent while nothing is spent.";
     BUDGET_LEASES = Budgets Counter "agentloop_budget_leases_total" ["namespace", "budget"]
-        "Leases granted to gateways since the AgentBudget was created, as persisted in its status.";
+        "Total number of leases granted to gateways since the AgentBudget was created, as persisted in its status.";
     BUDGET_WRITES = Budgets Counter "agentloop_budget_ledger_writes_total" ["namespace", "budget"]
-        "Writes of the ledger to the status of the AgentBudget since it was created.";
+        "Total number of writes of the ledger to the status of the AgentBudget.";
     BUDGET_LIMIT = Budgets Gauge "agentloop_budget_limit" ["namespace", "budget", "kind"]
-        "Limit of the window at hand, top-ups included; kinds tokens, input_tokens, output_tokens, calls, cost_usd.";
+        "Limit of the current window, including top-ups; kinds are tokens, input_tokens, output_tokens, calls and cost_usd.";
     BUDGET_REMAINING = Budgets Gauge "agentloop_budget_remaining" ["namespace", "budget", "kind"]
-        "Limit less used and reserved.";
+        "Limit minus used and reserved amount.";
     BUDGET_RESERVED = Budgets Gauge "agentloop_budget_reserved" ["namespace", "budget", "kind"]
-        "Held by gateways for calls that they make or may make.";
+        "Amount leased to gateways and not yet settled.";
     BUDGET_CONDITION = Budgets Gauge "agentloop_budget_status_condition" ["namespace", "budget", "condition", "status"]
-        "1 for the status of each condition in the status, 0 for the other two.";
+        "Status of each condition of the AgentBudget: 1 for the current status, 0 for the other two.";
     BUDGET_USED = Budgets Gauge "agentloop_budget_used" ["namespace", "budget", "kind"]
-        "Settled in the window at hand; only of the kinds that are limited.";
+        "Amount settled in the current window, for limited kinds only.";
     BUDGET_RESETS = Budgets Gauge "agentloop_budget_window_reset_timestamp_seconds" ["namespace", "budget"]
-        "When there is room again or the window ends, in Unix time; absent where that is not known.";
+        "Time at which there is room again or the window ends, in seconds since the Unix epoch; absent if unknown.";
 
     SENSOR_EVENTS = Sensors Counter "agentloop_sensor_events_total" ["namespace", "sensor", "outcome"]
-        "What was heard, as persisted in the status: accepted, filtered (no news), dropped (beyond spec.limits), refused (a webhook's delivery that was not signed, too large, malformed or replayed), error (not understood).";
+        "Total number of received events by outcome, as persisted in the status: accepted, filtered (duplicate or unchanged), dropped (beyond spec.limits, or not delivered in time), refused (webhook request unsigned, too large, malformed or replayed) or error (of the source or an expression).";
     SENSOR_INFO = Sensors Gauge "agentloop_sensor_info" ["namespace", "sensor", "type"]
-        "Always 1; the label says what it listens to, empty until the controller has looked.";
+        "Information about the Sensor in labels; always 1. The type is empty until the first reconcile.";
     SENSOR_LAST_EVENT = Sensors Gauge "agentloop_sensor_last_event_timestamp_seconds" ["namespace", "sensor"]
-        "When the last accepted event came, in Unix time; absent before the first.";
+        "Time of the last accepted event, in seconds since the Unix epoch; absent before the first one.";
     SENSOR_NOTIFICATIONS = Sensors Counter "agentloop_sensor_notifications_total" ["namespace", "sensor"]
-        "Notifications given, as persisted in the status.";
+        "Total number of notifications given, as persisted in the status.";
     SENSOR_PENDING = Sensors Gauge "agentloop_sensor_pending_deliveries" ["namespace", "sensor"]
-        "Events in the outbox of a Sensor's own pod that some receiver does not have yet, as persisted in the status; absent for others.";
+        "Number of events in the outbox of a sensor pod that some receiver has not acknowledged, as persisted in the status; absent without a sensor pod.";
     SENSOR_SUSPENDED = Sensors Gauge "agentloop_sensor_spec_suspended" ["namespace", "sensor"]
-        "1 while spec.suspend is true.";
+        "Whether spec.suspend is true.";
     SENSOR_CONDITION = Sensors Gauge "agentloop_sensor_status_condition" ["namespace", "sensor", "condition", "status"]
-        "1 for the status of each condition in the status, 0 for the other two.";
+        "Status of each condition of the Sensor: 1 for the current status, 0 for the other two.";
     SENSOR_UPDATES = Sensors Counter "agentloop_sensor_updates_total" ["namespace", "sensor"]
-        "Fields of hot states written, as persisted in the status.";
+        "Total number of hot state fields written, as persisted in the status.";
 
     BUILD_INFO = Controller Gauge "agentloop_build_info" ["version", "revision"]
-        "Always 1; the labels say which build this is.";
-    BURIED = Controller Counter "agentloop_ledger_buried_total" ["kind"]
-        "What gateways held when they were lost for good, which counts as spent: of each limit for itself, by kind (tokens, input_tokens, output_tokens, calls, cost_usd).";
+        "Information about the build in labels; always 1.";
+    FORFEITED = Controller Counter "agentloop_ledger_forfeited_total" ["kind"]
+        "Amount forfeited by lost gateways and charged to their budgets, by kind (tokens, input_tokens, output_tokens, calls, cost_usd).";
     LOST_LEASES = Controller Counter "agentloop_ledger_lost_leases_total" []
-        "Leases of which a gateway knew less than the ledger, since its storage went back to an earlier state; all that was left of each counts as spent.";
+        "Total number of leases of which a gateway knew less than the ledger because its storage was reset to an earlier state; the rest of each is forfeited.";
     LINK_ATTACHES = Controller Counter "agentloop_link_attaches_total" []
-        "Pods that attached to this controller, each time counted.";
+        "Total number of attaches of pods to this controller.";
     LINK_REFUSALS = Controller Counter "agentloop_link_refusals_total" ["code"]
-        "Requests of pods that were refused, by the code of the refusal.";
+        "Total number of refused requests of pods, by error code.";
     LINK_REPORTS = Controller Counter "agentloop_link_reports_total" []
-        "Reports of pods that were accepted.";
+        "Total number of accepted reports of pods.";
     RECONCILE_WORKERS = Controller Gauge "controller_runtime_active_workers" ["controller"]
-        "Reconciles running now.";
+        "Number of reconciles in progress.";
     RECONCILE_MAX = Controller Gauge "controller_runtime_max_concurrent_reconciles" ["controller"]
-        "Most reconciles that may run at once.";
+        "Maximum number of concurrent reconciles.";
     RECONCILE_ERRORS = Controller Counter "controller_runtime_reconcile_errors_total" ["controller"]
-        "Reconciles that failed and will be tried again.";
+        "Total number of failed reconciles; each is retried.";
     RECONCILE_SECONDS = Controller Histogram "controller_runtime_reconcile_time_seconds" ["controller"]
-        "How long a reconcile took.";
+        "Duration of reconciles in seconds.";
     RECONCILES = Controller Counter "controller_runtime_reconcile_total" ["controller", "result"]
-        "Reconciles by result: success, error, requeue or requeue_after.";
+        "Total number of reconciles by result: success, error, requeue or requeue_after.";
     LEADER = Controller Gauge "leader_election_master_status" ["name"]
-        "1 while this replica holds the Lease of that name.";
+        "Whether this replica holds the Lease of that name.";
     REQUESTS = Controller Counter "rest_client_requests_total" ["code", "method", "host"]
-        "Requests to the Kubernetes API by status code, method and host; code <error> means that no answer came.";
+        "Total number of requests to the Kubernetes API by status code, method and host; code <error> means no response.";
 
     PROCESS_CPU = Process Counter "process_cpu_seconds_total" []
         "Total user and system CPU time spent in seconds.";
@@ -221,29 +221,29 @@ pub fn reference() -> String {
     let mut page = String::from(
         "# Metrics\n\n\
          Generated from the registry of metrics. The controller serves them at `/metrics` in the Prometheus text format.\n\n\
-         Metrics that carry `namespace` keep it only where the scrape sets `honor_labels: true`; else Prometheus renames it\n\
-         to `exported_namespace`.\n",
+         Metrics with the label `namespace` keep it only if the scrape configuration sets `honor_labels: true`; otherwise\n\
+         Prometheus renames it to `exported_namespace`.\n",
     );
     for (source, title, note) in [
         (
             Source::Agents,
             "Agents",
-            "One set of series an Agent, read from the leader's cache when scraped: gone with the Agent, and the counters \
-             are the totals persisted in its status, so that they never step back.",
+            "One set of series per Agent, read from the leader's cache at each scrape and removed with the Agent. The counters \
+             are the totals persisted in its status, so that they never decrease.",
         ),
         (
             Source::Budgets,
             "Budgets",
-            "One set of series an AgentBudget, read from the leader's cache when scraped: gone with the AgentBudget.",
+            "One set of series per AgentBudget, read from the leader's cache at each scrape and removed with the AgentBudget.",
         ),
         (
             Source::Sensors,
             "Sensors",
-            "One set of series a Sensor, read from the leader's cache when scraped: gone with the Sensor. A Sensor that runs \
-             in its receivers' pods, such as a schedule, counts for each of them.",
+            "One set of series per Sensor, read from the leader's cache at each scrape and removed with the Sensor. A Sensor that \
+             runs in its receivers' pods, such as a schedule, counts once per receiver.",
         ),
-        (Source::Controller, "Controller", "Of each replica."),
-        (Source::Process, "Process", "Of each replica."),
+        (Source::Controller, "Controller", "One set of series per replica."),
+        (Source::Process, "Process", "One set of series per replica."),
     ] {
         let _ = write!(
             page,

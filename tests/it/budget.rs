@@ -467,13 +467,13 @@ async fn what_a_lost_gateway_held_is_spent_and_counted() {
     let account = world.budget("team", &hourly(10_000)).await;
     let leader = world.leader(&[&agent]).await;
     leader.budgets.pods_listed(Some(&world.namespace), &BTreeSet::new());
-    let buried = |kind: &str| {
+    let forfeited = |kind: &str| {
         let text = leader.metrics.text().unwrap();
-        let series = format!(r#"agentloop_ledger_buried_total{{kind="{kind}"}} "#);
+        let series = format!(r#"agentloop_ledger_forfeited_total{{kind="{kind}"}} "#);
         let value = text.lines().find_map(|line| line.strip_prefix(&series)).unwrap();
         value.to_owned()
     };
-    assert_eq!((buried("tokens"), buried("cost_usd")), ("0".into(), "0".into()));
+    assert_eq!((forfeited("tokens"), forfeited("cost_usd")), ("0".into(), "0".into()));
     let lost = world.who("a");
     let lease = leader
         .lease(&lost, &account, &[], Some(100))
@@ -492,8 +492,8 @@ async fn what_a_lost_gateway_held_is_spent_and_counted() {
     };
     leader.lease(&fresh, &account, &[], Some(100)).await.unwrap();
     let used = || figures(&leader, &account).0;
-    leader.until("it is buried", || used() == lease.granted).await;
-    assert_eq!(buried("tokens"), (lease.granted.tokens - 40).to_string());
+    leader.until("it is forfeited", || used() == lease.granted).await;
+    assert_eq!(forfeited("tokens"), (lease.granted.tokens - 40).to_string());
     leader.end().await;
     world.end().await;
 }

@@ -109,7 +109,7 @@ impl Budgets {
         state.witness.keep(&live, |agent| scope.agent(agent).is_some());
         for (account, who) in dead {
             let lost = state.book.bury(&account, &who.record, now);
-            self.metrics.bury(&lost);
+            self.metrics.forfeit(&lost);
             tracing::warn!(
                 account,
                 namespace = who.agent.namespace,

@@ -266,7 +266,7 @@ async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more(
         assert_eq!(world.figures(), (30, 70), "its end may be a watch that lags behind");
         world.wait(1).await;
         assert_eq!(world.figures(), (100, 0), "{phase}");
-        let counted = "agentloop_ledger_buried_total{kind=\"tokens\"} 70";
+        let counted = "agentloop_ledger_forfeited_total{kind=\"tokens\"} 70";
         let text = world.metrics.text().unwrap();
         assert!(text.lines().any(|line| line == counted), "{text}");
         let late = world.says(&who("record", "pod-1"), 40).await;

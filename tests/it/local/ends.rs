@@ -140,8 +140,7 @@ async fn a_loop_that_ended_as_failed_is_told_with_exit_code_1_and_others_with_0(
     assert_eq!(run.ended().await.code(), Some(1), "{}", run.err());
     assert_eq!(run.agent("looping")["outcome"], "Failed");
     assert!(
-        run.err()
-            .contains("Agent looping: its loop ended with the outcome Failed"),
+        run.err().contains("Agent looping: its loop ended with outcome Failed"),
         "{}",
         run.err()
     );
@@ -171,7 +170,7 @@ async fn one_state_serves_one_run_at_a_time() {
     first.until("a", "asleep", asleep).await;
     let mut second = bench.run(&[]);
     assert_eq!(second.ended().await.code(), Some(1));
-    assert!(second.err().contains("another run has it"), "{}", second.err());
+    assert!(second.err().contains("in use by another run"), "{}", second.err());
     first.interrupt().await;
     assert_eq!(first.cause().await, "Interrupted");
 }

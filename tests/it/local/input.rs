@@ -29,7 +29,7 @@ fn done() -> Value {
 async fn a_mistake_is_named_with_file_document_field_and_fix() {
     let good = agent("a", &json!({}));
     for (spec, says) in [
-        (json!({ "guardrail": {} }), "spec.guardrail: there is no such field"),
+        (json!({ "guardrail": {} }), "spec.guardrail: unknown field"),
         (
             json!({ "guardrails": { "maxCallsPerTurn": 0 } }),
             "spec.guardrails.maxCallsPerTurn",
@@ -44,7 +44,7 @@ async fn a_mistake_is_named_with_file_document_field_and_fix() {
         ),
         (
             json!({ "budgetRefs": [{ "name": "team" }] }),
-            "AgentBudget team is not in these files",
+            "AgentBudget team not found in these files",
         ),
     ] {
         let mut bench = Bench::new();
@@ -79,12 +79,12 @@ async fn every_mistake_of_all_files_is_shown_at_once() {
     )
     .await;
     for says in [
-        "all.yaml, document 1: apiVersion \"apps/v1\" with kind \"Deployment\" is not run locally: use Agent",
-        "Secret s: data.key is not base64; write plain text into stringData",
-        "bad.yaml, document 1: this is no YAML",
+        "all.yaml, document 1: apiVersion \"apps/v1\" with kind \"Deployment\" is not supported locally: use Agent",
+        "Secret s: data.key is not valid base64: use stringData for plain text",
+        "bad.yaml, document 1: invalid YAML",
         "missing.yaml: No such file",
-        "the variable NOT_SET_ANYWHERE is not set",
-        "5 mistakes, nothing was started",
+        "environment variable NOT_SET_ANYWHERE is not set",
+        "5 errors, nothing was started",
     ] {
         assert!(words.contains(says), "{says}: {words}");
     }
@@ -94,14 +94,14 @@ async fn every_mistake_of_all_files_is_shown_at_once() {
 async fn files_without_an_agent_and_one_object_twice_are_mistakes() {
     let mut bench = Bench::new();
     bench.write("all.yaml", &[script("a", &done())]);
-    assert!(refused(&mut bench, &[]).await.contains("there is no Agent"));
+    assert!(refused(&mut bench, &[]).await.contains("no Agent in these files"));
     bench.write(
         "all.yaml",
         &[&scripted("a", &done())[..], &[agent("a", &json!({}))]].concat(),
     );
     let words = refused(&mut bench, &[]).await;
     assert!(
-        words.contains("document 3 (Agent a): the same object stands in"),
+        words.contains("document 3 (Agent a): duplicate of the object in"),
         "{words}"
     );
 }

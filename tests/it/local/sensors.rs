@@ -20,7 +20,7 @@ fn sensor(spec: &Value) -> Value {
 #[tokio::test]
 async fn a_sensor_that_cannot_be_used_is_named_with_its_field_and_nothing_is_started() {
     for (spec, says) in [
-        (json!({ "agentNames": [] }), "spec names no receiver"),
+        (json!({ "agentNames": [] }), "spec has no receivers"),
         (
             json!({ "source": { "schedule": { "cron": "every five minutes" } } }),
             "spec.source.schedule.cron",

@@ -260,11 +260,11 @@ async fn a_secret_that_is_not_there_and_a_port_that_is_taken_are_mistakes() {
     for (source, says) in [
         (
             page,
-            "spec.source.poll.http.headersSecretRef: Secret none is not in these files",
+            "spec.source.poll.http.headersSecretRef: Secret none not found in these files",
         ),
         (
             webhook("none", "hook"),
-            "spec.source.webhook.secretKeyRef: Secret none is not in these files",
+            "spec.source.webhook.secretKeyRef: Secret none not found in these files",
         ),
         (
             webhook("keys", "other"),

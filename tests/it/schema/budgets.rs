@@ -98,13 +98,13 @@ pub fn rows() -> Vec<Row> {
     let top_up = |amount: &Value| topped_up(&json!([with(json!({"id": "a"}), amount)]));
     let none = |says, (passes, fails)| row(says, passes, fails);
     rows.extend([
-        none("spec.limits names no kind", amounts(limits)),
+        none("spec.limits is empty", amounts(limits)),
         none("spec.limits.costUSD must be", money(limits)),
-        none("spec.perAgent names no kind", amounts(per_agent)),
+        none("spec.perAgent is empty", amounts(per_agent)),
         none("spec.perAgent.costUSD must be", money(per_agent)),
-        none("spec.topUps[] names no kind", amounts(top_up)),
+        none("spec.topUps[] has no amount", amounts(top_up)),
         none("spec.topUps[].costUSD must be", money(top_up)),
-        none("spec.ask.topUp names no kind", amounts(asking)),
+        none("spec.ask.topUp is empty", amounts(asking)),
         none("spec.ask.topUp.costUSD must be", money(asking)),
         selecting("spec.selector.matchExpressions[].values", |selector| {
             spec(&json!({"selector": selector}))
@@ -128,12 +128,12 @@ fn shape() -> Vec<Row> {
             vec![named(&"a".repeat(64))],
         ),
         row(
-            "spec.namespaceSelector needs spec.selector",
+            "spec.namespaceSelector requires spec.selector",
             vec![spec(&json!({"selector": {}, "namespaceSelector": {}}))],
             vec![spec(&json!({"namespaceSelector": {"matchLabels": {"team": "a"}}}))],
         ),
         row(
-            "spec.ask is for onExhausted Ask only",
+            "spec.ask is supported with onExhausted Ask only",
             vec![asking(&json!({"tokens": 5}))],
             vec![
                 spec(&json!({"ask": {"topUp": {"tokens": 5}}})),
@@ -170,19 +170,19 @@ fn shape() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.topUps[].id must be letters",
+            "spec.topUps[].id must consist of letters",
             vec![id("2026-11-fire"), id("a"), id(&"a".repeat(58))],
             vec![id("gate/1"), id("-a"), id("a b"), id("a.")],
         ),
         row(
-            "spec.ask.topUp names a kind that spec.limits does not limit",
+            "spec.ask.topUp contains a kind that spec.limits does not limit",
             vec![asking(&every_kind())],
             each_kind_alone(|limits, one| {
                 spec(&json!({"limits": limits, "onExhausted": "Ask", "ask": {"topUp": one}}))
             }),
         ),
         change(
-            "spec.topUps has a new entry of a kind that spec.limits does not limit",
+            "spec.topUps has a new entry with a kind that spec.limits does not limit",
             topped_up(&json!([{"id": "a", "calls": 1}])),
             vec![
                 topped_up(&json!([{"id": "a", "calls": 1}, {"id": "b", "tokens": 1}])),

@@ -187,7 +187,7 @@ fn top() -> Vec<Row> {
             vec![with(scripted(), &json!({"spec": {"instructions": null}}))],
         ),
         row(
-            "spec.continuous.preCheck asks what has changed in spec.hotState.fields",
+            "spec.continuous.preCheck evaluates changes of spec.hotState.fields",
             vec![
                 pre_check(&json!({"enabled": false, "prompt": "all"})),
                 with(
@@ -202,7 +202,7 @@ fn top() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.hotState.fields[].maxItems is for type Array only",
+            "spec.hotState.fields[].maxItems is supported with type Array only",
             vec![
                 hot_field(&json!({"type": "Array", "maxItems": 20})),
                 hot_field(&json!({"type": "Number", "ttlSeconds": 30, "refreshTool": "get_balance"})),
@@ -236,7 +236,7 @@ fn top() -> Vec<Row> {
 fn totals() -> Vec<Row> {
     vec![
         row(
-            "spec.guardrails.total limits nothing",
+            "spec.guardrails.total is empty",
             vec![total(&json!({"tokens": 0})), total(&json!({"costUSD": "1"}))],
             vec![total(&json!({}))],
         ),
@@ -273,7 +273,7 @@ fn models() -> Vec<Row> {
             vec![model(&json!({"baseURL": null}))],
         ),
         row(
-            "spec.model.baseURL has no meaning with api Scripted",
+            "spec.model.baseURL is not supported with api Scripted",
             vec![scripted()],
             vec![with(
                 scripted(),
@@ -286,14 +286,14 @@ fn models() -> Vec<Row> {
             vec![with(scripted(), &json!({"spec": {"model": {"scripted": null}}}))],
         ),
         row(
-            "spec.model.scripted is for api Scripted only",
+            "spec.model.scripted is supported with api Scripted only",
             vec![openai()],
             vec![model(
                 &json!({"scripted": {"configMapKeyRef": {"name": "a", "key": "b"}}}),
             )],
         ),
         row(
-            "spec.model.apiKeySecretRef has no meaning with api Scripted",
+            "spec.model.apiKeySecretRef is not supported with api Scripted",
             vec![
                 model(&json!({"apiKeySecretRef": key})),
                 with(anthropic(), &json!({"spec": {"model": {"apiKeySecretRef": key}}})),
@@ -358,7 +358,7 @@ fn wire_formats() -> Vec<Row> {
             vec![with(anthropic(), &json!({"spec": {"model": {"baseURL": null}}}))],
         ),
         row(
-            "spec.model.baseURL ends in /v1, which api AnthropicMessages adds",
+            "spec.model.baseURL must not end in /v1 with api AnthropicMessages",
             vec![anthropic(), openai()],
             vec![
                 with(
@@ -381,7 +381,7 @@ fn wire_formats() -> Vec<Row> {
                 .into(),
         ),
         row(
-            "spec.model.outputLimitParameter is for api OpenAIChat only",
+            "spec.model.outputLimitParameter is supported with api OpenAIChat only",
             vec![
                 model(&json!({"outputLimitParameter": "MaxTokens"})),
                 model(&json!({"outputLimitParameter": "MaxCompletionTokens"})),
@@ -396,7 +396,7 @@ fn wire_formats() -> Vec<Row> {
             )],
         ),
         row(
-            "spec.model.headers and spec.model.extraBody have no meaning with api Scripted",
+            "spec.model.headers and spec.model.extraBody are not supported with api Scripted",
             vec![
                 scripted(),
                 extras(),
@@ -408,7 +408,7 @@ fn wire_formats() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.model.headers has a name that is no header's",
+            "spec.model.headers has an invalid header name",
             vec![header("X-Session-ID"), header(&"a".repeat(64))],
             vec![header(&"a".repeat(65)), header("two words"), header("a:b"), header("")],
         ),
@@ -441,12 +441,12 @@ fn reasoning() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.model.reasoning.budgetTokens is for api AnthropicMessages only",
+            "spec.model.reasoning.budgetTokens is supported with api AnthropicMessages only",
             vec![model(&effort("Minimal"))],
             vec![model(&budget(1024, 2048))],
         ),
         row(
-            "spec.model.reasoning.effort Minimal is for api OpenAIChat only",
+            "spec.model.reasoning.effort Minimal is supported with api OpenAIChat only",
             vec![claude(effort("Low")), claude(effort("Medium"))],
             vec![claude(effort("Minimal"))],
         ),
@@ -481,7 +481,7 @@ fn reasoning() -> Vec<Row> {
             vec![claude(json!({"extraBody": {"thinking": {"type": "enabled"}}}))],
         ),
         row(
-            "spec.model.promptCache FiveMinutes and OneHour are for api AnthropicMessages only",
+            "spec.model.promptCache FiveMinutes and OneHour are supported with api AnthropicMessages only",
             vec![
                 model(&json!({"promptCache": "Disabled"})),
                 claude(json!({"promptCache": "OneHour"})),
@@ -490,7 +490,7 @@ fn reasoning() -> Vec<Row> {
             vec![model(&json!({"promptCache": "OneHour"}))],
         ),
         row(
-            "spec.model.reasoning and spec.model.promptCache have no meaning with api Scripted",
+            "spec.model.reasoning and spec.model.promptCache are not supported with api Scripted",
             vec![scripted()],
             vec![
                 with(scripted(), &json!({"spec": {"model": {"promptCache": "Disabled"}}})),
@@ -502,7 +502,7 @@ fn reasoning() -> Vec<Row> {
 
 fn tool_calling() -> Row {
     row(
-        "spec.model.toolCalling Structured is for api OpenAIChat only",
+        "spec.model.toolCalling Structured is supported with api OpenAIChat only",
         vec![
             model(&json!({"toolCalling": "Structured"})),
             model(&json!({"toolCalling": "Native"})),
@@ -603,12 +603,12 @@ fn base_urls() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.model.baseURL must not carry a user or password",
+            "spec.model.baseURL must not contain a user or password",
             vec![base_url("https://host/v1/@cf")],
             vec![base_url("https://user:secret@host/v1"), base_url("https://token@host")],
         ),
         row(
-            "spec.model.baseURL must have no query and no fragment",
+            "spec.model.baseURL must not have a query or fragment",
             vec![base_url("https://host/v1")],
             vec![
                 base_url("https://host/v1?api-version=1"),
@@ -658,7 +658,7 @@ fn tool_servers() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.tools.servers[].url must not carry a user or password",
+            "spec.tools.servers[].url must not contain a user or password",
             vec![tool_server("https://host/mcp/@cf"), tool_server("https://host?a=@b")],
             vec![
                 tool_server("https://user:secret@host/mcp"),
@@ -666,7 +666,7 @@ fn tool_servers() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.tools.servers[].url must have no fragment",
+            "spec.tools.servers[].url must not have a fragment",
             vec![tool_server("https://host/mcp?set=all")],
             vec![tool_server("https://host/mcp#tools")],
         ),
@@ -741,7 +741,7 @@ fn workspaces() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.workspace.claimName names a claim that is there already",
+            "spec.workspace.claimName names an existing claim",
             vec![named.clone()],
             vec![
                 workspace(&json!({"claimName": "shared", "size": "1Gi"})),
@@ -773,7 +773,7 @@ fn pods() -> Vec<Row> {
             vec![label("agentloop.dev/agent"), label("app.kubernetes.io/name")],
         ),
         row(
-            "spec.pod.labels has a key that is no label key",
+            "spec.pod.labels has an invalid key",
             vec![label("a"), label(&format!("example.com/{}", "a".repeat(63)))],
             vec![label(&"a".repeat(64)), label("two words"), label("a/b/c"), label("")],
         ),
@@ -792,7 +792,7 @@ fn pods() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.pod.annotations has a key that is no annotation key",
+            "spec.pod.annotations has an invalid key",
             vec![annotation("a")],
             vec![annotation(&"a".repeat(64)), annotation("a b"), annotation("a/b/c")],
         ),

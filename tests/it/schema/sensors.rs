@@ -95,7 +95,7 @@ fn pods() -> Vec<Row> {
         ),
         row("spec.source.poll.http.url must start with http", pages, no_pages),
         row(
-            "spec.source.poll.http.body needs method: POST",
+            "spec.source.poll.http.body requires method: POST",
             vec![
                 page(&json!({"method": "POST", "body": "{}"})),
                 page(&json!({"method": "POST"})),
@@ -112,7 +112,7 @@ fn pods() -> Vec<Row> {
         ),
         row("spec.source.stream.sse.url must start with http", streams, no_streams),
         row(
-            "spec.source.webhook.deliveryIDHeader goes with scheme GitHub only",
+            "spec.source.webhook.deliveryIDHeader is supported with scheme GitHub only",
             vec![
                 webhook(&json!({"deliveryIDHeader": "X-Gitea-Delivery"})),
                 webhook(&json!({"scheme": "StandardWebhooks"})),
@@ -127,7 +127,7 @@ fn pods() -> Vec<Row> {
             vec![storage(&json!({"size": "31Mi"})), storage(&json!({"size": "a lot"}))],
         ),
         change(
-            "spec.storage cannot be changed",
+            "spec.storage is immutable",
             storage(&json!({"size": "64Mi"})),
             vec![storage(&json!({"size": "64Mi", "ephemeral": false}))],
             vec![
@@ -182,27 +182,27 @@ fn tls() -> Vec<Row> {
     type Wrapping = fn(Value) -> Value;
     let places: [(&str, &str, Wrapping); 5] = [
         (
-            "spec.source.poll.http.tls needs a url that starts with https://",
+            "spec.source.poll.http.tls requires a url that starts with https://",
             "http",
             |place| json!({"poll": {"http": place}}),
         ),
         (
-            "spec.source.poll.prometheus.tls needs a url that starts with https://",
+            "spec.source.poll.prometheus.tls requires a url that starts with https://",
             "http",
             |place| json!({"poll": {"prometheus": with(place, &json!({"query": "up"}))}}),
         ),
         (
-            "spec.source.poll.tool.server.tls needs a url that starts with https://",
+            "spec.source.poll.tool.server.tls requires a url that starts with https://",
             "http",
             |place| json!({"poll": {"tool": {"server": place, "name": "t"}}}),
         ),
         (
-            "spec.source.stream.sse.tls needs a url that starts with https://",
+            "spec.source.stream.sse.tls requires a url that starts with https://",
             "http",
             |place| json!({"stream": {"sse": place}}),
         ),
         (
-            "spec.source.stream.webSocket.tls needs a url that starts with wss://",
+            "spec.source.stream.webSocket.tls requires a url that starts with wss://",
             "ws",
             |place| json!({"stream": {"webSocket": place}}),
         ),
@@ -273,7 +273,7 @@ fn general() -> Vec<Row> {
             vec![named(&"a".repeat(64))],
         ),
         row(
-            "spec names no receiver: set spec.agentNames, or spec.agentSelector",
+            "spec has no receivers: set spec.agentNames, or spec.agentSelector",
             vec![
                 receivers(&json!(["a", "b"]), &Value::Null),
                 receivers(&Value::Null, &json!({})),
@@ -306,7 +306,7 @@ fn general() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.source.watch.path must be a path below the workspace",
+            "spec.source.watch.path must be relative to the workspace",
             vec![watch("inbox/"), watch("."), watch("a/..b/c"), watch("a b/.c")],
             vec![
                 watch("/etc"),
@@ -332,7 +332,7 @@ fn general() -> Vec<Row> {
             ],
         ),
         row(
-            "spec.task takes the place of spec.notification: remove one of them",
+            "spec.task and spec.notification are mutually exclusive: remove one of them",
             vec![
                 spec(&json!({"task": {"prompt": "'look'"}})),
                 spec(&json!({"notification": {"text": "'look'"}})),
@@ -342,7 +342,7 @@ fn general() -> Vec<Row> {
             )],
         ),
         row(
-            "spec.signals[] must have when, an expression, or model",
+            "spec.signals[] must have when (an expression), model",
             vec![
                 signal(&json!({"when": "true"})),
                 signal(&json!({"model": {"prompt": "?"}})),
