@@ -6,11 +6,11 @@
 use std::time::{Duration, Instant};
 
 use agentloop::api::agent::{ExhaustionPolicy, LoopDetection};
-use agentloop::engine::budget::Budget;
+use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
-use agentloop::engine::message::{Answer, Finish, ToolCall};
-use agentloop::engine::settings::Settings;
-use agentloop::engine::{Effect, Input, Known};
+use agentloop::engine::message::{FinishReason, ModelAnswer, ToolCall};
+use agentloop::engine::settings::EngineSettings;
+use agentloop::engine::{EngineEffect, EngineInput, KnownTotals};
 use jiff::{SignedDuration, Timestamp};
 
 const TURNS: u32 = 20_000;
@@ -28,7 +28,7 @@ fn main() {
 
 /// Time of each turn: its first timer, its answer, and the snapshot that its two commits need.
 fn run(context_tokens: u32) -> Vec<Duration> {
-    let mut engine = Engine::new(Settings {
+    let mut engine = Engine::new(EngineSettings {
         min_delay: SignedDuration::from_millis(100),
         max_delay: SignedDuration::from_secs(10),
         max_consecutive_errors: 5,
@@ -58,11 +58,11 @@ fn run(context_tokens: u32) -> Vec<Duration> {
     let mut now = Timestamp::UNIX_EPOCH;
     let mut effects = engine.handle(
         now,
-        Input::Started {
+        EngineInput::Started {
             agent: String::new(),
             epoch: 1,
-            known: Known::default(),
-            budget: Budget::default(),
+            known: KnownTotals::default(),
+            budget: BudgetState::default(),
             link_silent: false,
         },
     );
@@ -75,29 +75,29 @@ fn run(context_tokens: u32) -> Vec<Duration> {
             }
             now += SignedDuration::from_secs(60);
             let begun = Instant::now();
-            effects = engine.handle(now, Input::Timer);
+            effects = engine.handle(now, EngineInput::Timer);
             std::hint::black_box(engine.snapshot());
             spent += begun.elapsed();
         };
         let answer = answer();
         let begun = Instant::now();
-        effects = engine.handle(now, Input::Answered { call, answer });
+        effects = engine.handle(now, EngineInput::Answered { call, answer });
         std::hint::black_box(engine.snapshot());
         times.push(spent + begun.elapsed());
     }
     times
 }
 
-fn call_of(effect: &Effect) -> Option<agentloop::engine::CallId> {
-    if let Effect::CallModel { call, .. } = effect {
+fn call_of(effect: &EngineEffect) -> Option<agentloop::engine::CallId> {
+    if let EngineEffect::CallModel { call, .. } = effect {
         Some(*call)
     } else {
         None
     }
 }
 
-fn answer() -> Answer {
-    Answer {
+fn answer() -> ModelAnswer {
+    ModelAnswer {
         reasoning: None,
         text: Some("The queue holds 3 items; none is older than a minute. ".repeat(4)),
         tool_calls: vec![ToolCall {
@@ -105,7 +105,7 @@ fn answer() -> Answer {
             name: "yield".to_owned(),
             arguments: r#"{"sleep": 30, "reason": "nothing to do"}"#.to_owned(),
         }],
-        finish: Finish::ToolCalls,
+        finish: FinishReason::ToolCalls,
         tokens: Some(900),
         input_tokens: None,
         cost: None,

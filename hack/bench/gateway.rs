@@ -13,8 +13,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agentloop::api::amount::LimitAmounts;
-use agentloop::api::price::Price;
-use agentloop::link::messages::{AccountTerms, BudgetTerms, Left, LimitName};
+use agentloop::api::price::ModelPrice;
+use agentloop::link::messages::{AccountRemaining, AccountTerms, BudgetTerms, LimitName};
 use agentloop::link::pod::CONFIG_ENV;
 use agentloop::link::socket::CALL_HEADER;
 use axum::body::Bytes;
@@ -236,7 +236,7 @@ fn limits() -> BudgetTerms {
         recall: false,
         held: None,
         revision: 1,
-        left: Left::default(),
+        left: AccountRemaining::default(),
     };
     let tokens = LimitAmounts {
         tokens: Some(PLENTY),
@@ -246,10 +246,10 @@ fn limits() -> BudgetTerms {
         cost: Some(PLENTY),
         ..LimitAmounts::default()
     };
-    let price = Price {
+    let price = ModelPrice {
         input_per_million: "3.00".into(),
         output_per_million: "15.00".into(),
-        ..Price::default()
+        ..ModelPrice::default()
     };
     BudgetTerms {
         accounts: vec![account("team", tokens), account("platform", cost)],

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agentloop::api::amount::Amount;
-use agentloop::controller::ca::Authority;
+use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
-use agentloop::controller::loops::AgentKey;
-use agentloop::controller::relay::{Relay, SensorKey};
+use agentloop::controller::delivery_relay::{DeliveryRelay, SensorKey};
+use agentloop::controller::pod_sessions::AgentKey;
 use agentloop::link::deliveries::{
-    DELIVERY_SECONDS, Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport,
+    DELIVERY_SECONDS, Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
-use agentloop::link::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRequest, Telling};
+use agentloop::link::events::{EventStream, EventsPage, EventsResponse, ReadRefusal, ReadRequest};
 use agentloop::link::messages::{
-    AccountAnswer, Attach, Attached, BudgetTerms, Directives, Known, LeaseAnswer, LeaseGrant, LeaseRequest, PROTOCOL,
-    Refusal, Report,
+    AccountResponse, AttachRequest, AttachResponse, BudgetTerms, Directives, LeaseGrant, LeaseRequest, LeaseResponse,
+    LoopTotals, PROTOCOL, PodRefusal, PodReport,
 };
-use agentloop::link::server::{Limits, Link, PodIdentity, PodKind, serve};
+use agentloop::link::server::{LinkHandler, LinkLimits, PodIdentity, PodKind, serve};
 use axum_server::tls_rustls::RustlsConfig;
 use jiff::Timestamp;
 use tokio::net::TcpListener;
@@ -44,7 +44,7 @@ pub type Words = mpsc::UnboundedReceiver<(Instant, i64)>;
 /// Runs a leader with these limits in a thread of its own, until the process ends. `sensor`: what its pod is to do.
 pub fn start(terms: BudgetTerms, sensor: Option<SensorDirectives>) -> (Leader, Words) {
     let (listener, address) = listen();
-    let authority = Authority::make(Timestamp::now()).expect("a CA is made");
+    let authority = CertificateAuthority::make(Timestamp::now()).expect("a CA is made");
     let leaf = authority
         .sign(&["127.0.0.1".into()], Timestamp::now())
         .expect("the CA signs");
@@ -54,13 +54,13 @@ pub fn start(terms: BudgetTerms, sensor: Option<SensorDirectives>) -> (Leader, W
         ..Directives::default()
     });
     // Nobody asks what changed.
-    let (relay, _) = Relay::new(Duration::from_secs(DELIVERY_SECONDS));
+    let (relay, _) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
     if let Some(directives) = sensor {
         let key = SensorKey {
             namespace: "ns".into(),
             name: "s".into(),
         };
-        relay.expect(&key, &identity(PodKind::Sensor).uid, directives);
+        relay.expect_pod(&key, &identity(PodKind::Sensor).uid, directives);
     }
     let (arrived, words) = mpsc::unbounded_channel();
     aside(|| async {
@@ -70,7 +70,7 @@ pub fn start(terms: BudgetTerms, sensor: Option<SensorDirectives>) -> (Leader, W
             relay,
             arrived,
         });
-        serve(listener, tls, link, Limits::default(), CancellationToken::new())
+        serve(listener, tls, link, LinkLimits::default(), CancellationToken::new())
             .await
             .expect("the link serves");
     });
@@ -83,86 +83,86 @@ pub fn start(terms: BudgetTerms, sensor: Option<SensorDirectives>) -> (Leader, W
 
 struct Generous {
     directives: watch::Sender<Directives>,
-    relay: Relay,
+    relay: DeliveryRelay,
     arrived: mpsc::UnboundedSender<(Instant, i64)>,
 }
 
-impl Link for Generous {
-    async fn authenticate(&self, token: &str, _address: IpAddr) -> Result<PodIdentity, Refusal> {
+impl LinkHandler for Generous {
+    async fn authenticate(&self, token: &str, _address: IpAddr) -> Result<PodIdentity, PodRefusal> {
         Ok(identity(match token {
             SENSOR_TOKEN => PodKind::Sensor,
             _ => PodKind::Agent,
         }))
     }
 
-    fn attach(&self, _pod: &PodIdentity, attach: &Attach) -> Result<Attached, Refusal> {
-        Ok(Attached {
+    fn attach(&self, _pod: &PodIdentity, attach: &AttachRequest) -> Result<AttachResponse, PodRefusal> {
+        Ok(AttachResponse {
             protocol: PROTOCOL,
             epoch: attach.epoch,
-            known: Known::default(),
+            known: LoopTotals::default(),
             directives: self.directives.borrow().clone(),
         })
     }
 
-    fn report(&self, _pod: &PodIdentity, _report: Report) -> Result<(), Refusal> {
+    fn report(&self, _pod: &PodIdentity, _report: PodReport) -> Result<(), PodRefusal> {
         Ok(())
     }
 
-    async fn lease(&self, _pod: &PodIdentity, request: LeaseRequest) -> Result<LeaseAnswer, Refusal> {
+    async fn lease(&self, _pod: &PodIdentity, request: LeaseRequest) -> Result<LeaseResponse, PodRefusal> {
         let granted = LeaseGrant {
             lease: 1,
-            granted: Amount::each(|_| PLENTY),
+            granted: Amount::from_fn(|_| PLENTY),
             spent: Amount::ZERO,
             returned: Amount::ZERO,
             valid_milliseconds: None,
         };
-        let accounts = request.accounts.into_iter().map(|said| AccountAnswer {
+        let accounts = request.accounts.into_iter().map(|said| AccountResponse {
             account: said.account,
             epoch: 1,
             leases: vec![granted.clone()],
-            ..AccountAnswer::default()
+            ..AccountResponse::default()
         });
-        Ok(LeaseAnswer {
+        Ok(LeaseResponse {
             accounts: accounts.collect(),
         })
     }
 
-    fn directives(&self, _pod: &PodIdentity, _epoch: i64) -> Result<watch::Receiver<Directives>, Refusal> {
+    fn directives(&self, _pod: &PodIdentity, _epoch: i64) -> Result<watch::Receiver<Directives>, PodRefusal> {
         Ok(self.directives.subscribe())
     }
 
-    async fn events(&self, _pod: &PodIdentity, _page: EventsPage) -> Result<EventsAnswer, Refusal> {
-        Ok(EventsAnswer::default())
+    async fn events(&self, _pod: &PodIdentity, _page: EventsPage) -> Result<EventsResponse, PodRefusal> {
+        Ok(EventsResponse::default())
     }
 
-    async fn read(&self, _token: &str, _address: IpAddr, _request: &ReadRequest) -> Result<Telling, ReadRefusal> {
+    async fn read(&self, _token: &str, _address: IpAddr, _request: &ReadRequest) -> Result<EventStream, ReadRefusal> {
         Ok(Box::pin(futures::stream::empty()))
     }
 
-    fn deliveries(&self, _pod: &PodIdentity, _epoch: i64) -> Result<mpsc::Receiver<Delivery>, Refusal> {
-        Ok(self.relay.listen(&agent()))
+    fn deliveries(&self, _pod: &PodIdentity, _epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal> {
+        Ok(self.relay.register_gateway(&agent()))
     }
 
-    fn delivered(&self, _pod: &PodIdentity, delivered: DeliveredTo) -> Result<(), Refusal> {
+    fn delivered(&self, _pod: &PodIdentity, delivered: RelayedDeliveryAck) -> Result<(), PodRefusal> {
         // Who does not measure has dropped the other end.
         let _ = self.arrived.send((Instant::now(), delivered.delivered.through));
         self.relay.delivered(&agent(), delivered.delivered);
         Ok(())
     }
 
-    fn sensor(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, Refusal> {
+    fn sensor(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, PodRefusal> {
         self.relay.attach(pod)
     }
 
-    fn sensor_report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), Refusal> {
+    fn sensor_report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), PodRefusal> {
         self.relay.report(pod, report)
     }
 
-    async fn deliver(&self, pod: &PodIdentity, deliver: Deliver) -> Result<Delivered, Refusal> {
+    async fn deliver(&self, pod: &PodIdentity, deliver: DeliveryRequest) -> Result<DeliveryAck, PodRefusal> {
         self.relay.deliver(pod, deliver).await
     }
 
-    fn refused(&self, _refusal: &Refusal) {}
+    fn refused(&self, _refusal: &PodRefusal) {}
 }
 
 fn agent() -> AgentKey {

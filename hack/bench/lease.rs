@@ -11,23 +11,23 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::amount::Amount;
 use agentloop::api::{Agent, AgentBudget, LINK_AUDIENCE, crd};
-use agentloop::controller::access::Access;
+use agentloop::controller::access::ReadAuthorizer;
 use agentloop::controller::agent::AgentsView;
-use agentloop::controller::agent::Sink;
-use agentloop::controller::budget::face::Shown;
-use agentloop::controller::budget::{Budgets, Setup};
-use agentloop::controller::ca::Authority;
+use agentloop::controller::agent::EventSink;
+use agentloop::controller::budget::presenter::BudgetPresenter;
+use agentloop::controller::budget::{BudgetLedger, LedgerSetup};
+use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
-use agentloop::controller::identity::Identities;
-use agentloop::controller::loops::{AgentKey, LivePod, Loops};
-use agentloop::controller::policy::Policy;
-use agentloop::controller::relay::Relay;
-use agentloop::controller::serve::ControllerLink;
-use agentloop::ledger::account::{Ask, Statement};
+use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::identity::PodAuthenticator;
+use agentloop::controller::link_service::ControllerLink;
+use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::policy::PlatformPolicy;
+use agentloop::ledger::account::{GrantRequest, LeaseStatement};
 use agentloop::link::client::LinkClient;
-use agentloop::link::messages::{AccountRequest, Directives, Known, LeaseGrant, LeaseRequest};
+use agentloop::link::messages::{AccountRequest, Directives, LeaseGrant, LeaseRequest, LoopTotals};
 use agentloop::link::pod::SERVICE_ACCOUNT;
-use agentloop::link::server::{Limits, serve};
+use agentloop::link::server::{LinkLimits, serve};
 use agentloop::telemetry::metrics::Metrics;
 use axum_server::tls_rustls::RustlsConfig;
 use jiff::Timestamp;
@@ -95,8 +95,8 @@ async fn main() {
     let _ = namespaces.delete(&namespace, &DeleteParams::background()).await;
 }
 
-fn said(lease: &LeaseGrant, spent: Amount) -> Statement {
-    Statement {
+fn said(lease: &LeaseGrant, spent: Amount) -> LeaseStatement {
+    LeaseStatement {
         lease: lease.lease,
         spent,
         returned: Amount::ZERO,
@@ -131,7 +131,7 @@ impl Gateway {
             namespace: namespace.into(),
             name: NAME.into(),
         };
-        let (loops, changed) = Loops::new();
+        let (loops, changed) = PodSessions::new();
         // Nobody reconciles here.
         drop(changed);
         let loops = Arc::new(loops);
@@ -139,15 +139,15 @@ impl Gateway {
             uid: pod_uid,
             epoch: EPOCH,
         };
-        loops.expect(&key, pod, Known::default(), Directives::default());
+        loops.expect_pod(&key, pod, LoopTotals::default(), Directives::default());
         let metrics = Arc::new(Metrics::new().expect("metrics are made"));
-        let budgets = Arc::new(Budgets::new(Setup {
+        let budgets = Arc::new(BudgetLedger::new(LedgerSetup {
             client: client.clone(),
-            policy: Policy::default(),
+            policy: PlatformPolicy::default(),
             namespace: "agentloop-system".into(),
             watch_namespaces: vec![namespace.into()],
             loops: loops.clone(),
-            face: Arc::new(Shown::new("agentloop-system", Sink::new().0)),
+            face: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
             metrics: metrics.clone(),
             wall: Timestamp::now(),
         }));
@@ -160,17 +160,17 @@ impl Gateway {
         let (store, mut writer) = reflector::store();
         writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(agent))));
         let link = ControllerLink {
-            identities: Identities::new(client.clone()),
-            access: Access::new(client.clone()),
+            identities: PodAuthenticator::new(client.clone()),
+            access: ReadAuthorizer::new(client.clone()),
             loops,
             agents: Arc::new(OnceLock::from(AgentsView::new(vec![store]))),
             budgets,
-            relay: Arc::new(Relay::new(Duration::from_secs(1)).0),
+            relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
             metrics,
             clock: Arc::new(Timestamp::now),
         };
 
-        let authority = Authority::make(Timestamp::now()).expect("a CA is made");
+        let authority = CertificateAuthority::make(Timestamp::now()).expect("a CA is made");
         let leaf = authority
             .sign(&["127.0.0.1".into()], Timestamp::now())
             .expect("the CA signs");
@@ -183,7 +183,7 @@ impl Gateway {
             listener,
             tls,
             Arc::new(link),
-            Limits::default(),
+            LinkLimits::default(),
             CancellationToken::new(),
         ));
         let files = TempDir::new().expect("a directory is made");
@@ -200,12 +200,12 @@ impl Gateway {
     }
 
     /// Says this, and asks for room for a call; gives the newest lease, and what the answer took.
-    async fn ask(&self, statements: &[Statement], wants: bool) -> (LeaseGrant, Duration) {
+    async fn ask(&self, statements: &[LeaseStatement], wants: bool) -> (LeaseGrant, Duration) {
         let call = Amount {
             tokens: CALL,
             ..Amount::ZERO
         };
-        let ask = wants.then(|| Ask {
+        let ask = wants.then(|| GrantRequest {
             lease: statements.last().map(|said| said.lease),
             open: Amount::ZERO,
             least: call,

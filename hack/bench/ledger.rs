@@ -6,8 +6,10 @@ use std::time::Instant;
 
 use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
-use agentloop::ledger::account::{Account, AgentName, Ask, Granted, Statement, Terms, Who};
-use agentloop::ledger::wallet::{Draw, Wallet};
+use agentloop::ledger::account::{
+    Account, AgentName, DurableGrant, GrantRequest, LeaseHolder, LeaseStatement, LedgerTerms,
+};
+use agentloop::ledger::wallet::{AccountDraw, Wallet};
 use agentloop::ledger::window::WindowRule;
 use jiff::{SignedDuration, Timestamp};
 
@@ -41,8 +43,8 @@ fn main() {
 fn reserve_and_settle() -> f64 {
     const CALLS: u32 = 200_000;
     let mut wallet = Wallet::default();
-    let all = Amount::each(|_| 1_000_000_000_000);
-    let granted = Granted {
+    let all = Amount::from_fn(|_| 1_000_000_000_000);
+    let granted = DurableGrant {
         lease: 1,
         granted: all,
         spent: Amount::ZERO,
@@ -51,9 +53,9 @@ fn reserve_and_settle() -> f64 {
     };
     let accounts = ["team", "platform"];
     for account in accounts {
-        wallet.hear(account, 1, &[(granted.clone(), None)], &[]);
+        wallet.apply_grants(account, 1, &[(granted.clone(), None)], &[]);
     }
-    let draws = accounts.map(|account| Draw {
+    let draws = accounts.map(|account| AccountDraw {
         account,
         limits: LIMITS,
     });
@@ -74,7 +76,7 @@ fn reserve_and_settle() -> f64 {
 #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
 fn lead(budgets: usize, agents: usize) -> (f64, usize) {
     let now = Timestamp::UNIX_EPOCH;
-    let terms = Terms {
+    let terms = LedgerTerms {
         limits: LIMITS,
         per_agent: LimitAmounts::default(),
         window: WindowRule::Rolling(SignedDuration::from_hours(1)),
@@ -88,26 +90,26 @@ fn lead(budgets: usize, agents: usize) -> (f64, usize) {
         let now = now + SignedDuration::from_secs(i64::try_from(round).unwrap_or(0) * 15);
         for account in &mut accounts {
             for who in &whos {
-                let known = account.leases_of(&who.record).pop();
+                let known = account.durable_grants(&who.record).pop();
                 if let Some(lease) = &known {
-                    let statement = Statement {
+                    let statement = LeaseStatement {
                         lease: lease.lease,
                         spent: lease.granted,
                         returned: Amount::ZERO,
                         closed: false,
                     };
-                    account.hear(who, &statement, now);
+                    account.apply_statement(who, &statement, now);
                 }
-                let ask = Ask {
+                let ask = GrantRequest {
                     lease: known.map(|lease| lease.lease),
                     open: Amount::ZERO,
                     least: CALL,
                     full: CALL,
                 };
-                assert!(account.ask(who, &ask, now).is_ok(), "there is room");
+                assert!(account.request_grant(who, &ask, now).is_ok(), "there is room");
             }
             let record = account.compose();
-            account.written(&record);
+            account.confirm_record(&record);
         }
     }
     let seconds = start.elapsed().as_secs_f64();
@@ -116,8 +118,8 @@ fn lead(budgets: usize, agents: usize) -> (f64, usize) {
     ((ROUNDS * budgets * agents) as f64 / seconds, bytes)
 }
 
-fn who(number: usize) -> Who {
-    Who {
+fn who(number: usize) -> LeaseHolder {
+    LeaseHolder {
         record: format!("{number:032x}"),
         agent: AgentName {
             namespace: "team".into(),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use agentloop::link::deliveries::{ReceiverTerms, SensorDirectives};
 use agentloop::link::messages::BudgetTerms;
 use agentloop::link::pod::SensorPodConfig;
-use agentloop::link::sensors::SensorTerms;
+use agentloop::link::sensor_messages::SensorTerms;
 use futures::StreamExt;
 use reqwest::{Client, StatusCode};
 use ring::hmac;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[x_kube(validation = Rule::new("self.start != self.end").message(
     "spec.guardrails.activeHours.start and end are the same: for whole days use start \"00:00\" and end \"24:00\""
 ))]
-pub struct ActiveHours {
+pub struct ActiveHoursSpec {
     /// IANA time zone of `start` and `end`. Defaults to UTC.
     #[serde(default = "utc")]
     #[schemars(length(min = 1, max = 64))]
@@ -23,7 +23,7 @@ pub struct ActiveHours {
     /// Days on which a window starts, `Monday` to `Sunday`. Absent: every day.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 7), extend("x-kubernetes-list-type" = "set"))]
-    pub days: Vec<Day>,
+    pub days: Vec<DayOfWeek>,
     /// Start of the window, a quoted time from `"00:00"` to `"23:59"`.
     #[schemars(length(min = 1, max = 5))]
     #[x_kube(validation = Rule::new("self.matches('^([01][0-9]|2[0-3]):[0-5][0-9]$')").message(
@@ -45,7 +45,7 @@ fn utc() -> String {
 
 /// A day of the week.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::AsRefStr)]
-pub enum Day {
+pub enum DayOfWeek {
     /// Monday.
     Monday,
     /// Tuesday.

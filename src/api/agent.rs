@@ -7,17 +7,19 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use super::active_hours::{ActiveHours, Day};
+pub use super::active_hours::{ActiveHoursSpec, DayOfWeek};
 use super::bounds::{DNS_SUBDOMAIN, KEY};
-pub use super::hot_state::{FieldType, HotField, HotState};
+pub use super::hot_state::{FieldType, HotField, HotStateSpec};
 use super::light_model;
-pub use super::model::{Model, ModelApi, OutputLimitParameter, PromptCache, Reasoning, ReasoningEffort, ToolCalling};
-pub use super::pod::{AccessMode, PodSettings, RetentionPolicy, Storage, UpdateStrategy};
-pub use super::rate_limit::{RateLimit, Resource};
-pub use super::skill::Skill;
+pub use super::model::{
+    ModelApi, ModelSpec, OutputLimitParameter, PromptCache, ReasoningEffort, ReasoningSpec, ToolCalling,
+};
+pub use super::pod::{AccessMode, AgentStorage, PodSettings, RetentionPolicy, UpdateStrategy};
+pub use super::rate_limit::{LimitedResource, RateLimit};
+pub use super::skill::SkillSpec;
 use super::status::AgentStatus;
-use super::tools::{TOOL, Tools};
-pub use super::workspace::Workspace;
+use super::tools::{TOOL, ToolsSpec};
+pub use super::workspace::WorkspaceSpec;
 
 /// Desired state of an Agent: its instructions, its model, and limits that the model cannot change.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -131,7 +133,7 @@ pub struct AgentSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message(
         "spec.mode is immutable: delete and recreate the Agent"
     ))]
-    pub mode: Mode,
+    pub mode: AgentMode,
     /// If true, stops the loop: the call in flight is cancelled, the journal is closed and the pod is deleted. The
     /// state is kept. Defaults to false.
     #[serde(default)]
@@ -147,29 +149,29 @@ pub struct AgentSpec {
     /// most 131,072 bytes. An edit of a ConfigMap takes effect at the next turn, without a restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
-    pub skills: Vec<Skill>,
+    pub skills: Vec<SkillSpec>,
     /// The main model of the agent.
-    pub model: Model,
+    pub model: ModelSpec,
     /// A smaller model for `continuous.preCheck` and for scoring signals of Sensors. It has the same fields as `model`,
     /// with its own key and price. Its calls count against the same budgets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = light_model::rename)]
-    pub light_model: Option<Model>,
+    pub light_model: Option<ModelSpec>,
     /// Pace and error handling of the loop.
     #[serde(default)]
-    pub r#loop: Loop,
+    pub r#loop: LoopSpec,
     /// Settings of mode `Continuous`.
     #[serde(default)]
-    pub continuous: Continuous,
+    pub continuous: ContinuousSpec,
     /// Tools that the model may call, in addition to `yield`.
     #[serde(default)]
-    pub tools: Tools,
+    pub tools: ToolsSpec,
     /// Typed fields with the present state of the outside world, shown to the model with each call.
     #[serde(default)]
-    pub hot_state: HotState,
+    pub hot_state: HotStateSpec,
     /// Limits that are enforced outside the model.
     #[serde(default)]
-    pub guardrails: Guardrails,
+    pub guardrails: GuardrailsSpec,
     /// AgentBudgets in the Agent's namespace that it draws on, in addition to those whose selector matches it. At most
     /// 16. A call needs room in all of them and counts against all of them. If one does not exist, no call is made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -177,11 +179,11 @@ pub struct AgentSpec {
     pub budget_refs: Vec<BudgetRef>,
     /// Storage of the loop's journal. Immutable.
     #[serde(default)]
-    pub storage: Storage,
+    pub storage: AgentStorage,
     /// Volume for the Agent's files, separate from its journal, for Sensors with `source.watch`. `{}` selects the
     /// defaults. Absent: no workspace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub workspace: Option<Workspace>,
+    pub workspace: Option<WorkspaceSpec>,
     /// A safe subset of pod settings. None of them relaxes the `restricted` Pod Security profile.
     #[serde(default)]
     pub pod: PodSettings,
@@ -189,7 +191,7 @@ pub struct AgentSpec {
 
 /// How a loop is driven.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum AgentMode {
     /// The agent takes turns until it yields, sleeps for the time that it chose, and wakes.
     #[default]
     Continuous,
@@ -222,7 +224,7 @@ pub struct KeyRef {
     "rule": "self.minDelayMilliseconds <= self.maxDelayMilliseconds",
     "message": "spec.loop.minDelayMilliseconds (default 100) must not exceed spec.loop.maxDelayMilliseconds (default 10000): lower the first or raise the second",
 }]))]
-pub struct Loop {
+pub struct LoopSpec {
     /// Delay between two turns, in milliseconds, 1 to 3,600,000. Each consecutive failed turn doubles it. After a turn
     /// without a tool call it is at least 1 s, doubled with each further such turn in a row, up to 60 s. Defaults to
     /// 100.
@@ -258,7 +260,7 @@ pub enum ExhaustionPolicy {
     Block,
 }
 
-impl Default for Loop {
+impl Default for LoopSpec {
     fn default() -> Self {
         Self {
             min_delay_milliseconds: 100,
@@ -273,26 +275,26 @@ impl Default for Loop {
 /// Settings of mode `Continuous`.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Continuous {
+pub struct ContinuousSpec {
     /// Maximum sleep that the agent may choose, in seconds, at most 30 days. Longer sleeps are shortened to it.
     /// Defaults to 3,600.
     #[schemars(range(min = 1, max = 2_592_000))]
     pub max_sleep_seconds: u32,
     /// A turn with a fixed prompt at a fixed interval. Absent: no heartbeat.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub heartbeat: Option<Heartbeat>,
+    pub heartbeat: Option<HeartbeatSpec>,
     /// At the end of a sleep, asks `lightModel` whether the changes in `hotState` since the last turn require a turn.
     /// If not, the loop sleeps again, twice as long, up to `maxSleepSeconds`. The turn runs without a pre-check when
     /// notifications are pending or when the sleep ended early, and also when `lightModel` gives no clear answer.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pre_check: Option<PreCheck>,
+    pub pre_check: Option<PreCheckSpec>,
 }
 
 /// A turn with a fixed prompt in a separate conversation. It also runs while the agent sleeps, and does not change when
 /// that sleep ends.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Heartbeat {
+pub struct HeartbeatSpec {
     /// Interval between the starts of two heartbeats, in seconds, 10 to 2,592,000. It follows the wall clock across
     /// restarts; missed heartbeats are made up for by a single one. A turn in progress is finished first, and a pause
     /// of the loop also holds the heartbeat.
@@ -306,7 +308,7 @@ pub struct Heartbeat {
 /// Question to the light model whether a turn is needed.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct PreCheck {
+pub struct PreCheckSpec {
     /// If false, no pre-check is made. Defaults to true.
     pub enabled: bool,
     /// Instructions for `lightModel` on what matters to this agent and what does not, at most 4,096 characters.
@@ -315,7 +317,7 @@ pub struct PreCheck {
     pub prompt: Option<String>,
 }
 
-impl Default for PreCheck {
+impl Default for PreCheckSpec {
     fn default() -> Self {
         Self {
             enabled: true,
@@ -324,7 +326,7 @@ impl Default for PreCheck {
     }
 }
 
-impl Default for Continuous {
+impl Default for ContinuousSpec {
     fn default() -> Self {
         Self {
             max_sleep_seconds: 3600,
@@ -337,7 +339,7 @@ impl Default for Continuous {
 /// Limits that are enforced outside the model.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Guardrails {
+pub struct GuardrailsSpec {
     /// Maximum number of turns without a sleep, 1 to 10,000. At the limit the loop is forced to sleep for 60 s, doubled
     /// each time, up to `maxSleepSeconds`. Sleeps shorter than a minute are added up: each full minute takes one turn
     /// off the count. Defaults to 50.
@@ -360,7 +362,7 @@ pub struct Guardrails {
     /// Hours in which calls are made. When they end, the call in flight is finished and the loop pauses until the next
     /// window. Absent: always.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub active_hours: Option<ActiveHours>,
+    pub active_hours: Option<ActiveHoursSpec>,
     /// Limits in rolling windows, at most 8, one per resource and window. A call or tool run that exceeds one waits
     /// until there is room; `loop.exhaustionPolicy` decides what happens to the turn of a waiting call.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -373,7 +375,7 @@ pub struct Guardrails {
     pub tokens_per_hour: Option<i64>,
     /// Limits for the whole life of the Agent. Once reached, the loop continues only after the limit is raised.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub total: Option<Total>,
+    pub total: Option<TotalLimits>,
     /// Reaction to a loop that repeats itself or spends far above the pace of its limits.
     pub loop_detection: LoopDetection,
 }
@@ -388,7 +390,7 @@ pub struct Guardrails {
     "rule": "!has(self.costUSD) || self.costUSD.matches('^[0-9]{1,9}([.][0-9]{1,6})?$')",
     "message": "spec.guardrails.total.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\"",
 }]))]
-pub struct Total {
+pub struct TotalLimits {
     /// Maximum number of tokens: uncached input, cache writes and output.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000_000_000_000_i64))]
@@ -452,7 +454,7 @@ pub struct BudgetRef {
     pub name: String,
 }
 
-impl Default for Guardrails {
+impl Default for GuardrailsSpec {
     fn default() -> Self {
         Self {
             max_consecutive_turns: 50,

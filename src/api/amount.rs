@@ -12,7 +12,7 @@ use strum::{AsRefStr, EnumIter, IntoEnumIterator};
 )]
 #[serde(rename_all = "camelCase")]
 #[strum(serialize_all = "camelCase")]
-pub enum Kind {
+pub enum AmountKind {
     /// Uncached input, cache writes and output (C37).
     Tokens,
     /// All input, including cache reads and writes.
@@ -27,7 +27,7 @@ pub enum Kind {
     Cost,
 }
 
-impl Kind {
+impl AmountKind {
     /// An amount as text: `1200 tokens`, `2.50 USD`.
     #[must_use]
     pub fn amount(self, number: i64) -> String {
@@ -114,25 +114,25 @@ impl Amount {
 
     /// The amount of one kind.
     #[must_use]
-    pub fn get(&self, kind: Kind) -> i64 {
+    pub fn get(&self, kind: AmountKind) -> i64 {
         match kind {
-            Kind::Tokens => self.tokens,
-            Kind::InputTokens => self.input_tokens,
-            Kind::OutputTokens => self.output_tokens,
-            Kind::Calls => self.calls,
-            Kind::Cost => self.cost,
+            AmountKind::Tokens => self.tokens,
+            AmountKind::InputTokens => self.input_tokens,
+            AmountKind::OutputTokens => self.output_tokens,
+            AmountKind::Calls => self.calls,
+            AmountKind::Cost => self.cost,
         }
     }
 
     /// Each kind from a function.
     #[must_use]
-    pub fn each(mut of: impl FnMut(Kind) -> i64) -> Self {
+    pub fn from_fn(mut of: impl FnMut(AmountKind) -> i64) -> Self {
         Self {
-            tokens: of(Kind::Tokens),
-            input_tokens: of(Kind::InputTokens),
-            output_tokens: of(Kind::OutputTokens),
-            calls: of(Kind::Calls),
-            cost: of(Kind::Cost),
+            tokens: of(AmountKind::Tokens),
+            input_tokens: of(AmountKind::InputTokens),
+            output_tokens: of(AmountKind::OutputTokens),
+            calls: of(AmountKind::Calls),
+            cost: of(AmountKind::Cost),
         }
     }
 
@@ -150,20 +150,20 @@ impl Amount {
 
     /// The rest of each kind after subtracting `less`; at least zero.
     #[must_use]
-    pub fn without(&self, less: &Self) -> Self {
-        Self::each(|kind| (self.get(kind).max(less.get(kind))) - less.get(kind))
+    pub fn saturating_sub(&self, less: &Self) -> Self {
+        Self::from_fn(|kind| (self.get(kind).max(less.get(kind))) - less.get(kind))
     }
 
     /// The greater of each kind.
     #[must_use]
     pub fn max(&self, other: &Self) -> Self {
-        Self::each(|kind| self.get(kind).max(other.get(kind)))
+        Self::from_fn(|kind| self.get(kind).max(other.get(kind)))
     }
 
     /// The smaller of each kind.
     #[must_use]
     pub fn min(&self, other: &Self) -> Self {
-        Self::each(|kind| self.get(kind).min(other.get(kind)))
+        Self::from_fn(|kind| self.get(kind).min(other.get(kind)))
     }
 
     /// Whether every kind is zero.
@@ -175,33 +175,33 @@ impl Amount {
     /// Whether `other` is at most this in every kind.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
-        Kind::iter().all(|kind| other.get(kind) <= self.get(kind))
+        AmountKind::iter().all(|kind| other.get(kind) <= self.get(kind))
     }
 
     /// The kinds that `limits` limits; zero for the others.
     #[must_use]
     pub fn limited_by(&self, limits: &LimitAmounts) -> Self {
-        Self::each(|kind| limits.get(kind).map_or(0, |_| self.get(kind)))
+        Self::from_fn(|kind| limits.get(kind).map_or(0, |_| self.get(kind)))
     }
 }
 
 impl LimitAmounts {
     /// Each kind from a function.
     #[must_use]
-    pub fn each(mut of: impl FnMut(Kind) -> Option<i64>) -> Self {
+    pub fn from_fn(mut of: impl FnMut(AmountKind) -> Option<i64>) -> Self {
         Self {
-            tokens: of(Kind::Tokens),
-            input_tokens: of(Kind::InputTokens),
-            output_tokens: of(Kind::OutputTokens),
-            calls: of(Kind::Calls),
-            cost: of(Kind::Cost),
+            tokens: of(AmountKind::Tokens),
+            input_tokens: of(AmountKind::InputTokens),
+            output_tokens: of(AmountKind::OutputTokens),
+            calls: of(AmountKind::Calls),
+            cost: of(AmountKind::Cost),
         }
     }
 
     /// The lower of both limits of each kind; a kind that only one limits has its limit.
     #[must_use]
     pub fn min(&self, other: &Self) -> Self {
-        Self::each(|kind| match (self.get(kind), other.get(kind)) {
+        Self::from_fn(|kind| match (self.get(kind), other.get(kind)) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         })
@@ -209,26 +209,26 @@ impl LimitAmounts {
 
     /// The first kind whose limit is zero.
     #[must_use]
-    pub fn none_of(&self) -> Option<Kind> {
+    pub fn zero_kind(&self) -> Option<AmountKind> {
         self.kinds().find(|kind| self.get(*kind) == Some(0))
     }
 
     /// The limit of one kind.
     #[must_use]
-    pub fn get(&self, kind: Kind) -> Option<i64> {
+    pub fn get(&self, kind: AmountKind) -> Option<i64> {
         match kind {
-            Kind::Tokens => self.tokens,
-            Kind::InputTokens => self.input_tokens,
-            Kind::OutputTokens => self.output_tokens,
-            Kind::Calls => self.calls,
-            Kind::Cost => self.cost,
+            AmountKind::Tokens => self.tokens,
+            AmountKind::InputTokens => self.input_tokens,
+            AmountKind::OutputTokens => self.output_tokens,
+            AmountKind::Calls => self.calls,
+            AmountKind::Cost => self.cost,
         }
     }
 
     /// The kinds that are limited.
-    pub fn kinds(&self) -> impl Iterator<Item = Kind> {
+    pub fn kinds(&self) -> impl Iterator<Item = AmountKind> {
         let limits = *self;
-        Kind::iter().filter(move |kind| limits.get(*kind).is_some())
+        AmountKind::iter().filter(move |kind| limits.get(*kind).is_some())
     }
 
     /// Whether nothing is limited.
@@ -245,18 +245,18 @@ impl LimitAmounts {
             None => Some(None),
         };
         Some(Self {
-            tokens: add(Kind::Tokens)?,
-            input_tokens: add(Kind::InputTokens)?,
-            output_tokens: add(Kind::OutputTokens)?,
-            calls: add(Kind::Calls)?,
-            cost: add(Kind::Cost)?,
+            tokens: add(AmountKind::Tokens)?,
+            input_tokens: add(AmountKind::InputTokens)?,
+            output_tokens: add(AmountKind::OutputTokens)?,
+            calls: add(AmountKind::Calls)?,
+            cost: add(AmountKind::Cost)?,
         })
     }
 
     /// The rest of each limit after subtracting `taken`; at least zero.
     #[must_use]
     pub fn left_after(&self, taken: &Amount) -> Self {
-        Self::each(|kind| {
+        Self::from_fn(|kind| {
             let limit = self.get(kind)?;
             Some((limit - taken.get(kind).min(limit)).max(0))
         })
@@ -264,7 +264,7 @@ impl LimitAmounts {
 
     /// The first kind whose limit `amount` exceeds.
     #[must_use]
-    pub fn exceeded_by(&self, amount: &Amount) -> Option<Kind> {
+    pub fn exceeded_by(&self, amount: &Amount) -> Option<AmountKind> {
         self.kinds()
             .find(|kind| self.get(*kind).is_some_and(|limit| amount.get(*kind) > limit))
     }
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn money_is_written_in_dollars_to_the_millionth() {
-        let texts = [0, 1, 2_500_000, 1_000_001, 12_340_000].map(|number| Kind::Cost.amount(number));
+        let texts = [0, 1, 2_500_000, 1_000_001, 12_340_000].map(|number| AmountKind::Cost.amount(number));
         assert_eq!(
             texts,
             ["0.00 USD", "0.000001 USD", "2.50 USD", "1.000001 USD", "12.34 USD"]

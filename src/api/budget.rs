@@ -139,7 +139,7 @@ pub struct AgentBudgetSpec {
             "spec.limits.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
         )
     )]
-    pub limits: Limits,
+    pub limits: BudgetLimits,
     /// Limits of each single Agent within the budget in one window. Absent: only the shared limits apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(
@@ -150,14 +150,14 @@ pub struct AgentBudgetSpec {
             "spec.perAgent.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
         )
     )]
-    pub per_agent: Option<Limits>,
+    pub per_agent: Option<BudgetLimits>,
     /// Time over which usage counts. Set exactly one kind.
     #[x_kube(validation = Rule::new(
         "(has(self.rolling) ? 1 : 0) + (has(self.calendar) ? 1 : 0) + (has(self.lifetime) ? 1 : 0) == 1"
     ).message(
         "spec.window must have exactly one of rolling, calendar and lifetime, such as {calendar: {period: Daily, timeZone: UTC}}"
     ))]
-    pub window: Window,
+    pub window: BudgetWindow,
     /// Usage of any limit, in percent, from which on `NearLimit` is True, 1 to 100. Defaults to 80.
     #[serde(default = "default_warn_at_percent")]
     #[schemars(range(min = 1, max = 100))]
@@ -173,7 +173,7 @@ pub struct AgentBudgetSpec {
     pub top_ups: Vec<TopUp>,
     /// Amount that an approval adds with `onExhausted: Ask`. Defaults to a quarter of each limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ask: Option<Ask>,
+    pub ask: Option<AskSpec>,
 }
 
 fn default_warn_at_percent() -> u32 {
@@ -183,7 +183,7 @@ fn default_warn_at_percent() -> u32 {
 /// Amounts by kind, in the notation of the spec.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Limits {
+pub struct BudgetLimits {
     /// Uncached input, cache writes and output tokens. Cache reads count only against `inputTokens`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000_000_000_000_i64))]
@@ -209,21 +209,21 @@ pub struct Limits {
 /// Time over which usage counts.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Window {
+pub struct BudgetWindow {
     /// The last `seconds` seconds at any moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rolling: Option<Rolling>,
+    pub rolling: Option<RollingWindow>,
     /// Days, weeks (from Monday) or months in a time zone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub calendar: Option<Calendar>,
+    pub calendar: Option<CalendarWindow>,
     /// The whole life of the budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lifetime: Option<Lifetime>,
+    pub lifetime: Option<LifetimeWindow>,
 }
 
 /// A rolling window.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Rolling {
+pub struct RollingWindow {
     /// Length of the window in seconds, 1 to 31,622,400 (366 days).
     #[schemars(range(min = 1, max = 31_622_400))]
     pub seconds: i64,
@@ -232,9 +232,9 @@ pub struct Rolling {
 /// A calendar window.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Calendar {
+pub struct CalendarWindow {
     /// Length of the window: `Daily`, `Weekly` (from Monday) or `Monthly`.
-    pub period: Period,
+    pub period: CalendarPeriod,
     /// IANA time zone in which windows start at midnight. Defaults to UTC.
     #[serde(default = "utc")]
     #[schemars(length(min = 1, max = 64))]
@@ -250,7 +250,7 @@ fn utc() -> String {
 
 /// Length of a calendar window.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
-pub enum Period {
+pub enum CalendarPeriod {
     /// From midnight to midnight.
     Daily,
     /// From Monday to Monday.
@@ -261,7 +261,7 @@ pub enum Period {
 
 /// A window that never ends.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Lifetime {}
+pub struct LifetimeWindow {}
 
 /// What happens when a budget is exhausted.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
@@ -295,7 +295,7 @@ pub struct TopUp {
     pub id: String,
     /// The amount.
     #[serde(flatten)]
-    pub amount: Limits,
+    pub amount: BudgetLimits,
     /// Reason of the top-up, for readers. Not interpreted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
@@ -305,7 +305,7 @@ pub struct TopUp {
 /// Settings of `onExhausted: Ask`.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Ask {
+pub struct AskSpec {
     /// Amount that one approval adds to the window in which it is given.
     #[x_kube(
         validation = Rule::new(SOME).message(
@@ -315,7 +315,7 @@ pub struct Ask {
             "spec.ask.topUp.costUSD must be a decimal number in quotes with at most six decimals, such as \"25.00\""
         )
     )]
-    pub top_up: Limits,
+    pub top_up: BudgetLimits,
 }
 
 /// Observed state of an AgentBudget. Written by the controller only.
@@ -476,18 +476,18 @@ pub struct LedgerRecord {
     pub watermark: jiff::Timestamp,
     /// Window of the buckets. If the spec has another one, the next leader recounts them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub window: Option<Window>,
+    pub window: Option<BudgetWindow>,
     /// Number of the most recent lease.
     #[schemars(range(min = 0))]
     pub next_lease: i64,
     /// Settled amounts by time, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
-    pub buckets: Vec<Bucket>,
+    pub buckets: Vec<UsageBucket>,
     /// Outstanding leases.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4096))]
-    pub holders: Vec<Holder>,
+    pub holders: Vec<LeaseRecord>,
     /// Top-ups that have been counted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
@@ -495,13 +495,13 @@ pub struct LedgerRecord {
     /// Usage per Agent in this window.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4096))]
-    pub shares: Vec<Share>,
+    pub shares: Vec<ShareRecord>,
 }
 
 /// Amount settled in one interval.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Bucket {
+pub struct UsageBucket {
     /// Start of the interval; for a calendar window, the start of the window.
     pub start: jiff::Timestamp,
     /// The amount.
@@ -511,7 +511,7 @@ pub struct Bucket {
 /// One lease. The granted amount is `amount` + `spent` + `returned`.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Holder {
+pub struct LeaseRecord {
     /// Number of the lease, never reused.
     #[schemars(range(min = 0))]
     pub lease: i64,
@@ -559,7 +559,7 @@ pub struct CountedTopUp {
 /// Usage of a budget by one Agent.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Share {
+pub struct ShareRecord {
     /// Namespace of the Agent.
     #[schemars(length(max = 63))]
     pub namespace: String,
@@ -568,5 +568,5 @@ pub struct Share {
     pub name: String,
     /// Settled amounts by time, in coarser intervals than those of the budget.
     #[schemars(length(max = 8))]
-    pub buckets: Vec<Bucket>,
+    pub buckets: Vec<UsageBucket>,
 }

@@ -3,8 +3,8 @@
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-use super::sensor::Source;
-use super::source::Stream;
+use super::sensor::SensorSource;
+use super::source::StreamSource;
 use super::tools::SecretRef;
 
 /// Key of the trusted certificates, as Kubernetes names it.
@@ -21,7 +21,7 @@ pub const PRIVATE_KEY_KEY: &str = "tls.key";
     "tls of a source must have caSecretRef, clientCertificateSecretRef or both: set one, or remove tls to use the system's roots"
 ))]
 #[serde(rename_all = "camelCase")]
-pub struct Tls {
+pub struct TlsSpec {
     /// A Secret with the key `ca.crt`: PEM certificates that are trusted instead of the system's roots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_secret_ref: Option<SecretRef>,
@@ -33,7 +33,7 @@ pub struct Tls {
 
 /// Where a source connects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint<'a> {
+pub struct SourceEndpoint<'a> {
     /// Field of the spec that describes it, such as `spec.source.poll.http`.
     pub field: &'static str,
     /// The URL.
@@ -41,7 +41,7 @@ pub struct Endpoint<'a> {
     /// Secret with headers.
     pub headers: Option<&'a SecretRef>,
     /// TLS settings.
-    pub tls: Option<&'a Tls>,
+    pub tls: Option<&'a TlsSpec>,
 }
 
 /// A Secret of a source.
@@ -53,7 +53,7 @@ pub struct NamedSecret<'a> {
     pub secret: &'a SecretRef,
 }
 
-impl<'a> Endpoint<'a> {
+impl<'a> SourceEndpoint<'a> {
     /// The Secret of `headersSecretRef`.
     #[must_use]
     pub fn headers_secret(&self) -> Option<NamedSecret<'a>> {
@@ -81,13 +81,13 @@ impl<'a> Endpoint<'a> {
     }
 }
 
-impl Source {
+impl SensorSource {
     /// The endpoint of the source. None for sources that do not connect to one.
     #[must_use]
-    pub fn endpoint(&self) -> Option<Endpoint<'_>> {
+    pub fn endpoint(&self) -> Option<SourceEndpoint<'_>> {
         let poll = self.poll.as_ref();
         if let Some(http) = poll.and_then(|poll| poll.http.as_ref()) {
-            return Some(Endpoint {
+            return Some(SourceEndpoint {
                 field: "spec.source.poll.http",
                 url: &http.url,
                 headers: http.headers_secret_ref.as_ref(),
@@ -95,7 +95,7 @@ impl Source {
             });
         }
         if let Some(prometheus) = poll.and_then(|poll| poll.prometheus.as_ref()) {
-            return Some(Endpoint {
+            return Some(SourceEndpoint {
                 field: "spec.source.poll.prometheus",
                 url: &prometheus.url,
                 headers: prometheus.headers_secret_ref.as_ref(),
@@ -103,7 +103,7 @@ impl Source {
             });
         }
         if let Some(tool) = poll.and_then(|poll| poll.tool.as_ref()) {
-            return Some(Endpoint {
+            return Some(SourceEndpoint {
                 field: "spec.source.poll.tool.server",
                 url: &tool.server.url,
                 headers: tool.server.headers_secret_ref.as_ref(),
@@ -114,10 +114,10 @@ impl Source {
     }
 }
 
-impl Stream {
-    fn endpoint(&self) -> Option<Endpoint<'_>> {
+impl StreamSource {
+    fn endpoint(&self) -> Option<SourceEndpoint<'_>> {
         if let Some(sse) = &self.sse {
-            return Some(Endpoint {
+            return Some(SourceEndpoint {
                 field: "spec.source.stream.sse",
                 url: &sse.url,
                 headers: sse.headers_secret_ref.as_ref(),
@@ -125,7 +125,7 @@ impl Stream {
             });
         }
         let socket = self.web_socket.as_ref()?;
-        Some(Endpoint {
+        Some(SourceEndpoint {
             field: "spec.source.stream.webSocket",
             url: &socket.url,
             headers: socket.headers_secret_ref.as_ref(),
@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    fn source(source: Value) -> Source {
+    fn source(source: Value) -> SensorSource {
         serde_json::from_value(source).unwrap()
     }
 

@@ -111,7 +111,7 @@ impl FailureKind {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}: {message}")]
 #[serde(rename_all = "camelCase")]
-pub struct Failure {
+pub struct CallFailure {
     /// Kind of the failure.
     pub kind: FailureKind,
     /// What happened, at most 1 KiB.

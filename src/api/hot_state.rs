@@ -12,7 +12,7 @@ const TOOL: &str = "^[!-~]+$";
 /// Typed fields with the present state of the outside world, shown to the model with each call, after the conversation.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct HotState {
+pub struct HotStateSpec {
     /// Fields, in the order in which the prompt shows them, at most 32. Undeclared fields are never shown. Values are
     /// kept in memory only and are lost when the pod restarts. A value may have at most 8,192 bytes as JSON, all values
     /// together at most 32,768.

@@ -25,8 +25,8 @@ pub mod sensor;
 mod skill;
 pub mod source;
 pub mod status;
-pub mod tally;
 pub mod tools;
+pub mod usage_counts;
 pub mod workspace;
 
 pub use agent::{Agent, AgentSpec};

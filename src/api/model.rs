@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::agent::{KeyRef, TextSource};
 use super::extra;
-use super::price::Price;
+use super::price::ModelPrice;
 
 /// Wire format, independent of the vendor.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub enum ReasoningEffort {
     )
 )]
 #[serde(rename_all = "camelCase")]
-pub struct Reasoning {
+pub struct ReasoningSpec {
     /// Reasoning effort. `OpenAIChat`: sent as `reasoning_effort`. `AnthropicMessages`: sent as `output_config.effort`
     /// with adaptive thinking, for Claude 4.6 and later; `Minimal` is not supported there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -158,7 +158,7 @@ pub enum PromptCache {
     )
 )]
 #[serde(rename_all = "camelCase")]
-pub struct Model {
+pub struct ModelSpec {
     /// Wire format, independent of the vendor. `OpenAIChat`: OpenAI chat completions, on any compatible server (vLLM,
     /// Ollama, llama.cpp, …). `AnthropicMessages`: Anthropic messages, on any compatible server. `Scripted`: built-in
     /// deterministic model that takes its answers from a script in a ConfigMap, without a key or a network.
@@ -226,7 +226,7 @@ pub struct Model {
     /// Reasoning before an answer. Reasoning tokens are output and count against maxOutputTokens. Absent: the server's
     /// default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reasoning: Option<Reasoning>,
+    pub reasoning: Option<ReasoningSpec>,
     /// How long the provider is asked to cache the conversation, which makes the input of the next call cheaper.
     /// `AnthropicMessages`: `FiveMinutes`, `OneHour`, `Disabled`, or `Auto`, the default, which selects the setting
     /// that would have cost least for the last calls, by their intervals, their sizes and the model's prices.
@@ -253,13 +253,13 @@ pub struct Model {
     /// Price of the model, which budgets and limits in US dollars require. Used only if the controller's own table has
     /// no price for the model and the platform allows prices in Agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub price: Option<Price>,
+    pub price: Option<ModelPrice>,
     /// Script of the model. Required if `api` is `Scripted`, and allowed only then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scripted: Option<TextSource>,
 }
 
-impl Model {
+impl ModelSpec {
     /// Maximum number of tokens in one answer: `maxOutputTokens`, capped at half of the context window.
     #[must_use]
     pub fn output_limit(&self) -> u32 {

@@ -29,7 +29,7 @@ use super::bounds::{self, DNS_SUBDOMAIN};
     "rule": "self.retentionPolicy == oldSelf.retentionPolicy",
     "message": "spec.storage.retentionPolicy is immutable: create a new Agent",
 }]))]
-pub struct Storage {
+pub struct AgentStorage {
     /// Size of the volume, a Kubernetes quantity from 16Mi to 16Ti. Defaults to 1Gi. Immutable.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-validations" = [{
         "rule": "isQuantity(self) && quantity(self).compareTo(quantity('16Mi')) >= 0 && quantity(self).compareTo(quantity('16Ti')) <= 0",
@@ -51,7 +51,7 @@ pub struct Storage {
     pub ephemeral: bool,
 }
 
-impl Default for Storage {
+impl Default for AgentStorage {
     fn default() -> Self {
         Self {
             size: "1Gi".into(),

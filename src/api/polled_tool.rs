@@ -5,7 +5,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::endpoint::Tls;
+use super::endpoint::TlsSpec;
 use super::tools::{SecretRef, TOOL};
 
 /// A tool of an MCP server and its arguments.
@@ -45,7 +45,7 @@ pub struct PolledServer {
     pub headers_secret_ref: Option<SecretRef>,
     /// TLS settings, for servers whose certificate is not signed by a system root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSpec>,
     /// Whether the server's annotations of its tools are trusted. Defaults to false.
     #[serde(default)]
     pub trusted: bool,

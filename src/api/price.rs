@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Zero is a valid price.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Price {
+pub struct ModelPrice {
     /// Uncached input.
     #[schemars(length(min = 1, max = 16))]
     #[x_kube(validation = decimal("inputPerMillion"))]
@@ -35,13 +35,13 @@ pub struct Price {
     pub cache_write_1h_per_million: Option<String>,
     /// Prices of calls with a long input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub long_context: Option<LongContext>,
+    pub long_context: Option<LongContextPrice>,
 }
 
 /// Prices of calls whose total input exceeds a threshold. They apply to all tokens of such a call.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct LongContext {
+pub struct LongContextPrice {
     /// Number of input tokens, including cached ones, above which these prices apply.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub above_input_tokens: i64,

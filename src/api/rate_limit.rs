@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct RateLimit {
     /// The limited resource: `LLMCalls`, `LLMTokens` or `Actions`.
-    pub resource: Resource,
+    pub resource: LimitedResource,
     /// Maximum amount in any `windowSeconds`, 1 to 1,000,000,000.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub amount: u32,
@@ -34,7 +34,7 @@ pub struct RateLimit {
     strum::EnumString,
     strum::Display,
 )]
-pub enum Resource {
+pub enum LimitedResource {
     /// Model calls; each attempt counts. Calls refused by a budget do not count.
     LLMCalls,
     /// Tokens of answered calls: uncached input, cache writes and output, as reported by the server, or else estimated

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bounds;
-use super::source::{Poll, Storage, Stream, Webhook};
+use super::source::{PollSource, SensorStorage, StreamSource, WebhookSource};
 
 /// A DNS label: it is part of the names of events, such as `sensor/prices`.
 const NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
@@ -97,29 +97,29 @@ pub struct SensorSpec {
     #[serde(default)]
     pub suspend: bool,
     /// Source of the events. Set exactly one kind.
-    pub source: Source,
+    pub source: SensorSource,
     /// Hot state fields that each accepted event writes, at most 16. A receiver without the field, or with a field of
     /// another type, keeps its value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["field"]))]
-    pub updates: Vec<Update>,
+    pub updates: Vec<HotStateUpdate>,
     /// Named conditions on events, at most 16. With signals, only those that hold give a notification. Without signals,
     /// each accepted event gives one if `notification` or `task` is set or if there are no `updates`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
-    pub signals: Vec<Signal>,
+    pub signals: Vec<SignalSpec>,
     /// Text of the notifications.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub notification: Option<Notification>,
+    pub notification: Option<NotificationSpec>,
     /// Task for the receivers for each event. Mutually exclusive with `notification`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub task: Option<Task>,
+    pub task: Option<TaskSpec>,
     /// Limits on accepted events.
     #[serde(default)]
-    pub limits: Limits,
+    pub limits: SensorLimits,
     /// Storage of the outbox, in which a sensor pod keeps events until they are acknowledged. Immutable.
     #[serde(default)]
-    pub storage: Storage,
+    pub storage: SensorStorage,
 }
 
 /// Source of a Sensor's events.
@@ -130,28 +130,28 @@ pub struct SensorSpec {
     "spec.source must have exactly one of schedule, watch, poll, stream and webhook, such as schedule: {cron: \"0 8 * * 1-5\"}"
 ))]
 #[serde(rename_all = "camelCase")]
-pub struct Source {
+pub struct SensorSource {
     /// A schedule. It runs in each receiver's pod and needs no network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub schedule: Option<Schedule>,
+    pub schedule: Option<ScheduleSource>,
     /// Files in the receivers' workspaces (`spec.workspace` of the Agent), watched by each receiver's pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub watch: Option<Watch>,
+    pub watch: Option<WatchSource>,
     /// A page, query or tool that is polled by a sensor pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub poll: Option<Poll>,
+    pub poll: Option<PollSource>,
     /// A persistent connection of a sensor pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stream: Option<Stream>,
+    pub stream: Option<StreamSource>,
     /// An HTTP endpoint in a sensor pod that receives signed requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub webhook: Option<Webhook>,
+    pub webhook: Option<WebhookSource>,
 }
 
 /// A calendar schedule. Its events have the payload `{"scheduledTime": "<RFC 3339>"}`.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Schedule {
+pub struct ScheduleSource {
     /// Cron expression with five fields: minute, hour, day of month, month and day of week, such as `0 8 * * 1-5`. A
     /// time that is skipped when clocks are set forward fires once, right after the gap; a time that occurs twice when
     /// they are set back fires once. A schedule whose minute or hour is `*` or a step follows the wall clock instead:
@@ -173,7 +173,7 @@ pub struct Schedule {
     /// What happens to times that were missed because the receiver's pod or the Sensor was not running. `RunOnce`, the
     /// default: only the last one fires, late. `Skip`: none fires.
     #[serde(default)]
-    pub missed: Missed,
+    pub missed: MissedTickPolicy,
 }
 
 fn utc() -> String {
@@ -188,7 +188,7 @@ fn utc() -> String {
 /// are never dropped. Links are not followed.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Watch {
+pub struct WatchSource {
     /// Directory or file, relative to the workspace, such as `inbox/`; `.` is the whole workspace. While it contains
     /// more than 10,000 files and directories, no events are produced and `Connected` is False.
     #[schemars(length(min = 1, max = 1024))]
@@ -203,7 +203,7 @@ pub struct Watch {
 
 /// What happens to missed times of a schedule.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
-pub enum Missed {
+pub enum MissedTickPolicy {
     /// Only the last one fires, late.
     #[default]
     RunOnce,
@@ -214,7 +214,7 @@ pub enum Missed {
 /// A hot state field and its new value.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Update {
+pub struct HotStateUpdate {
     /// Name of the field in the receivers' `spec.hotState.fields`.
     #[schemars(length(min = 1, max = 63), regex(pattern = FIELD))]
     pub field: String,
@@ -232,7 +232,7 @@ pub struct Update {
     "spec.signals[] must have when (an expression), model (which scores the event), or both"
 ))]
 #[serde(rename_all = "camelCase")]
-pub struct Signal {
+pub struct SignalSpec {
     /// Name of the signal. Loops can wait for `signal/<sensor>/<name>`.
     #[schemars(length(min = 1, max = 63), regex(pattern = NAME))]
     pub name: String,
@@ -249,14 +249,14 @@ pub struct Signal {
     /// the notification is still given. `Both`: both. Fields are written only if every signal with gate `Update` or
     /// `Both` holds.
     #[serde(default)]
-    pub gate: Gate,
+    pub gate: SignalGate,
     /// Whether the signal gives a notification. If false, it only wakes loops that wait for it. Defaults to true.
     #[serde(default = "yes")]
     pub notify: bool,
     /// Priority of the notification. `Low`: shown last, dropped first. `Normal`, the default: shown in the next turn.
     /// `High`: ends a sleep.
     #[serde(default)]
-    pub priority: Priority,
+    pub priority: SignalPriority,
     /// Time in seconds, 0 to 86,400, after the signal held, during which it does not hold again. Defaults to 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 86_400))]
@@ -287,7 +287,7 @@ fn threshold() -> u32 {
 
 /// What a signal gates.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
-pub enum Gate {
+pub enum SignalGate {
     /// The notification of the signal.
     #[default]
     Notify,
@@ -299,7 +299,7 @@ pub enum Gate {
 
 /// Priority of a notification.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
-pub enum Priority {
+pub enum SignalPriority {
     /// Shown last, dropped first.
     Low,
     /// Shown in the next turn.
@@ -312,7 +312,7 @@ pub enum Priority {
 /// Text of the notifications.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Notification {
+pub struct NotificationSpec {
     /// CEL expression over `payload`, `previous` and `now` that gives the text. Without `notification` it is the
     /// payload as JSON, truncated to 2,048 bytes.
     #[schemars(length(min = 1, max = 4096))]
@@ -322,7 +322,7 @@ pub struct Notification {
 /// Task for the receivers.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Task {
+pub struct TaskSpec {
     /// CEL expression over `payload`, `previous` and `now` that gives the text of the task. The agent receives it as a
     /// notification that starts with `Task: `, one per event, however many signals hold. Without signals, each accepted
     /// event is a task.
@@ -333,7 +333,7 @@ pub struct Task {
 /// Limits on accepted events. Events beyond them are counted in `status.dropped`; files of a `watch` wait instead.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Limits {
+pub struct SensorLimits {
     /// Maximum size of a payload in bytes, 1 to 1,048,576. Larger payloads are dropped. Defaults to 65,536.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub max_payload_bytes: u32,
@@ -346,7 +346,7 @@ pub struct Limits {
     pub per_minute: u32,
 }
 
-impl Default for Limits {
+impl Default for SensorLimits {
     fn default() -> Self {
         Self {
             max_payload_bytes: 65_536,
@@ -386,12 +386,12 @@ pub struct SensorStatus {
     pub last_delivery_id: Option<String>,
     /// Totals over all receivers, including deleted ones.
     #[serde(flatten)]
-    pub totals: Totals,
+    pub totals: SensorTotals,
     /// Share of each receiver in the totals, at most 100 receivers, so that nothing is counted twice after a restart of
     /// the controller. Further receivers count from the restart on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uid"]))]
-    pub receivers: Vec<Receiver>,
+    pub receivers: Vec<ReceiverStatus>,
     /// Number of failures since the last success.
     #[schemars(range(min = 0))]
     pub consecutive_failures: i64,
@@ -413,7 +413,7 @@ pub struct SensorStatus {
 /// do the results of scored signals of any Sensor.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Totals {
+pub struct SensorTotals {
     /// Number of accepted events.
     #[schemars(range(min = 0))]
     pub events: i64,
@@ -442,7 +442,7 @@ pub struct Totals {
 /// A receiver and its share in the totals.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Receiver {
+pub struct ReceiverStatus {
     /// UID of the Agent.
     #[schemars(length(max = 128))]
     pub uid: String,
@@ -451,7 +451,7 @@ pub struct Receiver {
     pub name: String,
     /// Totals as last reported by its pod.
     #[serde(flatten)]
-    pub totals: Totals,
+    pub totals: SensorTotals,
 }
 
 /// Kind of the source: `Schedule`, `Watch`, `Poll`, `Stream` or `Webhook`.

@@ -11,7 +11,7 @@ const SKILL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// A named text of the system prompt.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Skill {
+pub struct SkillSpec {
     /// Name of the skill and its heading in the system prompt: at most 63 lower-case letters, digits and '-'.
     #[schemars(length(min = 1, max = 63), regex(pattern = SKILL))]
     pub name: String,

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bounds::DNS_SUBDOMAIN;
-use super::endpoint::Tls;
+use super::endpoint::TlsSpec;
 use super::polled_tool::PolledTool;
 use super::tools::SecretRef;
 
@@ -20,7 +20,7 @@ const HEADER: &str = "^[A-Za-z0-9][-A-Za-z0-9_]*$";
     "spec.source.poll must have exactly one of http, prometheus and tool, such as http: {url: \"https://example.com/prices\"}"
 ))]
 #[serde(rename_all = "camelCase")]
-pub struct Poll {
+pub struct PollSource {
     /// Interval between the starts of two attempts, in seconds, 1 to 86,400. Defaults to 5.
     #[serde(default = "interval")]
     #[schemars(range(min = 1, max = 86_400))]
@@ -31,11 +31,11 @@ pub struct Poll {
     pub timeout_seconds: u32,
     /// An HTTP request. The payload is the response if it is JSON, or else its text. A 304 is not an event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub http: Option<Http>,
+    pub http: Option<HttpPoll>,
     /// An instant query of a Prometheus server. The payload is `{"resultType": …, "result": …}` with numeric values and
     /// without timestamps, so that unchanged values are not an event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prometheus: Option<Prometheus>,
+    pub prometheus: Option<PrometheusPoll>,
     /// A read-only tool of an MCP server. The payload is its structured content, or else its text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool: Option<PolledTool>,
@@ -60,7 +60,7 @@ fn timeout() -> u32 {
     )
 )]
 #[serde(rename_all = "camelCase")]
-pub struct Http {
+pub struct HttpPoll {
     /// URL of the page: http or https, a host, no user.
     #[schemars(length(min = 1, max = 2048))]
     #[x_kube(validation = Rule::new("self.startsWith('http://') || self.startsWith('https://')").message(
@@ -69,14 +69,14 @@ pub struct Http {
     pub url: String,
     /// HTTP method. Defaults to `GET`.
     #[serde(default)]
-    pub method: Method,
+    pub method: HttpMethod,
     /// A Secret whose keys are header names, such as `Authorization`, and whose values are sent with each request. If
     /// set, redirects to another host are not followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers_secret_ref: Option<SecretRef>,
     /// TLS settings, for servers whose certificate is not signed by a system root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSpec>,
     /// JSON body of the request. Requires method `POST`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16_384))]
@@ -85,7 +85,7 @@ pub struct Http {
 
 /// An HTTP method.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, strum::AsRefStr)]
-pub enum Method {
+pub enum HttpMethod {
     /// Requests the page.
     #[default]
     #[serde(rename = "GET")]
@@ -101,7 +101,7 @@ pub enum Method {
     "spec.source.poll.prometheus.tls requires a url that starts with https://"
 ))]
 #[serde(rename_all = "camelCase")]
-pub struct Prometheus {
+pub struct PrometheusPoll {
     /// URL of the server, without `/api/v1/query`.
     #[schemars(length(min = 1, max = 2048))]
     #[x_kube(validation = Rule::new("self.startsWith('http://') || self.startsWith('https://')").message(
@@ -116,7 +116,7 @@ pub struct Prometheus {
     pub headers_secret_ref: Option<SecretRef>,
     /// TLS settings, for servers whose certificate is not signed by a system root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSpec>,
 }
 
 /// A persistent connection. It is reopened when it ends; after failures, with exponential backoff of up to 300 s.
@@ -125,10 +125,10 @@ pub struct Prometheus {
     "spec.source.stream must have exactly one of sse and webSocket, such as sse: {url: \"https://example.com/events\"}"
 ))]
 #[serde(rename_all = "camelCase")]
-pub struct Stream {
+pub struct StreamSource {
     /// Server-sent events. After a reconnect, the stream resumes after the last stored event (`Last-Event-ID`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sse: Option<Sse>,
+    pub sse: Option<SseSource>,
     /// Messages of a WebSocket; each message is an event. Messages sent while disconnected are lost: a WebSocket cannot
     /// resume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -150,7 +150,7 @@ fn idle() -> u32 {
     "spec.source.stream.sse.tls requires a url that starts with https://"
 ))]
 #[serde(rename_all = "camelCase")]
-pub struct Sse {
+pub struct SseSource {
     /// URL of the stream.
     #[schemars(length(min = 1, max = 2048))]
     #[x_kube(validation = Rule::new("self.startsWith('http://') || self.startsWith('https://')").message(
@@ -162,7 +162,7 @@ pub struct Sse {
     pub headers_secret_ref: Option<SecretRef>,
     /// TLS settings, for servers whose certificate is not signed by a system root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSpec>,
 }
 
 /// Messages of a WebSocket.
@@ -183,7 +183,7 @@ pub struct WebSocket {
     pub headers_secret_ref: Option<SecretRef>,
     /// TLS settings, for servers whose certificate is not signed by a system root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSpec>,
     /// Message that is sent after each connect, such as `{"op": "subscribe", "channel": "ticker"}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16_384))]
@@ -196,13 +196,13 @@ pub struct WebSocket {
     "spec.source.webhook.deliveryIDHeader is supported with scheme GitHub only, as StandardWebhooks has its own id: remove it"
 ))]
 #[serde(rename_all = "camelCase")]
-pub struct Webhook {
+pub struct WebhookSource {
     /// Signature scheme of the requests. `GitHub`: `X-Hub-Signature-256: sha256=<hex>` over the body.
     /// `StandardWebhooks`: `webhook-id`, `webhook-timestamp` (within 300 s) and `webhook-signature: v1,<base64>` over
     /// `id.timestamp.body`.
-    pub scheme: Scheme,
+    pub scheme: SignatureScheme,
     /// Signing key of the requests.
-    pub secret_key_ref: KeyRef,
+    pub secret_key_ref: SecretKeyRef,
     /// Header with the sender's id of an event, by which redelivered events are deduplicated. Defaults to
     /// `X-GitHub-Delivery`. Requests without the header are deduplicated by their body.
     #[serde(rename = "deliveryIDHeader", default, skip_serializing_if = "Option::is_none")]
@@ -212,7 +212,7 @@ pub struct Webhook {
 
 /// Signature scheme of a webhook's requests.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
-pub enum Scheme {
+pub enum SignatureScheme {
     /// `X-Hub-Signature-256: sha256=<hex>` over the body.
     GitHub,
     /// `webhook-id`, `webhook-timestamp` (within 300 s) and `webhook-signature: v1,<base64>` over `id.timestamp.body`.
@@ -222,7 +222,7 @@ pub enum Scheme {
 /// One key of a Secret.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct KeyRef {
+pub struct SecretKeyRef {
     /// Name of the Secret in the Sensor's namespace.
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub name: String,
@@ -237,7 +237,7 @@ pub struct KeyRef {
     "spec.storage is immutable: wait until status.pendingDeliveries is 0, then delete and recreate the Sensor"
 ))]
 #[serde(rename_all = "camelCase")]
-pub struct Storage {
+pub struct SensorStorage {
     /// Size of the volume claim, at least 32Mi. Defaults to 100Mi.
     #[serde(default = "size")]
     #[schemars(length(min = 1, max = 32))]
@@ -255,7 +255,7 @@ fn size() -> String {
     "100Mi".into()
 }
 
-impl Default for Storage {
+impl Default for SensorStorage {
     fn default() -> Self {
         Self {
             size: size(),

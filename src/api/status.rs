@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::budget::LedgerRecord;
-use super::tally::{GuardrailTrips, ToolUsage};
+use super::usage_counts::{GuardrailTrips, ToolUsage};
 
 /// Observed state of an Agent. Written by the controller only.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -31,14 +31,14 @@ pub struct AgentStatus {
     pub r#loop: Option<LoopStatus>,
     /// Usage since the Agent was created, counted by the gateway. Never reset.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Usage>,
+    pub usage: Option<LoopUsage>,
     /// AgentBudgets that the Agent draws on, as of this status.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub budgets: Vec<BudgetShare>,
     /// Texts for the columns of `kubectl get`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub summary: Option<Summary>,
+    pub summary: Option<AgentSummary>,
     /// The pod that runs the loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodStatus>,
@@ -183,7 +183,7 @@ pub enum PauseReason {
     EnumIter,
     strum::Display,
 )]
-pub enum Outcome {
+pub enum LoopOutcome {
     /// The agent ended its loop (`yield` with mode `shutdown`).
     Completed,
     /// The loop was awake for `guardrails.idleTimeoutSeconds` without an effective action.
@@ -210,11 +210,11 @@ pub struct LoopStatus {
     pub resumes_at: Option<Time>,
     /// Wake condition of a sleeping loop.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub wake: Option<Wake>,
+    pub wake: Option<WakeCondition>,
     /// How the loop ended. Absent unless it has ended. `Completed`: the agent ended it. `Idle`: no effective action for
     /// `guardrails.idleTimeoutSeconds`. `Failed`: it repeated itself through all forced sleeps.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<LoopOutcome>,
     /// Epoch of the pod. A newer pod has a higher epoch and fences the older ones.
     #[schemars(range(min = 0))]
     pub epoch: i64,
@@ -232,7 +232,7 @@ pub struct LoopStatus {
 /// Wake condition of a sleeping loop.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Wake {
+pub struct WakeCondition {
     /// Kind of the condition. `Time`: the time in `value`. `Event`: any event named in `value`, or the time in
     /// `resumesAt`. `Resource`: room under a rate limit named in `value`, or the time in `resumesAt`.
     pub r#type: WakeType,
@@ -255,7 +255,7 @@ pub enum WakeType {
 /// Usage of a loop. The token fields are disjoint, except that `reasoningTokens` is part of `outputTokens`.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Usage {
+pub struct LoopUsage {
     /// Number of model calls sent; each attempt counts.
     #[schemars(range(min = 0))]
     pub calls: i64,
@@ -386,7 +386,7 @@ pub struct BudgetShare {
 /// Texts for the columns of `kubectl get`.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Summary {
+pub struct AgentSummary {
     /// Total tokens, abbreviated, such as `1.8M`.
     #[schemars(length(max = 64))]
     pub tokens: String,

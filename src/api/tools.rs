@@ -45,7 +45,7 @@ pub fn is_tool_header(name: &str) -> bool {
 /// Tools of an Agent.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Tools {
+pub struct ToolsSpec {
     /// MCP servers whose tools the model may call, at most 16. Their order is that of the tools in the prompt.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
@@ -56,7 +56,7 @@ pub struct Tools {
     pub max_result_bytes: u32,
 }
 
-impl Tools {
+impl ToolsSpec {
     /// Maximum timeout of all tools, in seconds; 0 without tools.
     #[must_use]
     pub fn longest_timeout_seconds(&self) -> u32 {
@@ -67,7 +67,7 @@ impl Tools {
     }
 }
 
-impl Default for Tools {
+impl Default for ToolsSpec {
     fn default() -> Self {
         Self {
             servers: Vec::new(),
@@ -150,7 +150,7 @@ pub struct ToolRules {
     /// interrupted is repeated. `Write`: it changes something. `Destructive`: it may remove or overwrite something.
     /// Defaults to what a trusted server declares, or else `Write`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub effect: Option<ToolEffect>,
+    pub effect: Option<DeclaredEffect>,
     /// Whether a repetition with the same arguments and idempotency key has no further effect, so that a call
     /// interrupted by a crash is repeated. Defaults to what a trusted server declares, or else false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -178,7 +178,7 @@ fn default_timeout_seconds() -> u32 {
 /// interrupted is repeated. `Write`: it changes something. `Destructive`: it may remove or overwrite something.
 /// Defaults to what a trusted server declares, or else `Write`.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToolEffect {
+pub enum DeclaredEffect {
     /// It changes nothing.
     Read,
     /// It changes something.

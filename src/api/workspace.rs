@@ -23,7 +23,7 @@ const SIZE: &str = "1Gi";
     )
 )]
 #[serde(rename_all = "camelCase")]
-pub struct Workspace {
+pub struct WorkspaceSpec {
     /// Size of the volume claim `<agent>-workspace` that is created for the Agent, a Kubernetes quantity from 1Mi to
     /// 16Ti. Defaults to 1Gi. The claim is deleted with the Agent or kept, according to `spec.storage.retentionPolicy`.
     /// Immutable.
@@ -44,7 +44,7 @@ pub struct Workspace {
     pub claim_name: Option<String>,
 }
 
-impl Workspace {
+impl WorkspaceSpec {
     /// Size of the claim that is created.
     #[must_use]
     pub fn size(&self) -> &str {

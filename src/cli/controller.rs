@@ -12,10 +12,10 @@ use kube::Config;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::controller::agent::Settings;
-use crate::controller::leader::LeaseTimes;
-use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS, PodPolicy, Policy, PriceTable};
-use crate::controller::process::{self, Election, Options};
+use crate::controller::agent::ReconcilerSettings;
+use crate::controller::election::LeaseTimes;
+use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS, PlatformPolicy, PodPolicy, PriceTable};
+use crate::controller::process::{self, ControllerOptions, ElectionOptions};
 use crate::controller::sensor::pod::SensorPodSettings;
 use crate::link::pod::{AgentEgress, PrivateAddresses};
 use crate::sensing::address::Cidr;
@@ -32,7 +32,7 @@ const SENSOR_RESOURCES: &str = r#"{"requests":{"cpu":"10m","memory":"32Mi"},"lim
 
 /// Flags of `agentloop controller`.
 #[derive(ClapArgs, Debug)]
-pub(super) struct Args {
+pub(super) struct ControllerArgs {
     /// Image of the Agents' pods, that of the controller.
     #[arg(long, env = "AGENTLOOP_IMAGE")]
     image: String,
@@ -125,7 +125,7 @@ pub(super) struct Args {
     allowed_annotation_prefixes: Vec<String>,
 }
 
-impl Args {
+impl ControllerArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         crate::telemetry::log::init();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -154,12 +154,12 @@ impl Args {
         ended
     }
 
-    fn options(self, kubeconfig_namespace: &str) -> anyhow::Result<Options> {
+    fn options(self, kubeconfig_namespace: &str) -> anyhow::Result<ControllerOptions> {
         let namespace = self.pod_namespace.unwrap_or_else(|| kubeconfig_namespace.into());
         let pod_name = self.pod_name.filter(|name| !name.is_empty());
         let election = match (self.leader_elect, &pod_name) {
             (false, _) => None,
-            (true, Some(identity)) => Some(Election {
+            (true, Some(identity)) => Some(ElectionOptions {
                 identity: identity.clone(),
                 times: LeaseTimes::new(self.lease_duration_seconds, self.lease_renew_seconds)
                     .map_err(anyhow::Error::msg)?,
@@ -181,7 +181,7 @@ impl Args {
             let values = list.iter().map(|value| value.trim().to_owned());
             values.filter(|value| !value.is_empty()).collect()
         };
-        let policy = Policy {
+        let policy = PlatformPolicy {
             prices: self.prices_file.as_deref().map(prices).transpose()?.unwrap_or_default(),
             require_budget: self.require_budget,
             agent_prices: self.agent_prices,
@@ -201,8 +201,8 @@ impl Args {
         };
         let mut watch_namespaces = self.watch_namespaces;
         watch_namespaces.retain(|namespace| !namespace.trim().is_empty());
-        Ok(Options {
-            settings: Settings {
+        Ok(ControllerOptions {
+            settings: ReconcilerSettings {
                 image: self.image,
                 image_pull_policy: self.image_pull_policy,
                 link_url,
@@ -298,10 +298,10 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        args: Args,
+        args: ControllerArgs,
     }
 
-    fn options(flags: &[&str]) -> anyhow::Result<Options> {
+    fn options(flags: &[&str]) -> anyhow::Result<ControllerOptions> {
         let line = ["controller", "--image=agentloop:1", "--pod-namespace=system"];
         Line::try_parse_from(line.iter().chain(flags))?.args.options("default")
     }
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn the_policy_is_read_from_flags_and_the_price_table_from_its_file() {
         let defaults = options(&["--pod-name=a"]).unwrap().settings.policy;
-        assert_eq!(defaults, Policy::default());
+        assert_eq!(defaults, PlatformPolicy::default());
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(
             file.path(),

@@ -11,35 +11,35 @@ use crate::api::{crd, reference};
 
 /// Flags of `agentloop crds`.
 #[derive(ClapArgs, Debug)]
-pub(super) struct Args {
+pub(super) struct CrdsArgs {
     /// Write one file per definition to this directory instead of printing them; it is created if missing.
     #[arg(long, env = "AGENTLOOP_CRDS_DIR", value_name = "DIRECTORY")]
     dir: Option<PathBuf>,
     /// What to print: the definitions (yaml) or their reference (markdown).
     #[arg(long, env = "AGENTLOOP_CRDS_FORMAT", default_value = "yaml", conflicts_with = "dir")]
-    format: Format,
+    format: OutputFormat,
 }
 
 /// What is printed.
 #[derive(ValueEnum, Clone, Copy, Debug)]
-enum Format {
+enum OutputFormat {
     /// The definitions, ready to install.
     Yaml,
     /// The API reference.
     Markdown,
 }
 
-impl Args {
+impl CrdsArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         match (self.dir, self.format) {
             (Some(dir), _) => write_files(&dir),
-            (None, Format::Yaml) => {
+            (None, OutputFormat::Yaml) => {
                 for definition in crd::all() {
                     write!(std::io::stdout(), "---\n{}", crd::to_yaml(&definition)?)?;
                 }
                 Ok(())
             }
-            (None, Format::Markdown) => Ok(write!(std::io::stdout(), "{}", reference::markdown(&crd::all()))?),
+            (None, OutputFormat::Markdown) => Ok(write!(std::io::stdout(), "{}", reference::markdown(&crd::all()))?),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 
 use super::pod;
-use crate::gateway::{self, Options};
+use crate::gateway::{self, GatewayOptions};
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig,
@@ -15,7 +15,7 @@ use crate::link::pod::{
 
 /// Flags of `agentloop gateway`.
 #[derive(ClapArgs, Debug)]
-pub(super) struct Args {
+pub(super) struct GatewayArgs {
     /// Configuration of the pod, as JSON.
     #[arg(long, env = CONFIG_ENV, hide_env_values = true)]
     config: String,
@@ -48,11 +48,11 @@ pub(super) struct Args {
     link_ca_file: PathBuf,
 }
 
-impl Args {
+impl GatewayArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         crate::telemetry::log::init();
         let config: PodConfig = pod::configuration(&self.config, "a pod configuration")?;
-        let options = Options {
+        let options = GatewayOptions {
             config,
             socket: self.socket,
             record_dir: self.record_dir,

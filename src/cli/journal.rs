@@ -11,13 +11,13 @@ use crate::worker::journal::copy;
 
 /// Flags of `agentloop journal`.
 #[derive(ClapArgs, Debug)]
-pub(super) struct Args {
+pub(super) struct JournalArgs {
     /// Directory of the journal.
     #[arg(long, env = "AGENTLOOP_JOURNAL_DIR", default_value = JOURNAL_DIR)]
     journal_dir: PathBuf,
 }
 
-impl Args {
+impl JournalArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let out = stdout().lock();
         ensure!(

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::local::manifest::Mistakes;
+use crate::local::manifest::ManifestError;
 
 mod controller;
 mod crds;
@@ -22,7 +22,7 @@ const BAD_INPUT: u8 = 2;
 /// The exit code for an error.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
-    if error.is::<Mistakes>() {
+    if error.is::<ManifestError>() {
         ExitCode::from(BAD_INPUT)
     } else {
         ExitCode::FAILURE
@@ -40,23 +40,23 @@ pub struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Reconcile Agents, AgentBudgets and Sensors.
-    Controller(Box<controller::Args>),
+    Controller(Box<controller::ControllerArgs>),
     /// Run the loop of one Agent (in its pod).
-    Worker(worker::Args),
+    Worker(worker::WorkerArgs),
     /// Hold the provider key and meter every model call (in the Agent's pod).
-    Gateway(gateway::Args),
+    Gateway(gateway::GatewayArgs),
     /// Run the source of one Sensor and deliver its events (in the sensor pod).
     // Not shown: the controller does not make that pod yet.
     #[command(hide = true)]
-    Sensor(sensor::Args),
+    Sensor(sensor::SensorArgs),
     /// Run the Agents of manifests in this process, without a cluster.
-    Run(run::Args),
+    Run(run::RunArgs),
     /// Write a copy of an Agent's journal, an SQLite database, to standard output; the Agent may keep running.
-    Journal(journal::Args),
+    Journal(journal::JournalArgs),
     /// Print the custom resource definitions, or write them to a directory.
-    Crds(crds::Args),
+    Crds(crds::CrdsArgs),
     /// Exit with 0 if the gateway of this pod is healthy.
-    Probe(probe::Args),
+    Probe(probe::ProbeArgs),
 }
 
 impl Cli {

@@ -18,13 +18,13 @@ const HEALTHY: &[u8] = b"HTTP/1.1 200 ";
 
 /// Flags of `agentloop probe`.
 #[derive(ClapArgs, Debug)]
-pub(super) struct Args {
+pub(super) struct ProbeArgs {
     /// Socket of the process; a leading @ denotes the abstract namespace.
     #[arg(long, env = "AGENTLOOP_SOCKET", default_value = SOCKET_PATH)]
     socket: PathBuf,
 }
 
-impl Args {
+impl ProbeArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let socket = self.socket.display();
         let mut stream = connect(&self.socket).with_context(|| format!("cannot connect to {socket}"))?;

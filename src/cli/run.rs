@@ -13,13 +13,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
-use crate::api::status::Outcome;
-use crate::controller::policy::Policy;
+use crate::api::status::LoopOutcome;
+use crate::controller::policy::PlatformPolicy;
+use crate::local::agent_rows::{AgentRow, LoopActivity};
 use crate::local::events;
 use crate::local::manifest::SecretSource;
-use crate::local::output::Output;
-use crate::local::run::{Options, Run, RunError};
-use crate::local::view::{Rest, Row};
+use crate::local::output::RunOutput;
+use crate::local::run::{LocalRun, RunError, RunOptions};
 use crate::telemetry::log;
 
 /// Minimum number of threads: journals wait for the disk on them.
@@ -41,7 +41,7 @@ other error.";
 /// Flags of `agentloop run`.
 #[derive(ClapArgs, Debug)]
 #[command(after_long_help = DIFFERENCES)]
-pub(super) struct Args {
+pub(super) struct RunArgs {
     /// File with Agents, AgentBudgets, Sensors, and the ConfigMaps and Secrets that they name; a directory of such
     /// files; or `-`.
     #[arg(short = 'f', long = "file", required = true, value_name = "FILE")]
@@ -73,18 +73,18 @@ pub(super) struct Args {
     prices_file: Option<PathBuf>,
 }
 
-impl Args {
+impl RunArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let policy = Policy {
+        let policy = PlatformPolicy {
             prices: self
                 .prices_file
                 .as_deref()
                 .map(super::controller::prices)
                 .transpose()?
                 .unwrap_or_default(),
-            ..Policy::default()
+            ..PlatformPolicy::default()
         };
-        let prepared = Run::prepare(Options {
+        let prepared = LocalRun::prepare(RunOptions {
             files: self.files,
             secrets: self.secret_from_env,
             state: self.state,
@@ -103,9 +103,9 @@ impl Args {
             .build()
             .context("cannot start the async runtime")?;
         let output = if table {
-            Output::table(TimeZone::system())
+            RunOutput::table(TimeZone::system())
         } else {
-            Output::lines()
+            RunOutput::lines()
         };
         let ended = runtime.block_on(async {
             let interrupted = CancellationToken::new();
@@ -134,11 +134,11 @@ fn folder(text: &str) -> Result<PathBuf, String> {
 }
 
 /// Why a run fails: an Agent that cannot run, or whose loop ended with outcome Failed.
-fn failure(row: Row) -> Option<String> {
+fn failure(row: AgentRow) -> Option<String> {
     let why = match (row.at_rest, row.outcome) {
-        (Rest::Refused, _) => row.message.unwrap_or_default(),
-        (_, Some(Outcome::Failed)) => "its loop ended with outcome Failed".to_owned(),
-        (_, Some(Outcome::Completed | Outcome::Idle) | None) => return None,
+        (LoopActivity::Refused, _) => row.message.unwrap_or_default(),
+        (_, Some(LoopOutcome::Failed)) => "its loop ended with outcome Failed".to_owned(),
+        (_, Some(LoopOutcome::Completed | LoopOutcome::Idle) | None) => return None,
     };
     Some(format!("Agent {}: {why}", row.agent))
 }

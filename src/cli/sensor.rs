@@ -10,11 +10,11 @@ use crate::link::pod::{
     CONFIG_ENV, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR, SENSOR_HEADERS_DIR,
     SENSOR_HEALTH_SOCKET, SENSOR_KEY_FILE, SensorPodConfig, WEBHOOK_PORT,
 };
-use crate::sensor::{self, Options};
+use crate::sensor::{self, SensorPodOptions};
 
 /// Flags of `agentloop sensor`.
 #[derive(ClapArgs, Debug)]
-pub(super) struct Args {
+pub(super) struct SensorArgs {
     /// Configuration of the pod, as JSON.
     #[arg(long, env = CONFIG_ENV, hide_env_values = true)]
     config: String,
@@ -47,11 +47,11 @@ pub(super) struct Args {
     link_ca_file: PathBuf,
 }
 
-impl Args {
+impl SensorArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         crate::telemetry::log::init();
         let config: SensorPodConfig = pod::configuration(&self.config, "the configuration of a sensor pod")?;
-        let options = Options {
+        let options = SensorPodOptions {
             config,
             outbox_dir: self.outbox_dir,
             headers_dir: self.headers_dir,

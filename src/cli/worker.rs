@@ -9,11 +9,11 @@ use super::pod;
 use crate::link::pod::{
     CONFIG_ENV, DRAIN_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR, PodConfig, SKILLS_DIR, SOCKET_PATH, WORKSPACE_DIR,
 };
-use crate::worker::startup::{self, Options};
+use crate::worker::startup::{self, WorkerOptions};
 
 /// Flags of `agentloop worker`.
 #[derive(ClapArgs, Debug)]
-pub(super) struct Args {
+pub(super) struct WorkerArgs {
     /// Configuration of the pod, as JSON.
     #[arg(long, env = CONFIG_ENV, hide_env_values = true)]
     config: String,
@@ -40,11 +40,11 @@ pub(super) struct Args {
     drain_seconds: u64,
 }
 
-impl Args {
+impl WorkerArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         crate::telemetry::log::init();
         let config: PodConfig = pod::configuration(&self.config, "a pod configuration")?;
-        let options = Options {
+        let options = WorkerOptions {
             config,
             pod_uid: self.pod_uid,
             socket: self.socket,

@@ -9,14 +9,14 @@ use jiff::Timestamp;
 
 /// A reading of both clocks.
 #[derive(Clone, Copy, Debug)]
-pub struct Clocks {
+pub struct ClockReading {
     /// Monotonic.
     pub instant: Instant,
     /// Wall.
     pub wall: Timestamp,
 }
 
-impl Clocks {
+impl ClockReading {
     /// Both clocks now.
     #[must_use]
     pub fn now() -> Self {
@@ -44,7 +44,7 @@ impl Clocks {
 }
 
 #[cfg(test)]
-impl Clocks {
+impl ClockReading {
     /// A reading when so many milliseconds have passed by each clock.
     pub(crate) fn later(self, monotonic: u64, wall: i64) -> Self {
         Self {
@@ -62,13 +62,13 @@ mod tests {
     use super::*;
 
     /// Both clocks so many seconds later.
-    fn later(from: Clocks, monotonic: u64, wall: i64) -> Clocks {
+    fn later(from: ClockReading, monotonic: u64, wall: i64) -> ClockReading {
         from.later(monotonic * 1000, wall * 1000)
     }
 
     #[test]
     fn the_clock_that_shows_more_counts() {
-        let start = Clocks::now();
+        let start = ClockReading::now();
         assert_eq!(later(start, 5, 5).since(start), Duration::from_secs(5));
         assert_eq!(
             later(start, 5, 3_600).since(start),
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_wall_clock_that_lags_by_more_than_a_second_was_set_back() {
-        let start = Clocks::now();
+        let start = ClockReading::now();
         assert!(!later(start, 30, 30).was_set_back_since(start));
         assert!(!later(start, 30, 29).was_set_back_since(start));
         assert!(later(start, 30, 28).was_set_back_since(start));

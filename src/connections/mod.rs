@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bounds of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct ConnectionBounds {
     /// Most slots taken at once.
     pub all: usize,
     /// Most of them by strangers: the rest is kept for those that showed who they are.
@@ -20,7 +20,7 @@ pub struct Bounds {
     pub strangers_per_address: usize,
 }
 
-impl Bounds {
+impl ConnectionBounds {
     /// Bounds of a server where nobody shows who they are.
     #[must_use]
     pub const fn of_strangers(all: usize, per_address: usize) -> Self {
@@ -34,28 +34,28 @@ impl Bounds {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Taken {
+struct SlotCounts {
     all: usize,
     strangers: usize,
 }
 
 #[derive(Default)]
-struct Table {
-    all: Taken,
+struct SlotTable {
+    all: SlotCounts,
     /// Addresses with at least one slot.
-    addresses: HashMap<IpAddr, Taken>,
+    addresses: HashMap<IpAddr, SlotCounts>,
 }
 
 /// The slots of a server.
-pub struct Slots {
-    bounds: Bounds,
-    table: Mutex<Table>,
+pub struct ConnectionLimiter {
+    bounds: ConnectionBounds,
+    table: Mutex<SlotTable>,
 }
 
-impl Slots {
+impl ConnectionLimiter {
     /// Slots within `bounds`, all free.
     #[must_use]
-    pub fn new(bounds: Bounds) -> Arc<Self> {
+    pub fn new(bounds: ConnectionBounds) -> Arc<Self> {
         Arc::new(Self {
             bounds,
             table: Mutex::default(),
@@ -63,7 +63,7 @@ impl Slots {
     }
 
     /// A slot for a stranger; `None` while a bound is reached.
-    pub fn take(self: &Arc<Self>, address: IpAddr) -> Option<Slot> {
+    pub fn take(self: &Arc<Self>, address: IpAddr) -> Option<ConnectionSlot> {
         // An IPv4 address is the same peer, however the socket spells it.
         let address = address.to_canonical();
         let mut table = self.table();
@@ -80,26 +80,26 @@ impl Slots {
         of_address.strangers += 1;
         table.all.all += 1;
         table.all.strangers += 1;
-        Some(Slot {
+        Some(ConnectionSlot {
             slots: self.clone(),
             address,
             stranger: AtomicBool::new(true),
         })
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, SlotTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// One taken slot; free again when it is dropped.
-pub struct Slot {
-    slots: Arc<Slots>,
+pub struct ConnectionSlot {
+    slots: Arc<ConnectionLimiter>,
     address: IpAddr,
     stranger: AtomicBool,
 }
 
-impl Slot {
+impl ConnectionSlot {
     /// Whose it is.
     #[must_use]
     pub fn address(&self) -> IpAddr {
@@ -107,7 +107,7 @@ impl Slot {
     }
 
     /// Who holds it has shown who they are, and is no stranger from now on.
-    pub fn introduce(&self) {
+    pub fn mark_authenticated(&self) {
         if self.stranger.swap(false, Ordering::Relaxed) {
             let mut table = self.slots.table();
             table.all.strangers -= 1;
@@ -118,9 +118,9 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.introduce();
+        self.mark_authenticated();
         let mut table = self.slots.table();
         table.all.all -= 1;
         if let Some(of_address) = table.addresses.get_mut(&self.address) {
@@ -141,13 +141,13 @@ mod tests {
     }
 
     /// Takes slots until there is none.
-    fn fill(slots: &Arc<Slots>, address: IpAddr) -> Vec<Slot> {
+    fn fill(slots: &Arc<ConnectionLimiter>, address: IpAddr) -> Vec<ConnectionSlot> {
         std::iter::from_fn(|| slots.take(address)).collect()
     }
 
     #[test]
     fn each_bound_trips_at_its_number_and_a_freed_slot_is_taken_again() {
-        let slots = Slots::new(Bounds::of_strangers(5, 3));
+        let slots = ConnectionLimiter::new(ConnectionBounds::of_strangers(5, 3));
         let mut first = fill(&slots, address(1));
         assert_eq!(first.len(), 3, "of one address");
         let second = fill(&slots, address(2));
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn strangers_do_not_take_the_slots_of_those_who_showed_who_they_are() {
-        let slots = Slots::new(Bounds {
+        let slots = ConnectionLimiter::new(ConnectionBounds {
             all: 6,
             strangers: 2,
             per_address: 4,
@@ -170,7 +170,7 @@ mod tests {
         let known: Vec<_> = (0..4)
             .map(|_| {
                 let slot = slots.take(address(1)).unwrap();
-                slot.introduce();
+                slot.mark_authenticated();
                 slot
             })
             .collect();
@@ -180,15 +180,15 @@ mod tests {
         drop(known);
         let other = slots.take(address(3)).unwrap();
         assert!(slots.take(address(4)).is_none(), "strangers in all");
-        stranger.introduce();
-        stranger.introduce();
+        stranger.mark_authenticated();
+        stranger.mark_authenticated();
         assert!(slots.take(address(4)).is_some());
         assert_eq!(other.address(), address(3));
     }
 
     #[test]
     fn an_address_counts_the_same_in_both_spellings() {
-        let slots = Slots::new(Bounds::of_strangers(9, 1));
+        let slots = ConnectionLimiter::new(ConnectionBounds::of_strangers(9, 1));
         let _slot = slots.take(address(1)).unwrap();
         assert!(slots.take("::ffff:10.0.0.1".parse().unwrap()).is_none());
     }

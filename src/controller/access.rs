@@ -14,9 +14,9 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::time::timeout;
 
-use super::gate::Gate;
-use super::loops::AgentKey;
-use super::readings::unavailable;
+use super::event_subscriptions::unavailable;
+use super::pod_sessions::AgentKey;
+use super::review_limiter::ReviewLimiter;
 use crate::link::events::{ReadRefusal, ReadRefusalCode};
 
 /// Longest time for both questions.
@@ -25,20 +25,20 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_QUESTIONS: usize = 8;
 
 /// Asks who may read.
-pub struct Access {
+pub struct ReadAuthorizer {
     tokens: Api<TokenReview>,
     rights: Api<SubjectAccessReview>,
-    gate: Gate,
+    gate: ReviewLimiter,
 }
 
-impl Access {
+impl ReadAuthorizer {
     /// Asks through `client`.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
             tokens: Api::all(client.clone()),
             rights: Api::all(client),
-            gate: Gate::new(MAX_QUESTIONS),
+            gate: ReviewLimiter::new(MAX_QUESTIONS),
         }
     }
 
@@ -49,7 +49,7 @@ impl Access {
         agent: &AgentKey,
         subresource: &str,
     ) -> Result<(), ReadRefusal> {
-        timeout(ANSWER_TIMEOUT, self.ask((token, address), agent, subresource))
+        timeout(ANSWER_TIMEOUT, self.authorize((token, address), agent, subresource))
             .await
             .unwrap_or_else(|_| {
                 tracing::warn!(
@@ -60,13 +60,13 @@ impl Access {
             })
     }
 
-    async fn ask(
+    async fn authorize(
         &self,
         (token, address): (&str, IpAddr),
         agent: &AgentKey,
         subresource: &str,
     ) -> Result<(), ReadRefusal> {
-        let _pass = self.gate.enter(address).await.ok_or_else(|| {
+        let _pass = self.gate.acquire(address).await.ok_or_else(|| {
             unavailable("too many tokens of this address were to be checked, or were wrong; try again in some seconds")
         })?;
         let review = TokenReview {
@@ -78,10 +78,10 @@ impl Access {
             ..TokenReview::default()
         };
         let answer = self.tokens.create(&PostParams::default(), &review).await;
-        let user = holder(answer.map_err(|error| failed(&error))?.status.unwrap_or_default())
-            .inspect_err(|_| self.gate.was_wrong(address))?;
+        let user = token_user(answer.map_err(|error| failed(&error))?.status.unwrap_or_default())
+            .inspect_err(|_| self.gate.record_failure(address))?;
         let name = user.username.clone().unwrap_or_default();
-        let question = question(user, agent, subresource);
+        let question = access_review(user, agent, subresource);
         let answer = self.rights.create(&PostParams::default(), &question).await;
         let allowed = answer
             .map_err(|error| failed(&error))?
@@ -102,7 +102,7 @@ impl Access {
 }
 
 /// Whose token it is.
-fn holder(status: TokenReviewStatus) -> Result<UserInfo, ReadRefusal> {
+fn token_user(status: TokenReviewStatus) -> Result<UserInfo, ReadRefusal> {
     status
         .user
         .filter(|user| {
@@ -114,7 +114,7 @@ fn holder(status: TokenReviewStatus) -> Result<UserInfo, ReadRefusal> {
         })
 }
 
-fn question(user: UserInfo, agent: &AgentKey, subresource: &str) -> SubjectAccessReview {
+fn access_review(user: UserInfo, agent: &AgentKey, subresource: &str) -> SubjectAccessReview {
     SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
             user: user.username,

@@ -28,7 +28,7 @@ const BACKDATE: SignedDuration = SignedDuration::from_hours(1);
 /// One authority. Holds a private key: has no `Debug` on purpose.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Authority {
+pub struct CertificateAuthority {
     /// Its certificate, PEM.
     pub certificate: String,
     key: String,
@@ -38,7 +38,7 @@ pub struct Authority {
     pub published: Option<Timestamp>,
 }
 
-impl Authority {
+impl CertificateAuthority {
     /// A new authority with a new key.
     pub fn make(now: Timestamp) -> Result<Self, rcgen::Error> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
@@ -60,7 +60,7 @@ impl Authority {
     }
 
     /// A server certificate for `hosts`, with a new key.
-    pub fn sign(&self, hosts: &[String], now: Timestamp) -> Result<Leaf, rcgen::Error> {
+    pub fn sign(&self, hosts: &[String], now: Timestamp) -> Result<ServerCertificate, rcgen::Error> {
         let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let not_after = self.leaf_end(now);
@@ -70,7 +70,7 @@ impl Authority {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
         validity(&mut params, now, not_after);
-        Ok(Leaf {
+        Ok(ServerCertificate {
             certificate: params.signed_by(&key, &issuer)?.der().to_vec(),
             key: key.serialize_der(),
             issuer: self.certificate.clone(),
@@ -85,7 +85,7 @@ impl Authority {
 }
 
 /// A server certificate and its key, DER.
-pub struct Leaf {
+pub struct ServerCertificate {
     /// The certificate.
     pub certificate: Vec<u8>,
     /// The private key, PKCS #8.
@@ -94,10 +94,10 @@ pub struct Leaf {
     not_after: Timestamp,
 }
 
-impl Leaf {
+impl ServerCertificate {
     /// Whether `signer` should sign a new one now.
     #[must_use]
-    pub fn is_due(&self, signer: &Authority, now: Timestamp) -> bool {
+    pub fn is_due(&self, signer: &CertificateAuthority, now: Timestamp) -> bool {
         let renewable = self.not_after < signer.leaf_end(now);
         self.issuer != signer.certificate || (renewable && self.not_after - RENEW_BEFORE <= now)
     }
@@ -106,14 +106,14 @@ impl Leaf {
 /// All authorities that pods trust, the oldest first. One; two around a change.
 #[derive(Serialize, Deserialize, Clone, Default, PartialEq, Eq)]
 #[serde(transparent)]
-pub struct Authorities(Vec<Authority>);
+pub struct TrustedAuthorities(Vec<CertificateAuthority>);
 
-impl Authorities {
+impl TrustedAuthorities {
     /// Drops what has expired and adds a successor when it is time. True when something changed.
     pub fn advance<E>(
         &mut self,
         now: Timestamp,
-        make: impl FnOnce(Timestamp) -> Result<Authority, E>,
+        make: impl FnOnce(Timestamp) -> Result<CertificateAuthority, E>,
     ) -> Result<bool, E> {
         let before = self.0.len();
         self.0.retain(|authority| authority.not_after > now);
@@ -138,7 +138,7 @@ impl Authorities {
 
     /// Who signs: the newest that has been published long enough, else the oldest.
     #[must_use]
-    pub fn signer(&self, now: Timestamp) -> Option<&Authority> {
+    pub fn signer(&self, now: Timestamp) -> Option<&CertificateAuthority> {
         let mut newest_first = self.0.iter().rev();
         newest_first
             .find(|authority| authority.published.is_some_and(|since| since + OVERLAP <= now))
@@ -176,8 +176,8 @@ mod tests {
 
     /// An authority without real keys: the rules look at times only.
     #[allow(clippy::unnecessary_wraps)]
-    fn fake(now: Timestamp) -> Result<Authority, ()> {
-        Ok(Authority {
+    fn fake(now: Timestamp) -> Result<CertificateAuthority, ()> {
+        Ok(CertificateAuthority {
             certificate: format!("CA {now}\n"),
             key: String::new(),
             not_after: now + AUTHORITY_LIFE,
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_first_authority_signs_at_once() {
-        let mut authorities = Authorities::default();
+        let mut authorities = TrustedAuthorities::default();
         assert_eq!(authorities.advance(start(), fake), Ok(true));
         assert_eq!(authorities.signer(start()).unwrap().certificate, authorities.bundle());
         assert_eq!(authorities.advance(start(), fake), Ok(false));
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_successor_comes_when_less_than_thirty_days_are_left_and_not_before() {
-        let mut authorities = Authorities::default();
+        let mut authorities = TrustedAuthorities::default();
         authorities.advance(start(), fake).unwrap();
         let thirty_left = start() + AUTHORITY_LIFE - RENEW_BEFORE;
         assert_eq!(authorities.advance(thirty_left, fake), Ok(false));
@@ -207,11 +207,11 @@ mod tests {
 
     #[test]
     fn a_successor_signs_a_day_after_its_bundle_went_out_and_not_before() {
-        let mut authorities = Authorities::default();
+        let mut authorities = TrustedAuthorities::default();
         authorities.advance(start(), fake).unwrap();
         let made = start() + AUTHORITY_LIFE - DAY * 20;
         authorities.advance(made, fake).unwrap();
-        let signer = |authorities: &Authorities, now| authorities.signer(now).unwrap().certificate.clone();
+        let signer = |authorities: &TrustedAuthorities, now| authorities.signer(now).unwrap().certificate.clone();
         let (old, new) = (format!("CA {}\n", start()), format!("CA {made}\n"));
         assert_eq!(
             signer(&authorities, made + DAY * 3),
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_namespace_that_never_gets_the_bundle_holds_a_successor_up_for_a_week_and_no_longer() {
-        let mut authorities = Authorities::default();
+        let mut authorities = TrustedAuthorities::default();
         authorities.advance(start(), fake).unwrap();
         let made = start() + AUTHORITY_LIFE - DAY * 20;
         authorities.advance(made, fake).unwrap();
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn an_expired_authority_leaves_the_bundle_and_an_empty_one_starts_again() {
-        let mut authorities = Authorities::default();
+        let mut authorities = TrustedAuthorities::default();
         authorities.advance(start(), fake).unwrap();
         let expiry = start() + AUTHORITY_LIFE;
         authorities.advance(expiry - HOUR, fake).unwrap();
@@ -255,7 +255,7 @@ mod tests {
     /// Ten years, looked at every six hours, by a pod whose bundle is always a day old.
     #[test]
     fn over_ten_years_a_pod_that_learns_of_bundles_a_day_late_always_trusts_the_signer() {
-        let mut authorities = Authorities::default();
+        let mut authorities = TrustedAuthorities::default();
         let (mut bundles, mut signers) = (Vec::new(), Vec::new());
         let mut now = start();
         while now < start() + AUTHORITY_LIFE * 10 {
@@ -276,17 +276,17 @@ mod tests {
 
     #[test]
     fn a_certificate_is_renewed_in_its_last_thirty_days_or_when_the_signer_changes() {
-        let authority = Authority::make(start()).unwrap();
+        let authority = CertificateAuthority::make(start()).unwrap();
         let leaf = authority.sign(&["agentloop-link.x.svc".into()], start()).unwrap();
         let thirty_left = start() + LEAF_LIFE - RENEW_BEFORE;
         assert!(!leaf.is_due(&authority, thirty_left - HOUR));
         assert!(leaf.is_due(&authority, thirty_left));
-        assert!(leaf.is_due(&Authority::make(start()).unwrap(), start()));
+        assert!(leaf.is_due(&CertificateAuthority::make(start()).unwrap(), start()));
     }
 
     #[test]
     fn a_certificate_never_outlives_its_authority_and_is_not_made_anew_in_vain() {
-        let authority = Authority::make(start()).unwrap();
+        let authority = CertificateAuthority::make(start()).unwrap();
         let late = authority.not_after - DAY * 10;
         let leaf = authority.sign(&["agentloop-link.x.svc".into()], late).unwrap();
         assert_eq!(leaf.not_after, authority.not_after);
@@ -295,10 +295,10 @@ mod tests {
 
     #[test]
     fn authorities_survive_their_stored_form() {
-        let mut authorities = Authorities::default();
-        authorities.advance(start(), Authority::make).unwrap();
+        let mut authorities = TrustedAuthorities::default();
+        authorities.advance(start(), CertificateAuthority::make).unwrap();
         let stored = serde_json::to_vec(&authorities).unwrap();
-        let read: Authorities = serde_json::from_slice(&stored).unwrap();
+        let read: TrustedAuthorities = serde_json::from_slice(&stored).unwrap();
         assert!(read == authorities);
         read.signer(start()).unwrap().sign(&["x.svc".into()], start()).unwrap();
     }

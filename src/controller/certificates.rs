@@ -19,8 +19,8 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::agent::Clock;
-use super::ca::{Authorities, Authority, Leaf};
+use super::agent::WallClock;
+use super::ca::{CertificateAuthority, ServerCertificate, TrustedAuthorities};
 
 /// Name of the Secret.
 pub const CA_SECRET: &str = "agentloop-link-ca";
@@ -37,7 +37,7 @@ const MAX_CONFLICTS: u32 = 5;
 
 /// Why the certificates could not be looked after.
 #[derive(thiserror::Error, Debug)]
-pub enum Error {
+pub enum LinkCertificateError {
     /// The API server refused, or did not answer.
     #[error("Secret {CA_SECRET}: {0}")]
     Api(#[from] kube::Error),
@@ -58,18 +58,23 @@ pub enum Error {
 }
 
 /// The link's certificates.
-pub struct Certificates {
+pub struct LinkCertificates {
     secrets: Api<Secret>,
     hosts: Vec<String>,
-    clock: Clock,
-    leaf: Leaf,
+    clock: WallClock,
+    leaf: ServerCertificate,
     tls: RustlsConfig,
     bundle: watch::Sender<String>,
 }
 
-impl Certificates {
+impl LinkCertificates {
     /// Reads or makes the authorities, and makes a server certificate for `hosts`.
-    pub async fn start(client: Client, namespace: &str, hosts: Vec<String>, clock: Clock) -> Result<Self, Error> {
+    pub async fn start(
+        client: Client,
+        namespace: &str,
+        hosts: Vec<String>,
+        clock: WallClock,
+    ) -> Result<Self, LinkCertificateError> {
         let secrets = Api::namespaced(client, namespace);
         let now = clock();
         let authorities = advance(&secrets, now).await?;
@@ -111,7 +116,7 @@ impl Certificates {
     }
 
     /// One look: authorities, bundle, note of its publication, server certificate.
-    pub async fn refresh(&mut self, published: &[watch::Receiver<String>]) -> Result<(), Error> {
+    pub async fn refresh(&mut self, published: &[watch::Receiver<String>]) -> Result<(), LinkCertificateError> {
         let now = (self.clock)();
         let authorities = advance(&self.secrets, now).await?;
         let bundle = authorities.bundle();
@@ -136,22 +141,27 @@ impl Certificates {
     }
 }
 
-async fn advance(secrets: &Api<Secret>, now: Timestamp) -> Result<Authorities, Error> {
-    update(secrets, |authorities| Ok(authorities.advance(now, Authority::make)?)).await
+async fn advance(secrets: &Api<Secret>, now: Timestamp) -> Result<TrustedAuthorities, LinkCertificateError> {
+    update(secrets, |authorities| {
+        Ok(authorities.advance(now, CertificateAuthority::make)?)
+    })
+    .await
 }
 
-fn signer(authorities: &Authorities, now: Timestamp) -> Result<&Authority, Error> {
-    authorities.signer(now).ok_or(Error::Unreadable)
+fn signer(authorities: &TrustedAuthorities, now: Timestamp) -> Result<&CertificateAuthority, LinkCertificateError> {
+    authorities.signer(now).ok_or(LinkCertificateError::Unreadable)
 }
 
 /// Reads the authorities, applies `change`, and writes them when it says that something changed.
 async fn update(
     secrets: &Api<Secret>,
-    mut change: impl FnMut(&mut Authorities) -> Result<bool, Error>,
-) -> Result<Authorities, Error> {
+    mut change: impl FnMut(&mut TrustedAuthorities) -> Result<bool, LinkCertificateError>,
+) -> Result<TrustedAuthorities, LinkCertificateError> {
     for _ in 0..MAX_CONFLICTS {
         let stored = secrets.get_opt(CA_SECRET).await?;
-        let mut authorities = stored.as_ref().map_or_else(|| Ok(Authorities::default()), read)?;
+        let mut authorities = stored
+            .as_ref()
+            .map_or_else(|| Ok(TrustedAuthorities::default()), read)?;
         if !change(&mut authorities)? {
             return Ok(authorities);
         }
@@ -167,18 +177,18 @@ async fn update(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Error::Conflicts)
+    Err(LinkCertificateError::Conflicts)
 }
 
-fn read(secret: &Secret) -> Result<Authorities, Error> {
+fn read(secret: &Secret) -> Result<TrustedAuthorities, LinkCertificateError> {
     let stored = secret.data.as_ref().and_then(|data| data.get(AUTHORITIES_KEY));
     stored
         .and_then(|bytes| serde_json::from_slice(&bytes.0).ok())
-        .ok_or(Error::Unreadable)
+        .ok_or(LinkCertificateError::Unreadable)
 }
 
-fn secret(authorities: &Authorities, resource_version: Option<String>) -> Result<Secret, Error> {
-    let stored = serde_json::to_vec(authorities).map_err(|_| Error::Unreadable)?;
+fn secret(authorities: &TrustedAuthorities, resource_version: Option<String>) -> Result<Secret, LinkCertificateError> {
+    let stored = serde_json::to_vec(authorities).map_err(|_| LinkCertificateError::Unreadable)?;
     Ok(Secret {
         metadata: ObjectMeta {
             name: Some(CA_SECRET.into()),
@@ -194,7 +204,7 @@ fn secret(authorities: &Authorities, resource_version: Option<String>) -> Result
 }
 
 /// TLS 1.3 and HTTP/1.1 only: both ends are ours.
-pub fn server_config(leaf: &Leaf) -> Result<Arc<ServerConfig>, rustls::Error> {
+pub fn server_config(leaf: &ServerCertificate) -> Result<Arc<ServerConfig>, rustls::Error> {
     let chain = vec![CertificateDer::from(leaf.certificate.clone())];
     let key = PrivatePkcs8KeyDer::from(leaf.key.clone());
     let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))

@@ -19,9 +19,9 @@ use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
-use super::gate::Gate;
+use super::review_limiter::ReviewLimiter;
 use crate::api::LINK_AUDIENCE;
-use crate::link::messages::{Refusal, RefusalCode};
+use crate::link::messages::{PodRefusal, RefusalCode};
 use crate::link::pod::{SENSOR_SERVICE_ACCOUNT, SERVICE_ACCOUNT};
 use crate::link::server::{PodIdentity, PodKind};
 
@@ -45,29 +45,29 @@ const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
 /// Tells pods apart by their tokens.
-pub struct Identities {
+pub struct PodAuthenticator {
     reviews: Api<TokenReview>,
-    gate: Gate,
-    known: Mutex<Memory<PodIdentity>>,
-    refused: Mutex<Memory<Refusal>>,
+    gate: ReviewLimiter,
+    known: Mutex<TokenCache<PodIdentity>>,
+    refused: Mutex<TokenCache<PodRefusal>>,
 }
 
-impl Identities {
+impl PodAuthenticator {
     /// Asks through `client`.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
             reviews: Api::all(client),
-            gate: Gate::new(MAX_REVIEWS),
+            gate: ReviewLimiter::new(MAX_REVIEWS),
             known: Mutex::default(),
             refused: Mutex::default(),
         }
     }
 
     /// The pod that holds `token`, which came from `address`.
-    pub async fn of(&self, token: &str, address: IpAddr) -> Result<PodIdentity, Refusal> {
+    pub async fn authenticate(&self, token: &str, address: IpAddr) -> Result<PodIdentity, PodRefusal> {
         let wall = Timestamp::now();
-        let expires = claimed(token, wall)?;
+        let expires = token_expiry(token, wall)?;
         let hash = hash(token);
         let asked = Instant::now();
         if let Some(pod) = lock(&self.known).get(&hash, asked) {
@@ -90,16 +90,16 @@ impl Identities {
                 Ok(pod)
             }
             Err(refusal) => {
-                self.gate.was_wrong(address);
+                self.gate.record_failure(address);
                 lock(&self.refused).put(hash, refusal.clone(), asked + REFUSED);
                 Err(refusal)
             }
         }
     }
 
-    async fn review(&self, token: &str, address: IpAddr) -> Result<TokenReviewStatus, Refusal> {
-        let Some(_pass) = self.gate.enter(address).await else {
-            return Err(Refusal {
+    async fn review(&self, token: &str, address: IpAddr) -> Result<TokenReviewStatus, PodRefusal> {
+        let Some(_pass) = self.gate.acquire(address).await else {
+            return Err(PodRefusal {
                 code: RefusalCode::NotLeading,
                 message: "too many tokens of this address were to be checked, or were wrong; try again in some seconds"
                     .into(),
@@ -128,39 +128,39 @@ fn lock<T>(memory: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// What the token of a service account says of itself.
 #[derive(Deserialize)]
-struct Claims {
-    aud: Audiences,
+struct TokenClaims {
+    aud: TokenAudiences,
     exp: i64,
     sub: String,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Audiences {
+enum TokenAudiences {
     One(String),
     Many(Vec<String>),
 }
 
 /// When the token expires, as it says itself; refused when it cannot be one that is taken here, whoever signed it.
-fn claimed(token: &str, now: Timestamp) -> Result<Timestamp, Refusal> {
-    let claims = claims(token).ok_or_else(|| Refusal {
+fn token_expiry(token: &str, now: Timestamp) -> Result<Timestamp, PodRefusal> {
+    let claims = parse_claims(token).ok_or_else(|| PodRefusal {
         code: RefusalCode::Unauthenticated,
         message: "the token is not one of a service account".into(),
     })?;
     let audiences = match &claims.aud {
-        Audiences::One(one) => std::slice::from_ref(one),
-        Audiences::Many(many) => many.as_slice(),
+        TokenAudiences::One(one) => std::slice::from_ref(one),
+        TokenAudiences::Many(many) => many.as_slice(),
     };
     let expires = Timestamp::from_second(claims.exp).map_err(|_| not_valid())?;
     if !audiences.iter().any(|audience| audience == LINK_AUDIENCE) || now.as_second() - claims.exp > LONG_EXPIRED {
         return Err(not_valid());
     }
-    let account = service_account(&claims.sub).and_then(|(_, account)| kind(account));
+    let account = service_account(&claims.sub).and_then(|(_, account)| pod_kind(account));
     account.map(|_| expires).ok_or_else(other_account)
 }
 
 /// The middle one of the three parts of a JSON web token.
-fn claims(token: &str) -> Option<Claims> {
+fn parse_claims(token: &str) -> Option<TokenClaims> {
     if token.len() > MAX_TOKEN_BYTES {
         return None;
     }
@@ -175,15 +175,15 @@ fn claims(token: &str) -> Option<Claims> {
     serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()
 }
 
-fn not_valid() -> Refusal {
-    Refusal {
+fn not_valid() -> PodRefusal {
+    PodRefusal {
         code: RefusalCode::Unauthenticated,
         message: format!("the token is expired, or not of audience {LINK_AUDIENCE}"),
     }
 }
 
-fn other_account() -> Refusal {
-    Refusal {
+fn other_account() -> PodRefusal {
+    PodRefusal {
         code: RefusalCode::Unknown,
         message: format!(
             "the token is not one of a pod with service account {SERVICE_ACCOUNT} or {SENSOR_SERVICE_ACCOUNT}"
@@ -192,7 +192,7 @@ fn other_account() -> Refusal {
 }
 
 /// What the answer of the API server proves.
-fn identify(status: &TokenReviewStatus) -> Result<PodIdentity, Refusal> {
+fn identify(status: &TokenReviewStatus) -> Result<PodIdentity, PodRefusal> {
     let audiences = status.audiences.iter().flatten();
     if status.authenticated != Some(true) || !audiences.into_iter().any(|audience| audience == LINK_AUDIENCE) {
         return Err(not_valid());
@@ -201,7 +201,7 @@ fn identify(status: &TokenReviewStatus) -> Result<PodIdentity, Refusal> {
     let account = user.username.as_deref().and_then(service_account);
     let extra = user.extra.unwrap_or_default();
     let pod = match (account, first(&extra, POD_NAME), first(&extra, POD_UID)) {
-        (Some((namespace, account)), Some(name), Some(uid)) => kind(account).map(|kind| PodIdentity {
+        (Some((namespace, account)), Some(name), Some(uid)) => pod_kind(account).map(|kind| PodIdentity {
             namespace: namespace.into(),
             name,
             uid,
@@ -212,7 +212,7 @@ fn identify(status: &TokenReviewStatus) -> Result<PodIdentity, Refusal> {
     pod.ok_or_else(other_account)
 }
 
-fn kind(account: &str) -> Option<PodKind> {
+fn pod_kind(account: &str) -> Option<PodKind> {
     match account {
         SERVICE_ACCOUNT => Some(PodKind::Agent),
         SENSOR_SERVICE_ACCOUNT => Some(PodKind::Sensor),
@@ -229,29 +229,29 @@ fn first(extra: &BTreeMap<String, Vec<String>>, key: &str) -> Option<String> {
     extra.get(key)?.first().filter(|value| !value.is_empty()).cloned()
 }
 
-fn cannot_check() -> Refusal {
-    Refusal {
+fn cannot_check() -> PodRefusal {
+    PodRefusal {
         code: RefusalCode::NotLeading,
         message: "the token cannot be checked now; try again".into(),
     }
 }
 
-type Hash = [u8; 32];
+type TokenHash = [u8; 32];
 
-fn hash(token: &str) -> Hash {
-    let mut hash = Hash::default();
+fn hash(token: &str) -> TokenHash {
+    let mut hash = TokenHash::default();
     hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
     hash
 }
 
 /// Answers by hash of the token, and until when they are good. Two halves: when the young one is full, it becomes the old
 /// one, whose answers go unless they were used meanwhile.
-struct Memory<T> {
-    young: HashMap<Hash, (T, Instant)>,
-    old: HashMap<Hash, (T, Instant)>,
+struct TokenCache<T> {
+    young: HashMap<TokenHash, (T, Instant)>,
+    old: HashMap<TokenHash, (T, Instant)>,
 }
 
-impl<T> Default for Memory<T> {
+impl<T> Default for TokenCache<T> {
     fn default() -> Self {
         Self {
             young: HashMap::new(),
@@ -260,8 +260,8 @@ impl<T> Default for Memory<T> {
     }
 }
 
-impl<T: Clone> Memory<T> {
-    fn get(&mut self, hash: &Hash, now: Instant) -> Option<T> {
+impl<T: Clone> TokenCache<T> {
+    fn get(&mut self, hash: &TokenHash, now: Instant) -> Option<T> {
         if let Some(aged) = self.old.remove(hash) {
             self.put(*hash, aged.0, aged.1);
         }
@@ -269,7 +269,7 @@ impl<T: Clone> Memory<T> {
         (now < *until).then(|| answer.clone())
     }
 
-    fn put(&mut self, hash: Hash, answer: T, until: Instant) {
+    fn put(&mut self, hash: TokenHash, answer: T, until: Instant) {
         if self.young.len() >= MAX_REMEMBERED / 2 {
             self.old = std::mem::take(&mut self.young);
         }
@@ -384,7 +384,7 @@ mod tests {
     )]
     fn what_a_token_says_of_itself_is_looked_at_first(#[case] claims: &str, #[case] refused: Option<RefusalCode>) {
         let now = Timestamp::from_second(1000).unwrap();
-        let claimed = claimed(&token(&serde_json::from_str(claims).unwrap()), now);
+        let claimed = token_expiry(&token(&serde_json::from_str(claims).unwrap()), now);
         assert_eq!(claimed.err().map(|refusal| refusal.code), refused);
     }
 
@@ -392,23 +392,23 @@ mod tests {
     fn what_is_no_token_of_a_service_account_is_refused() {
         let good = token(&serde_json::json!({"aud": LINK_AUDIENCE, "exp": 2000, "sub": ACCOUNT}));
         let now = Timestamp::from_second(1000).unwrap();
-        assert!(claimed(&good, now).is_ok());
+        assert!(token_expiry(&good, now).is_ok());
         let [unsigned, longer] = [good.trim_end_matches("c2ln").to_owned(), format!("{good}.x")];
         let large = format!("{good}{}", "x".repeat(MAX_TOKEN_BYTES));
         for bad in ["", "nonsense", "a.b.c", "..", &unsigned, &longer, &large] {
             assert_eq!(
-                claimed(bad, now).unwrap_err().code,
+                token_expiry(bad, now).unwrap_err().code,
                 RefusalCode::Unauthenticated,
                 "{bad:.40}"
             );
         }
         let largest = format!("{good}{}", "x".repeat(MAX_TOKEN_BYTES - good.len()));
-        assert!(claimed(&largest, now).is_ok());
+        assert!(token_expiry(&largest, now).is_ok());
     }
 
     #[test]
     fn an_answer_is_good_until_its_end() {
-        let (mut memory, until) = (Memory::default(), Instant::now());
+        let (mut memory, until) = (TokenCache::default(), Instant::now());
         memory.put(hash("token"), 1, until);
         assert_eq!(memory.get(&hash("token"), until - Duration::from_millis(1)), Some(1));
         assert_eq!(memory.get(&hash("token"), until), None);
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn the_memory_is_bounded_and_keeps_what_is_used() {
-        let (mut memory, now) = (Memory::default(), Instant::now());
+        let (mut memory, now) = (TokenCache::default(), Instant::now());
         let until = now + Duration::from_secs(1);
         for number in 0..3 * MAX_REMEMBERED {
             memory.put(hash(&number.to_string()), number, until);

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use crate::api::agent::PodSettings;
-use crate::api::price::Price;
+use crate::api::price::ModelPrice;
 
 /// Prices by model, as the spec of an Agent names it.
-pub type PriceTable = BTreeMap<String, Price>;
+pub type PriceTable = BTreeMap<String, ModelPrice>;
 
 /// What the platform decides for every Agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub struct PlatformPolicy {
     /// What models cost; wins over an Agent's own price.
     pub prices: PriceTable,
     /// An Agent that no AgentBudget selects and that names none makes no call.
@@ -101,7 +101,7 @@ pub enum AgentPrices {
 /// An answer of fewer tokens is seldom of use.
 pub const MIN_OUTPUT_TOKENS: u32 = 256;
 
-impl Default for Policy {
+impl Default for PlatformPolicy {
     fn default() -> Self {
         Self {
             prices: PriceTable::new(),

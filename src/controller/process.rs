@@ -13,14 +13,14 @@ use prometheus::IntGauge;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::agent::Settings;
-use super::budget::persist::Conflict;
+use super::agent::ReconcilerSettings;
+use super::budget::record_writer::RecordConflictError;
 use super::connection::{READ_TIMEOUT, client};
-use super::leader::{Candidate, LEASE_NAME, Leadership, LeaseTimes, label};
-use super::leading::Leader;
+use super::election::{LEASE_NAME, LeaderCandidate, Leadership, LeaseTimes, set_leader_label};
+use super::leader::Leader;
+use super::link_service::initialize_refusal_metrics;
 use super::sensor::pod::SensorPodSettings;
-use super::serve::show_codes;
-use crate::telemetry::http::{self, Limits, Readiness};
+use crate::telemetry::http::{self, HttpLimits, Readiness};
 use crate::telemetry::metrics::Metrics;
 
 /// Longest silence on a connection for requests about the Lease, which must fail early enough for another try.
@@ -28,13 +28,13 @@ const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest pause between two attempts to reach the API server.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// How long each of the last requests (label, Lease) may take.
-const FAREWELL: Duration = Duration::from_secs(2);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the command line decides.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ControllerOptions {
     /// Settings of the reconciler.
-    pub settings: Settings,
+    pub settings: ReconcilerSettings,
     /// What is decided for the pods of Sensors.
     pub sensor_pods: SensorPodSettings,
     /// Where metrics are served.
@@ -48,12 +48,12 @@ pub struct Options {
     /// Name of this process's pod; absent outside a cluster.
     pub pod_name: Option<String>,
     /// Leader election, under this identity; absent: this process leads alone.
-    pub election: Option<Election>,
+    pub election: Option<ElectionOptions>,
 }
 
 /// How this process stands for election.
 #[derive(Clone, Debug)]
-pub struct Election {
+pub struct ElectionOptions {
     /// Who it is: the pod's name.
     pub identity: String,
     /// How long the Lease is valid.
@@ -62,7 +62,7 @@ pub struct Election {
 
 /// Why the controller ended before it was told to.
 #[derive(thiserror::Error, Debug)]
-pub enum Error {
+pub enum ControllerError {
     /// A port is taken, or the address is not of this host.
     #[error("cannot listen on {address}: {error}")]
     Listen {
@@ -82,24 +82,24 @@ pub enum Error {
     LeadLost(&'static str),
     /// Another leader has written a budget's record.
     #[error("{0}; this process ends, so that it grants nothing beside it")]
-    Deposed(#[from] Conflict),
+    Deposed(#[from] RecordConflictError),
     /// A part of the leader ended by itself.
     #[error("{0} ended unexpectedly")]
     PartEnded(&'static str),
 }
 
 /// Runs the controller until `stop`.
-pub async fn run(options: Options, config: Config, stop: CancellationToken) -> Result<(), Error> {
+pub async fn run(options: ControllerOptions, config: Config, stop: CancellationToken) -> Result<(), ControllerError> {
     let metrics = Arc::new(Metrics::new()?);
-    show_codes(&metrics);
+    initialize_refusal_metrics(&metrics);
     let leads = metrics.leader.with_label_values(&[LEASE_NAME]);
     let readiness = Readiness::waiting("contact with the Kubernetes API");
     let probes = http::probes(readiness.clone());
-    let probes = http::serve(listen(options.probe_address)?, probes, Limits::default());
+    let probes = http::serve(listen(options.probe_address)?, probes, HttpLimits::default());
     let scrapes = http::metrics(metrics.clone(), http::SCRAPE_WAIT);
-    let scrapes = http::serve(listen(options.metrics_address)?, scrapes, Limits::default());
+    let scrapes = http::serve(listen(options.metrics_address)?, scrapes, HttpLimits::default());
     let served = [tokio::spawn(probes), tokio::spawn(scrapes)];
-    let process = Process {
+    let process = ControllerProcess {
         client: client(config.clone(), READ_TIMEOUT, &metrics)?,
         config,
         metrics,
@@ -113,17 +113,17 @@ pub async fn run(options: Options, config: Config, stop: CancellationToken) -> R
     result
 }
 
-struct Process {
+struct ControllerProcess {
     client: Client,
     config: Config,
     metrics: Arc<Metrics>,
     readiness: Readiness,
-    options: Options,
+    options: ControllerOptions,
 }
 
-impl Process {
+impl ControllerProcess {
     /// From the first contact with the API server to the last.
-    async fn run(&self, leads: &IntGauge, stop: &CancellationToken) -> Result<(), Error> {
+    async fn run(&self, leads: &IntGauge, stop: &CancellationToken) -> Result<(), ControllerError> {
         let candidate = self.candidate()?;
         let won = stop.run_until_cancelled(async {
             // A label from an earlier life of this pod would draw the link's traffic to a follower.
@@ -155,19 +155,19 @@ impl Process {
             led
         };
         let result = tokio::select! {
-            lost = hold(leadership.as_ref()) => return Err(Error::LeadLost(lost)),
+            lost = hold(leadership.as_ref()) => return Err(ControllerError::LeadLost(lost)),
             result = lead => result,
         };
-        self.farewell(leadership.as_ref()).await;
+        self.release_leadership(leadership.as_ref()).await;
         result
     }
 
-    fn candidate(&self) -> Result<Option<Candidate>, Error> {
+    fn candidate(&self) -> Result<Option<LeaderCandidate>, ControllerError> {
         let Some(election) = &self.options.election else {
             return Ok(None);
         };
         let writer = client(self.config.clone(), LEASE_TIMEOUT, &self.metrics)?;
-        Ok(Some(Candidate {
+        Ok(Some(LeaderCandidate {
             client: self.client.clone(),
             writer,
             namespace: self.options.settings.controller_namespace.clone(),
@@ -181,18 +181,18 @@ impl Process {
         let Some(pod) = &self.options.pod_name else { return };
         let pods = self.pods();
         retry("label the controller's own pod", async || {
-            label(&pods, pod, leads).await
+            set_leader_label(&pods, pod, leads).await
         })
         .await;
     }
 
     /// Gives label and Lease back, so that another replica leads at once.
-    async fn farewell(&self, leadership: Option<&Leadership>) {
+    async fn release_leadership(&self, leadership: Option<&Leadership>) {
         if let Some(pod) = &self.options.pod_name {
-            let _ = timeout(FAREWELL, label(&self.pods(), pod, false)).await;
+            let _ = timeout(RELEASE_TIMEOUT, set_leader_label(&self.pods(), pod, false)).await;
         }
         if let Some(leadership) = leadership {
-            match timeout(FAREWELL, leadership.release()).await {
+            match timeout(RELEASE_TIMEOUT, leadership.release()).await {
                 Ok(Ok(())) => tracing::info!("the Lease is released"),
                 Ok(Err(error)) => tracing::warn!(%error, "the Lease is not released; it expires by itself"),
                 Err(_) => tracing::warn!("the Lease is not released in time; it expires by itself"),
@@ -233,11 +233,11 @@ where
 }
 
 /// Opens a listener at once, so that a taken port ends the process with a clear word.
-pub(super) fn listen(address: SocketAddr) -> Result<tokio::net::TcpListener, Error> {
+pub(super) fn listen(address: SocketAddr) -> Result<tokio::net::TcpListener, ControllerError> {
     let listen = || {
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         tokio::net::TcpListener::from_std(listener)
     };
-    listen().map_err(|error| Error::Listen { address, error })
+    listen().map_err(|error| ControllerError::Listen { address, error })
 }

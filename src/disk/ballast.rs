@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 pub const BALLAST_BYTES: usize = 1024 * 1024;
 
 /// The file.
-pub struct Ballast {
+pub struct BallastFile {
     path: PathBuf,
 }
 
-impl Ballast {
+impl BallastFile {
     /// Makes the file, if it is not there in full. Fails when the volume has no room for it, and then leaves nothing
     /// behind.
     pub fn take(dir: &Path) -> io::Result<Self> {

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
 
-pub use ballast::{BALLAST_BYTES, Ballast};
+pub use ballast::{BALLAST_BYTES, BallastFile};
 /// File systems of other machines whose locks and flushes SQLite warns of.
 const NETWORK: [&str; 5] = ["nfs", "nfs4", "cifs", "smb3", "smbfs"];
 
 /// What an error of SQLite means for its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum DatabaseFault {
     /// There is no room on the volume.
     Full,
     /// The file is not what was written.
@@ -54,11 +54,11 @@ pub fn connect(file: &Path, wait: Duration) -> rusqlite::Result<Connection> {
 
 /// What an error of SQLite means.
 #[must_use]
-pub fn fault(error: &rusqlite::Error) -> Fault {
+pub fn classify_error(error: &rusqlite::Error) -> DatabaseFault {
     match error.sqlite_error_code() {
-        Some(ErrorCode::DiskFull) => Fault::Full,
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Fault::Damaged,
-        _ => Fault::Other,
+        Some(ErrorCode::DiskFull) => DatabaseFault::Full,
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => DatabaseFault::Damaged,
+        _ => DatabaseFault::Other,
     }
 }
 
@@ -141,15 +141,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, "x".repeat(5000)).unwrap();
-        assert_eq!(fault(&connect(&path, Duration::ZERO).unwrap_err()), Fault::Damaged);
+        assert_eq!(
+            classify_error(&connect(&path, Duration::ZERO).unwrap_err()),
+            DatabaseFault::Damaged
+        );
         let connection = connect(&dir.path().join("good"), Duration::ZERO).unwrap();
-        assert_eq!(fault(&connection.execute("nonsense", []).unwrap_err()), Fault::Other);
+        assert_eq!(
+            classify_error(&connection.execute("nonsense", []).unwrap_err()),
+            DatabaseFault::Other
+        );
         connection
             .execute_batch("PRAGMA max_page_count = 2; CREATE TABLE t (x)")
             .unwrap();
         let full = connection
             .execute("INSERT INTO t VALUES (zeroblob(100000))", [])
             .unwrap_err();
-        assert_eq!(fault(&full), Fault::Full);
+        assert_eq!(classify_error(&full), DatabaseFault::Full);
     }
 }

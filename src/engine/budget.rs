@@ -9,26 +9,26 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::budget_health::Health;
+use super::budget_health::BudgetHealth;
+use super::effects::{EffectBuffer, call_line};
 use super::machine::Engine;
-use super::outbox::{Outbox, call_line};
-use super::snapshot::{Hold, Step};
-use super::{Effect, RecordKind, clock};
-use crate::api::failure::{Failure, FailureKind};
+use super::snapshot::{ActivePause, CallStep};
+use super::{EngineEffect, RecordKind, time_math};
+use crate::api::failure::{CallFailure, FailureKind};
 use crate::api::status::PauseReason;
 
 /// Time between two attempts at a call while others hold the room that it needs.
-pub const PROBE: SignedDuration = SignedDuration::from_secs(15);
+pub const PROBE_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
 /// Wait before another attempt when the budget changed while the refused one was under way.
-pub const SOON: SignedDuration = SignedDuration::from_secs(1);
+pub const PROBE_DELAY: SignedDuration = SignedDuration::from_secs(1);
 /// An attempt that was not refused for so long was let through: a gateway reserves before it calls, and waits ten seconds
 /// for room at most.
-pub const LET_THROUGH: SignedDuration = SignedDuration::from_secs(15);
+pub const PROBE_TIMEOUT: SignedDuration = SignedDuration::from_secs(15);
 
 /// What limits the calls, as far as the loop has to know. A level: hearing it twice does nothing more.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
-pub struct Budget {
+pub struct BudgetState {
     /// Another number whenever a refused call may have become possible.
     pub revision: u64,
     /// The smallest number of tokens that a whole limit leaves to one call; `None`: not limited.
@@ -40,12 +40,12 @@ pub struct Budget {
     pub stop: Option<String>,
     /// What limits have left, for the model.
     #[serde(skip)]
-    pub health: Vec<Health>,
+    pub health: Vec<BudgetHealth>,
 }
 
 /// When a held call is tried although its reason holds.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Probe {
+pub enum ProbeState {
     /// At this moment.
     At(Timestamp),
     /// It was sent; when nobody has refused it by this moment, the reason is gone.
@@ -117,7 +117,7 @@ fn is_worth_probing(reason: PauseReason) -> bool {
 
 impl Engine {
     /// The newest word about what limits the calls.
-    pub(super) fn budget_changed(&mut self, budget: Budget, out: &mut Outbox) {
+    pub(super) fn budget_changed(&mut self, budget: BudgetState, out: &mut EffectBuffer) {
         if budget == self.state.budget {
             return;
         }
@@ -126,12 +126,12 @@ impl Engine {
             self.probe_at(out.now);
         }
         if let Some(message) = self.state.budget.stop.clone() {
-            self.cut_by_budget(message, out);
+            self.cancel_for_budget(message, out);
         }
     }
 
     /// The gateway refused a call for a limit on what may be spent.
-    pub(super) fn refused(&mut self, reason: PauseReason, failure: Failure, out: &mut Outbox) {
+    pub(super) fn handle_budget_refusal(&mut self, reason: PauseReason, failure: CallFailure, out: &mut EffectBuffer) {
         if let (FailureKind::CallExceedsLimit, Some(compaction)) = (failure.kind, self.compaction()) {
             self.shorten_compaction(compaction, out);
             return;
@@ -142,7 +142,7 @@ impl Engine {
             .tokens
             .filter(|_| self.state.turn.is_some() && !self.is_heartbeat());
         if let (FailureKind::CallExceedsLimit, Some(limit)) = (failure.kind, limit)
-            && self.shorten(limit, out)
+            && self.shrink_for_limit(limit, out)
         {
             return;
         }
@@ -154,13 +154,13 @@ impl Engine {
             None
         } else if asked_under != self.state.budget.revision {
             // The refusal may speak of the budget as it was.
-            Some(Probe::At(clock::after(out.now, SOON)))
+            Some(ProbeState::At(time_math::after(out.now, PROBE_DELAY)))
         } else if failure.resumes_at.is_none() && is_worth_probing(reason) && !self.state.budget.held {
-            Some(Probe::At(clock::after(out.now, PROBE)))
+            Some(ProbeState::At(time_math::after(out.now, PROBE_INTERVAL)))
         } else {
             None
         };
-        let hold = Hold {
+        let hold = ActivePause {
             until: failure.resumes_at.filter(|_| waits_for_room(reason)),
             message: failure.message,
             probe,
@@ -171,8 +171,8 @@ impl Engine {
     /// Tries held calls from this moment on, unless one is under way.
     fn probe_at(&mut self, moment: Timestamp) {
         for (reason, hold) in &mut self.state.reasons {
-            if waits_for_room(*reason) && !matches!(hold.probe, Some(Probe::Sent(_))) {
-                hold.probe = Some(Probe::At(moment));
+            if waits_for_room(*reason) && !matches!(hold.probe, Some(ProbeState::Sent(_))) {
+                hold.probe = Some(ProbeState::At(moment));
             }
         }
     }
@@ -180,8 +180,8 @@ impl Engine {
     /// An attempt goes out: reasons that are tried know.
     pub(super) fn probes_sent(&mut self, now: Timestamp) {
         for hold in self.state.reasons.values_mut() {
-            if let Some(Probe::At(_)) = hold.probe {
-                hold.probe = Some(Probe::Sent(clock::after(now, LET_THROUGH)));
+            if let Some(ProbeState::At(_)) = hold.probe {
+                hold.probe = Some(ProbeState::Sent(time_math::after(now, PROBE_TIMEOUT)));
             }
         }
         self.note_revision();
@@ -197,8 +197,8 @@ impl Engine {
     }
 
     /// The call in flight came to an end that is no refusal: there was room for it.
-    pub(super) fn was_let_through(&mut self) {
-        let sent = |hold: &Hold| matches!(hold.probe, Some(Probe::Sent(_)));
+    pub(super) fn clear_probed_pauses(&mut self) {
+        let sent = |hold: &ActivePause| matches!(hold.probe, Some(ProbeState::Sent(_)));
         let reasons: Vec<PauseReason> = self
             .state
             .reasons
@@ -207,24 +207,24 @@ impl Engine {
             .map(|(reason, _)| *reason)
             .collect();
         for reason in reasons {
-            self.clear(reason);
+            self.clear_pause(reason);
         }
     }
 
     /// The call in flight came to an end before anybody looked for room.
-    pub(super) fn was_not_asked(&mut self, now: Timestamp) {
+    pub(super) fn reschedule_probes(&mut self, now: Timestamp) {
         for hold in self.state.reasons.values_mut() {
-            if let Some(Probe::Sent(_)) = hold.probe {
-                hold.probe = Some(Probe::At(now));
+            if let Some(ProbeState::Sent(_)) = hold.probe {
+                hold.probe = Some(ProbeState::At(now));
             }
         }
     }
 
     /// From when on the loop may act as far as its reasons go: at any time, not before a probe, or `None`.
     pub(super) fn free_from(&self) -> Option<Timestamp> {
-        let moment = |hold: &Hold| match hold.probe {
-            Some(Probe::At(moment)) => Some(moment),
-            Some(Probe::Sent(_)) => Some(Timestamp::MIN),
+        let moment = |hold: &ActivePause| match hold.probe {
+            Some(ProbeState::At(moment)) => Some(moment),
+            Some(ProbeState::Sent(_)) => Some(Timestamp::MIN),
             None => None,
         };
         self.state
@@ -240,32 +240,32 @@ impl Engine {
 
     /// Cuts the call in flight. Its answer is lost and what it cost is not; the same call is made again once there is
     /// room. So are runs of tools that only look; others finish, and no further one begins.
-    fn cut_by_budget(&mut self, message: String, out: &mut Outbox) {
-        if let Some(turn) = self.state.turn.as_mut().filter(|turn| turn.step == Step::Tools) {
+    fn cancel_for_budget(&mut self, message: String, out: &mut EffectBuffer) {
+        if let Some(turn) = self.state.turn.as_mut().filter(|turn| turn.step == CallStep::Tools) {
             turn.asked_under = self.state.budget.revision;
-            self.cut_runs(false, out);
-            self.refused(PauseReason::BudgetExhausted, stopped(message), out);
+            self.cancel_runs(false, out);
+            self.handle_budget_refusal(PauseReason::BudgetExhausted, budget_stop_failure(message), out);
             return;
         }
         let Some(call) = self.call_in_flight() else {
             return;
         };
-        out.push(Effect::CancelCall { call });
+        out.push(EngineEffect::CancelCall { call });
         self.in_flight = false;
         match &mut self.state.turn {
-            Some(turn) => turn.step = Step::Due(out.now),
+            Some(turn) => turn.step = CallStep::Due(out.now),
             None => self.close_call_before_turn(out.now),
         }
         self.note_revision();
         let note = FailureKind::BudgetExhausted.as_ref();
         out.record(call_line(RecordKind::CallFailed, call, note, Vec::new()));
-        self.refused(PauseReason::BudgetExhausted, stopped(message), out);
+        self.handle_budget_refusal(PauseReason::BudgetExhausted, budget_stop_failure(message), out);
     }
 }
 
 /// The refusal of a budget that stops its loops.
-pub(super) fn stopped(message: String) -> Failure {
-    Failure {
+pub(super) fn budget_stop_failure(message: String) -> CallFailure {
+    CallFailure {
         kind: FailureKind::BudgetExhausted,
         message,
         retry_after_milliseconds: None,

@@ -9,7 +9,7 @@ use super::machine::Engine;
 
 /// A limit of what calls may cost, and what is left of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
+pub struct BudgetHealth {
     /// Whose limit it is: `AgentBudget team`.
     pub name: String,
     /// The limit: `100000 tokens in any 3600 s`.
@@ -20,7 +20,7 @@ pub struct Health {
     pub until: Option<Timestamp>,
 }
 
-impl std::fmt::Display for Health {
+impl std::fmt::Display for BudgetHealth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { name, limit, .. } = self;
         match self.tenths {
@@ -40,11 +40,17 @@ fn tenths(left: u64, limit: u64) -> u8 {
 impl Engine {
     /// A line for each limit; `None`: nothing is limited, or nothing is known of it.
     pub(super) fn budget_health(&self, now: Timestamp) -> Option<String> {
-        let holds = |health: &&Health| health.until.is_none_or(|until| now < until);
-        let budgets = self.state.budget.health.iter().filter(holds).map(Health::to_string);
+        let holds = |health: &&BudgetHealth| health.until.is_none_or(|until| now < until);
+        let budgets = self
+            .state
+            .budget
+            .health
+            .iter()
+            .filter(holds)
+            .map(BudgetHealth::to_string);
         let rates = self.settings.rate_limits.iter().map(|limit| {
             let left = limit.amount.saturating_sub(self.state.used.used(*limit, now));
-            let health = Health {
+            let health = BudgetHealth {
                 name: "guardrails.rateLimits".to_owned(),
                 limit: limit.to_string(),
                 tenths: tenths(left, limit.amount),

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::context;
+use super::effects::{EffectBuffer, answer_line, journal_line};
 use super::machine::Engine;
-use super::message::{Answer, Finish, Message};
-use super::outbox::{Outbox, answer_line, line};
-use super::snapshot::{Step, Turn};
-use super::{CallId, Purpose, Record, RecordKind, clock, prompt};
-use crate::api::failure::{Failure, FailureKind};
+use super::message::{FinishReason, Message, ModelAnswer};
+use super::prompt_size;
+use super::snapshot::{CallStep, Turn};
+use super::{CallId, CallPurpose, JournalRecord, RecordKind, prompt, time_math};
+use crate::api::failure::{CallFailure, FailureKind};
 
 /// Most bytes of a summary: it is written with each step of the loop.
 pub const MOST_BYTES: u64 = 16 * 1024;
@@ -48,7 +48,7 @@ pub struct Compaction {
 
 /// Whether the oldest messages can be summed up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plan {
+pub enum CompactionPlan {
     /// Like this.
     Worth(Compaction),
     /// So many of them are too large for one call.
@@ -59,11 +59,11 @@ pub enum Plan {
 
 impl Turn {
     /// What its present call is for.
-    pub fn purpose(&self) -> Purpose {
+    pub fn purpose(&self) -> CallPurpose {
         match self.compaction {
-            Some(_) => Purpose::Compaction,
-            None if self.heartbeat => Purpose::Heartbeat,
-            None => Purpose::Turn,
+            Some(_) => CallPurpose::Compaction,
+            None if self.heartbeat => CallPurpose::Heartbeat,
+            None => CallPurpose::Turn,
         }
     }
 
@@ -79,12 +79,12 @@ impl Engine {
     }
 
     /// A summary of the `leaving` oldest messages, or of as many of them as fit into one call: the rest takes another.
-    pub(super) fn plan_compaction(&self, leaving: usize) -> Plan {
+    pub(super) fn plan_compaction(&self, leaving: usize) -> CompactionPlan {
         let may = |turn: &Turn| !turn.heartbeat && !turn.unsummed && turn.compactions < MOST_SUMMARIES;
         if leaving == 0 || !self.state.turn.as_ref().is_some_and(may) {
-            return Plan::None;
+            return CompactionPlan::None;
         }
-        let asked = context::system(&prompt::summarise(MOST_BYTES / BYTES_PER_WORD));
+        let asked = prompt_size::message_size(&prompt::summary_request(MOST_BYTES / BYTES_PER_WORD));
         let limit = self.state.budget.tokens.unwrap_or(u64::MAX);
         let limit = self.state.sizes.estimated(limit).saturating_sub(self.fixed_tokens());
         let room = self.room(0);
@@ -92,33 +92,33 @@ impl Engine {
         self.plan_within(leaving, most, room)
     }
 
-    fn plan_within(&self, leaving: usize, most: u64, room: context::Room) -> Plan {
+    fn plan_within(&self, leaving: usize, most: u64, room: prompt_size::PromptRoom) -> CompactionPlan {
         let oldest = &self.transcript[..leaving.min(self.transcript.len())];
         let cleared = self.cleared();
-        let messages = context::first(oldest, cleared, most).unwrap_or(0);
-        let replaced = context::size(&oldest[..messages], cleared);
+        let messages = prompt_size::longest_prefix(oldest, cleared, most).unwrap_or(0);
+        let replaced = prompt_size::messages_size(&oldest[..messages], cleared);
         if replaced >= LEAST_REPLACED {
             // It leaves half of what it replaces free, and three quarters of the room to others.
             let most_bytes = MOST_BYTES.min(room.share.max(room.history)).min(replaced * 2);
-            return Plan::Worth(Compaction {
+            return CompactionPlan::Worth(Compaction {
                 messages,
                 most_bytes: most_bytes.max(LEAST_BYTES),
                 failures: 0,
             });
         }
         if messages == oldest.len() {
-            return Plan::None;
+            return CompactionPlan::None;
         }
-        let next = context::cuts(oldest).find(|cut| *cut > messages);
-        Plan::TooLarge(next.unwrap_or(oldest.len()))
+        let next = prompt_size::cuts(oldest).find(|cut| *cut > messages);
+        CompactionPlan::TooLarge(next.unwrap_or(oldest.len()))
     }
 
     /// The call for a summary is larger than a whole limit, or than the window. Sizes are estimates, so it can be too large
     /// all the same: one of the older half is made, while that is worth it.
-    pub(super) fn shorten_compaction(&mut self, compaction: Compaction, out: &mut Outbox) {
+    pub(super) fn shorten_compaction(&mut self, compaction: Compaction, out: &mut EffectBuffer) {
         let messages = compaction.messages.min(self.transcript.len());
-        let half = context::size(&self.transcript[..messages], self.cleared()) / 2;
-        let Plan::Worth(shorter) = self.plan_within(messages, half, self.room(0)) else {
+        let half = prompt_size::messages_size(&self.transcript[..messages], self.cleared()) / 2;
+        let CompactionPlan::Worth(shorter) = self.plan_within(messages, half, self.room(0)) else {
             self.end_compaction(false, out);
             return;
         };
@@ -127,26 +127,29 @@ impl Engine {
                 failures: compaction.failures,
                 ..shorter
             });
-            turn.step = Step::Due(out.now);
+            turn.step = CallStep::Due(out.now);
         }
     }
 
     /// What the next attempt is for, and its prompt without the system message.
-    pub(super) fn conversation(&self) -> (Purpose, Vec<Arc<Message>>) {
+    pub(super) fn conversation(&self) -> (CallPurpose, Vec<Arc<Message>>) {
         let cleared = self.cleared();
         if self.is_heartbeat() {
-            return (Purpose::Heartbeat, context::rendered(self.session(), cleared).collect());
+            return (
+                CallPurpose::Heartbeat,
+                prompt_size::rendered(self.session(), cleared).collect(),
+            );
         }
         let head = self.head().map(|text| Arc::new(Message::User { text })).into_iter();
         let Some(compaction) = self.compaction() else {
-            let all = head.chain(context::rendered(&self.transcript, cleared).skip(self.left_out()));
-            return (Purpose::Turn, all.collect());
+            let all = head.chain(prompt_size::rendered(&self.transcript, cleared).skip(self.left_out()));
+            return (CallPurpose::Turn, all.collect());
         };
         let oldest = &self.transcript[..compaction.messages.min(self.transcript.len())];
         let text = request(compaction);
         let request = Arc::new(Message::User { text });
-        let all = head.chain(context::rendered(oldest, cleared)).chain([request]);
-        (Purpose::Compaction, all.collect())
+        let all = head.chain(prompt_size::rendered(oldest, cleared)).chain([request]);
+        (CallPurpose::Compaction, all.collect())
     }
 
     /// What stands in a prompt for the messages that left it.
@@ -164,21 +167,27 @@ impl Engine {
             .state
             .summary
             .as_deref()
-            .map(|text| prompt::summary(&prompt::cut(text, most)));
+            .map(|text| prompt::summary(&prompt::truncate(text, most)));
         let digest = self.digest().text(most / 2);
         prompt::head(summary, digest)
     }
 
     /// Estimated tokens of that.
     pub(super) fn head_tokens(&self) -> u64 {
-        self.head().map_or(0, |text| context::system(&text))
+        self.head().map_or(0, |text| prompt_size::message_size(&text))
     }
 
     /// The call for a summary was answered.
-    pub(super) fn summarised(&mut self, compaction: Compaction, call: CallId, answer: &Answer, out: &mut Outbox) {
+    pub(super) fn handle_summary(
+        &mut self,
+        compaction: Compaction,
+        call: CallId,
+        answer: &ModelAnswer,
+        out: &mut EffectBuffer,
+    ) {
         self.state.counters.idle.count(out.now);
         let Some(text) = summary_of(answer, compaction.most_bytes) else {
-            let of = (call, Purpose::Compaction);
+            let of = (call, CallPurpose::Compaction);
             out.record(answer_line(of, answer, "no summary", Vec::new()));
             self.end_compaction(false, out);
             return;
@@ -194,26 +203,26 @@ impl Engine {
         let note = format!("{:?}", answer.finish);
         // Into the history, and out of the live transcript at once: it is in the snapshot.
         let messages = vec![Arc::new(asked), Arc::new(said)];
-        out.record(answer_line((call, Purpose::Compaction), answer, note, messages));
-        out.record(Record {
+        out.record(answer_line((call, CallPurpose::Compaction), answer, note, messages));
+        out.record(JournalRecord {
             call: Some(call),
             retract: 2,
             forget: compaction.messages,
-            ..line(
+            ..journal_line(
                 RecordKind::Compacted,
                 call.turn,
                 format!("{} messages", compaction.messages),
             )
         });
-        self.cut_opening(compaction.messages);
-        self.state.digest.summed_up(call.turn);
-        self.leave(compaction.messages);
+        self.digest_opening(compaction.messages);
+        self.state.digest.reset_after_summary(call.turn);
+        self.drop_messages(compaction.messages);
         self.state.summary = Some(text);
         self.end_compaction(true, out);
     }
 
     /// An attempt at a summary failed in a way that says something of the summary. True: what follows is decided.
-    pub(super) fn compaction_failed(&mut self, failure: &Failure, out: &mut Outbox) -> bool {
+    pub(super) fn compaction_failed(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> bool {
         let Some(turn) = &mut self.state.turn else {
             return false;
         };
@@ -225,7 +234,7 @@ impl Engine {
         }
         compaction.failures = compaction.failures.saturating_add(1);
         let again = compaction.failures < MOST_FAILURES;
-        turn.step = Step::Due(clock::after(out.now, AGAIN));
+        turn.step = CallStep::Due(time_math::after(out.now, AGAIN));
         self.state.last_error = Some((out.now, failure.clone()));
         if !again {
             self.end_compaction(false, out);
@@ -235,7 +244,7 @@ impl Engine {
 
     /// The turn goes on with its own next call. Without a summary there is no further attempt at one in this turn: what is
     /// still too much leaves before that call.
-    pub(super) fn end_compaction(&mut self, summed_up: bool, out: &Outbox) {
+    pub(super) fn end_compaction(&mut self, summed_up: bool, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
             turn.compaction = None;
             turn.compactions = turn.compactions.saturating_add(1);
@@ -247,19 +256,22 @@ impl Engine {
 
 /// What the model is asked; the same for each attempt.
 fn request(compaction: Compaction) -> String {
-    prompt::summarise(compaction.most_bytes / BYTES_PER_WORD)
+    prompt::summary_request(compaction.most_bytes / BYTES_PER_WORD)
 }
 
 /// The summary that an answer is; `None`: it is none. Models like to add a tool call, which is not run.
-fn summary_of(answer: &Answer, most_bytes: u64) -> Option<String> {
+fn summary_of(answer: &ModelAnswer, most_bytes: u64) -> Option<String> {
     let text = answer.text.as_deref().unwrap_or_default().trim();
     let least = if answer.tool_calls.is_empty() {
         1
     } else {
         LEAST_BESIDE_CALLS
     };
-    if answer.finish == Finish::Refused || text.len() < least {
+    if answer.finish == FinishReason::Refused || text.len() < least {
         return None;
     }
-    Some(prompt::cut(text, usize::try_from(most_bytes).unwrap_or(usize::MAX)))
+    Some(prompt::truncate(
+        text,
+        usize::try_from(most_bytes).unwrap_or(usize::MAX),
+    ))
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::message::{Message, ToolCall};
-use super::prompt::cut;
+use super::prompt::truncate;
 use super::yield_tool;
 
 /// Calls that are listed, the newest of those that left.
@@ -23,7 +23,7 @@ const MOST_OPENING_BYTES: usize = 4096;
 /// What is left of messages that left without a summary.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
-pub struct Digest {
+pub struct HistoryDigest {
     /// So many messages left.
     messages: u64,
     /// A line for each tool call among them that may have changed something, oldest first.
@@ -34,7 +34,7 @@ pub struct Digest {
     opening: Option<(i64, String)>,
 }
 
-impl Digest {
+impl HistoryDigest {
     /// These messages leave. `acts`: whether a tool may have changed something.
     pub fn add(&mut self, messages: &[Arc<Message>], acts: impl Fn(&str) -> bool) {
         self.messages = self.messages.saturating_add(count(messages.len()));
@@ -59,18 +59,18 @@ impl Digest {
     }
 
     /// The first messages of this turn leave, and the turn goes on.
-    pub fn opens(&mut self, turn: i64, message: Option<&Message>) {
+    pub fn keep_opening(&mut self, turn: i64, message: Option<&Message>) {
         if self.opening.as_ref().is_some_and(|(known, _)| *known == turn) {
             return;
         }
         self.opening = match message {
-            Some(Message::User { text }) => Some((turn, cut(text, MOST_OPENING_BYTES))),
+            Some(Message::User { text }) => Some((turn, truncate(text, MOST_OPENING_BYTES))),
             Some(Message::System { .. } | Message::Assistant { .. } | Message::Tool { .. }) | None => None,
         };
     }
 
     /// A summary has taken the place of what is listed here. The turn under way still has its beginning here.
-    pub fn summed_up(&mut self, turn: i64) {
+    pub fn reset_after_summary(&mut self, turn: i64) {
         let opening = self.opening.take().filter(|(known, _)| *known == turn);
         *self = Self {
             opening,
@@ -103,7 +103,7 @@ impl Digest {
             let _ = write!(
                 text,
                 "{gap}Turn {turn} began with this message:\n{}",
-                cut(opening, most / 2)
+                truncate(opening, most / 2)
             );
         }
         (!text.is_empty()).then_some(text)
@@ -131,7 +131,7 @@ fn line(call: &ToolCall, result: &str) -> String {
     let ToolCall { name, arguments, .. } = call;
     format!(
         "{} {} -> {}",
-        cut(name, MOST_BYTES),
+        truncate(name, MOST_BYTES),
         on_one_line(arguments),
         on_one_line(result)
     )
@@ -139,5 +139,5 @@ fn line(call: &ToolCall, result: &str) -> String {
 
 fn on_one_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().take(MOST_BYTES).collect();
-    cut(&words.join(" "), MOST_BYTES)
+    truncate(&words.join(" "), MOST_BYTES)
 }

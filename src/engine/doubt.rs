@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::digest::Digest;
+use super::digest::HistoryDigest;
+use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
 use super::message::Message;
-use super::outbox::{Outbox, line};
-use super::{RecordKind, context};
-use crate::api::failure::{Failure, FailureKind};
+use super::{RecordKind, prompt_size};
+use crate::api::failure::{CallFailure, FailureKind};
 
 /// Refused turns in a row after which the history is doubted.
 const MOST_REFUSED: u32 = 2;
@@ -37,7 +37,7 @@ impl Engine {
     }
 
     /// A turn has failed. What to add to the failure's message, when it says something of the history.
-    pub(super) fn doubt_history(&mut self, failure: &Failure, out: &mut Outbox) -> Option<String> {
+    pub(super) fn doubt_history(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> Option<String> {
         if failure.kind != FailureKind::BadResponse {
             self.trust_history();
             return None;
@@ -56,17 +56,17 @@ impl Engine {
     }
 
     /// The next turn is tried without the older half of the history, cut between two turns.
-    fn leave_out(&mut self, out: &mut Outbox) -> Option<String> {
+    fn leave_out(&mut self, out: &mut EffectBuffer) -> Option<String> {
         let all = self.transcript.len();
         let cleared = self.cleared();
-        let goal = context::size(&self.transcript, cleared) / 2;
-        let leaving = context::oldest(&self.transcript, cleared, all, goal);
+        let goal = prompt_size::messages_size(&self.transcript, cleared) / 2;
+        let leaving = prompt_size::oldest_to_drop(&self.transcript, cleared, all, goal);
         if leaving == 0 {
             return None;
         }
         self.state.doubt.left_out = leaving;
         let note = format!("{leaving} of {all} messages, after {MOST_REFUSED} refused turns in a row");
-        out.record(line(RecordKind::HistoryDoubted, self.turn_number(), note));
+        out.record(journal_line(RecordKind::HistoryDoubted, self.turn_number(), note));
         Some(format!(
             "the next turn is tried without the {leaving} oldest of {all} messages of the history, since one of them may \
              be the cause"
@@ -79,12 +79,12 @@ impl Engine {
     }
 
     /// What is left out on trial leaves for good: a call without it was accepted, or its room is needed. False: nothing is.
-    pub(super) fn forget_left_out(&mut self, out: &mut Outbox) -> bool {
+    pub(super) fn forget_left_out(&mut self, out: &mut EffectBuffer) -> bool {
         let leaving = std::mem::take(&mut self.state.doubt.left_out);
         if leaving == 0 {
             return false;
         }
-        self.forget(leaving, out);
+        self.trim_messages(leaving, out);
         true
     }
 
@@ -95,7 +95,7 @@ impl Engine {
     }
 
     /// What the prompt says of messages without a summary, those that are left out on trial among them.
-    pub(super) fn digest(&self) -> Cow<'_, Digest> {
+    pub(super) fn digest(&self) -> Cow<'_, HistoryDigest> {
         let left_out = self.left_out_messages();
         if left_out.is_empty() {
             return Cow::Borrowed(&self.state.digest);

@@ -6,13 +6,13 @@
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use super::gate::{Denial, Denied};
-use super::loops::Ending;
+use super::effects::EffectBuffer;
+use super::loop_detection::ToolCallEnding;
 use super::machine::Engine;
-use super::outbox::Outbox;
-use super::snapshot::{Lifecycle, Step};
+use super::snapshot::{CallStep, LifecyclePhase};
 use super::tool::ToolOutcome;
-use super::work::{MAX_TRIES, Slot};
+use super::tool_admission::{DenialReason, DeniedCall};
+use super::tool_batch::{MAX_TRIES, ToolSlot};
 
 /// The longest pause after which a call that the model asked for before it is still run.
 pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
@@ -34,26 +34,26 @@ impl Engine {
         } else {
             return None;
         };
-        if let Some(turn) = self.state.turn.as_mut().filter(|turn| turn.step == Step::Open) {
+        if let Some(turn) = self.state.turn.as_mut().filter(|turn| turn.step == CallStep::Open) {
             turn.outdated = Some(why.clone());
         }
         Some(why)
     }
 
     /// An answer has come. What it asks for is not run if things have changed since its call was sent.
-    pub(super) fn expire_outdated(&mut self, out: &mut Outbox) {
+    pub(super) fn expire_outdated(&mut self, out: &mut EffectBuffer) {
         if let Some(why) = self.state.turn.as_mut().and_then(|turn| turn.outdated.take()) {
             self.expire(&why, false, out);
         }
     }
 
     /// What a pause has held up for too long is not run when the loop goes on.
-    pub(super) fn expire_held(&mut self, out: &mut Outbox) {
+    pub(super) fn expire_held(&mut self, out: &mut EffectBuffer) {
         let free = self.free_from().is_some_and(|moment| moment <= out.now);
-        if self.fenced || !free || self.state.lifecycle != Lifecycle::Active || !self.running.is_empty() {
+        if self.fenced || !free || self.state.lifecycle != LifecyclePhase::Active || !self.running.is_empty() {
             return;
         }
-        let fresh_at = self.work().and_then(|work| work.fresh_at);
+        let fresh_at = self.tool_batch().and_then(|work| work.fresh_at);
         let held = fresh_at.map_or(SignedDuration::ZERO, |at| out.now.duration_since(at));
         if held > LONGEST_PAUSE {
             self.expire(&asked_before(held), true, out);
@@ -62,26 +62,26 @@ impl Engine {
 
     /// No waiting call with side effects is run, and with `repeats` none that was sent, and whose outcome is unknown, is
     /// repeated.
-    pub(super) fn expire(&mut self, why: &str, repeats: bool, out: &mut Outbox) {
-        let places = self.work().map_or(0, |work| work.slots.len());
+    pub(super) fn expire(&mut self, why: &str, repeats: bool, out: &mut EffectBuffer) {
+        let places = self.tool_batch().map_or(0, |work| work.slots.len());
         for place in 0..places {
-            let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted(place).cloned()) else {
+            let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted_call(place).cloned()) else {
                 continue;
             };
             let runs = self.running.contains_key(&id);
             match self.slot(place) {
-                Some(Slot::Waiting(plan)) if !plan.only_looks() => {
+                Some(ToolSlot::Waiting(plan)) if !plan.only_looks() => {
                     let text = self.deny(id, &wanted, expired(why), out);
                     if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
-                        work.end(place, Ending::Failed, text);
+                        work.end(place, ToolCallEnding::Failed, text);
                     }
                 }
-                Some(Slot::Open(plan)) if repeats && !plan.only_looks() && !runs => {
+                Some(ToolSlot::Open(plan)) if repeats && !plan.only_looks() && !runs => {
                     plan.tries = MAX_TRIES;
                     let message = format!("it was sent, its outcome is not known, and it is not repeated, since {why}");
-                    self.take_outcome(place, id, ToolOutcome::Unknown { message }, out);
+                    self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
                 }
-                Some(Slot::Waiting(_) | Slot::Open(_) | Slot::Result(_) | Slot::Yield(_)) | None => {}
+                Some(ToolSlot::Waiting(_) | ToolSlot::Open(_) | ToolSlot::Result(_) | ToolSlot::Yield(_)) | None => {}
             }
         }
     }
@@ -96,14 +96,14 @@ fn asked_before(time: SignedDuration) -> String {
     }
 }
 
-fn expired(why: &str) -> Denied {
+fn expired(why: &str) -> DeniedCall {
     let error = json!({
         "error": "not run",
         "detail": why,
         "fix": "look at how things are now; ask again if it is still right",
     });
-    Denied {
-        why: Denial::Outdated,
+    DeniedCall {
+        why: DenialReason::Outdated,
         text: error.to_string(),
     }
 }

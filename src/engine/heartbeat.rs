@@ -9,13 +9,13 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
 use super::message::Message;
-use super::outbox::{Outbox, line};
-use super::snapshot::{Briefing, Turn};
-use super::{Record, RecordKind, clock, prompt};
+use super::snapshot::{Turn, TurnBriefing};
+use super::{JournalRecord, RecordKind, prompt, time_math};
 use crate::api::agent;
-use crate::api::failure::Failure;
+use crate::api::failure::CallFailure;
 
 /// Note of the lines that begin and end one.
 pub(super) const HEARTBEAT: &str = "heartbeat";
@@ -26,15 +26,15 @@ const FAILED: &str = "(It failed before its end; what its tools did stands.)";
 
 /// How often, and with what prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heartbeat {
+pub struct HeartbeatSettings {
     /// Time between the beginnings of two.
     pub every: SignedDuration,
     /// What it is asked.
     pub prompt: String,
 }
 
-impl From<&agent::Heartbeat> for Heartbeat {
-    fn from(heartbeat: &agent::Heartbeat) -> Self {
+impl From<&agent::HeartbeatSpec> for HeartbeatSettings {
+    fn from(heartbeat: &agent::HeartbeatSpec) -> Self {
         Self {
             every: SignedDuration::from_secs(heartbeat.every_seconds.into()),
             prompt: heartbeat.prompt.clone(),
@@ -45,7 +45,7 @@ impl From<&agent::Heartbeat> for Heartbeat {
 /// Of the heartbeat, what outlives the process.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
-pub struct Beat {
+pub struct HeartbeatState {
     /// When the next one is due.
     due: Option<Timestamp>,
     /// What the last one came to.
@@ -60,7 +60,7 @@ impl Engine {
     pub(super) fn schedule_heartbeat(&mut self, now: Timestamp) {
         let due = self.state.beat.due;
         self.state.beat.due = self.settings.heartbeat.as_ref().map(|heartbeat| {
-            let latest = clock::after(now, heartbeat.every);
+            let latest = time_math::after(now, heartbeat.every);
             due.map_or(latest, |due| due.min(latest))
         });
     }
@@ -87,18 +87,18 @@ impl Engine {
     }
 
     /// Begins one.
-    pub(super) fn begin_heartbeat(&mut self, out: &mut Outbox) {
+    pub(super) fn begin_heartbeat(&mut self, out: &mut EffectBuffer) {
         let Some(heartbeat) = &self.settings.heartbeat else {
             return;
         };
         let number = self.state.turns_begun.saturating_add(1);
         let text = prompt::heartbeat(number, out.now, &heartbeat.prompt, &self.state.beat.last);
-        self.state.beat.due = Some(clock::after(out.now, heartbeat.every));
-        self.open_turn(text, Briefing::default(), true, out);
+        self.state.beat.due = Some(time_math::after(out.now, heartbeat.every));
+        self.open_turn(text, TurnBriefing::default(), true, out);
     }
 
     /// The present heartbeat is done.
-    pub(super) fn complete_heartbeat(&mut self, out: &mut Outbox) {
+    pub(super) fn complete_heartbeat(&mut self, out: &mut EffectBuffer) {
         let said = self.session().iter().rev().find_map(|message| match &**message {
             Message::Assistant { text, .. } => text.clone(),
             Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
@@ -110,27 +110,27 @@ impl Engine {
         last.truncate(last.floor_char_boundary(MOST_LAST_BYTES));
         self.state.beat.last = last;
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
-        self.leave_no_trace(&turn, RecordKind::TurnCompleted, HEARTBEAT, out);
+        self.retract_heartbeat(&turn, RecordKind::TurnCompleted, HEARTBEAT, out);
     }
 
     /// The present heartbeat was given up. It counts as no failure of the loop: the next one comes at its time.
-    pub(super) fn fail_heartbeat(&mut self, turn: &Turn, failure: Failure, out: &mut Outbox) {
+    pub(super) fn fail_heartbeat(&mut self, turn: &Turn, failure: CallFailure, out: &mut EffectBuffer) {
         if turn.acted {
             FAILED.clone_into(&mut self.state.beat.last);
         }
-        self.leave_no_trace(turn, RecordKind::TurnFailed, failure.kind.as_ref(), out);
+        self.retract_heartbeat(turn, RecordKind::TurnFailed, failure.kind.as_ref(), out);
         self.state.last_error = Some((out.now, failure));
     }
 
-    fn leave_no_trace(&mut self, turn: &Turn, kind: RecordKind, note: &str, out: &mut Outbox) {
+    fn retract_heartbeat(&mut self, turn: &Turn, kind: RecordKind, note: &str, out: &mut EffectBuffer) {
         self.state.beat.own_first = true;
         self.state.beat.due = self.state.beat.due.map(|due| due.max(out.now));
         self.state.counters.idle.skip(out.now);
         let retract = turn.messages.min(self.transcript.len());
         self.transcript.truncate(self.transcript.len() - retract);
-        out.record(Record {
+        out.record(JournalRecord {
             retract,
-            ..line(kind, turn.number, note)
+            ..journal_line(kind, turn.number, note)
         });
     }
 }

@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-pub use super::snapshot::Snapshot;
-pub use super::view::{Detected, Held, View};
+pub use super::snapshot::EngineSnapshot;
+pub use super::view::{DetectedRepetition, LoopView, ReportedPause};
 
-use super::budget::{Budget, LET_THROUGH, PROBE, Probe};
-use super::gate::Toolbox;
+use super::budget::{BudgetState, PROBE_INTERVAL, PROBE_TIMEOUT, ProbeState};
+use super::effects::{EffectBuffer, journal_line};
 use super::guardrails::idle_timeout::IdleClock;
 use super::hot_state::HotState;
-use super::outbox::{Outbox, line};
-use super::snapshot::{Hold, Lifecycle, Sleep, Step};
+use super::snapshot::{ActivePause, CallStep, ChosenSleep, LifecyclePhase};
 use super::tool::ToolRunId;
+use super::tool_admission::Toolbox;
 use super::yield_tool;
 use super::{
-    CallId, Effect, Input, Known, RecordKind, StopCause, clock, message::Message, prompt, prompt::Skill,
-    settings::Settings,
+    CallId, EngineEffect, EngineInput, KnownTotals, RecordKind, StopCause, message::Message, prompt, prompt::Skill,
+    settings::EngineSettings, time_math,
 };
 use crate::api::agent::ExhaustionPolicy;
 use crate::api::status::PauseReason;
@@ -27,11 +27,11 @@ use crate::api::status::PauseReason;
 /// One loop.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    pub(super) settings: Settings,
+    pub(super) settings: EngineSettings,
     pub(super) instructions: String,
     pub(super) skills: Arc<[Skill]>,
     pub(super) transcript: Vec<Arc<Message>>,
-    pub(super) state: Snapshot,
+    pub(super) state: EngineSnapshot,
     /// This process has handed the open call to the driver and waits for its outcome.
     pub(super) in_flight: bool,
     /// Estimated tokens of the prompt that it handed over.
@@ -61,15 +61,15 @@ pub struct Engine {
 impl Engine {
     /// A loop that has never run.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
-        Self::restore(settings, Snapshot::default(), Vec::<Message>::new())
+    pub fn new(settings: EngineSettings) -> Self {
+        Self::restore(settings, EngineSnapshot::default(), Vec::<Message>::new())
     }
 
     /// A loop as its journal left it; feed [`Input::Started`] next.
     #[must_use]
     pub fn restore(
-        settings: Settings,
-        snapshot: Snapshot,
+        settings: EngineSettings,
+        snapshot: EngineSnapshot,
         transcript: impl IntoIterator<Item = impl Into<Arc<Message>>>,
     ) -> Self {
         Self {
@@ -110,44 +110,44 @@ impl Engine {
 
     /// What to persist, see the module's contract.
     #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> EngineSnapshot {
         self.state.clone()
     }
 
     /// The one transition function. `now` may be earlier than before (a clock that was set back).
-    pub fn handle(&mut self, now: Timestamp, input: Input) -> Vec<Effect> {
-        if let Input::ToolsChanged { tools, silent } = input {
+    pub fn handle(&mut self, now: Timestamp, input: EngineInput) -> Vec<EngineEffect> {
+        if let EngineInput::ToolsChanged { tools, silent } = input {
             self.tools_changed(tools, silent);
             return Vec::new();
         }
-        if let Input::WakeEventsChanged { names } = input {
+        if let EngineInput::WakeEventsChanged { names } = input {
             self.wake_events_changed(names);
             return Vec::new();
         }
-        let mut out = Outbox::new(now);
+        let mut out = EffectBuffer::new(now);
         if self.fenced {
-            if matches!(input, Input::Stop { .. }) {
+            if matches!(input, EngineInput::Stop { .. }) {
                 out.stopped();
             }
             return out.into_effects();
         }
         let before = self.view();
         let last = self.state.last_now;
-        self.heed_clock(now);
+        self.handle_clock_rollback(now);
         self.dispatch(input, last, &mut out);
         self.advance(&mut out);
-        self.count(&out);
+        self.count_records(&out);
         self.report_change(&before, &mut out);
         out.into_effects()
     }
 
-    fn dispatch(&mut self, input: Input, last: Option<Timestamp>, out: &mut Outbox) {
+    fn dispatch(&mut self, input: EngineInput, last: Option<Timestamp>, out: &mut EffectBuffer) {
         let live = self.is_live();
-        if !live && !matches!(input, Input::Started { .. } | Input::Stop { .. }) {
+        if !live && !matches!(input, EngineInput::Started { .. } | EngineInput::Stop { .. }) {
             return;
         }
         match input {
-            Input::Started {
+            EngineInput::Started {
                 agent,
                 epoch,
                 known,
@@ -158,32 +158,39 @@ impl Engine {
                 self.link_silent = link_silent;
                 self.start(epoch, known, budget, last, out);
             }
-            Input::Sensed(event) => self.sensed(event, out),
-            Input::Score(question) => self.score(question, out),
-            Input::ScoreTaken { id } => self.score_taken(&id),
-            Input::SensorFailed { sensor } => self.sensor_failed(&sensor, out),
-            Input::ToolFinished { run, outcome } => self.tool_finished(run, outcome, out),
-            Input::Answered { call, answer } => self.answered(call, &answer, out),
-            Input::Failed { call, failure } => self.failed(call, failure, out),
-            Input::Timer => self.timer = None,
-            Input::WakeRequested { token } => self.wake_requested(token, out),
-            Input::ResumeRequested { token } => self.resume_requested(token, out),
-            Input::BudgetChanged { budget } => self.budget_changed(budget, out),
-            Input::LinkSilent => self.link_silent = true,
-            Input::LinkLost => self.link_lost(),
-            Input::LinkBack => self.link_back(),
-            Input::Stop { cause } => self.stop(cause, live, out),
-            Input::DrainEnded if self.state.lifecycle == Lifecycle::Stopping => self.cut(out),
+            EngineInput::Sensed(event) => self.receive_event(event, out),
+            EngineInput::Score(question) => self.request_score(question, out),
+            EngineInput::ScoreTaken { id } => self.acknowledge_score(&id),
+            EngineInput::SensorFailed { sensor } => self.sensor_failed(&sensor, out),
+            EngineInput::ToolFinished { run, outcome } => self.handle_tool_outcome(run, outcome, out),
+            EngineInput::Answered { call, answer } => self.handle_answer(call, &answer, out),
+            EngineInput::Failed { call, failure } => self.handle_call_failure(call, failure, out),
+            EngineInput::Timer => self.timer = None,
+            EngineInput::WakeRequested { token } => self.wake_requested(token, out),
+            EngineInput::ResumeRequested { token } => self.resume_requested(token, out),
+            EngineInput::BudgetChanged { budget } => self.budget_changed(budget, out),
+            EngineInput::LinkSilent => self.link_silent = true,
+            EngineInput::LinkLost => self.link_lost(),
+            EngineInput::LinkBack => self.link_back(),
+            EngineInput::Stop { cause } => self.stop(cause, live, out),
+            EngineInput::DrainEnded if self.state.lifecycle == LifecyclePhase::Stopping => self.cancel_all(out),
             // The others were heard before: levels without effects.
-            Input::DrainEnded | Input::ToolsChanged { .. } | Input::WakeEventsChanged { .. } => {}
+            EngineInput::DrainEnded | EngineInput::ToolsChanged { .. } | EngineInput::WakeEventsChanged { .. } => {}
         }
     }
 
     pub(super) fn is_live(&self) -> bool {
-        matches!(self.state.lifecycle, Lifecycle::Active | Lifecycle::Stopping)
+        matches!(self.state.lifecycle, LifecyclePhase::Active | LifecyclePhase::Stopping)
     }
 
-    fn start(&mut self, epoch: i64, known: Known, budget: Budget, last: Option<Timestamp>, out: &mut Outbox) {
+    fn start(
+        &mut self,
+        epoch: i64,
+        known: KnownTotals,
+        budget: BudgetState,
+        last: Option<Timestamp>,
+        out: &mut EffectBuffer,
+    ) {
         if epoch < self.state.epoch {
             self.fence(out);
             return;
@@ -197,23 +204,27 @@ impl Engine {
         self.running.clear();
         self.timer = None;
         self.budget_changed(budget, out);
-        out.record(line(RecordKind::Started, self.turn_number(), format!("epoch {epoch}")));
-        if same_pod && self.state.lifecycle == Lifecycle::Stopped && self.state.outcome.is_some() {
+        out.record(journal_line(
+            RecordKind::Started,
+            self.turn_number(),
+            format!("epoch {epoch}"),
+        ));
+        if same_pod && self.state.lifecycle == LifecyclePhase::Stopped && self.state.outcome.is_some() {
             out.stopped();
             return;
         }
-        let crashed = self.state.lifecycle != Lifecycle::Stopped && self.state.reasons.is_empty();
+        let crashed = self.state.lifecycle != LifecyclePhase::Stopped && self.state.reasons.is_empty();
         let anew = self.state.outcome.take().is_some();
         if anew {
             self.state.counters.idle = IdleClock::default();
         }
-        self.start_watch(anew);
+        self.start_loop_detection(anew);
         let outdated = self.outdated_since_start(last, out.now);
         self.state.suspended = false;
         // What the process before knew of the link is no longer known; the driver says so anew.
         self.state.reasons.remove(&PauseReason::LinkLost);
-        self.state.used.keep(&self.settings.windows());
-        self.state.lifecycle = Lifecycle::Starting;
+        self.state.used.retain_limits(&self.settings.windows());
+        self.state.lifecycle = LifecyclePhase::Starting;
         self.note_transition(out);
         if crashed {
             self.count_crash(out);
@@ -223,80 +234,80 @@ impl Engine {
             prompt::STARTS.clone_into(&mut self.state.briefing.cause);
         }
         self.schedule_heartbeat(out.now);
-        self.state.lifecycle = Lifecycle::Active;
-        self.settle_cut_runs(outdated.as_deref(), out);
+        self.state.lifecycle = LifecyclePhase::Active;
+        self.settle_interrupted_runs(outdated.as_deref(), out);
     }
 
-    fn stop(&mut self, cause: StopCause, live: bool, out: &mut Outbox) {
+    fn stop(&mut self, cause: StopCause, live: bool, out: &mut EffectBuffer) {
         if cause == StopCause::Fenced {
             self.fence(out);
             return;
         }
         if live {
-            self.state.lifecycle = Lifecycle::Stopping;
-            self.cut_runs(false, out);
+            self.state.lifecycle = LifecyclePhase::Stopping;
+            self.cancel_runs(false, out);
         } else {
             out.stopped();
         }
         if cause == StopCause::Suspend {
             self.state.suspended = true;
-            self.cut_call(out);
+            self.cancel_call(out);
         }
         self.note_transition(out);
     }
 
     /// A newer pod runs the loop: this one does, writes and hears nothing any more. The state stays as it was journalled.
-    pub(super) fn fence(&mut self, out: &mut Outbox) {
-        self.cut(out);
+    pub(super) fn fence(&mut self, out: &mut EffectBuffer) {
+        self.cancel_all(out);
         self.fenced = true;
         out.drop_records();
         out.stopped();
     }
 
     /// Cuts all that is under way.
-    fn cut(&mut self, out: &mut Outbox) {
-        self.cut_call(out);
-        self.cut_runs(true, out);
+    fn cancel_all(&mut self, out: &mut EffectBuffer) {
+        self.cancel_call(out);
+        self.cancel_runs(true, out);
     }
 
     /// Cuts the call in flight. It stays open, so that the next process asks for the same one: its answer may be kept.
-    fn cut_call(&mut self, out: &mut Outbox) {
+    fn cancel_call(&mut self, out: &mut EffectBuffer) {
         if let Some(call) = self.call_in_flight() {
-            out.push(Effect::CancelCall { call });
+            out.push(EngineEffect::CancelCall { call });
         }
         self.in_flight = false;
     }
 
     /// Does what is due, and sets the timer for what is due next.
-    fn advance(&mut self, out: &mut Outbox) {
+    fn advance(&mut self, out: &mut EffectBuffer) {
         match self.state.lifecycle {
             _ if self.fenced => {}
-            Lifecycle::Active => {
+            LifecyclePhase::Active => {
                 self.clear_expired(out.now);
-                self.ask_the_clock(out.now);
-                self.ask_for_room(out);
+                self.check_clock_guardrails(out.now);
+                self.recheck_rate_limits(out);
                 self.end_sleep_if_over(out);
                 self.note_transition(out);
-                self.act(out);
+                self.run_due_step(out);
                 self.end_preparation();
                 self.note_transition(out);
             }
-            Lifecycle::Stopping if !self.in_flight && self.running.is_empty() => {
-                self.state.lifecycle = Lifecycle::Stopped;
+            LifecyclePhase::Stopping if !self.in_flight && self.running.is_empty() => {
+                self.state.lifecycle = LifecyclePhase::Stopped;
                 self.note_transition(out);
                 out.stopped();
             }
-            Lifecycle::Stopping => self.note_transition(out),
-            Lifecycle::Stopped | Lifecycle::Starting => {}
+            LifecyclePhase::Stopping => self.note_transition(out),
+            LifecyclePhase::Stopped | LifecyclePhase::Starting => {}
         }
-        let timer = self.next_moment(out.now);
+        let timer = self.next_deadline(out.now);
         if timer != self.timer {
             self.timer = timer;
-            out.push(Effect::SetTimer(timer));
+            out.push(EngineEffect::SetTimer(timer));
         }
     }
 
-    fn act(&mut self, out: &mut Outbox) {
+    fn run_due_step(&mut self, out: &mut EffectBuffer) {
         let Some(due) = self.due() else {
             return;
         };
@@ -308,21 +319,21 @@ impl Engine {
             None if self.state.pre_check.is_open() => self.issue_pre_check(out),
             None if self.state.scoring.is_open() => self.issue_score(out),
             None if self.score_due().is_some_and(|due| due <= out.now) => self.send_score(out),
-            None if self.may_attempt(out) => self.begin(out),
-            Some((Step::Due(_), ..)) if self.may_attempt(out) => self.send_attempt(out),
-            Some((Step::Due(_), _, own_call))
+            None if self.may_attempt(out) => self.begin_due_turn(out),
+            Some((CallStep::Due(_), ..)) if self.may_attempt(out) => self.send_attempt(out),
+            Some((CallStep::Due(_), _, own_call))
                 if own_call > 1 && self.settings.exhaustion_policy == ExhaustionPolicy::Skip =>
             {
                 self.skip_rest(out);
             }
-            None | Some((Step::Due(_), ..)) => {}
-            Some((Step::Open, call, _)) => self.issue(call, out),
-            Some((Step::Tools, ..)) => self.go_on(out),
+            None | Some((CallStep::Due(_), ..)) => {}
+            Some((CallStep::Open, call, _)) => self.dispatch_attempt(call, out),
+            Some((CallStep::Tools, ..)) => self.advance_tools(out),
         }
     }
 
     /// Begins what is due: a heartbeat, or else the next turn. Where both are, they take turns.
-    fn begin(&mut self, out: &mut Outbox) {
+    fn begin_due_turn(&mut self, out: &mut EffectBuffer) {
         let is_due = |moment: Option<Timestamp>| moment.is_some_and(|due| due <= out.now);
         let own = is_due(self.own_turn_due()) && self.state.beat.own_first;
         if is_due(self.heartbeat_due()) && !own {
@@ -334,7 +345,7 @@ impl Engine {
 
     /// When the loop acts next, if nothing holds it.
     fn due(&self) -> Option<Timestamp> {
-        let free = self.state.lifecycle == Lifecycle::Active && !self.in_flight;
+        let free = self.state.lifecycle == LifecyclePhase::Active && !self.in_flight;
         if !free {
             return None;
         }
@@ -343,8 +354,8 @@ impl Engine {
             None if self.is_refreshing() => return None,
             None if self.state.pre_check.is_open() || self.state.scoring.is_open() => Timestamp::MIN,
             None => self.turn_due().into_iter().chain(self.score_due()).min()?,
-            Some(Step::Due(at)) => at,
-            Some(Step::Open | Step::Tools) => Timestamp::MIN,
+            Some(CallStep::Due(at)) => at,
+            Some(CallStep::Open | CallStep::Tools) => Timestamp::MIN,
         };
         Some(due.max(free_from))
     }
@@ -359,20 +370,20 @@ impl Engine {
     }
 
     /// The earliest moment at which something changes by itself.
-    fn next_moment(&self, now: Timestamp) -> Option<Timestamp> {
-        if self.fenced || self.state.lifecycle != Lifecycle::Active {
+    fn next_deadline(&self, now: Timestamp) -> Option<Timestamp> {
+        if self.fenced || self.state.lifecycle != LifecyclePhase::Active {
             return None;
         }
-        let holds = self.state.reasons.values().filter_map(Hold::ends);
-        let sleep = self.state.sleep.iter().map(Sleep::ends);
+        let holds = self.state.reasons.values().filter_map(ActivePause::ends);
+        let sleep = self.state.sleep.iter().map(ChosenSleep::ends);
         // What can be done for tools now is done: the rest waits for something else than time.
-        let due = self.due().filter(|due| self.work().is_none() || *due > now);
+        let due = self.due().filter(|due| self.tool_batch().is_none() || *due > now);
         holds.chain(sleep).chain(self.clock_changes).chain(due).min()
     }
 
     /// Deadlines are wall clock. When the clock was set back, delays move with it, and nothing lasts longer from now
     /// on than its own limit: a pod that started with a clock a year ahead must not sleep for a year.
-    fn heed_clock(&mut self, now: Timestamp) {
+    fn handle_clock_rollback(&mut self, now: Timestamp) {
         let back = self
             .state
             .last_now
@@ -385,28 +396,28 @@ impl Engine {
         let moved = |moment: Timestamp| moment.checked_sub(back).unwrap_or(now);
         self.state.next_turn = self.state.next_turn.map(moved);
         self.state.counters.idle.moved(back);
-        self.state.used.heed_clock(now);
+        self.state.used.handle_clock_rollback(now);
         self.state.scoring.moved(moved);
         self.schedule_heartbeat(now);
         self.hot.moved(back);
         if let Some(turn) = &mut self.state.turn
-            && let Step::Due(at) = turn.step
+            && let CallStep::Due(at) = turn.step
         {
-            turn.step = Step::Due(moved(at));
+            turn.step = CallStep::Due(moved(at));
         }
         if let Some(sleep) = &mut self.state.sleep {
-            let latest = clock::after(now, self.settings.max_sleep);
+            let latest = time_math::after(now, self.settings.max_sleep);
             sleep.until = sleep.until.min(latest);
             sleep.room_at = sleep.room_at.map(|room_at| room_at.min(latest));
         }
         let reasons: Vec<PauseReason> = self.state.reasons.keys().copied().collect();
         for reason in reasons {
-            let latest = self.longest_hold(reason).map(|longest| clock::after(now, longest));
+            let latest = self.longest_hold(reason).map(|longest| time_math::after(now, longest));
             if let Some(hold) = self.state.reasons.get_mut(&reason) {
                 hold.until = hold.until.map(|until| latest.map_or(until, |latest| until.min(latest)));
                 hold.probe = hold.probe.map(|probe| match probe {
-                    Probe::At(moment) => Probe::At(moment.min(clock::after(now, PROBE))),
-                    Probe::Sent(moment) => Probe::Sent(moment.min(clock::after(now, LET_THROUGH))),
+                    ProbeState::At(moment) => ProbeState::At(moment.min(time_math::after(now, PROBE_INTERVAL))),
+                    ProbeState::Sent(moment) => ProbeState::Sent(moment.min(time_math::after(now, PROBE_TIMEOUT))),
                 });
             }
         }

@@ -29,7 +29,7 @@ pub enum Message {
         tool_calls: Vec<ToolCall>,
         /// What it thought before that, sealed. It goes back with the message, to the model that wrote it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        reasoning: Option<Reasoning>,
+        reasoning: Option<ReasoningContent>,
     },
     /// The result of one tool call; always follows the assistant message that asked for it.
     Tool {
@@ -59,7 +59,7 @@ impl Message {
                 reasoning,
             } => {
                 let calls = tool_calls.iter().map(ToolCall::bytes).sum::<usize>();
-                text.as_ref().map_or(0, String::len) + calls + reasoning.as_ref().map_or(0, Reasoning::len)
+                text.as_ref().map_or(0, String::len) + calls + reasoning.as_ref().map_or(0, ReasoningContent::len)
             }
         }
     }
@@ -87,13 +87,13 @@ impl ToolCall {
 /// read or changed. Providers check it, so it goes back byte for byte, and only to the model and wire format that it came
 /// from; for all others the message is sent without it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Reasoning {
+pub struct ReasoningContent {
     /// The wire format it came in.
     pub api: ModelApi,
     /// `spec.model.name` of the model that wrote it.
     pub model: String,
     /// The message in its original order, where that has reasoning in it.
-    pub parts: Vec<Part>,
+    pub parts: Vec<MessagePart>,
     /// What the server attached to the tool calls, by their places; `null` for a call without. Empty: to none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<Value>,
@@ -102,7 +102,7 @@ pub struct Reasoning {
 /// One part of a message with reasoning in it. Text and tool calls stand in the message itself, and are not kept twice.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-pub enum Part {
+pub enum MessagePart {
     /// A block of reasoning. In OpenAI chat completions: an object whose fields are fields of the message.
     Opaque(Value),
     /// The next bytes of the message's text.
@@ -111,13 +111,13 @@ pub enum Part {
     Call,
 }
 
-impl Reasoning {
+impl ReasoningContent {
     /// Bytes that it adds to a prompt.
     #[must_use]
     pub fn len(&self) -> usize {
         let opaque = self.parts.iter().filter_map(|part| match part {
-            Part::Opaque(value) => Some(value),
-            Part::Text(_) | Part::Call => None,
+            MessagePart::Opaque(value) => Some(value),
+            MessagePart::Text(_) | MessagePart::Call => None,
         });
         opaque
             .chain(&self.calls)
@@ -157,7 +157,7 @@ fn base_36(mut number: u64, digits: usize) -> String {
     text
 }
 
-impl Answer {
+impl ModelAnswer {
     /// The same answer, its reasoning marked as that of this model.
     #[must_use]
     pub fn written_by(mut self, api: ModelApi, model: &str) -> Self {
@@ -202,7 +202,7 @@ pub fn last_object(text: &str, field: &str) -> Option<Map<String, Value>> {
 
 /// A tool offered to the model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tool {
+pub struct ToolDefinition {
     /// Name.
     pub name: Cow<'static, str>,
     /// What it does, for the model.
@@ -213,16 +213,16 @@ pub struct Tool {
 
 /// A model's answer.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct ModelAnswer {
     /// Visible text.
     pub text: Option<String>,
     /// Tools it wants.
     pub tool_calls: Vec<ToolCall>,
     /// What it thought, to be sent back with its text and tool calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reasoning: Option<Reasoning>,
+    pub reasoning: Option<ReasoningContent>,
     /// Why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// What it used by the server's own word: uncached input, cache writes and output. `None`: it did not say.
     #[serde(default)]
     pub tokens: Option<u64>,
@@ -236,7 +236,7 @@ pub struct Answer {
 
 /// Why an answer ended.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Finish {
+pub enum FinishReason {
     /// It was complete.
     #[default]
     Stop,

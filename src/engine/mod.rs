@@ -3,7 +3,7 @@
 //! Owns every rule about when a loop turns, sleeps, pauses and stops. No clock, no I/O, no randomness, no async:
 //! time comes in with each input, so that tests drive years in microseconds. Imports nothing of ours but `api`.
 //!
-//! Contract with the driver (`worker`): feed one [`Input`] to [`machine::Engine::handle`]; commit all
+//! Contract with the driver (`worker`): feed one [`EngineInput`] to [`machine::Engine::handle`]; commit all
 //! [`Effect::Record`]s of that call together with [`machine::Engine::snapshot`] in **one** transaction **before**
 //! acting on any other effect of it; then act on the rest in order. Without a Record nothing is written, the snapshot
 //! neither: after [`StopCause::Fenced`] the journal belongs to another pod. A restart restores the engine from the last
@@ -11,43 +11,43 @@
 
 pub mod budget;
 mod budget_health;
-mod clock;
 mod compaction;
-mod context;
+mod context_window;
 mod digest;
 mod doubt;
+mod effects;
 mod expiry;
-mod failed;
-mod gate;
 mod guardrails;
 mod heartbeat;
 mod hot_state;
-mod loops;
+pub mod lifetime_counts;
+mod loop_detection;
 pub mod machine;
 pub mod message;
 pub mod notifications;
-mod offer;
-mod outbox;
 mod pause;
 pub mod precheck;
 mod prompt;
+mod prompt_size;
 mod purpose;
 mod resources;
-mod results;
 mod retry;
 pub mod scoring;
-pub mod sensors;
+pub mod sensor_events;
 pub mod settings;
 mod snapshot;
-pub mod tally;
 #[cfg(test)]
 mod tests;
+mod time_math;
 pub mod tool;
+mod tool_admission;
+mod tool_batch;
+mod tool_offer;
+mod tool_results;
 mod turn;
+mod turn_failures;
 mod view;
 mod wake;
-mod window;
-mod work;
 mod yield_tool;
 
 use std::sync::Arc;
@@ -55,16 +55,16 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::api::failure::Failure;
-use budget::Budget;
-use message::{Answer, Message, Tool};
-use sensors::Sensed;
+use crate::api::failure::CallFailure;
+use budget::BudgetState;
+use message::{Message, ModelAnswer, ToolDefinition};
+use sensor_events::SensedEvent;
 use tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
 
-pub use budget_health::Health;
-pub use gate::check_schema;
+pub use budget_health::BudgetHealth;
 pub use prompt::Skill;
-pub use purpose::Purpose;
+pub use purpose::CallPurpose;
+pub use tool_admission::check_schema;
 
 /// Identity of one attempt at one model call; unique over the life of an Agent. Shown as `t12c1a1`.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,13 +86,13 @@ impl std::fmt::Display for CallId {
 /// A text is not the id of a call.
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
 #[error("is not the id of a call, such as t12c1a1")]
-pub struct NotACallId;
+pub struct CallIdError;
 
 impl std::str::FromStr for CallId {
-    type Err = NotACallId;
+    type Err = CallIdError;
 
     /// Reads what `Display` writes, and nothing else.
-    fn from_str(text: &str) -> Result<Self, NotACallId> {
+    fn from_str(text: &str) -> Result<Self, CallIdError> {
         let parts = || {
             let (turn, rest) = text.strip_prefix('t')?.split_once('c')?;
             let (call, attempt) = rest.split_once('a')?;
@@ -102,13 +102,13 @@ impl std::str::FromStr for CallId {
                 attempt: attempt.parse().ok()?,
             })
         };
-        parts().filter(|id| id.to_string() == text).ok_or(NotACallId)
+        parts().filter(|id| id.to_string() == text).ok_or(CallIdError)
     }
 }
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Input {
+pub enum EngineInput {
     /// The worker is up, for the first time or again.
     Started {
         /// Uid of the Agent: runs of tools have keys that no other Agent's have.
@@ -116,9 +116,9 @@ pub enum Input {
         /// Epoch of the pod. The same as before: the container restarted. Higher: a new pod.
         epoch: i64,
         /// What the controller knows of, which a new journal goes on from.
-        known: Known,
+        known: KnownTotals,
         /// What limits the calls.
-        budget: Budget,
+        budget: BudgetState,
         /// Whether [`Input::LinkSilent`] holds.
         link_silent: bool,
     },
@@ -127,14 +127,14 @@ pub enum Input {
         /// Which.
         call: CallId,
         /// The answer.
-        answer: Answer,
+        answer: ModelAnswer,
     },
     /// A model call gave none.
     Failed {
         /// Which.
         call: CallId,
         /// Why.
-        failure: Failure,
+        failure: CallFailure,
     },
     /// What the sources of tools offer, whenever it has changed. A level, heard at any time and without effects; feed it
     /// before [`Input::Started`] as far as it is known, since an answer that was kept over a restart may ask for tools at
@@ -152,14 +152,14 @@ pub enum Input {
         names: Vec<String>,
     },
     /// An event of a Sensor, whole. Always journalled while the loop hears, see [`machine::Engine::hears`].
-    Sensed(Sensed),
+    Sensed(SensedEvent),
     /// A Sensor does not hear or understand what comes, for the first time since it last did.
     SensorFailed {
         /// Its name.
         sensor: String,
     },
     /// An event of a Sensor wants a score of a signal. Repeat it until [`machine::Engine::scored`] has its outcome.
-    Score(scoring::Question),
+    Score(scoring::ScoreQuestion),
     /// The outcome of this question is kept: the engine may forget it.
     ScoreTaken {
         /// Its id.
@@ -187,7 +187,7 @@ pub enum Input {
     /// What limits the calls, whenever it may have changed. A level: repeats do nothing.
     BudgetChanged {
         /// All of it.
-        budget: Budget,
+        budget: BudgetState,
     },
     /// No contact with the controller for half the run lease: no tool with side effects starts.
     LinkSilent,
@@ -206,7 +206,7 @@ pub enum Input {
 
 /// Totals that outlive a journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownTotals {
     /// `status.loop.turn`.
     pub turn: i64,
     /// `status.usage.toolCalls`.
@@ -228,22 +228,22 @@ pub enum StopCause {
 
 /// What the driver is to do.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
+pub enum EngineEffect {
     /// Journal this; see the module's contract for when.
-    Record(Record),
+    Record(JournalRecord),
     /// Send a call to the model. The engine has at most one in flight.
     CallModel {
         /// Its id.
         call: CallId,
         /// What it is for.
-        purpose: Purpose,
+        purpose: CallPurpose,
         /// The whole prompt, the system message first; shared with the engine, since it may be large.
         messages: Vec<Arc<Message>>,
         /// The runtime's word on how things stand now: the last message of all, after `messages`. Never part of the
         /// transcript, so that what is before it stays the same from call to call.
         state: Option<String>,
         /// Tools offered; shared with the engine, since their schemas may be large.
-        tools: Arc<[Tool]>,
+        tools: Arc<[ToolDefinition]>,
     },
     /// Run a tool, for so long at most; an end by that time is an unknown outcome. Several at a time: the engine says how
     /// many.
@@ -271,7 +271,7 @@ pub enum Effect {
 
 /// One line of the journal. Its `kind` and ids are safe to log; the messages are not.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Record {
+pub struct JournalRecord {
     /// What.
     pub kind: RecordKind,
     /// The turn it belongs to.
@@ -283,7 +283,7 @@ pub struct Record {
     /// The tool call it belongs to.
     pub tool: Option<ToolLine>,
     /// What the call was for and used; of a line that says that it was answered.
-    pub used: Option<Used>,
+    pub used: Option<RecordedUsage>,
     /// Messages that join the transcript.
     pub messages: Vec<Arc<Message>>,
     /// How many of the newest messages leave the live transcript, before `messages` join it: those of a turn that
@@ -295,9 +295,9 @@ pub struct Record {
 
 /// What an answered call was for, and what it used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used {
+pub struct RecordedUsage {
     /// What for.
-    pub purpose: Purpose,
+    pub purpose: CallPurpose,
     /// Tokens by the server's own word, see [`Answer::tokens`].
     pub tokens: Option<u64>,
     /// What it cost in micro-dollars, see [`Answer::cost`].
@@ -355,7 +355,7 @@ pub enum RecordKind {
     Transition,
     /// A turn began.
     TurnStarted,
-    /// A call is about to be sent: the intent. Its note is the call's [`Purpose`].
+    /// A call is about to be sent: the intent. Its note is the call's [`CallPurpose`].
     CallStarted,
     /// A call gave an answer: the outcome.
     CallAnswered,

@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::RecordKind;
-use super::hot_state::ago;
+use super::effects::{EffectBuffer, journal_line};
+use super::hot_state::format_age;
 use super::machine::Engine;
 use super::message::Message;
-use super::outbox::{Outbox, line};
-use super::prompt::cut;
-use crate::api::failure::{Failure, FailureKind};
+use super::prompt::truncate;
+use crate::api::failure::{CallFailure, FailureKind};
 
 /// Most that wait.
 pub const MOST_WAITING: usize = 256;
@@ -47,7 +47,7 @@ const EVENT: &str = "notification";
 #[derive(
     Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, strum::AsRefStr, strum::Display,
 )]
-pub enum Priority {
+pub enum NotificationPriority {
     /// Shown last, dropped first.
     Low,
     /// Shown in the next turn.
@@ -65,7 +65,7 @@ pub struct Notification {
     /// The event that it is, such as `sensor/prices`: what `wake_early_if` names.
     pub source: String,
     /// How urgent it is.
-    pub priority: Priority,
+    pub priority: NotificationPriority,
     /// What it says. Data, never an instruction.
     pub text: String,
     /// When it came up.
@@ -75,9 +75,9 @@ pub struct Notification {
 /// Those that wait, and what is remembered of the others.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
-pub struct Inbox {
+pub struct NotificationInbox {
     /// The most urgent first, of equal ones the oldest.
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingNotification>,
     /// Dropped, and the model does not know it yet.
     dropped: u64,
     /// Keys of those that left, the oldest first.
@@ -87,10 +87,10 @@ pub struct Inbox {
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-struct Waiting {
+struct WaitingNotification {
     key: u64,
     source: String,
-    priority: Priority,
+    priority: NotificationPriority,
     text: String,
     at: Timestamp,
     /// Refused turns that showed it and may have been refused for it.
@@ -101,14 +101,14 @@ struct Waiting {
 /// What a turn shows.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
-pub struct Shown {
+pub struct ShownNotifications {
     /// In the attempt last sent.
-    sent: Told,
+    sent: NotificationBatch,
     /// In a call that was answered.
-    seen: Told,
+    seen: NotificationBatch,
 }
 
-impl Shown {
+impl ShownNotifications {
     /// Whether the model has seen any in this turn.
     #[must_use]
     pub fn is_seen(&self) -> bool {
@@ -117,12 +117,12 @@ impl Shown {
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-struct Told {
+struct NotificationBatch {
     keys: Vec<u64>,
     dropped: u64,
 }
 
-impl Inbox {
+impl NotificationInbox {
     /// Whether none waits, and none was dropped unseen.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.dropped == 0
@@ -136,8 +136,8 @@ impl Inbox {
         self.waiting.iter().any(|waiting| waiting.key == key)
     }
 
-    fn add(&mut self, new: Waiting) {
-        let rank = |waiting: &Waiting| (std::cmp::Reverse(waiting.priority), waiting.at);
+    fn add(&mut self, new: WaitingNotification) {
+        let rank = |waiting: &WaitingNotification| (std::cmp::Reverse(waiting.priority), waiting.at);
         let place = self.waiting.partition_point(|waiting| rank(waiting) <= rank(&new));
         self.waiting.insert(place, new);
     }
@@ -146,11 +146,11 @@ impl Inbox {
     fn shrink(&mut self, shown: &[u64]) -> u64 {
         let mut dropped = 0;
         while self.waiting.len() > MOST_WAITING || self.bytes() > MOST_BYTES {
-            let free = |waiting: &&Waiting| !shown.contains(&waiting.key);
+            let free = |waiting: &&WaitingNotification| !shown.contains(&waiting.key);
             let Some(lowest) = self.waiting.iter().filter(free).map(|waiting| waiting.priority).min() else {
                 break;
             };
-            let found = |waiting: &Waiting| waiting.priority == lowest && !shown.contains(&waiting.key);
+            let found = |waiting: &WaitingNotification| waiting.priority == lowest && !shown.contains(&waiting.key);
             let Some(place) = self.waiting.iter().position(found) else {
                 break;
             };
@@ -163,7 +163,7 @@ impl Inbox {
     }
 
     fn bytes(&self) -> usize {
-        let of = |waiting: &Waiting| waiting.text.len() + waiting.source.len();
+        let of = |waiting: &WaitingNotification| waiting.text.len() + waiting.source.len();
         self.waiting.iter().map(of).sum()
     }
 
@@ -198,16 +198,18 @@ impl Inbox {
 
     /// Those that the next turn may show. One that is under suspicion is shown alone: the others are not to be dropped
     /// with it.
-    fn candidates(&self) -> impl Iterator<Item = &Waiting> {
+    fn candidates(&self) -> impl Iterator<Item = &WaitingNotification> {
         let suspect = self.waiting.iter().find(|waiting| waiting.failures > 0);
         let suspect = suspect.map(|found| found.key);
-        let may = move |waiting: &&Waiting| !self.withheld && suspect.is_none_or(|suspect| waiting.key == suspect);
+        let may = move |waiting: &&WaitingNotification| {
+            !self.withheld && suspect.is_none_or(|suspect| waiting.key == suspect)
+        };
         self.waiting.iter().filter(may)
     }
 
     /// What stays in the transcript of those that the model has seen. Without it the model would know what it did and not
     /// why, and a summary of the turn would not name its cause.
-    fn kept(&self, told: &Told, now: Timestamp) -> Option<String> {
+    fn kept(&self, told: &NotificationBatch, now: Timestamp) -> Option<String> {
         let seen = self.waiting.iter().filter(|waiting| told.keys.contains(&waiting.key));
         let lines: Vec<String> = seen.map(|waiting| waiting.line(MOST_KEPT_BYTES, now)).collect();
         let head = "[From the runtime, not from a person: the notifications that the turn before this message showed you. They \
@@ -216,7 +218,7 @@ impl Inbox {
     }
 
     /// The model has seen these, and the turn that showed them is done.
-    fn acknowledge(&mut self, told: &Told) {
+    fn acknowledge(&mut self, told: &NotificationBatch) {
         self.withheld = false;
         for key in &told.keys {
             if self.waits(*key) {
@@ -228,10 +230,15 @@ impl Inbox {
     }
 
     /// What the next attempt of a turn shows: what the turn has shown so far, and more as far as there is room.
-    fn choose(&self, shown: &mut Shown, room: usize) {
+    fn choose(&self, shown: &mut ShownNotifications, room: usize) {
         let sent = &mut shown.sent;
-        let of_turn = |waiting: &&Waiting| sent.keys.contains(&waiting.key);
-        let mut bytes: usize = self.waiting.iter().filter(of_turn).map(Waiting::shown_bytes).sum();
+        let of_turn = |waiting: &&WaitingNotification| sent.keys.contains(&waiting.key);
+        let mut bytes: usize = self
+            .waiting
+            .iter()
+            .filter(of_turn)
+            .map(WaitingNotification::shown_bytes)
+            .sum();
         for waiting in self.candidates() {
             if sent.keys.contains(&waiting.key) {
                 continue;
@@ -247,8 +254,8 @@ impl Inbox {
     }
 
     /// Those that a turn shows, as the model reads them. `None`: there is nothing to say.
-    fn block(&self, shown: &Shown, room: usize, now: Timestamp) -> Option<String> {
-        let of_turn = |waiting: &&Waiting| shown.sent.keys.contains(&waiting.key);
+    fn block(&self, shown: &ShownNotifications, room: usize, now: Timestamp) -> Option<String> {
+        let of_turn = |waiting: &&WaitingNotification| shown.sent.keys.contains(&waiting.key);
         let lines = self.waiting.iter().filter(of_turn);
         let mut lines: Vec<String> = lines.map(|waiting| waiting.line(room, now)).collect();
         let rest = self.waiting.len() - lines.len();
@@ -269,7 +276,7 @@ impl Inbox {
     }
 }
 
-impl Waiting {
+impl WaitingNotification {
     /// About as many bytes as its line has.
     fn shown_bytes(&self) -> usize {
         const REST: usize = 40;
@@ -279,8 +286,8 @@ impl Waiting {
     /// Source and text as JSON: none can look like a line of its own.
     fn line(&self, room: usize, now: Timestamp) -> String {
         let age = now.duration_since(self.at).max(SignedDuration::ZERO);
-        let (source, text) = (json!(self.source), json!(cut(&self.text, room)));
-        format!("- {}, from {source}, {} ago: {text}", self.priority, ago(age))
+        let (source, text) = (json!(self.source), json!(truncate(&self.text, room)));
+        format!("- {}, from {source}, {} ago: {text}", self.priority, format_age(age))
     }
 }
 
@@ -293,37 +300,41 @@ fn key(id: &str) -> u64 {
 
 impl Engine {
     /// Something from outside came, for the first time or again.
-    pub(super) fn notified(&mut self, notification: &Notification, out: &mut Outbox) {
+    pub(super) fn receive_notification(&mut self, notification: &Notification, out: &mut EffectBuffer) {
         let key = key(&notification.id);
         if self.state.inbox.knows(key) {
             return;
         }
         let priority = notification.priority;
-        let source = cut(&notification.source, MOST_SOURCE_BYTES);
-        self.state.inbox.add(Waiting {
+        let source = truncate(&notification.source, MOST_SOURCE_BYTES);
+        self.state.inbox.add(WaitingNotification {
             key,
             source: source.clone(),
             priority,
-            text: cut(&notification.text, MOST_TEXT_BYTES),
+            text: truncate(&notification.text, MOST_TEXT_BYTES),
             at: notification.at,
             failures: 0,
         });
-        out.record(line(RecordKind::Notified, self.turn_number(), priority.as_ref()));
+        out.record(journal_line(
+            RecordKind::Notified,
+            self.turn_number(),
+            priority.as_ref(),
+        ));
         let shown = self.state.turn.as_ref().map(|turn| turn.shown.sent.keys.clone());
         let dropped = self.state.inbox.shrink(&shown.unwrap_or_default());
         if dropped > 0 {
             let note = format!("{dropped} dropped");
-            out.record(line(RecordKind::NotificationDropped, self.turn_number(), note));
+            out.record(journal_line(RecordKind::NotificationDropped, self.turn_number(), note));
         }
         if !self.state.inbox.waits(key) {
             return;
         }
-        self.hurry(out.now);
-        if priority == Priority::High {
-            self.urgent(out);
+        self.hasten_next_turn(out.now);
+        if priority == NotificationPriority::High {
+            self.wake_on_urgent(out);
         } else {
-            self.event(&source, out);
-            self.event(EVENT, out);
+            self.wake_on_event(&source, out);
+            self.wake_on_event(EVENT, out);
         }
     }
 
@@ -360,7 +371,12 @@ impl Engine {
 
     /// A turn failed. Only a refusal of what was sent can be for what it showed, and for what no call before showed that was
     /// answered; trouble of the server or on the way is not.
-    pub(super) fn blame_notifications(&mut self, shown: &Shown, failure: &Failure, out: &mut Outbox) {
+    pub(super) fn blame_notifications(
+        &mut self,
+        shown: &ShownNotifications,
+        failure: &CallFailure,
+        out: &mut EffectBuffer,
+    ) {
         if failure.kind != FailureKind::BadResponse {
             return;
         }
@@ -370,7 +386,7 @@ impl Engine {
         let dropped = self.state.inbox.blame(&unseen, fair);
         if dropped > 0 {
             let note = format!("{dropped} dropped: {MOST_FAILURES} turns that showed them were refused");
-            out.record(line(RecordKind::NotificationDropped, self.turn_number(), note));
+            out.record(journal_line(RecordKind::NotificationDropped, self.turn_number(), note));
         }
     }
 

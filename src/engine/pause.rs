@@ -2,11 +2,11 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::guardrails::{self, ByClock, Closed, Guardrail, Trip};
+use super::effects::{EffectBuffer, journal_line};
+use super::guardrails::{self, ClockDecision, ClockPause, Guardrail, TrippedGuardrail};
 use super::machine::Engine;
-use super::outbox::{Outbox, line};
-use super::snapshot::Hold;
-use super::{RecordKind, clock, prompt, retry};
+use super::snapshot::ActivePause;
+use super::{RecordKind, prompt, retry, time_math};
 use crate::api::status::PauseReason;
 
 const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
@@ -46,8 +46,8 @@ pub const fn is_guardrail(reason: PauseReason) -> bool {
 
 impl Engine {
     /// The loop may not go on until the reason clears.
-    pub(super) fn hold(&mut self, reason: PauseReason, until: Option<Timestamp>, message: String) {
-        let hold = Hold {
+    pub(super) fn raise_pause(&mut self, reason: PauseReason, until: Option<Timestamp>, message: String) {
+        let hold = ActivePause {
             until,
             message,
             probe: None,
@@ -56,13 +56,13 @@ impl Engine {
     }
 
     /// A guardrail was reached.
-    pub(super) fn hold_for(&mut self, trip: Trip, out: &Outbox) {
-        self.hold(trip.reason, Some(clock::after(out.now, trip.wait)), trip.message);
+    pub(super) fn raise_guardrail_pause(&mut self, trip: TrippedGuardrail, out: &EffectBuffer) {
+        self.raise_pause(trip.reason, Some(time_math::after(out.now, trip.wait)), trip.message);
     }
 
     /// Clears the reasons whose moment has come.
     pub(super) fn clear_expired(&mut self, now: Timestamp) {
-        let over = |hold: &Hold| hold.ends().is_some_and(|end| end <= now);
+        let over = |hold: &ActivePause| hold.ends().is_some_and(|end| end <= now);
         let expired: Vec<PauseReason> = self
             .state
             .reasons
@@ -71,15 +71,15 @@ impl Engine {
             .map(|(reason, _)| *reason)
             .collect();
         for reason in expired {
-            self.clear(reason);
+            self.clear_pause(reason);
         }
     }
 
     /// Asks the guardrails that depend on the clock alone: their reasons are levels.
-    pub(super) fn ask_the_clock(&mut self, now: Timestamp) {
+    pub(super) fn check_clock_guardrails(&mut self, now: Timestamp) {
         self.clock_changes = None;
         for guardrail in guardrails::ALL {
-            let Some(ByClock {
+            let Some(ClockDecision {
                 reason,
                 closed,
                 changes,
@@ -88,24 +88,24 @@ impl Engine {
                 continue;
             };
             match closed {
-                Some(Closed { until, message }) => self.hold(reason, until, message),
-                None => self.clear(reason),
+                Some(ClockPause { until, message }) => self.raise_pause(reason, until, message),
+                None => self.clear_pause(reason),
             }
             self.clock_changes = self.clock_changes.into_iter().chain(changes).min();
         }
     }
 
     /// Whether a guardrail holds the next attempt at a call, which then waits.
-    pub(super) fn trip_before_attempt(&self, now: Timestamp) -> Option<Trip> {
+    pub(super) fn trip_before_attempt(&self, now: Timestamp) -> Option<TrippedGuardrail> {
         let ask = |guardrail: &&dyn Guardrail| guardrail.before_attempt(&self.settings, &self.state.used, now);
         guardrails::ALL.iter().find_map(ask)
     }
 
     /// Asks before an attempt. False: it waits.
-    pub(super) fn may_attempt(&mut self, out: &Outbox) -> bool {
+    pub(super) fn may_attempt(&mut self, out: &EffectBuffer) -> bool {
         match self.trip_before_attempt(out.now) {
             Some(trip) => {
-                self.hold_for(trip, out);
+                self.raise_guardrail_pause(trip, out);
                 false
             }
             None => true,
@@ -113,14 +113,14 @@ impl Engine {
     }
 
     /// The guardrails that hold a tool run with side effects, which then waits.
-    pub(super) fn trips_before_action(&self, now: Timestamp) -> impl Iterator<Item = Trip> {
+    pub(super) fn trips_before_action(&self, now: Timestamp) -> impl Iterator<Item = TrippedGuardrail> {
         let ask = move |guardrail: &&dyn Guardrail| guardrail.before_action(&self.settings, &self.state.used, now);
         guardrails::ALL.iter().filter_map(ask)
     }
 
     /// Whether `guardrails.rateLimits` still hold what they hold: a tool run where the turn waits for one, else a call.
-    pub(super) fn trip_of_window(&self, now: Timestamp) -> Option<Trip> {
-        if self.work().is_none() {
+    pub(super) fn trip_of_window(&self, now: Timestamp) -> Option<TrippedGuardrail> {
+        if self.tool_batch().is_none() {
             return self.trip_before_attempt(now);
         }
         let mut trips = self.trips_before_action(now);
@@ -128,17 +128,17 @@ impl Engine {
     }
 
     /// What is held is asked for again, since what it waits for may have changed with the spec or the clock.
-    pub(super) fn ask_for_room(&mut self, out: &Outbox) {
+    pub(super) fn recheck_rate_limits(&mut self, out: &EffectBuffer) {
         if !self.state.reasons.contains_key(&PauseReason::RateWindow) {
             return;
         }
         match self.trip_of_window(out.now) {
-            Some(trip) => self.hold_for(trip, out),
-            None => self.clear(PauseReason::RateWindow),
+            Some(trip) => self.raise_guardrail_pause(trip, out),
+            None => self.clear_pause(PauseReason::RateWindow),
         }
     }
 
-    pub(super) fn clear(&mut self, reason: PauseReason) {
+    pub(super) fn clear_pause(&mut self, reason: PauseReason) {
         if self.state.reasons.remove(&reason).is_none() {
             return;
         }
@@ -181,29 +181,29 @@ impl Engine {
             {
                 briefing.cause = over;
             } else {
-                self.note(&over);
+                self.add_note(&over);
             }
         }
     }
 
     /// The request `resume`, once per token: it ends the cool-downs after errors, crashes and refusals, what a person had to
     /// look at first, and the wait for a model that cannot be used, and nothing else.
-    pub(super) fn resume_requested(&mut self, token: String, out: &mut Outbox) {
+    pub(super) fn resume_requested(&mut self, token: String, out: &mut EffectBuffer) {
         if self.state.handled.resume.as_ref() == Some(&token) {
             return;
         }
         self.state.handled.resume = Some(token);
-        out.record(line(RecordKind::RequestHandled, self.turn_number(), "resume"));
+        out.record(journal_line(RecordKind::RequestHandled, self.turn_number(), "resume"));
         if self.state.reasons.contains_key(&PauseReason::ConsecutiveErrors) {
-            self.clear(PauseReason::ConsecutiveErrors);
+            self.clear_pause(PauseReason::ConsecutiveErrors);
             self.state.counters.error_cooldowns = 0;
         }
         if self.state.reasons.contains_key(&PauseReason::CrashLoop) {
-            self.clear(PauseReason::CrashLoop);
+            self.clear_pause(PauseReason::CrashLoop);
             self.state.counters.crash_cooldowns = 0;
         }
         if self.state.reasons.contains_key(&PauseReason::ModelRefused) {
-            self.clear(PauseReason::ModelRefused);
+            self.clear_pause(PauseReason::ModelRefused);
             self.state.counters.refusals = 0;
         }
         for reason in [
@@ -213,7 +213,7 @@ impl Engine {
             PauseReason::AuthenticationFailed,
             PauseReason::QuotaExceeded,
         ] {
-            self.clear(reason);
+            self.clear_pause(reason);
         }
     }
 
@@ -221,62 +221,66 @@ impl Engine {
     pub(super) fn link_lost(&mut self) {
         self.link_silent = true;
         let message = "no contact with the controller for the whole run lease; the loop goes on when it is back";
-        self.hold(PauseReason::LinkLost, None, message.to_owned());
+        self.raise_pause(PauseReason::LinkLost, None, message.to_owned());
     }
 
     /// Contact again.
     pub(super) fn link_back(&mut self) {
         self.link_silent = false;
-        self.clear(PauseReason::LinkLost);
+        self.clear_pause(PauseReason::LinkLost);
     }
 
     /// The gateway refused a call for want of the link, before the worker was told of it. The reason ends by itself
     /// so that a link that came back unseen does not hold the loop for ever.
-    pub(super) fn link_refused(&mut self, out: &Outbox) {
+    pub(super) fn link_refused(&mut self, out: &EffectBuffer) {
         if !self.state.reasons.contains_key(&PauseReason::LinkLost) {
             let message = "the gateway has no contact with the controller and made no call; the call is tried again";
-            let until = clock::after(out.now, retry::LINK_PROBE);
-            self.hold(PauseReason::LinkLost, Some(until), message.to_owned());
+            let until = time_math::after(out.now, retry::LINK_PROBE);
+            self.raise_pause(PauseReason::LinkLost, Some(until), message.to_owned());
         }
     }
 
     /// A turn has failed: at the limit of failures in a row the loop cools down.
-    pub(super) fn check_error_limit(&mut self, last: &str, out: &Outbox) {
+    pub(super) fn check_error_limit(&mut self, last: &str, out: &EffectBuffer) {
         let counters = &mut self.state.counters;
         if counters.errors < self.settings.max_consecutive_errors.max(1) {
             return;
         }
-        let wait = clock::doubled(FIRST_COOLDOWN, counters.error_cooldowns, LONGEST_COOLDOWN);
+        let wait = time_math::doubled(FIRST_COOLDOWN, counters.error_cooldowns, LONGEST_COOLDOWN);
         counters.error_cooldowns = counters.error_cooldowns.saturating_add(1);
         let message = format!(
             "{} turns in a row failed (loop.maxConsecutiveErrors), the last one: {last}. The loop goes on after a \
              cool-down; the annotation agentloop.dev/resume ends it at once",
             counters.errors
         );
-        self.hold(
+        self.raise_pause(
             PauseReason::ConsecutiveErrors,
-            Some(clock::after(out.now, wait)),
+            Some(time_math::after(out.now, wait)),
             message,
         );
     }
 
     /// The model refused a turn: from the second in a row on the loop cools down, since asking again at once only costs.
-    pub(super) fn check_refusals(&mut self, out: &Outbox) {
+    pub(super) fn check_refusals(&mut self, out: &EffectBuffer) {
         let Some(earlier) = self.state.counters.refusals.checked_sub(MOST_REFUSALS) else {
             return;
         };
-        let wait = clock::doubled(FIRST_COOLDOWN, earlier, LONGEST_COOLDOWN);
+        let wait = time_math::doubled(FIRST_COOLDOWN, earlier, LONGEST_COOLDOWN);
         let message = format!(
             "the model or its provider refused {} turns in a row. Look at the instructions, at what its tools and Sensors \
              show it, and at the provider's filters. The loop goes on after a cool-down; the annotation \
              agentloop.dev/resume ends it at once",
             self.state.counters.refusals
         );
-        self.hold(PauseReason::ModelRefused, Some(clock::after(out.now, wait)), message);
+        self.raise_pause(
+            PauseReason::ModelRefused,
+            Some(time_math::after(out.now, wait)),
+            message,
+        );
     }
 
     /// The worker ended in the middle of a turn: a turn that does so again and again must not go on for ever.
-    pub(super) fn count_crash(&mut self, out: &Outbox) {
+    pub(super) fn count_crash(&mut self, out: &EffectBuffer) {
         let Some(turn) = &mut self.state.turn else {
             return;
         };
@@ -290,9 +294,9 @@ impl Engine {
             turn.crashes, turn.number
         );
         let counters = &mut self.state.counters;
-        let wait = clock::doubled(FIRST_COOLDOWN, counters.crash_cooldowns, LONGEST_COOLDOWN);
+        let wait = time_math::doubled(FIRST_COOLDOWN, counters.crash_cooldowns, LONGEST_COOLDOWN);
         counters.crash_cooldowns = counters.crash_cooldowns.saturating_add(1);
-        self.hold(PauseReason::CrashLoop, Some(clock::after(out.now, wait)), message);
+        self.raise_pause(PauseReason::CrashLoop, Some(time_math::after(out.now, wait)), message);
     }
 
     /// The longest that a reason holds, when it clears by itself and by this machine's clock. Room in a budget comes by

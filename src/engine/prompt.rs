@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 
-use super::{clock, snapshot::Briefing};
+use super::{snapshot::TurnBriefing, time_math};
 
 /// How the loop works, after the user's instructions. At most 250 words, and constant: it is read from the provider's
 /// cache in every call.
@@ -40,7 +40,7 @@ pub struct Skill {
 }
 
 /// The system message: the instructions, the word about the runtime, and each skill under its name.
-pub fn system(instructions: &str, skills: &[Skill]) -> String {
+pub fn system_prompt(instructions: &str, skills: &[Skill]) -> String {
     let mut text = instructions.trim_end().to_owned();
     if text.trim().is_empty() {
         text.clear();
@@ -55,7 +55,7 @@ pub fn system(instructions: &str, skills: &[Skill]) -> String {
 }
 
 /// The beginning of a text that is longer than so many bytes, and a word that it is one.
-pub fn cut(text: &str, most: usize) -> String {
+pub fn truncate(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
     }
@@ -67,7 +67,7 @@ pub fn heartbeat(turn: i64, now: Timestamp, prompt: &str, last: &str) -> String 
     let mut text = format!(
         "Turn {turn}, {}: your heartbeat, a turn of its own beside your other work. It ends with your first answer that \
          calls no tool.",
-        clock::text(now)
+        time_math::format_moment(now)
     );
     if !last.is_empty() {
         text.push_str("\nWhat you said at the heartbeat before:\n");
@@ -80,7 +80,7 @@ pub fn heartbeat(turn: i64, now: Timestamp, prompt: &str, last: &str) -> String 
 
 /// Asks for a summary of what is before it, in at most so many words. The headings are fixed, since each summary is also of
 /// the one before it: without them the oldest facts are lost first.
-pub fn summarise(words: u64) -> String {
+pub fn summary_request(words: u64) -> String {
     format!(
         "[From the runtime, not from a person.] All of the conversation above leaves your context now, and what you write here \
          takes its place: it is all that you will know of it. Sum it up for yourself in at most {words} words, under these \
@@ -113,8 +113,8 @@ pub fn head(summary: Option<String>, digest: Option<String>) -> Option<String> {
 }
 
 /// The message that begins a turn. `hot_state`: one line about what is known of the moment.
-pub fn observe(turn: i64, now: Timestamp, briefing: &Briefing, hot_state: Option<String>) -> String {
-    let mut text = format!("Turn {turn}, {}: {}.", clock::text(now), briefing.cause);
+pub fn turn_opening(turn: i64, now: Timestamp, briefing: &TurnBriefing, hot_state: Option<String>) -> String {
+    let mut text = format!("Turn {turn}, {}: {}.", time_math::format_moment(now), briefing.cause);
     for note in &briefing.notes {
         text.push_str("\nNote: ");
         text.push_str(note);
@@ -145,13 +145,13 @@ mod tests {
             name: name.into(),
             text: text.into(),
         };
-        let text = system(
+        let text = system_prompt(
             "Be kind.\n",
             &[skill("triage", "Look first.\n"), skill("answer", "Be short.")],
         );
         let skills = "\n\n# Skill: triage\n\nLook first.\n\n# Skill: answer\n\nBe short.";
         assert_eq!(text, format!("Be kind.\n\n{RUNTIME}{skills}"));
-        assert_eq!(system("Be kind.\n", &[]), format!("Be kind.\n\n{RUNTIME}"));
-        assert_eq!(system(" ", &[]), RUNTIME);
+        assert_eq!(system_prompt("Be kind.\n", &[]), format!("Be kind.\n\n{RUNTIME}"));
+        assert_eq!(system_prompt(" ", &[]), RUNTIME);
     }
 }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
     strum::Display,
     strum::EnumString,
 )]
-pub enum Purpose {
+pub enum CallPurpose {
     /// A call of a turn.
     #[default]
     Turn,
@@ -30,7 +30,7 @@ pub enum Purpose {
     Signal,
 }
 
-impl Purpose {
+impl CallPurpose {
     /// Whether `spec.lightModel` serves it, and not `spec.model`.
     #[must_use]
     pub fn uses_light_model(self) -> bool {

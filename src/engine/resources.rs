@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::api::agent::{RateLimit, Resource};
+use crate::api::agent::{LimitedResource, RateLimit};
 
 /// Pieces of a window.
 const PIECES: i64 = 60;
@@ -18,15 +18,15 @@ const SHORTEST_PIECE: i64 = 50;
 
 /// A limit of one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit {
+pub struct ResourceLimit {
     /// What is limited.
-    pub resource: Resource,
+    pub resource: LimitedResource,
     /// How much of it, at least 1.
     pub amount: u64,
     seconds: u32,
 }
 
-impl From<&RateLimit> for Limit {
+impl From<&RateLimit> for ResourceLimit {
     fn from(limit: &RateLimit) -> Self {
         Self {
             resource: limit.resource,
@@ -36,24 +36,24 @@ impl From<&RateLimit> for Limit {
     }
 }
 
-impl Limit {
+impl ResourceLimit {
     /// A limit of tool runs with side effects in a minute.
     pub fn of_actions_per_minute(amount: u32) -> Self {
         Self {
-            resource: Resource::Actions,
+            resource: LimitedResource::Actions,
             amount: amount.max(1).into(),
             seconds: 60,
         }
     }
 }
 
-impl std::fmt::Display for Limit {
+impl std::fmt::Display for ResourceLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} in {} s", self.amount, self.resource, self.seconds)
     }
 }
 
-impl Limit {
+impl ResourceLimit {
     /// Names its window, whatever its amount: an edited amount keeps what was used.
     fn key(self) -> String {
         format!("{}/{}", self.resource, self.seconds)
@@ -91,9 +91,9 @@ fn rounded_up(now: Timestamp) -> i64 {
 
 /// A sleeping loop's wait for room, written `resource/<resource>/<amount>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room(Resource, u64);
+pub struct ResourceWait(LimitedResource, u64);
 
-impl Room {
+impl ResourceWait {
     /// Reads a name; `None`: it is none of these.
     #[must_use]
     pub fn read(name: &str) -> Option<Self> {
@@ -104,13 +104,13 @@ impl Room {
 
     /// What of, and how much.
     #[must_use]
-    pub fn parts(self) -> (Resource, u64) {
+    pub fn parts(self) -> (LimitedResource, u64) {
         (self.0, self.1)
     }
 
     /// When there is so much room under all limits, if nothing is used meanwhile. `None`: now.
     #[must_use]
-    pub fn comes_at(self, used: &Tracker, limits: &[Limit], now: Timestamp) -> Option<Timestamp> {
+    pub fn comes_at(self, used: &ResourceTracker, limits: &[ResourceLimit], now: Timestamp) -> Option<Timestamp> {
         let (resource, amount) = self.parts();
         let limits = limits.iter().filter(|limit| limit.resource == resource);
         limits.filter_map(|limit| used.room_at(*limit, amount, now)).max()
@@ -121,17 +121,17 @@ impl Room {
 /// Unix time.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(transparent)]
-pub struct Tracker(BTreeMap<String, VecDeque<(i64, u64)>>);
+pub struct ResourceTracker(BTreeMap<String, VecDeque<(i64, u64)>>);
 
-impl Tracker {
+impl ResourceTracker {
     /// Forgets windows that no limit has any more.
-    pub fn keep(&mut self, limits: &[Limit]) {
+    pub fn retain_limits(&mut self, limits: &[ResourceLimit]) {
         let keys: Vec<String> = limits.iter().map(|limit| limit.key()).collect();
         self.0.retain(|key, _| keys.contains(key));
     }
 
     /// So much of a resource was used.
-    pub fn count(&mut self, limits: &[Limit], resource: Resource, amount: u64, now: Timestamp) {
+    pub fn count(&mut self, limits: &[ResourceLimit], resource: LimitedResource, amount: u64, now: Timestamp) {
         for limit in windows(limits, resource) {
             let pieces = self.0.entry(limit.key()).or_default();
             while pieces
@@ -148,7 +148,7 @@ impl Tracker {
     }
 
     /// So much of what was counted last was not used after all.
-    pub fn give_back(&mut self, limits: &[Limit], resource: Resource, amount: u64) {
+    pub fn give_back(&mut self, limits: &[ResourceLimit], resource: LimitedResource, amount: u64) {
         for limit in windows(limits, resource) {
             let pieces = self.0.get_mut(&limit.key());
             if let Some((_, used)) = pieces.and_then(VecDeque::back_mut) {
@@ -159,7 +159,7 @@ impl Tracker {
 
     /// So much of a limit is used up.
     #[must_use]
-    pub fn used(&self, limit: Limit, now: Timestamp) -> u64 {
+    pub fn used(&self, limit: ResourceLimit, now: Timestamp) -> u64 {
         let now = now.as_millisecond();
         let pieces = self.0.get(&limit.key()).into_iter().flatten();
         let inside = pieces.filter(|(end, _)| limit.leaves(*end) > now);
@@ -168,7 +168,7 @@ impl Tracker {
 
     /// When there is room for so much more under a limit: `None`: now. For more than the whole limit: once it is empty.
     #[must_use]
-    pub fn room_at(&self, limit: Limit, amount: u64, now: Timestamp) -> Option<Timestamp> {
+    pub fn room_at(&self, limit: ResourceLimit, amount: u64, now: Timestamp) -> Option<Timestamp> {
         let now = now.as_millisecond();
         let pieces = self.0.get(&limit.key())?;
         let inside = pieces.iter().filter(|(end, _)| limit.leaves(*end) > now);
@@ -185,7 +185,7 @@ impl Tracker {
     }
 
     /// The clock was set back: nothing was used in the future.
-    pub fn heed_clock(&mut self, now: Timestamp) {
+    pub fn handle_clock_rollback(&mut self, now: Timestamp) {
         for (end, _) in self.0.values_mut().flatten() {
             *end = (*end).min(rounded_up(now));
         }
@@ -193,7 +193,7 @@ impl Tracker {
 }
 
 /// The limits of a resource, one for each window: two of one window count the same uses.
-fn windows(limits: &[Limit], resource: Resource) -> impl Iterator<Item = &Limit> {
+fn windows(limits: &[ResourceLimit], resource: LimitedResource) -> impl Iterator<Item = &ResourceLimit> {
     limits.iter().enumerate().filter_map(move |(place, limit)| {
         let known = limits[..place].iter().any(|earlier| earlier.key() == limit.key());
         (limit.resource == resource && !known).then_some(limit)
@@ -206,9 +206,9 @@ mod tests {
 
     use super::*;
 
-    fn limit(amount: u32, seconds: u32) -> Limit {
-        Limit::from(&RateLimit {
-            resource: Resource::LLMCalls,
+    fn limit(amount: u32, seconds: u32) -> ResourceLimit {
+        ResourceLimit::from(&RateLimit {
+            resource: LimitedResource::LLMCalls,
             amount,
             window_seconds: seconds,
         })
@@ -218,14 +218,14 @@ mod tests {
         Timestamp::from_millisecond(milliseconds).unwrap()
     }
 
-    fn used(tracker: &mut Tracker, limit: Limit, amount: u64, now: i64) {
-        tracker.count(&[limit], Resource::LLMCalls, amount, at(now));
+    fn used(tracker: &mut ResourceTracker, limit: ResourceLimit, amount: u64, now: i64) {
+        tracker.count(&[limit], LimitedResource::LLMCalls, amount, at(now));
     }
 
     #[test]
     fn room_ends_with_the_last_of_an_amount_and_is_back_when_the_window_has_passed() {
         let three = limit(3, 60);
-        let mut tracker = Tracker::default();
+        let mut tracker = ResourceTracker::default();
         for second in [0, 10, 20] {
             assert_eq!(tracker.room_at(three, 1, at(second * 1000)), None);
             used(&mut tracker, three, 1, second * 1000);
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn a_large_amount_is_counted_in_pieces_and_an_edited_one_keeps_them() {
         let many = limit(61, 60);
-        let mut tracker = Tracker::default();
+        let mut tracker = ResourceTracker::default();
         (0..61).for_each(|_| used(&mut tracker, many, 1, 10_500));
         // A piece of a minute is a second.
         assert_eq!(tracker.room_at(many, 1, at(20_000)), Some(at(70_999)));
@@ -258,38 +258,38 @@ mod tests {
     #[test]
     fn two_limits_of_one_window_count_a_use_once_and_the_smaller_one_holds() {
         let both = [limit(3, 60), limit(2, 60)];
-        let mut tracker = Tracker::default();
-        tracker.count(&both, Resource::LLMCalls, 1, at(0));
+        let mut tracker = ResourceTracker::default();
+        tracker.count(&both, LimitedResource::LLMCalls, 1, at(0));
         assert_eq!(both.map(|limit| tracker.used(limit, at(0))), [1, 1]);
         assert_eq!(tracker.room_at(both[1], 1, at(0)), None);
-        tracker.count(&both, Resource::LLMCalls, 1, at(0));
+        tracker.count(&both, LimitedResource::LLMCalls, 1, at(0));
         assert_eq!(tracker.room_at(both[0], 1, at(0)), None);
         assert_eq!(tracker.room_at(both[1], 1, at(0)), Some(at(60_000)));
-        tracker.give_back(&both, Resource::LLMCalls, 1);
+        tracker.give_back(&both, LimitedResource::LLMCalls, 1);
         assert_eq!(both.map(|limit| tracker.used(limit, at(0))), [1, 1]);
     }
 
     #[test]
     fn what_was_given_back_leaves_room_and_other_resources_and_windows_are_apart() {
         let (one, hour) = (limit(1, 60), limit(2, 3600));
-        let tokens = Limit {
-            resource: Resource::LLMTokens,
+        let tokens = ResourceLimit {
+            resource: LimitedResource::LLMTokens,
             ..one
         };
         let all = [one, hour, tokens];
-        let mut tracker = Tracker::default();
-        tracker.count(&all, Resource::LLMCalls, 1, at(0));
+        let mut tracker = ResourceTracker::default();
+        tracker.count(&all, LimitedResource::LLMCalls, 1, at(0));
         assert!(tracker.room_at(one, 1, at(0)).is_some());
         assert_eq!(tracker.room_at(hour, 1, at(0)), None);
         assert_eq!(tracker.room_at(tokens, 1, at(0)), None);
-        tracker.give_back(&all, Resource::LLMCalls, 1);
+        tracker.give_back(&all, LimitedResource::LLMCalls, 1);
         assert_eq!(tracker.room_at(one, 1, at(0)), None);
-        tracker.count(&all, Resource::LLMTokens, 5, at(0));
+        tracker.count(&all, LimitedResource::LLMTokens, 5, at(0));
         assert!(tracker.room_at(tokens, 1, at(0)).is_some());
-        tracker.keep(&[one, hour]);
+        tracker.retain_limits(&[one, hour]);
         assert_eq!(tracker.room_at(tokens, 1, at(0)), None);
         let raised = limit(5, 60);
-        tracker.count(&[one], Resource::LLMCalls, 5, at(0));
+        tracker.count(&[one], LimitedResource::LLMCalls, 5, at(0));
         assert!(
             tracker.room_at(raised, 1, at(0)).is_some(),
             "an edited amount keeps what was used"
@@ -299,9 +299,9 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_back_makes_no_wait_longer_than_the_window_and_a_piece() {
         let one = limit(1, 60);
-        let mut tracker = Tracker::default();
+        let mut tracker = ResourceTracker::default();
         used(&mut tracker, one, 1, 10_000_000);
-        tracker.heed_clock(at(5_000));
+        tracker.handle_clock_rollback(at(5_000));
         assert_eq!(tracker.room_at(one, 1, at(5_000)), Some(at(65_000)));
     }
 
@@ -316,7 +316,7 @@ mod tests {
         ) {
             let limit = limit(amount, seconds);
             let (window, piece) = (limit.window(), limit.piece());
-            let mut tracker = Tracker::default();
+            let mut tracker = ResourceTracker::default();
             let mut uses: Vec<i64> = Vec::new();
             let mut now = 1_000_000_000_000_i64;
             for wait in waits {

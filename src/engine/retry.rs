@@ -7,8 +7,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{CallId, clock};
-use crate::api::failure::{Failure, FailureKind};
+use super::{CallId, time_math};
+use crate::api::failure::{CallFailure, FailureKind};
 use crate::api::status::PauseReason;
 
 /// Attempts at one call after which a server that is away is shown as a pause.
@@ -30,7 +30,7 @@ pub const PERSON_WAIT: SignedDuration = SignedDuration::from_secs(60);
 
 /// What follows a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum RetryDecision {
     /// Another attempt after this wait.
     Retry(SignedDuration),
     /// Another attempt after this wait, which is long enough to be shown: the loop is paused for this reason.
@@ -42,12 +42,14 @@ pub enum Next {
 }
 
 /// Decides, but for refusals of a budget, which are no failures, after attempt `call` failed, the `failures`-th of this call that counts (from 1).
-pub fn next(failure: &Failure, call: CallId, failures: u32, now: Timestamp) -> Next {
+pub fn decide(failure: &CallFailure, call: CallId, failures: u32, now: Timestamp) -> RetryDecision {
     let asked = retry_after(failure);
     match failure.kind {
-        FailureKind::LinkLost => Next::AwaitLink,
-        FailureKind::AuthenticationFailed => Next::Pause(PauseReason::AuthenticationFailed, PERSON_WAIT.max(asked)),
-        FailureKind::QuotaExceeded => Next::Pause(PauseReason::QuotaExceeded, PERSON_WAIT.max(asked)),
+        FailureKind::LinkLost => RetryDecision::AwaitLink,
+        FailureKind::AuthenticationFailed => {
+            RetryDecision::Pause(PauseReason::AuthenticationFailed, PERSON_WAIT.max(asked))
+        }
+        FailureKind::QuotaExceeded => RetryDecision::Pause(PauseReason::QuotaExceeded, PERSON_WAIT.max(asked)),
         FailureKind::BadResponse
         | FailureKind::ContextExceeded
         | FailureKind::Fenced
@@ -59,8 +61,8 @@ pub fn next(failure: &Failure, call: CallId, failures: u32, now: Timestamp) -> N
         | FailureKind::BudgetAsk
         | FailureKind::BudgetUnavailable
         | FailureKind::BoundViolated
-        | FailureKind::LoopDetected => Next::GiveUp,
-        FailureKind::Interrupted if failures < QUICK_ATTEMPTS => Next::Retry(SignedDuration::ZERO),
+        | FailureKind::LoopDetected => RetryDecision::GiveUp,
+        FailureKind::Interrupted if failures < QUICK_ATTEMPTS => RetryDecision::Retry(SignedDuration::ZERO),
         FailureKind::Unreachable
         | FailureKind::Timeout
         | FailureKind::RateLimited
@@ -71,16 +73,16 @@ pub fn next(failure: &Failure, call: CallId, failures: u32, now: Timestamp) -> N
             let own = if away {
                 outage_wait(call, failures - QUICK_ATTEMPTS, now)
             } else {
-                let longest = clock::doubled(FIRST_WAIT, failures.saturating_sub(1), LONGEST_WAIT);
+                let longest = time_math::doubled(FIRST_WAIT, failures.saturating_sub(1), LONGEST_WAIT);
                 up_to(longest, call, now)
             };
             let wait = own.max(asked);
             if !away && wait <= LONG_WAIT {
-                Next::Retry(wait)
+                RetryDecision::Retry(wait)
             } else if failure.kind == FailureKind::RateLimited {
-                Next::Pause(PauseReason::ProviderRateLimit, wait)
+                RetryDecision::Pause(PauseReason::ProviderRateLimit, wait)
             } else {
-                Next::Pause(PauseReason::ModelUnreachable, wait)
+                RetryDecision::Pause(PauseReason::ModelUnreachable, wait)
             }
         }
     }
@@ -88,12 +90,12 @@ pub fn next(failure: &Failure, call: CallId, failures: u32, now: Timestamp) -> N
 
 /// The wait before the attempt after `pauses` others in one outage: from half of the doubled wait to all of it.
 fn outage_wait(call: CallId, pauses: u32, now: Timestamp) -> SignedDuration {
-    let half = clock::doubled(FIRST_OUTAGE_WAIT, pauses, LONGEST_OUTAGE_WAIT) / 2;
+    let half = time_math::doubled(FIRST_OUTAGE_WAIT, pauses, LONGEST_OUTAGE_WAIT) / 2;
     half + up_to(half, call, now)
 }
 
 /// How long the server asked to wait; zero when it did not.
-pub fn retry_after(failure: &Failure) -> SignedDuration {
+pub fn retry_after(failure: &CallFailure) -> SignedDuration {
     failure
         .retry_after_milliseconds
         .map_or(SignedDuration::ZERO, |milliseconds| {

@@ -3,17 +3,17 @@
 use jiff::SignedDuration;
 use ring::digest::{SHA256, digest};
 
-use super::guardrails::active_hours::{ActiveHours, HoursError};
-use super::heartbeat::Heartbeat;
-use super::hot_state::Field;
+use super::guardrails::active_hours::{ActiveHours, ActiveHoursError};
+use super::heartbeat::HeartbeatSettings;
+use super::hot_state::FieldSchema;
 use super::precheck;
-use super::resources::Limit;
+use super::resources::ResourceLimit;
 use crate::api::AgentSpec;
-use crate::api::agent::{ExhaustionPolicy, LoopDetection, Model};
+use crate::api::agent::{ExhaustionPolicy, LoopDetection, ModelSpec};
 
 /// The engine's numbers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct EngineSettings {
     /// Pause between turns; each failed turn in a row doubles it.
     pub min_delay: SignedDuration,
     /// Turns in a row without a tool call after which the next ones slow down.
@@ -27,7 +27,7 @@ pub struct Settings {
     /// Longest sleep.
     pub max_sleep: SignedDuration,
     /// The heartbeat; `None`: there is none.
-    pub heartbeat: Option<Heartbeat>,
+    pub heartbeat: Option<HeartbeatSettings>,
     /// Turns without a sleep until one is forced.
     pub max_consecutive_turns: u32,
     /// Model calls in one turn.
@@ -35,7 +35,7 @@ pub struct Settings {
     /// Time awake without an effective action until the loop ends.
     pub idle_timeout: SignedDuration,
     /// Limits of resources in rolling windows, without that of actions per minute.
-    pub rate_limits: Vec<Limit>,
+    pub rate_limits: Vec<ResourceLimit>,
     /// What becomes of a turn whose next call finds no room in them.
     pub exhaustion_policy: ExhaustionPolicy,
     /// When the loop may turn; `None`: always.
@@ -49,13 +49,13 @@ pub struct Settings {
     /// Tool runs with side effects in 60 s.
     pub actions_per_minute: u32,
     /// Whether a turn after a sleep is worth it is asked first; `None`: it is not.
-    pub pre_check: Option<precheck::Settings>,
+    pub pre_check: Option<precheck::PreCheckSettings>,
     /// Output limit of an answer of the small model, in tokens; `None`: there is no small model.
     pub light_output_tokens: Option<u32>,
     /// Context window of the small model, in tokens.
     pub light_context_tokens: u32,
     /// Fields of the hot state.
-    pub hot_state: Vec<Field>,
+    pub hot_state: Vec<FieldSchema>,
     /// Bytes of one result of a tool.
     pub max_result_bytes: usize,
     /// What a detected loop leads to.
@@ -64,10 +64,10 @@ pub struct Settings {
     pub spec: u64,
 }
 
-impl Settings {
+impl EngineSettings {
     /// The limit of actions per minute.
-    pub(super) fn actions(&self) -> Limit {
-        Limit::of_actions_per_minute(self.actions_per_minute)
+    pub(super) fn actions(&self) -> ResourceLimit {
+        ResourceLimit::of_actions_per_minute(self.actions_per_minute)
     }
 
     /// Data for the small model, cut so that it fits into its window beside these words. Nothing says how it counts: two
@@ -85,7 +85,7 @@ impl Settings {
     }
 
     /// All that is counted in rolling windows.
-    pub(super) fn windows(&self) -> Vec<Limit> {
+    pub(super) fn windows(&self) -> Vec<ResourceLimit> {
         self.rate_limits.iter().copied().chain([self.actions()]).collect()
     }
 }
@@ -95,10 +95,10 @@ impl Settings {
 pub enum SettingsError {
     /// Its active hours.
     #[error(transparent)]
-    Hours(#[from] HoursError),
+    Hours(#[from] ActiveHoursError),
 }
 
-impl TryFrom<&AgentSpec> for Settings {
+impl TryFrom<&AgentSpec> for EngineSettings {
     type Error = SettingsError;
 
     fn try_from(spec: &AgentSpec) -> Result<Self, SettingsError> {
@@ -109,11 +109,11 @@ impl TryFrom<&AgentSpec> for Settings {
             max_delay: SignedDuration::from_millis(spec.r#loop.max_delay_milliseconds.into()),
             max_consecutive_errors: spec.r#loop.max_consecutive_errors,
             max_sleep: SignedDuration::from_secs(spec.continuous.max_sleep_seconds.into()),
-            heartbeat: spec.continuous.heartbeat.as_ref().map(Heartbeat::from),
+            heartbeat: spec.continuous.heartbeat.as_ref().map(HeartbeatSettings::from),
             max_consecutive_turns: spec.guardrails.max_consecutive_turns,
             max_calls_per_turn: spec.guardrails.max_calls_per_turn,
             idle_timeout: SignedDuration::from_secs(spec.guardrails.idle_timeout_seconds.into()),
-            rate_limits: spec.guardrails.rate_limits.iter().map(Limit::from).collect(),
+            rate_limits: spec.guardrails.rate_limits.iter().map(ResourceLimit::from).collect(),
             exhaustion_policy: spec.r#loop.exhaustion_policy,
             active_hours: spec
                 .guardrails
@@ -126,9 +126,9 @@ impl TryFrom<&AgentSpec> for Settings {
             history_tokens: spec.r#loop.history_tokens,
             actions_per_minute: spec.guardrails.actions_per_minute,
             pre_check: pre_check(spec),
-            light_output_tokens: spec.light_model.as_ref().map(Model::output_limit),
+            light_output_tokens: spec.light_model.as_ref().map(ModelSpec::output_limit),
             light_context_tokens: spec.light_model.as_ref().map_or(0, |light| light.context_tokens),
-            hot_state: spec.hot_state.fields.iter().map(Field::from).collect(),
+            hot_state: spec.hot_state.fields.iter().map(FieldSchema::from).collect(),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
             loop_detection: spec.guardrails.loop_detection.clone(),
             spec: hash(spec),
@@ -148,10 +148,10 @@ fn hash(spec: &AgentSpec) -> u64 {
 }
 
 /// Only with a small model, and with something to look at.
-fn pre_check(spec: &AgentSpec) -> Option<precheck::Settings> {
+fn pre_check(spec: &AgentSpec) -> Option<precheck::PreCheckSettings> {
     let asked = spec.continuous.pre_check.as_ref().filter(|check| check.enabled)?;
     let light = spec.light_model.as_ref()?;
-    (!spec.hot_state.fields.is_empty()).then(|| precheck::Settings {
+    (!spec.hot_state.fields.is_empty()).then(|| precheck::PreCheckSettings {
         prompt: asked.prompt.clone(),
         max_output_tokens: light.output_limit(),
     })

@@ -6,37 +6,37 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::CallId;
-use super::budget::{Budget, Probe};
+use super::budget::{BudgetState, ProbeState};
 use super::compaction::Compaction;
-use super::context::Sizes;
-use super::digest::Digest;
+use super::context_window::ClearedResults;
+use super::digest::HistoryDigest;
 use super::doubt::Doubt;
 use super::guardrails::idle_timeout::IdleClock;
-use super::heartbeat::Beat;
-use super::hot_state::Refresh;
-use super::loops::Watch;
-use super::notifications::{Inbox, Shown};
-use super::precheck::PreCheck;
-use super::resources::Tracker;
-use super::scoring::Scoring;
-use super::tally::Tally;
-use super::window::Cleared;
-use super::work::Work;
-use crate::api::failure::Failure;
-use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason};
+use super::heartbeat::HeartbeatState;
+use super::hot_state::HotStateRefresh;
+use super::lifetime_counts::LifetimeCounts;
+use super::loop_detection::LoopDetector;
+use super::notifications::{NotificationInbox, ShownNotifications};
+use super::precheck::PreCheckState;
+use super::prompt_size::TokenEstimator;
+use super::resources::ResourceTracker;
+use super::scoring::ScoringState;
+use super::tool_batch::ToolBatch;
+use crate::api::failure::CallFailure;
+use crate::api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason};
 
 /// Everything of an engine that outlives its process, without the transcript.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
-pub struct Snapshot {
+pub struct EngineSnapshot {
     pub(super) epoch: i64,
-    pub(super) lifecycle: Lifecycle,
+    pub(super) lifecycle: LifecyclePhase,
     /// The public state as last journalled; a difference to the present one is a transition.
-    pub(super) public: Public,
+    pub(super) public: PublicState,
     pub(super) since: Option<Timestamp>,
     /// The latest `now`, to notice a clock that was set back.
     pub(super) last_now: Option<Timestamp>,
-    pub(super) outcome: Option<Outcome>,
+    pub(super) outcome: Option<LoopOutcome>,
     /// Stopped because of `spec.suspend`.
     pub(super) suspended: bool,
     pub(super) turns_begun: i64,
@@ -45,26 +45,26 @@ pub struct Snapshot {
     pub(super) tool_calls: i64,
     pub(super) actions: i64,
     /// What limits did, and how runs of tools ended.
-    pub(super) tally: Tally,
+    pub(super) tally: LifetimeCounts,
     /// The turn that is not finished yet.
     pub(super) turn: Option<Turn>,
     /// Runs that fill the hot state before the next turn.
-    pub(super) refresh: Refresh,
+    pub(super) refresh: HotStateRefresh,
     /// Notifications that wait.
-    pub(super) inbox: Inbox,
+    pub(super) inbox: NotificationInbox,
     /// The question whether the coming turn is worth it.
-    pub(super) pre_check: PreCheck,
+    pub(super) pre_check: PreCheckState,
     /// The signal that is scored.
-    pub(super) scoring: Scoring,
+    pub(super) scoring: ScoringState,
     /// When the next turn may begin, once nothing holds the loop.
     pub(super) next_turn: Option<Timestamp>,
-    pub(super) sleep: Option<Sleep>,
-    pub(super) reasons: BTreeMap<PauseReason, Hold>,
-    pub(super) counters: Counters,
+    pub(super) sleep: Option<ChosenSleep>,
+    pub(super) reasons: BTreeMap<PauseReason, ActivePause>,
+    pub(super) counters: StreakCounters,
     /// What the detection of loops remembers.
-    pub(super) watch: Watch,
+    pub(super) watch: LoopDetector,
     /// What was used of resources with a rate limit.
-    pub(super) used: Tracker,
+    pub(super) used: ResourceTracker,
     /// So many of the newest messages are of turns that failed without having changed anything, and no call has been
     /// answered since.
     pub(super) unproven: usize,
@@ -73,24 +73,24 @@ pub struct Snapshot {
     /// [`super::settings::Settings::spec`] of the process before.
     pub(super) spec: Option<u64>,
     /// What the next turn's first message will say.
-    pub(super) briefing: Briefing,
+    pub(super) briefing: TurnBriefing,
     pub(super) handled: HandledRequests,
     /// What the turns that left the transcript came to, in the model's own words.
     pub(super) summary: Option<String>,
     /// What is known of messages that left without a summary.
-    pub(super) digest: Digest,
+    pub(super) digest: HistoryDigest,
     /// Whose results are left out of the prompt.
-    pub(super) cleared: Cleared,
+    pub(super) cleared: ClearedResults,
     /// How the server's sizes compare with the estimate.
-    pub(super) sizes: Sizes,
+    pub(super) sizes: TokenEstimator,
     /// The heartbeat.
-    pub(super) beat: Beat,
+    pub(super) beat: HeartbeatState,
     /// What limits the calls, as last heard.
-    pub(super) budget: Budget,
-    pub(super) last_error: Option<(Timestamp, Failure)>,
+    pub(super) budget: BudgetState,
+    pub(super) last_error: Option<(Timestamp, CallFailure)>,
 }
 
-impl Snapshot {
+impl EngineSnapshot {
     /// The same loop for an Agent that was made again and keeps the volume of the one before: its epochs count from
     /// the start.
     #[must_use]
@@ -101,7 +101,7 @@ impl Snapshot {
 
 /// Whether the loop is up. Pauses and sleeps are apart from it.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lifecycle {
+pub enum LifecyclePhase {
     /// Not running.
     #[default]
     Stopped,
@@ -115,14 +115,14 @@ pub enum Lifecycle {
 
 /// A public state and its reasons, as people see them.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Public {
+pub struct PublicState {
     /// One of the six.
     pub state: LoopState,
     /// In order, each once.
     pub reasons: Vec<PauseReason>,
 }
 
-impl std::fmt::Display for Public {
+impl std::fmt::Display for PublicState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.state)?;
         if self.reasons.is_empty() {
@@ -145,7 +145,7 @@ pub struct Turn {
     /// Attempts at that call that failed and count against its limit.
     pub failures: u32,
     /// Where that call stands.
-    pub step: Step,
+    pub step: CallStep,
     /// How many messages at the end of the transcript are this turn's.
     pub messages: usize,
     /// How often the worker ended in the middle of it.
@@ -155,7 +155,7 @@ pub struct Turn {
     pub asked_under: u64,
     /// Tool calls of its last answer; only in [`Step::Tools`].
     #[serde(default)]
-    pub work: Option<Work>,
+    pub work: Option<ToolBatch>,
     /// The summary that is made before its own next call.
     #[serde(default)]
     pub compaction: Option<Compaction>,
@@ -179,10 +179,10 @@ pub struct Turn {
     pub acted: bool,
     /// Notifications that it has shown.
     #[serde(default)]
-    pub shown: Shown,
+    pub shown: ShownNotifications,
     /// What came since the attempt last sent, which did not show it.
     #[serde(default)]
-    pub unseen: Unseen,
+    pub unseen: UnseenEvents,
     /// How often its first call was answered with nothing at all.
     #[serde(default)]
     pub silent: u32,
@@ -194,7 +194,7 @@ pub struct Turn {
     #[serde(default)]
     pub heartbeat: bool,
     /// What its first message said; the next turn says it again when this one fails.
-    pub briefing: Briefing,
+    pub briefing: TurnBriefing,
 }
 
 impl Turn {
@@ -211,7 +211,7 @@ impl Turn {
 /// What came up that would end a sleep, and that no prompt has shown.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
-pub struct Unseen {
+pub struct UnseenEvents {
     /// Names of events, each once.
     pub events: Vec<String>,
     /// Among it was a notification of high priority.
@@ -220,7 +220,7 @@ pub struct Unseen {
 
 /// Where the present call of a turn stands.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum CallStep {
     /// The next attempt is to be sent at this moment.
     Due(Timestamp),
     /// An attempt was sent, and its outcome is not known.
@@ -231,7 +231,7 @@ pub enum Step {
 
 /// A sleep that the agent chose.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub struct Sleep {
+pub struct ChosenSleep {
     /// Wall-clock moment of its end.
     pub until: Timestamp,
     /// How long it was to last.
@@ -246,7 +246,7 @@ pub struct Sleep {
     pub reason: String,
 }
 
-impl Sleep {
+impl ChosenSleep {
     /// When it ends by itself.
     pub fn ends(&self) -> Timestamp {
         self.room_at.map_or(self.until, |room_at| room_at.min(self.until))
@@ -255,22 +255,22 @@ impl Sleep {
 
 /// What is behind a reason that holds the loop.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Hold {
+pub struct ActivePause {
     /// When it clears by itself.
     pub until: Option<Timestamp>,
     /// What happened and what to do.
     pub message: String,
     /// When the held call is tried all the same.
     #[serde(default)]
-    pub probe: Option<Probe>,
+    pub probe: Option<ProbeState>,
 }
 
-impl Hold {
+impl ActivePause {
     /// When it goes by itself, as far as is known here.
     pub fn ends(&self) -> Option<Timestamp> {
         let let_through = match self.probe {
-            Some(Probe::Sent(moment)) => Some(moment),
-            Some(Probe::At(_)) | None => None,
+            Some(ProbeState::Sent(moment)) => Some(moment),
+            Some(ProbeState::At(_)) | None => None,
         };
         [self.until, let_through].into_iter().flatten().min()
     }
@@ -279,7 +279,7 @@ impl Hold {
 /// Streaks, and how often each limit was reached in a row (the `n` of its cool-down).
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
-pub struct Counters {
+pub struct StreakCounters {
     /// Failed turns in a row.
     pub errors: u32,
     /// Cool-downs after errors since the last completed turn.
@@ -303,7 +303,7 @@ pub struct Counters {
 /// What a turn's first message tells the model.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
-pub struct Briefing {
+pub struct TurnBriefing {
     /// Why this turn begins.
     pub cause: String,
     /// What else it should know.

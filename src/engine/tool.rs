@@ -20,7 +20,7 @@ pub enum ToolEffect {
 
 /// What follows a run whose outcome nobody knows. A run that may be repeated anyway is never asked about.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnUnknownOutcome {
+pub enum UnknownOutcomePolicy {
     /// The model is told that it may or may not have happened.
     #[default]
     TellModel,
@@ -44,7 +44,7 @@ pub struct ToolSpec {
     /// Longest that a run may take.
     pub timeout: SignedDuration,
     /// What follows a run of unknown outcome.
-    pub on_unknown: OnUnknownOutcome,
+    pub on_unknown: UnknownOutcomePolicy,
 }
 
 /// Identity of one run of a tool; unique over the life of an Agent. Shown as `t12c1r1`.

@@ -5,33 +5,33 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::guardrails::{self, Guardrail, Rest};
+use super::effects::{EffectBuffer, answer_line, call_line, journal_line};
+use super::guardrails::{self, Guardrail, RestKind};
 use super::heartbeat::HEARTBEAT;
 use super::machine::Engine;
-use super::message::{self, Answer, Finish, Message, ToolCall};
-use super::notifications::Shown;
-use super::outbox::{Outbox, answer_line, call_line, line};
-use super::precheck::PreCheck;
-use super::snapshot::{Briefing, Lifecycle, Step, Turn, Unseen};
-use super::yield_tool::Pace;
-use super::{CallId, Effect, Purpose, Record, RecordKind, clock, context, prompt};
-use crate::api::agent::Resource;
-use crate::api::status::Outcome;
+use super::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
+use super::notifications::ShownNotifications;
+use super::precheck::PreCheckState;
+use super::snapshot::{CallStep, LifecyclePhase, Turn, TurnBriefing, UnseenEvents};
+use super::yield_tool::LoopPace;
+use super::{CallId, CallPurpose, EngineEffect, JournalRecord, RecordKind, prompt, prompt_size, time_math};
+use crate::api::agent::LimitedResource;
+use crate::api::status::LoopOutcome;
 
 impl Engine {
     /// Begins the next turn with its first message and its first call.
-    pub(super) fn begin_turn(&mut self, out: &mut Outbox) {
+    pub(super) fn begin_turn(&mut self, out: &mut EffectBuffer) {
         let number = self.state.turns_begun.saturating_add(1);
         let briefing = std::mem::take(&mut self.state.briefing);
-        let text = prompt::observe(number, out.now, &briefing, self.hot.summary(out.now));
+        let text = prompt::turn_opening(number, out.now, &briefing, self.hot.summary(out.now));
         self.state.next_turn = None;
         self.state.beat.own_first = false;
-        self.state.pre_check = PreCheck::default();
+        self.state.pre_check = PreCheckState::default();
         self.open_turn(text, briefing, false, out);
     }
 
     /// Begins a turn with this message.
-    pub(super) fn open_turn(&mut self, text: String, briefing: Briefing, heartbeat: bool, out: &mut Outbox) {
+    pub(super) fn open_turn(&mut self, text: String, briefing: TurnBriefing, heartbeat: bool, out: &mut EffectBuffer) {
         self.take_tools();
         let number = self.state.turns_begun.saturating_add(1);
         let message = Arc::new(Message::User { text });
@@ -41,7 +41,7 @@ impl Engine {
             call: 1,
             attempt: 0,
             failures: 0,
-            step: Step::Due(out.now),
+            step: CallStep::Due(out.now),
             messages: 1,
             crashes: 0,
             asked_under: 0,
@@ -53,23 +53,23 @@ impl Engine {
             cleared: 0,
             denials: BTreeMap::new(),
             acted: false,
-            shown: Shown::default(),
-            unseen: Unseen::default(),
+            shown: ShownNotifications::default(),
+            unseen: UnseenEvents::default(),
             heartbeat,
             silent: 0,
             outdated: None,
             briefing,
         });
         self.transcript.push(message.clone());
-        out.record(Record {
+        out.record(JournalRecord {
             messages: vec![message],
-            ..line(RecordKind::TurnStarted, number, if heartbeat { HEARTBEAT } else { "" })
+            ..journal_line(RecordKind::TurnStarted, number, if heartbeat { HEARTBEAT } else { "" })
         });
         self.send_attempt(out);
     }
 
     /// Sends the next attempt at the present call of the turn.
-    pub(super) fn send_attempt(&mut self, out: &mut Outbox) {
+    pub(super) fn send_attempt(&mut self, out: &mut EffectBuffer) {
         if !self.is_heartbeat() {
             self.show_notifications();
         }
@@ -85,30 +85,30 @@ impl Engine {
             return;
         };
         turn.attempt = turn.attempt.saturating_add(1);
-        turn.step = Step::Open;
-        turn.unseen = Unseen::default();
+        turn.step = CallStep::Open;
+        turn.unseen = UnseenEvents::default();
         let call = turn.call_id();
         let purpose = turn.purpose();
-        self.count_use(Resource::LLMCalls, 1, out);
+        self.count_use(LimitedResource::LLMCalls, 1, out);
         out.record(call_line(RecordKind::CallStarted, call, purpose.as_ref(), Vec::new()));
-        self.issue(call, out);
+        self.dispatch_attempt(call, out);
     }
 
     /// Hands the open attempt to the driver; after a restart once more, under the same id.
-    pub(super) fn issue(&mut self, call: CallId, out: &mut Outbox) {
+    pub(super) fn dispatch_attempt(&mut self, call: CallId, out: &mut EffectBuffer) {
         let system = Arc::new(Message::System {
-            text: prompt::system(&self.instructions, &self.skills),
+            text: prompt::system_prompt(&self.instructions, &self.skills),
         });
         self.in_flight = true;
         let (purpose, conversation) = self.conversation();
         if self.settings.pre_check.is_some() {
-            self.hot.sent();
+            self.hot.mark_sent();
         }
         let messages: Vec<Arc<Message>> = std::iter::once(system).chain(conversation).collect();
-        let state = self.block().filter(|_| purpose != Purpose::Compaction);
-        let sent = context::size(&messages, 0) + self.toolbox.tokens();
-        self.sent_tokens = Some(sent + state.as_deref().map_or(0, context::system));
-        out.push(Effect::CallModel {
+        let state = self.state_block().filter(|_| purpose != CallPurpose::Compaction);
+        let sent = prompt_size::messages_size(&messages, 0) + self.toolbox.tokens();
+        self.sent_tokens = Some(sent + state.as_deref().map_or(0, prompt_size::message_size));
+        out.push(EngineEffect::CallModel {
             call,
             purpose,
             messages,
@@ -119,8 +119,8 @@ impl Engine {
 
     /// Estimated tokens of what is in every prompt.
     pub(super) fn fixed_tokens(&self) -> u64 {
-        let state = self.block().map_or(0, |block| context::system(&block));
-        context::system(&prompt::system(&self.instructions, &self.skills))
+        let state = self.state_block().map_or(0, |block| prompt_size::message_size(&block));
+        prompt_size::message_size(&prompt::system_prompt(&self.instructions, &self.skills))
             + self.toolbox.tokens()
             + self.head_tokens()
             + state
@@ -128,57 +128,57 @@ impl Engine {
 
     /// Estimated tokens of the call last sent, its answer as long as it may be.
     fn largest_call(&self) -> u64 {
-        let prompt = context::size(self.session(), self.cleared()).saturating_add(self.fixed_tokens());
+        let prompt = prompt_size::messages_size(self.session(), self.cleared()).saturating_add(self.fixed_tokens());
         let prompt = self.state.sizes.billed(prompt);
         prompt.saturating_add(self.settings.max_output_tokens.into())
     }
 
-    pub(super) fn count_use(&mut self, resource: Resource, amount: u64, out: &Outbox) {
+    pub(super) fn count_use(&mut self, resource: LimitedResource, amount: u64, out: &EffectBuffer) {
         self.state
             .used
             .count(&self.settings.windows(), resource, amount, out.now);
     }
 
     /// The call last sent was not made after all.
-    pub(super) fn was_not_made(&mut self) {
+    pub(super) fn uncount_call(&mut self) {
         self.state
             .used
-            .give_back(&self.settings.windows(), Resource::LLMCalls, 1);
+            .give_back(&self.settings.windows(), LimitedResource::LLMCalls, 1);
     }
 
     /// Ends a turn whose next call would have to wait; what it has done so far stays.
-    pub(super) fn skip_rest(&mut self, out: &mut Outbox) {
-        self.note(
+    pub(super) fn skip_rest(&mut self, out: &mut EffectBuffer) {
+        self.add_note(
             "the last turn was ended before it was done, since guardrails.rateLimits left no room for another call",
         );
-        self.complete_turn(Pace::Continue, out);
+        self.complete_turn(LoopPace::Continue, out);
     }
 
     /// The call in flight gave an answer. Any other call's answer is late and means nothing any more.
-    pub(super) fn answered(&mut self, call: CallId, answer: &Answer, out: &mut Outbox) {
+    pub(super) fn handle_answer(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
         if self.call_in_flight() != Some(call) {
             return;
         }
         self.in_flight = false;
-        self.was_let_through();
+        self.clear_probed_pauses();
         let Some(purpose) = self.state.turn.as_ref().map(Turn::purpose) else {
-            self.answered_before_turn(call, answer, out);
+            self.handle_pre_turn_answer(call, answer, out);
             return;
         };
-        out.push(Effect::Acknowledge { call });
-        self.learn_size(answer.input_tokens);
+        out.push(EngineEffect::Acknowledge { call });
+        self.calibrate_sizes(answer.input_tokens);
         let tokens = answer.tokens.unwrap_or_else(|| self.largest_call());
-        self.count_use(Resource::LLMTokens, tokens, out);
+        self.count_use(LimitedResource::LLMTokens, tokens, out);
         if let Some(compaction) = self.compaction() {
-            self.summarised(compaction, call, answer, out);
+            self.handle_summary(compaction, call, answer, out);
             return;
         }
         if !self.is_heartbeat() {
             self.state.counters.idle.count_call(out.now);
         }
         let silent = answer.text.as_deref().is_none_or(|text| text.trim().is_empty()) && answer.tool_calls.is_empty();
-        if silent && answer.finish != Finish::Refused {
-            self.said_nothing((call, purpose), answer, out);
+        if silent && answer.finish != FinishReason::Refused {
+            self.handle_empty_answer((call, purpose), answer, out);
             return;
         }
         let message = Arc::new(Message::Assistant {
@@ -194,31 +194,31 @@ impl Engine {
         self.append(std::slice::from_ref(&message));
         let note = format!("{:?}", answer.finish);
         out.record(answer_line((call, purpose), answer, note, vec![message]));
-        if answer.finish == Finish::Refused {
-            self.refused_to_answer(out);
+        if answer.finish == FinishReason::Refused {
+            self.handle_model_refusal(out);
             return;
         }
-        self.was_accepted(out);
-        if answer.finish == Finish::Length && answer.tool_calls.is_empty() {
+        self.confirm_accepted(out);
+        if answer.finish == FinishReason::Length && answer.tool_calls.is_empty() {
             let note = format!(
                 "your last answer was cut at the output limit of {} tokens",
                 self.settings.max_output_tokens
             );
-            self.note(&note);
+            self.add_note(&note);
         }
         if answer.tool_calls.is_empty() {
-            self.count_words();
-            self.complete_turn(Pace::Continue, out);
+            self.count_text_turn();
+            self.complete_turn(LoopPace::Continue, out);
         } else {
-            self.begin_work(call, answer, out);
+            self.begin_tool_batch(call, answer, out);
         }
     }
 
-    fn answered_before_turn(&mut self, call: CallId, answer: &Answer, out: &mut Outbox) {
+    fn handle_pre_turn_answer(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
         if self.state.scoring.is_open() {
-            self.score_answered(call, answer, out);
+            self.handle_score_answer(call, answer, out);
         } else {
-            self.pre_checked(call, answer, out);
+            self.handle_pre_check_answer(call, answer, out);
         }
     }
 
@@ -235,7 +235,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn ended_by_guardrail(&mut self, calls: u32, out: &mut Outbox) -> bool {
+    pub(super) fn ended_by_guardrail(&mut self, calls: u32, out: &mut EffectBuffer) -> bool {
         if self.ending().is_some() {
             return true;
         }
@@ -244,15 +244,15 @@ impl Engine {
         let Some(note) = guardrails::ALL.iter().find_map(ask) else {
             return false;
         };
-        out.record(line(RecordKind::GuardrailTriggered, self.turn_number(), &*note));
-        self.note(&note);
+        out.record(journal_line(RecordKind::GuardrailTriggered, self.turn_number(), &*note));
+        self.add_note(&note);
         true
     }
 
     /// How a guardrail, or a loop that was detected, ends the loop, if one does.
-    fn ending(&self) -> Option<Outcome> {
+    fn ending(&self) -> Option<LoopOutcome> {
         if self.state.watch.has_failed() {
-            return Some(Outcome::Failed);
+            return Some(LoopOutcome::Failed);
         }
         let (settings, counters) = (&self.settings, &self.state.counters);
         guardrails::ALL
@@ -260,64 +260,64 @@ impl Engine {
             .find_map(|guardrail| guardrail.ends(settings, counters))
     }
 
-    fn end(&mut self, outcome: Outcome, out: &mut Outbox) {
+    fn end_loop(&mut self, outcome: LoopOutcome, out: &mut EffectBuffer) {
         self.state.outcome = Some(outcome);
-        self.state.lifecycle = Lifecycle::Stopping;
+        self.state.lifecycle = LifecyclePhase::Stopping;
         self.note_transition(out);
     }
 
-    pub(super) fn next_call(&mut self, out: &Outbox) {
+    pub(super) fn next_call(&mut self, out: &EffectBuffer) {
         if let Some(turn) = &mut self.state.turn {
             turn.call = turn.call.saturating_add(1);
             turn.attempt = 0;
             turn.failures = 0;
-            turn.step = Step::Due(out.now);
+            turn.step = CallStep::Due(out.now);
         }
     }
 
-    pub(super) fn complete_turn(&mut self, pace: Pace, out: &mut Outbox) {
+    pub(super) fn complete_turn(&mut self, pace: LoopPace, out: &mut EffectBuffer) {
         if self.is_heartbeat() {
             self.complete_heartbeat(out);
             return;
         }
         let note = match &pace {
-            Pace::Continue => "continue",
-            Pace::Sleep { .. } => "sleep",
-            Pace::Shutdown => "shutdown",
+            LoopPace::Continue => "continue",
+            LoopPace::Sleep { .. } => "sleep",
+            LoopPace::Shutdown => "shutdown",
         };
         let kept = self.keep_notifications(out.now);
-        out.record(Record {
+        out.record(JournalRecord {
             messages: kept,
-            ..line(RecordKind::TurnCompleted, self.turn_number(), note)
+            ..journal_line(RecordKind::TurnCompleted, self.turn_number(), note)
         });
         self.acknowledge_notifications();
         let rest = match &pace {
-            Pace::Sleep { wait, .. } => self.rest(*wait, out.now),
-            Pace::Continue | Pace::Shutdown => Rest::None,
+            LoopPace::Sleep { wait, .. } => self.record_rest(*wait, out.now),
+            LoopPace::Continue | LoopPace::Shutdown => RestKind::None,
         };
-        self.look_at_turn(&pace, out);
-        self.hot.committed();
+        self.inspect_turn(&pace, out);
+        self.hot.mark_committed();
         let unseen = self.state.turn.take().map(|turn| turn.unseen).unwrap_or_default();
         self.state.turns_completed = self.state.turns_completed.saturating_add(1);
         let counters = &mut self.state.counters;
         (counters.errors, counters.error_cooldowns, counters.crash_cooldowns) = (0, 0, 0);
         counters.refusals = 0;
         self.trust_history();
-        self.state.next_turn = Some(clock::after(out.now, self.delay()));
+        self.state.next_turn = Some(time_math::after(out.now, self.delay()));
         prompt::GOES_ON.clone_into(&mut self.state.briefing.cause);
         match pace {
-            Pace::Continue => match self.ending() {
+            LoopPace::Continue => match self.ending() {
                 Some(outcome) => {
-                    out.record(line(
+                    out.record(journal_line(
                         RecordKind::GuardrailTriggered,
                         self.turn_number(),
                         outcome.as_ref(),
                     ));
-                    self.end(outcome, out);
+                    self.end_loop(outcome, out);
                 }
-                None => self.after_turn(Rest::None, out),
+                None => self.after_turn(RestKind::None, out),
             },
-            Pace::Sleep {
+            LoopPace::Sleep {
                 wait,
                 wake_early_if,
                 reason,
@@ -326,20 +326,20 @@ impl Engine {
                 self.end_sleep_for(&unseen, out);
                 self.after_turn(rest, out);
             }
-            Pace::Shutdown => self.end(Outcome::Completed, out),
+            LoopPace::Shutdown => self.end_loop(LoopOutcome::Completed, out),
         }
     }
 
-    fn after_turn(&mut self, rest: Rest, out: &Outbox) {
+    fn after_turn(&mut self, rest: RestKind, out: &EffectBuffer) {
         for guardrail in guardrails::ALL {
             if let Some(trip) = guardrail.after_turn(&self.settings, &mut self.state.counters, rest) {
-                self.hold_for(trip, out);
+                self.raise_guardrail_pause(trip, out);
             }
         }
     }
 
     /// The next turn's first message says so; what concerns a heartbeat is not the next turn's business.
-    pub(super) fn note(&mut self, note: &str) {
+    pub(super) fn add_note(&mut self, note: &str) {
         if self.is_heartbeat() {
             return;
         }

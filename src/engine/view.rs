@@ -2,33 +2,33 @@
 
 use jiff::Timestamp;
 
-use super::clock;
+use super::effects::{EffectBuffer, journal_line};
+use super::lifetime_counts::LifetimeCounts;
 use super::machine::Engine;
-use super::outbox::{Outbox, line};
 use super::pause::is_guardrail;
-use super::resources::Room;
-use super::snapshot::{Lifecycle, Public, Sleep};
-use super::tally::Tally;
-use super::{Effect, RecordKind};
+use super::resources::ResourceWait;
+use super::snapshot::{ChosenSleep, LifecyclePhase, PublicState};
+use super::time_math;
+use super::{EngineEffect, RecordKind};
 use crate::api::condition::LoopSign;
-use crate::api::failure::Failure;
-use crate::api::status::{HandledRequests, LoopState, Outcome, PauseReason, Wake, WakeType};
+use crate::api::failure::CallFailure;
+use crate::api::status::{HandledRequests, LoopOutcome, LoopState, PauseReason, WakeCondition, WakeType};
 
 /// A loop as seen from outside; the worker turns it into a report.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct View {
+pub struct LoopView {
     /// One of the six states.
     pub state: LoopState,
     /// Reasons that hold.
-    pub reasons: Vec<Held>,
+    pub reasons: Vec<ReportedPause>,
     /// Since when the state holds.
     pub since: Option<Timestamp>,
     /// When the loop goes on by itself: the latest `until` of all reasons, or the end of the sleep.
     pub resumes_at: Option<Timestamp>,
     /// What a sleep waits for.
-    pub wake: Option<Wake>,
+    pub wake: Option<WakeCondition>,
     /// How the loop ended.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<LoopOutcome>,
     /// Turns begun.
     pub turn: i64,
     /// Turns completed.
@@ -38,7 +38,7 @@ pub struct View {
     /// Those of them that do not only look.
     pub actions: i64,
     /// What limits did, and how runs of tools ended.
-    pub tally: Tally,
+    pub tally: LifetimeCounts,
     /// Failed turns in a row.
     pub consecutive_errors: u32,
     /// Turns since the last sleep.
@@ -46,14 +46,14 @@ pub struct View {
     /// Requests handled.
     pub handled: HandledRequests,
     /// The last failure: when and what.
-    pub last_error: Option<(Timestamp, Failure)>,
+    pub last_error: Option<(Timestamp, CallFailure)>,
     /// The repetition that the loop is in.
-    pub detected: Option<Detected>,
+    pub detected: Option<DetectedRepetition>,
 }
 
 /// A repetition that was detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Detected {
+pub struct DetectedRepetition {
     /// What showed it.
     pub sign: LoopSign,
     /// What was seen and what followed, with hashes as evidence.
@@ -62,7 +62,7 @@ pub struct Detected {
 
 /// A reason that holds the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct ReportedPause {
     /// Which.
     pub reason: PauseReason,
     /// When it clears by itself.
@@ -74,12 +74,12 @@ pub struct Held {
 impl Engine {
     /// What the loop looks like from outside.
     #[must_use]
-    pub fn view(&self) -> View {
+    pub fn view(&self) -> LoopView {
         let state = &self.state;
-        let public = self.public();
-        View {
+        let public = self.public_state();
+        LoopView {
             state: public.state,
-            reasons: self.held(),
+            reasons: self.reported_pauses(),
             since: state.since,
             resumes_at: self.resumes_at(public.state),
             wake: self.wake_condition(public.state),
@@ -98,25 +98,25 @@ impl Engine {
     }
 
     /// The public state: the lifecycle first, then the reasons, then the sleep.
-    pub(super) fn public(&self) -> Public {
+    pub(super) fn public_state(&self) -> PublicState {
         let state = match self.state.lifecycle {
             _ if self.fenced => LoopState::Stopped,
-            Lifecycle::Stopped => LoopState::Stopped,
-            Lifecycle::Starting => LoopState::Starting,
-            Lifecycle::Stopping => LoopState::Stopping,
-            Lifecycle::Active if self.is_stopped_by_budget() => LoopState::Stopped,
-            Lifecycle::Active if !self.state.reasons.is_empty() => LoopState::Paused,
+            LifecyclePhase::Stopped => LoopState::Stopped,
+            LifecyclePhase::Starting => LoopState::Starting,
+            LifecyclePhase::Stopping => LoopState::Stopping,
+            LifecyclePhase::Active if self.is_stopped_by_budget() => LoopState::Stopped,
+            LifecyclePhase::Active if !self.state.reasons.is_empty() => LoopState::Paused,
             // A heartbeat comes in the middle of a sleep.
-            Lifecycle::Active if self.state.sleep.is_some() && self.state.turn.is_none() => LoopState::Sleeping,
-            Lifecycle::Active => LoopState::Running,
+            LifecyclePhase::Active if self.state.sleep.is_some() && self.state.turn.is_none() => LoopState::Sleeping,
+            LifecyclePhase::Active => LoopState::Running,
         };
-        let reasons = self.held().into_iter().map(|held| held.reason).collect();
-        Public { state, reasons }
+        let reasons = self.reported_pauses().into_iter().map(|held| held.reason).collect();
+        PublicState { state, reasons }
     }
 
     /// Journals a changed public state, and reports it.
-    pub(super) fn note_transition(&mut self, out: &mut Outbox) {
-        let public = self.public();
+    pub(super) fn note_transition(&mut self, out: &mut EffectBuffer) {
+        let public = self.public_state();
         if public == self.state.public {
             return;
         }
@@ -129,10 +129,10 @@ impl Engine {
             self.state.counters.idle.interrupted();
         }
         let note = format!("{} -> {public}", self.state.public);
-        out.record(line(RecordKind::Transition, self.turn_number(), note));
+        out.record(journal_line(RecordKind::Transition, self.turn_number(), note));
         let reached = public.reasons.iter().filter(|reason| is_guardrail(**reason));
         for reason in reached.filter(|reason| !self.state.public.reasons.contains(reason)) {
-            out.record(line(
+            out.record(journal_line(
                 RecordKind::GuardrailTriggered,
                 self.turn_number(),
                 reason.as_ref(),
@@ -142,19 +142,19 @@ impl Engine {
     }
 
     /// Asks for a report when `before` is no longer what the loop looks like.
-    pub(super) fn report_change(&self, before: &View, out: &mut Outbox) {
+    pub(super) fn report_change(&self, before: &LoopView, out: &mut EffectBuffer) {
         if self.view() != *before {
-            out.push(Effect::Report);
+            out.push(EngineEffect::Report);
         }
     }
 
-    fn held(&self) -> Vec<Held> {
-        let suspended = self.state.suspended.then(|| Held {
+    fn reported_pauses(&self) -> Vec<ReportedPause> {
+        let suspended = self.state.suspended.then(|| ReportedPause {
             reason: PauseReason::SuspendedBySpec,
             until: None,
             message: "spec.suspend is true; set it to false to go on".to_owned(),
         });
-        let held = self.state.reasons.iter().map(|(reason, hold)| Held {
+        let held = self.state.reasons.iter().map(|(reason, hold)| ReportedPause {
             reason: *reason,
             until: hold.until,
             message: hold.message.clone(),
@@ -168,21 +168,21 @@ impl Engine {
                 let moments: Option<Vec<Timestamp>> = self.state.reasons.values().map(|hold| hold.until).collect();
                 moments?.into_iter().max()
             }
-            LoopState::Sleeping => self.state.sleep.as_ref().map(Sleep::ends),
+            LoopState::Sleeping => self.state.sleep.as_ref().map(ChosenSleep::ends),
             LoopState::Starting | LoopState::Running | LoopState::Stopping | LoopState::Stopped => None,
         }
     }
 
-    fn wake_condition(&self, state: LoopState) -> Option<Wake> {
+    fn wake_condition(&self, state: LoopState) -> Option<WakeCondition> {
         let sleep = self.state.sleep.as_ref().filter(|_| state == LoopState::Sleeping)?;
         let names = &sleep.wake_early_if;
         let (r#type, value) = if names.is_empty() {
-            (WakeType::Time, clock::text(sleep.until))
-        } else if names.iter().all(|name| Room::read(name).is_some()) {
+            (WakeType::Time, time_math::format_moment(sleep.until))
+        } else if names.iter().all(|name| ResourceWait::read(name).is_some()) {
             (WakeType::Resource, names.join(","))
         } else {
             (WakeType::Event, names.join(","))
         };
-        Some(Wake { r#type, value })
+        Some(WakeCondition { r#type, value })
     }
 }

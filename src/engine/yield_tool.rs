@@ -6,9 +6,9 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::message::{self, Tool};
-use super::resources::{Limit, Room};
-use super::{clock, settings::Settings, wake};
+use super::message::{self, ToolDefinition};
+use super::resources::{ResourceLimit, ResourceWait};
+use super::{settings::EngineSettings, time_math, wake};
 
 /// The tool's name.
 pub const NAME: &str = "yield";
@@ -29,7 +29,7 @@ const MAX_REASON: usize = 500;
 
 /// What an agent asked for.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub enum Pace {
+pub enum LoopPace {
     /// The next turn, at once.
     Continue,
     /// A sleep.
@@ -47,16 +47,16 @@ pub enum Pace {
 
 /// An argument that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Refused {
+struct ArgumentError {
     argument: String,
     fix: String,
 }
 
 /// What a call of `yield` is read by.
 #[derive(Clone, Copy)]
-pub struct Around<'a> {
+pub struct YieldContext<'a> {
     /// Limits, and the longest sleep.
-    pub settings: &'a Settings,
+    pub settings: &'a EngineSettings,
     /// Events that can wake the loop; `None`: not known, so that any well-formed name is taken.
     pub events: Option<&'a [String]>,
     /// Tool servers that have not answered yet.
@@ -64,7 +64,7 @@ pub struct Around<'a> {
 }
 
 /// The tool as it is offered to the model. `events`: those that can wake the loop, as far as they are known.
-pub fn tool(limits: &[Limit], events: Option<&[String]>) -> Tool {
+pub fn tool(limits: &[ResourceLimit], events: Option<&[String]>) -> ToolDefinition {
     let parameters = json!({
         "type": "object",
         "properties": {
@@ -83,7 +83,7 @@ pub fn tool(limits: &[Limit], events: Option<&[String]>) -> Tool {
         },
         "additionalProperties": false,
     });
-    Tool {
+    ToolDefinition {
         name: NAME.into(),
         description:
             "Ends the turn and sets when the next one begins: at once, after a sleep, or never. Call it alone: \
@@ -94,7 +94,7 @@ pub fn tool(limits: &[Limit], events: Option<&[String]>) -> Tool {
 }
 
 /// What may stand in `wake_early_if`, for the model.
-fn wakes(limits: &[Limit], events: Option<&[String]>) -> String {
+fn wakes(limits: &[ResourceLimit], events: Option<&[String]>) -> String {
     let mut text = "What ends the sleep early: ".to_owned();
     match events {
         None => text.push_str("sensor/<name>, signal/<sensor>/<signal>, "),
@@ -126,9 +126,9 @@ fn wakes(limits: &[Limit], events: Option<&[String]>) -> String {
 }
 
 /// Reads a call: what was asked for and the result's text, or the text of an error that says what to mend.
-pub fn read(arguments: &str, around: Around<'_>, now: Timestamp) -> Result<(Pace, String), String> {
+pub fn read(arguments: &str, around: YieldContext<'_>, now: Timestamp) -> Result<(LoopPace, String), String> {
     parse(arguments, around, now).map_err(|refused| {
-        let Refused { argument, fix } = refused;
+        let ArgumentError { argument, fix } = refused;
         json!({"error": "invalid argument", "argument": argument, "fix": fix}).to_string()
     })
 }
@@ -141,7 +141,7 @@ pub fn once_all_is_done(wait: SignedDuration) -> String {
     )
 }
 
-fn parse(arguments: &str, around: Around<'_>, now: Timestamp) -> Result<(Pace, String), Refused> {
+fn parse(arguments: &str, around: YieldContext<'_>, now: Timestamp) -> Result<(LoopPace, String), ArgumentError> {
     let settings = around.settings;
     let arguments = object(arguments)?;
     let sleep = seconds(&arguments)?.or(until(&arguments, now)?);
@@ -153,7 +153,7 @@ fn parse(arguments: &str, around: Around<'_>, now: Timestamp) -> Result<(Pace, S
             let fix = format!("not now: tools are missing, since these servers have not answered yet: {silent}; sleep");
             return Err(refused("mode", fix));
         }
-        Some("shutdown") => return Ok((Pace::Shutdown, "The loop shuts down.".to_owned())),
+        Some("shutdown") => return Ok((LoopPace::Shutdown, "The loop shuts down.".to_owned())),
         Some("continue") => false,
         Some("sleep") => true,
         None => sleep.is_some(),
@@ -161,10 +161,10 @@ fn parse(arguments: &str, around: Around<'_>, now: Timestamp) -> Result<(Pace, S
     };
     let asked = sleep.unwrap_or(settings.max_sleep);
     if !asleep || asked < SHORTEST_SLEEP {
-        return Ok((Pace::Continue, "The next turn begins at once.".to_owned()));
+        return Ok((LoopPace::Continue, "The next turn begins at once.".to_owned()));
     }
     let wait = asked.min(settings.max_sleep);
-    let pace = Pace::Sleep {
+    let pace = LoopPace::Sleep {
         wait,
         wake_early_if,
         reason: reason.chars().take(MAX_REASON).collect(),
@@ -174,19 +174,19 @@ fn parse(arguments: &str, around: Around<'_>, now: Timestamp) -> Result<(Pace, S
     } else {
         String::new()
     };
-    let until = clock::text(clock::after(now, wait));
+    let until = time_math::format_moment(time_math::after(now, wait));
     Ok((pace, format!("Sleeping until {until}.{shortened}")))
 }
 
-fn refused(argument: &str, fix: impl Into<String>) -> Refused {
-    Refused {
+fn refused(argument: &str, fix: impl Into<String>) -> ArgumentError {
+    ArgumentError {
         argument: argument.to_owned(),
         fix: fix.into(),
     }
 }
 
 /// The arguments by name; models write absent ones as null.
-fn object(arguments: &str) -> Result<Map<String, Value>, Refused> {
+fn object(arguments: &str) -> Result<Map<String, Value>, ArgumentError> {
     let Some(mut object) = message::arguments(arguments) else {
         return Err(refused(
             "(all)",
@@ -204,7 +204,7 @@ fn object(arguments: &str) -> Result<Map<String, Value>, Refused> {
     }
 }
 
-fn seconds(arguments: &Map<String, Value>) -> Result<Option<SignedDuration>, Refused> {
+fn seconds(arguments: &Map<String, Value>) -> Result<Option<SignedDuration>, ArgumentError> {
     let Some(value) = arguments.get("sleep") else {
         return Ok(None);
     };
@@ -217,7 +217,7 @@ fn seconds(arguments: &Map<String, Value>) -> Result<Option<SignedDuration>, Ref
 }
 
 /// The wait until a moment, none where it has passed.
-fn until(arguments: &Map<String, Value>, now: Timestamp) -> Result<Option<SignedDuration>, Refused> {
+fn until(arguments: &Map<String, Value>, now: Timestamp) -> Result<Option<SignedDuration>, ArgumentError> {
     let Some(text) = text(arguments, "until")? else {
         return Ok(None);
     };
@@ -229,7 +229,7 @@ fn until(arguments: &Map<String, Value>, now: Timestamp) -> Result<Option<Signed
     Ok(Some(moment.duration_since(now).max(SignedDuration::ZERO)))
 }
 
-fn text(arguments: &Map<String, Value>, name: &str) -> Result<Option<String>, Refused> {
+fn text(arguments: &Map<String, Value>, name: &str) -> Result<Option<String>, ArgumentError> {
     match arguments.get(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
@@ -237,7 +237,7 @@ fn text(arguments: &Map<String, Value>, name: &str) -> Result<Option<String>, Re
     }
 }
 
-fn events(arguments: &Map<String, Value>, around: Around<'_>) -> Result<Vec<String>, Refused> {
+fn events(arguments: &Map<String, Value>, around: YieldContext<'_>) -> Result<Vec<String>, ArgumentError> {
     let fix = "write a list of at most 16 event names: sensor/<name>, signal/<sensor>/<signal>, notification, \
                or a bare name of a-z, 0-9, '.', '-' and '/'";
     let Some(value) = arguments.get("wake_early_if") else {
@@ -258,11 +258,11 @@ fn events(arguments: &Map<String, Value>, around: Around<'_>) -> Result<Vec<Stri
 }
 
 /// Checks that an event of this name can come: a sleep that waits for a misspelt one would last to its end.
-fn exists(name: &str, events: Option<&[String]>) -> Result<(), Refused> {
+fn exists(name: &str, events: Option<&[String]>) -> Result<(), ArgumentError> {
     let Some(events) = events else {
         return Ok(());
     };
-    if name == NOTIFICATION || events.iter().any(|event| wake::matches(name, event)) {
+    if name == NOTIFICATION || events.iter().any(|event| wake::matches_event(name, event)) {
         return Ok(());
     }
     let known = events.iter().map(String::as_str).take(MAX_LISTED).chain([NOTIFICATION]);
@@ -272,9 +272,11 @@ fn exists(name: &str, events: Option<&[String]>) -> Result<(), Refused> {
 }
 
 /// Checks a wait for room: it must come, by limits that there are.
-fn room(name: &str, limits: &[Limit]) -> Result<(), Refused> {
+fn room(name: &str, limits: &[ResourceLimit]) -> Result<(), ArgumentError> {
     let fix = "write resource/LLMCalls/<n>, resource/LLMTokens/<n> or resource/Actions/<n>, n being 1 or more";
-    let (resource, amount) = Room::read(name).ok_or_else(|| refused("wake_early_if", fix))?.parts();
+    let (resource, amount) = ResourceWait::read(name)
+        .ok_or_else(|| refused("wake_early_if", fix))?
+        .parts();
     let largest = limits
         .iter()
         .filter(|limit| limit.resource == resource)

@@ -4,14 +4,14 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::dialect::Dialect;
+use super::dialect::ProviderDialect;
 
 /// Longest name of a model, in letters.
 const MAX_NAME: usize = 256;
 
 /// Why bytes are no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum AnswerError {
     /// Not what a server of this format sends.
     Garbage,
     /// The server reports an error in the middle of its stream.
@@ -20,7 +20,7 @@ pub enum Trouble {
 
 /// What a whole answer says of itself.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Said {
+pub struct AnswerSummary {
     /// Its usage report.
     pub usage: Option<Value>,
     /// The model that it names; empty: none.
@@ -31,7 +31,7 @@ pub struct Said {
 
 /// Reads a streamed answer line by line, as it comes.
 pub struct StreamReader {
-    dialect: Dialect,
+    dialect: ProviderDialect,
     tail: Vec<u8>,
     usage: Option<Value>,
     model: String,
@@ -40,12 +40,12 @@ pub struct StreamReader {
     /// Content came after the usage, which therefore does not count it.
     is_stale: bool,
     content: bool,
-    end: End,
+    end: StreamEnd,
 }
 
 /// How far the end of a stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum End {
+enum StreamEnd {
     /// It is not there.
     NotYet,
     /// It said why it finished; its usage may follow.
@@ -55,9 +55,9 @@ enum End {
 }
 
 #[derive(Deserialize)]
-struct Chunk {
+struct ChatPayload {
     #[serde(default)]
-    choices: Option<Vec<Choice>>,
+    choices: Option<Vec<ChatChoice>>,
     #[serde(default)]
     usage: Option<Value>,
     #[serde(default)]
@@ -67,40 +67,40 @@ struct Chunk {
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct ChatChoice {
     #[serde(default)]
     finish_reason: Option<IgnoredAny>,
     #[serde(default)]
-    delta: Option<Spoken>,
+    delta: Option<OutputFields>,
     #[serde(default)]
-    message: Option<Spoken>,
+    message: Option<OutputFields>,
 }
 
 /// Everything in a chat completion that takes output.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Spoken {
-    content: Filled,
-    function_call: Filled,
-    reasoning: Filled,
-    reasoning_content: Filled,
-    refusal: Filled,
-    tool_calls: Filled,
+struct OutputFields {
+    content: NonEmpty,
+    function_call: NonEmpty,
+    reasoning: NonEmpty,
+    reasoning_content: NonEmpty,
+    refusal: NonEmpty,
+    tool_calls: NonEmpty,
 }
 
 /// Whether a value is there and not empty. Nothing of it is kept.
 #[derive(Clone, Copy, Default)]
-struct Filled(bool);
+struct NonEmpty(bool);
 
 /// An event of an Anthropic message, or the whole of one.
 #[derive(Deserialize)]
-struct Event {
+struct MessagesPayload {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
-    message: Option<Head>,
+    message: Option<MessageHead>,
     #[serde(default)]
-    delta: Option<Delta>,
+    delta: Option<MessageDelta>,
     #[serde(default)]
     usage: Option<Map<String, Value>>,
     #[serde(default)]
@@ -110,7 +110,7 @@ struct Event {
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct MessageHead {
     #[serde(default)]
     model: Option<Value>,
     #[serde(default)]
@@ -118,16 +118,16 @@ struct Head {
 }
 
 #[derive(Deserialize)]
-struct Delta {
+struct MessageDelta {
     #[serde(default)]
     stop_reason: Option<IgnoredAny>,
 }
 
-impl Choice {
+impl ChatChoice {
     fn has_content(&self) -> bool {
         let parts = [&self.delta, &self.message];
         parts.into_iter().flatten().any(|part| {
-            let Spoken {
+            let OutputFields {
                 content,
                 function_call,
                 reasoning,
@@ -149,63 +149,63 @@ impl Choice {
     }
 }
 
-impl<'de> Deserialize<'de> for Filled {
+impl<'de> Deserialize<'de> for NonEmpty {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Look;
-        impl<'de> Visitor<'de> for Look {
-            type Value = Filled;
+        struct NonEmptyVisitor;
+        impl<'de> Visitor<'de> for NonEmptyVisitor {
+            type Value = NonEmpty;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("any value")
             }
 
-            fn visit_bool<E>(self, _: bool) -> Result<Filled, E> {
-                Ok(Filled(true))
+            fn visit_bool<E>(self, _: bool) -> Result<NonEmpty, E> {
+                Ok(NonEmpty(true))
             }
 
-            fn visit_i64<E>(self, _: i64) -> Result<Filled, E> {
-                Ok(Filled(true))
+            fn visit_i64<E>(self, _: i64) -> Result<NonEmpty, E> {
+                Ok(NonEmpty(true))
             }
 
-            fn visit_u64<E>(self, _: u64) -> Result<Filled, E> {
-                Ok(Filled(true))
+            fn visit_u64<E>(self, _: u64) -> Result<NonEmpty, E> {
+                Ok(NonEmpty(true))
             }
 
-            fn visit_f64<E>(self, _: f64) -> Result<Filled, E> {
-                Ok(Filled(true))
+            fn visit_f64<E>(self, _: f64) -> Result<NonEmpty, E> {
+                Ok(NonEmpty(true))
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<Filled, E> {
-                Ok(Filled(!text.is_empty()))
+            fn visit_str<E>(self, text: &str) -> Result<NonEmpty, E> {
+                Ok(NonEmpty(!text.is_empty()))
             }
 
-            fn visit_unit<E>(self) -> Result<Filled, E> {
-                Ok(Filled(false))
+            fn visit_unit<E>(self) -> Result<NonEmpty, E> {
+                Ok(NonEmpty(false))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Filled, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<NonEmpty, A::Error> {
                 let mut filled = false;
                 while items.next_element::<IgnoredAny>()?.is_some() {
                     filled = true;
                 }
-                Ok(Filled(filled))
+                Ok(NonEmpty(filled))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Filled, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<NonEmpty, A::Error> {
                 let mut filled = false;
                 while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
                     filled = true;
                 }
-                Ok(Filled(filled))
+                Ok(NonEmpty(filled))
             }
         }
-        deserializer.deserialize_any(Look)
+        deserializer.deserialize_any(NonEmptyVisitor)
     }
 }
 
 impl StreamReader {
     /// Nothing read yet.
-    pub fn new(dialect: Dialect) -> Self {
+    pub fn new(dialect: ProviderDialect) -> Self {
         Self {
             dialect,
             tail: Vec::new(),
@@ -214,13 +214,13 @@ impl StreamReader {
             is_final: false,
             is_stale: false,
             content: false,
-            end: End::NotYet,
+            end: StreamEnd::NotYet,
         }
     }
 
     /// Takes the next bytes and gives the whole lines that may be passed on. A part of a line waits for its rest, so
     /// that a stream which is cut never ends in half an event.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<u8>, Trouble> {
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<u8>, AnswerError> {
         let mut lines = Vec::new();
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.tail.extend_from_slice(piece);
@@ -240,20 +240,20 @@ impl StreamReader {
 
     /// Whether the end mark came, `[DONE]` or `message_stop`: nothing after it matters.
     pub fn is_done(&self) -> bool {
-        self.end == End::Done
+        self.end == StreamEnd::Done
     }
 
     /// Whether the answer is whole: its end mark, or a reason why it finished.
     pub fn is_whole(&self) -> bool {
-        self.end > End::NotYet
+        self.end > StreamEnd::NotYet
     }
 
     /// The usage of the whole answer. Counts that a server gives on the way are less than what it will bill: of a
     /// stream that is cut after them nothing is known, nor of one that says more and then no usage any more.
     pub fn usage(&self) -> Option<&Value> {
         let is_whole = match self.dialect {
-            Dialect::Chat => self.is_final || self.is_whole(),
-            Dialect::Messages => self.is_final && self.is_whole(),
+            ProviderDialect::Chat => self.is_final || self.is_whole(),
+            ProviderDialect::Messages => self.is_final && self.is_whole(),
         };
         self.usage.as_ref().filter(|_| is_whole && !self.is_stale)
     }
@@ -268,32 +268,32 @@ impl StreamReader {
         self.content
     }
 
-    fn read_line(&mut self, line: &[u8]) -> Result<(), Trouble> {
+    fn read_line(&mut self, line: &[u8]) -> Result<(), AnswerError> {
         let Some(data) = line.strip_prefix(b"data:") else {
             return Ok(());
         };
         let data = data.trim_ascii();
         match self.dialect {
-            Dialect::Chat => self.read_chunk(data),
-            Dialect::Messages => self.read_event(data),
+            ProviderDialect::Chat => self.read_chunk(data),
+            ProviderDialect::Messages => self.read_event(data),
         }
     }
 
-    fn read_chunk(&mut self, data: &[u8]) -> Result<(), Trouble> {
+    fn read_chunk(&mut self, data: &[u8]) -> Result<(), AnswerError> {
         if data == b"[DONE]" {
-            self.end = End::Done;
+            self.end = StreamEnd::Done;
             return Ok(());
         }
-        let chunk: Chunk = serde_json::from_slice(data).map_err(|_| Trouble::Garbage)?;
+        let chunk: ChatPayload = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
         if chunk.error.is_some() {
-            return Err(Trouble::ServerError);
+            return Err(AnswerError::ServerError);
         }
         if self.model.is_empty() {
             self.model = name(chunk.model.as_ref());
         }
         let choices = chunk.choices.unwrap_or_default();
         let finishes = choices.iter().any(|choice| choice.finish_reason.is_some());
-        let says = choices.iter().any(Choice::has_content);
+        let says = choices.iter().any(ChatChoice::has_content);
         self.finish_if(finishes);
         self.content |= says;
         if chunk.usage.is_some() {
@@ -306,10 +306,10 @@ impl StreamReader {
         Ok(())
     }
 
-    fn read_event(&mut self, data: &[u8]) -> Result<(), Trouble> {
-        let event: Event = serde_json::from_slice(data).map_err(|_| Trouble::Garbage)?;
+    fn read_event(&mut self, data: &[u8]) -> Result<(), AnswerError> {
+        let event: MessagesPayload = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
         match event.kind.as_str() {
-            "error" => return Err(Trouble::ServerError),
+            "error" => return Err(AnswerError::ServerError),
             "message_start" => {
                 if let Some(head) = event.message {
                     self.model = name(head.model.as_ref());
@@ -329,7 +329,7 @@ impl StreamReader {
                 self.is_final |= counts;
                 self.is_stale &= !counts;
             }
-            "message_stop" => self.end = End::Done,
+            "message_stop" => self.end = StreamEnd::Done,
             // Pieces of the answer, pings, and events of a later version.
             _ => {}
         }
@@ -338,7 +338,7 @@ impl StreamReader {
 
     fn finish_if(&mut self, finishes: bool) {
         if finishes {
-            self.end = self.end.max(End::Finished);
+            self.end = self.end.max(StreamEnd::Finished);
         }
     }
 
@@ -359,41 +359,41 @@ fn name(model: Option<&Value>) -> String {
 }
 
 /// Reads a whole answer.
-pub fn read_body(dialect: Dialect, body: &[u8]) -> Result<Said, Trouble> {
+pub fn read_body(dialect: ProviderDialect, body: &[u8]) -> Result<AnswerSummary, AnswerError> {
     match dialect {
-        Dialect::Chat => read_completion(body),
-        Dialect::Messages => read_message(body),
+        ProviderDialect::Chat => read_completion(body),
+        ProviderDialect::Messages => read_message(body),
     }
 }
 
-fn read_message(body: &[u8]) -> Result<Said, Trouble> {
-    let message: Event = serde_json::from_slice(body).map_err(|_| Trouble::Garbage)?;
+fn read_message(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
+    let message: MessagesPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
     match (message.kind.as_str(), message.content) {
-        ("error", _) => Err(Trouble::ServerError),
-        ("message", Some(blocks)) => Ok(Said {
+        ("error", _) => Err(AnswerError::ServerError),
+        ("message", Some(blocks)) => Ok(AnswerSummary {
             model: name(message.model.as_ref()),
             usage: message.usage.map(Value::Object),
             content: !blocks.is_empty(),
         }),
-        _ => Err(Trouble::Garbage),
+        _ => Err(AnswerError::Garbage),
     }
 }
 
-fn read_completion(body: &[u8]) -> Result<Said, Trouble> {
-    let chunk: Chunk = serde_json::from_slice(body).map_err(|_| Trouble::Garbage)?;
+fn read_completion(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
+    let chunk: ChatPayload = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
     match chunk {
-        Chunk { error: Some(_), .. } => Err(Trouble::ServerError),
-        Chunk {
+        ChatPayload { error: Some(_), .. } => Err(AnswerError::ServerError),
+        ChatPayload {
             choices: Some(choices),
             usage,
             model,
             ..
-        } if !choices.is_empty() => Ok(Said {
+        } if !choices.is_empty() => Ok(AnswerSummary {
             model: name(model.as_ref()),
             usage,
-            content: choices.iter().any(Choice::has_content),
+            content: choices.iter().any(ChatChoice::has_content),
         }),
-        Chunk { .. } => Err(Trouble::Garbage),
+        ChatPayload { .. } => Err(AnswerError::Garbage),
     }
 }
 
@@ -404,7 +404,7 @@ mod tests {
     use super::*;
 
     /// Of an answer that says nothing.
-    const SILENT: Said = Said {
+    const SILENT: AnswerSummary = AnswerSummary {
         usage: None,
         model: String::new(),
         content: false,
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn a_stream_is_the_same_however_it_is_cut_into_chunks() {
         for size in 1..STREAM.len() {
-            let mut reader = StreamReader::new(Dialect::Chat);
+            let mut reader = StreamReader::new(ProviderDialect::Chat);
             let mut passed = Vec::new();
             for chunk in STREAM.as_bytes().chunks(size) {
                 passed.extend(reader.feed(chunk).unwrap());
@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn half_a_line_waits_for_its_rest() {
-        let mut reader = StreamReader::new(Dialect::Chat);
+        let mut reader = StreamReader::new(ProviderDialect::Chat);
         assert_eq!(reader.feed(b"data: {\"cho").unwrap(), b"");
         assert_eq!(
             reader.feed(b"ices\":[]}\ndata: {").unwrap(),
@@ -445,14 +445,14 @@ mod tests {
 
     #[test]
     fn nothing_after_the_end_is_passed_on() {
-        let mut reader = StreamReader::new(Dialect::Chat);
+        let mut reader = StreamReader::new(ProviderDialect::Chat);
         assert_eq!(reader.feed(b"data: [DONE]\nmore\n").unwrap(), b"data: [DONE]\n\n");
         assert_eq!(reader.feed(b"\n\nmore\n").unwrap(), b"");
     }
 
     #[test]
     fn a_finish_reason_makes_an_answer_whole_without_the_end_mark() {
-        let mut reader = StreamReader::new(Dialect::Chat);
+        let mut reader = StreamReader::new(ProviderDialect::Chat);
         reader
             .feed(b"data: {\"choices\":[{\"finish_reason\":\"stop\"}]}\n")
             .unwrap();
@@ -461,14 +461,23 @@ mod tests {
 
     #[test]
     fn garbage_and_reported_errors_are_told_apart() {
-        let feed = |line: &[u8]| StreamReader::new(Dialect::Chat).feed(line).unwrap_err();
-        assert_eq!(feed(b"data: <html>\n"), Trouble::Garbage);
-        assert_eq!(feed(b"data: {\"error\":{\"message\":\"x\"}}\n"), Trouble::ServerError);
-        assert_eq!(read_body(Dialect::Chat, b"<html>"), Err(Trouble::Garbage));
-        assert_eq!(read_body(Dialect::Chat, b"{}"), Err(Trouble::Garbage));
-        assert_eq!(read_body(Dialect::Chat, b"{\"choices\":[]}"), Err(Trouble::Garbage));
-        assert_eq!(read_body(Dialect::Chat, b"{\"error\":{}}"), Err(Trouble::ServerError));
-        assert_eq!(read_body(Dialect::Chat, b"{\"choices\":[{}]}"), Ok(SILENT));
+        let feed = |line: &[u8]| StreamReader::new(ProviderDialect::Chat).feed(line).unwrap_err();
+        assert_eq!(feed(b"data: <html>\n"), AnswerError::Garbage);
+        assert_eq!(
+            feed(b"data: {\"error\":{\"message\":\"x\"}}\n"),
+            AnswerError::ServerError
+        );
+        assert_eq!(read_body(ProviderDialect::Chat, b"<html>"), Err(AnswerError::Garbage));
+        assert_eq!(read_body(ProviderDialect::Chat, b"{}"), Err(AnswerError::Garbage));
+        assert_eq!(
+            read_body(ProviderDialect::Chat, b"{\"choices\":[]}"),
+            Err(AnswerError::Garbage)
+        );
+        assert_eq!(
+            read_body(ProviderDialect::Chat, b"{\"error\":{}}"),
+            Err(AnswerError::ServerError)
+        );
+        assert_eq!(read_body(ProviderDialect::Chat, b"{\"choices\":[{}]}"), Ok(SILENT));
     }
 
     const MESSAGE: &str = concat!(
@@ -483,7 +492,7 @@ mod tests {
     #[test]
     fn a_streamed_message_is_the_same_however_it_is_cut_into_chunks() {
         for size in 1..MESSAGE.len() {
-            let mut reader = StreamReader::new(Dialect::Messages);
+            let mut reader = StreamReader::new(ProviderDialect::Messages);
             let mut passed = Vec::new();
             for chunk in MESSAGE.as_bytes().chunks(size) {
                 passed.extend(reader.feed(chunk).unwrap());
@@ -497,12 +506,12 @@ mod tests {
 
     #[test]
     fn counts_on_the_way_are_not_the_usage_of_an_answer_that_is_cut() {
-        let mut reader = StreamReader::new(Dialect::Messages);
+        let mut reader = StreamReader::new(ProviderDialect::Messages);
         for event in MESSAGE.split_inclusive("\n\n").take(4) {
             reader.feed(event.as_bytes()).unwrap();
             assert_eq!((reader.usage(), reader.is_whole()), (None, false), "{event}");
         }
-        let mut reader = StreamReader::new(Dialect::Chat);
+        let mut reader = StreamReader::new(ProviderDialect::Chat);
         let on_the_way = b"data: {\"choices\":[{\"delta\":{}}],\"usage\":{\"completion_tokens\":1}}\n";
         reader.feed(on_the_way).unwrap();
         assert_eq!(reader.usage(), None);
@@ -512,7 +521,7 @@ mod tests {
 
     /// What a stream of these chunks says of its use: cut, and with its end mark.
     fn usage_of(chunks: &[Value]) -> [Option<i64>; 2] {
-        let mut reader = StreamReader::new(Dialect::Chat);
+        let mut reader = StreamReader::new(ProviderDialect::Chat);
         for chunk in chunks {
             reader.feed(format!("data: {chunk}\n").as_bytes()).unwrap();
         }
@@ -545,7 +554,7 @@ mod tests {
 
     #[test]
     fn the_beginning_of_a_message_is_no_count_of_its_output() {
-        let mut reader = StreamReader::new(Dialect::Messages);
+        let mut reader = StreamReader::new(ProviderDialect::Messages);
         let stripped = MESSAGE.replace(",\"usage\":{\"output_tokens\":7}", "");
         let stripped = stripped.replace(",\"usage\":{\"output_tokens\":9,\"input_tokens\":null}", "");
         reader.feed(stripped.as_bytes()).unwrap();
@@ -556,18 +565,18 @@ mod tests {
     #[test]
     fn an_answer_names_its_model() {
         let chunk = json!({"model": "m-1", "choices": [{"message": {}}]}).to_string();
-        assert_eq!(read_body(Dialect::Chat, chunk.as_bytes()).unwrap().model, "m-1");
+        assert_eq!(read_body(ProviderDialect::Chat, chunk.as_bytes()).unwrap().model, "m-1");
         let message = json!({"type": "message", "content": [], "model": "c".repeat(300)}).to_string();
         assert_eq!(
-            read_body(Dialect::Messages, message.as_bytes()).unwrap().model,
+            read_body(ProviderDialect::Messages, message.as_bytes()).unwrap().model,
             "c".repeat(256)
         );
-        let mut reader = StreamReader::new(Dialect::Chat);
+        let mut reader = StreamReader::new(ProviderDialect::Chat);
         reader
             .feed(b"data: {\"model\":\"m-1\"}\ndata: {\"model\":\"m-2\"}\n")
             .unwrap();
         assert_eq!(reader.model(), "m-1");
-        let mut reader = StreamReader::new(Dialect::Messages);
+        let mut reader = StreamReader::new(ProviderDialect::Messages);
         reader
             .feed(b"data: {\"type\":\"message_start\",\"message\":{\"model\":\"c\"}}\n")
             .unwrap();
@@ -578,7 +587,7 @@ mod tests {
     fn whatever_takes_output_is_content() {
         let content = |message: Value| {
             let body = json!({"choices": [{"message": message}]}).to_string();
-            read_body(Dialect::Chat, body.as_bytes()).unwrap().content
+            read_body(ProviderDialect::Chat, body.as_bytes()).unwrap().content
         };
         for filled in [
             json!({"content": "x"}),
@@ -597,20 +606,27 @@ mod tests {
             assert!(!content(empty.clone()), "{empty}");
         }
         let message = json!({"type": "message", "content": [{"type": "text"}]}).to_string();
-        assert!(read_body(Dialect::Messages, message.as_bytes()).unwrap().content);
+        assert!(
+            read_body(ProviderDialect::Messages, message.as_bytes())
+                .unwrap()
+                .content
+        );
     }
 
     #[test]
     fn garbage_and_reported_errors_of_messages_are_told_apart() {
-        let feed = |line: &[u8]| StreamReader::new(Dialect::Messages).feed(line).unwrap_err();
-        assert_eq!(feed(b"data: <html>\n"), Trouble::Garbage);
-        assert_eq!(feed(b"data: [DONE]\n"), Trouble::Garbage);
-        assert_eq!(feed(b"data: {\"type\":\"error\",\"error\":{}}\n"), Trouble::ServerError);
-        let body = |body: &str| read_body(Dialect::Messages, body.as_bytes());
-        assert_eq!(body("<html>"), Err(Trouble::Garbage));
-        assert_eq!(body("{\"choices\":[{}]}"), Err(Trouble::Garbage));
-        assert_eq!(body("{\"type\":\"message\"}"), Err(Trouble::Garbage));
-        assert_eq!(body("{\"type\":\"error\"}"), Err(Trouble::ServerError));
+        let feed = |line: &[u8]| StreamReader::new(ProviderDialect::Messages).feed(line).unwrap_err();
+        assert_eq!(feed(b"data: <html>\n"), AnswerError::Garbage);
+        assert_eq!(feed(b"data: [DONE]\n"), AnswerError::Garbage);
+        assert_eq!(
+            feed(b"data: {\"type\":\"error\",\"error\":{}}\n"),
+            AnswerError::ServerError
+        );
+        let body = |body: &str| read_body(ProviderDialect::Messages, body.as_bytes());
+        assert_eq!(body("<html>"), Err(AnswerError::Garbage));
+        assert_eq!(body("{\"choices\":[{}]}"), Err(AnswerError::Garbage));
+        assert_eq!(body("{\"type\":\"message\"}"), Err(AnswerError::Garbage));
+        assert_eq!(body("{\"type\":\"error\"}"), Err(AnswerError::ServerError));
         assert_eq!(body("{\"type\":\"message\",\"content\":[]}"), Ok(SILENT));
     }
 }

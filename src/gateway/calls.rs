@@ -10,14 +10,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::budget::{self, Budget, Hold};
-use super::contact::{Contact, Refusal};
-use super::failures::{failure, of_purpose};
-use super::flight::Flight;
-use super::store::{Call, End, Metered, Recorded, Settlement, Store, StoreError};
-use super::upstream::{Complete, Prepared, Upstream, Upstreams};
-use crate::api::failure::{Failure, FailureKind};
-use crate::clock::Clocks;
+use super::budget::{self, CallReservation, GatewayBudget};
+use super::failures::{adapt_to_purpose, failure};
+use super::in_flight::InFlightCall;
+use super::link_state::{LinkRefusal, LinkState};
+use super::store::{CallEnd, CallSettlement, CallStore, CallStoreError, CallUsage, ModelCall, RecordedCall};
+use super::upstream::{AnswerTail, ModelUpstream, ModelUpstreams, PreparedRequest};
+use crate::api::failure::{CallFailure, FailureKind};
+use crate::clock::ClockReading;
 use crate::engine::CallId;
 use crate::link::messages::ModelReport;
 
@@ -25,11 +25,11 @@ use crate::link::messages::ModelReport;
 const SETTLE_AGAIN: Duration = Duration::from_secs(1);
 
 /// What a worker gets for a call.
-pub enum Reply {
+pub enum CallReply {
     /// The call in flight.
-    Live(Arc<Flight>),
+    Live(Arc<InFlightCall>),
     /// What is kept of one that ended.
-    Ended(End),
+    Ended(CallEnd),
     /// The worker said that it has the outcome; nothing is kept.
     Acknowledged,
     /// Not now; ask again.
@@ -37,20 +37,20 @@ pub enum Reply {
 }
 
 /// All calls of this gateway.
-pub struct Calls {
-    store: Arc<Store>,
-    budget: Arc<Budget>,
-    contact: Arc<Contact>,
-    upstreams: Upstreams,
-    flights: Mutex<HashMap<CallId, Arc<Flight>>>,
+pub struct ModelCalls {
+    store: Arc<CallStore>,
+    budget: Arc<GatewayBudget>,
+    contact: Arc<LinkState>,
+    upstreams: ModelUpstreams,
+    flights: Mutex<HashMap<CallId, Arc<InFlightCall>>>,
     /// Number of calls that ended here, and how the last one spoke of the model.
     ended: watch::Sender<(u64, Option<ModelReport>)>,
-    end: watch::Sender<Ending>,
+    end: watch::Sender<ShutdownStage>,
 }
 
 /// How far the end of the pod is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Ending {
+enum ShutdownStage {
     /// It is not.
     No,
     /// No new call is made.
@@ -59,9 +59,14 @@ enum Ending {
     Now,
 }
 
-impl Calls {
+impl ModelCalls {
     /// No call in flight.
-    pub fn new(store: Arc<Store>, budget: Arc<Budget>, contact: Arc<Contact>, upstreams: Upstreams) -> Self {
+    pub fn new(
+        store: Arc<CallStore>,
+        budget: Arc<GatewayBudget>,
+        contact: Arc<LinkState>,
+        upstreams: ModelUpstreams,
+    ) -> Self {
         let violated = store.violation().map(|violation| report(&violation.failure));
         Self {
             store,
@@ -70,12 +75,12 @@ impl Calls {
             upstreams,
             flights: Mutex::default(),
             ended: watch::Sender::new((0, violated)),
-            end: watch::Sender::new(Ending::No),
+            end: watch::Sender::new(ShutdownStage::No),
         }
     }
 
     /// The record.
-    pub fn store(&self) -> &Store {
+    pub fn store(&self) -> &CallStore {
         &self.store
     }
 
@@ -85,60 +90,60 @@ impl Calls {
     }
 
     /// A call, or the repeat of one.
-    pub fn submit(self: &Arc<Self>, call: Call, body: &[u8]) -> Reply {
+    pub fn submit(self: &Arc<Self>, call: ModelCall, body: &[u8]) -> CallReply {
         // Held until the call is in the table or is not made: of two repeats at the same time the second joins the first.
         let mut flights = self.flights();
         match flights.get(&call.id) {
-            Some(flight) if flight.is_unrecorded() => return Reply::NotYet,
-            Some(flight) => return Reply::Live(Arc::clone(flight)),
+            Some(flight) if flight.is_unrecorded() => return CallReply::NotYet,
+            Some(flight) => return CallReply::Live(Arc::clone(flight)),
             None => {}
         }
         match self.store.find(call.id) {
             Ok(None) => self
                 .begin(call, body, &mut flights)
-                .unwrap_or_else(|failure| Reply::Ended(End::Failed(failure))),
-            Ok(Some(Recorded::Ended(end))) => Reply::Ended(end),
-            Ok(Some(Recorded::Acknowledged)) => Reply::Acknowledged,
+                .unwrap_or_else(|failure| CallReply::Ended(CallEnd::Failed(failure))),
+            Ok(Some(RecordedCall::Ended(end))) => CallReply::Ended(end),
+            Ok(Some(RecordedCall::Acknowledged)) => CallReply::Acknowledged,
             // Between its record and its flight there is no await: it cannot be seen open without one.
-            Ok(Some(Recorded::Open)) => Reply::NotYet,
-            Err(error) => Reply::Ended(End::Failed(not_recorded(&error))),
+            Ok(Some(RecordedCall::Open)) => CallReply::NotYet,
+            Err(error) => CallReply::Ended(CallEnd::Failed(not_recorded(&error))),
         }
     }
 
     fn begin(
         self: &Arc<Self>,
-        call: Call,
+        call: ModelCall,
         body: &[u8],
-        flights: &mut HashMap<CallId, Arc<Flight>>,
-    ) -> Result<Reply, Failure> {
-        match self.contact.refusal(Clocks::now()) {
-            None if *self.end.borrow() > Ending::No => return Err(ending()),
+        flights: &mut HashMap<CallId, Arc<InFlightCall>>,
+    ) -> Result<CallReply, CallFailure> {
+        match self.contact.refusal(ClockReading::now()) {
+            None if *self.end.borrow() > ShutdownStage::No => return Err(ending()),
             None => {}
-            Some(Refusal::NotAttached) => return Ok(Reply::NotYet),
-            Some(Refusal::Stopped(failure) | Refusal::LinkLost(failure)) => return Err(failure),
+            Some(LinkRefusal::NotAttached) => return Ok(CallReply::NotYet),
+            Some(LinkRefusal::Stopped(failure) | LinkRefusal::LinkLost(failure)) => return Err(failure),
         }
         let request = self
             .upstreams
             .of(call.purpose)
             .and_then(|upstream| upstream.prepare(call.id, body, self.store.scripted_turns(call.purpose)))
-            .map_err(|failure| of_purpose(call.purpose, failure))
+            .map_err(|failure| adapt_to_purpose(call.purpose, failure))
             .inspect_err(|failure| self.note_end(call, Some(failure)))?;
-        let flight = Arc::new(Flight::new());
+        let flight = Arc::new(InFlightCall::new());
         // Before any await, so that a repeat joins it also while it waits for room.
         flights.insert(call.id, Arc::clone(&flight));
-        tokio::spawn(Arc::clone(self).fly(call, request, Arc::clone(&flight)));
-        Ok(Reply::Live(flight))
+        tokio::spawn(Arc::clone(self).run_call(call, request, Arc::clone(&flight)));
+        Ok(CallReply::Live(flight))
     }
 
-    async fn fly(self: Arc<Self>, call: Call, mut request: Prepared, flight: Arc<Flight>) {
-        let _busy = self.budget.busy();
+    async fn run_call(self: Arc<Self>, call: ModelCall, mut request: PreparedRequest, flight: Arc<InFlightCall>) {
+        let _busy = self.budget.track_call();
         let paid = tokio::select! {
             biased;
             why = flight.until_cut() => Err(why),
-            hold = self.budget.hold(call, &mut request) => hold.map_err(|failure| of_purpose(call.purpose, failure)),
+            hold = self.budget.reserve_call(call, &mut request) => hold.map_err(|failure| adapt_to_purpose(call.purpose, failure)),
         };
         let failure = match paid {
-            Ok(hold) => self.spend(call, request, hold, &flight).await,
+            Ok(hold) => self.send_and_settle(call, request, hold, &flight).await,
             Err(failure) => {
                 tracing::info!(call = %call.id, purpose = %call.purpose, kind = %failure.kind, message = failure.message, "no call is made");
                 Some(failure)
@@ -149,13 +154,24 @@ impl Calls {
         self.note_end(call, failure.as_ref());
     }
 
-    async fn run(&self, call: Call, request: Prepared, flight: &Flight) -> Result<Complete, Failure> {
+    async fn run(
+        &self,
+        call: ModelCall,
+        request: PreparedRequest,
+        flight: &InFlightCall,
+    ) -> Result<AnswerTail, CallFailure> {
         let ran = self.upstreams.of(call.purpose)?.run(request, flight).await;
-        ran.map_err(|failure| of_purpose(call.purpose, failure))
+        ran.map_err(|failure| adapt_to_purpose(call.purpose, failure))
     }
 
     /// Sends the call and settles it; why there is no answer, when there is none.
-    async fn spend(&self, call: Call, request: Prepared, hold: Hold, flight: &Flight) -> Option<Failure> {
+    async fn send_and_settle(
+        &self,
+        call: ModelCall,
+        request: PreparedRequest,
+        hold: CallReservation,
+        flight: &InFlightCall,
+    ) -> Option<CallFailure> {
         let result = tokio::select! {
             biased;
             why = flight.until_cut() => Err((why, true)),
@@ -165,22 +181,22 @@ impl Calls {
         let metered = flight.metered();
         let charge = self.budget.charge(&hold, &metered, &flight.answered());
         let end = match &result {
-            Ok(complete) => End::Answered {
+            Ok(complete) => CallEnd::Answered {
                 content_type: complete.content_type.into(),
                 body: flight.body_with(&complete.rest),
                 cost: charge.cost,
             },
-            Err((failure, _)) => End::Failed(failure.clone()),
+            Err((failure, _)) => CallEnd::Failed(failure.clone()),
         };
         log(call, &end, &metered);
         let (cost, violation) = (charge.cost, charge.violation.clone());
-        let settlement = Settlement {
+        let settlement = CallSettlement {
             call,
             end,
             // A turn of the script that ran out of time was not given.
-            scripted_turn: self.upstreams.of(call.purpose).is_ok_and(Upstream::is_scripted)
+            scripted_turn: self.upstreams.of(call.purpose).is_ok_and(ModelUpstream::is_scripted)
                 && !was_cut
-                && metered != Metered::Unknown,
+                && metered != CallUsage::Unknown,
             metered,
             reservation: hold.reservation,
             charge: charge.amount,
@@ -205,11 +221,11 @@ impl Calls {
 
     /// Records the outcome. While that cannot be done, because the disk is full, the call is not over: its answer is in
     /// memory, is paid for, and must neither be given up nor be acknowledged. It ends with the pod at the latest.
-    async fn settle(&self, settlement: Settlement, flight: &Flight) -> Result<(), StoreError> {
+    async fn settle(&self, settlement: CallSettlement, flight: &InFlightCall) -> Result<(), CallStoreError> {
         let mut end = self.end.subscribe();
         let mut settled = self.store.settle(settlement);
         while let Err(error) = settled {
-            if *end.borrow_and_update() == Ending::Now {
+            if *end.borrow_and_update() == ShutdownStage::Now {
                 return Err(error);
             }
             tracing::error!(%error, "an outcome cannot be recorded; trying again until it can be");
@@ -226,7 +242,7 @@ impl Calls {
     }
 
     /// The worker has the outcome. `false`: the call is still in flight.
-    pub fn acknowledge(&self, id: CallId) -> Result<bool, StoreError> {
+    pub fn acknowledge(&self, id: CallId) -> Result<bool, CallStoreError> {
         if self.flights().keys().any(|flying| *flying <= id) {
             return Ok(false);
         }
@@ -241,13 +257,13 @@ impl Calls {
     }
 
     /// Cuts every call in flight whenever the controller says so. Never ends.
-    pub async fn obey(&self) {
+    pub async fn enforce_stops(&self) {
         let mut view = self.contact.subscribe();
         loop {
             let stop = {
                 let view = view.borrow_and_update();
                 view.stop()
-                    .or_else(|| view.directives.budget.as_ref().and_then(budget::cut))
+                    .or_else(|| view.directives.budget.as_ref().and_then(budget::cut_reason))
             };
             if let Some(why) = stop {
                 self.cut_all(&why);
@@ -260,7 +276,7 @@ impl Calls {
 
     /// Refuses new calls, gives those in flight `grace` to finish, then cuts them; returns when all are settled.
     pub async fn close(&self, grace: Duration) {
-        self.end.send_replace(Ending::Closed);
+        self.end.send_replace(ShutdownStage::Closed);
         let mut ended = self.ended.subscribe();
         let landed = async {
             while !self.flights().is_empty() {
@@ -270,34 +286,34 @@ impl Calls {
         };
         tokio::pin!(landed);
         if tokio::time::timeout(grace, &mut landed).await.is_err() {
-            self.end.send_replace(Ending::Now);
+            self.end.send_replace(ShutdownStage::Now);
             self.cut_all(&ending());
             landed.await;
         }
     }
 
-    fn cut_all(&self, why: &Failure) {
+    fn cut_all(&self, why: &CallFailure) {
         for flight in self.flights().values() {
             flight.cut(why.clone());
         }
     }
 
     /// Tells the reports how the call ended. Ends that say nothing of `spec.model` leave its state as it was.
-    fn note_end(&self, call: Call, failure: Option<&Failure>) {
+    fn note_end(&self, call: ModelCall, failure: Option<&CallFailure>) {
         // An answer whose bill was above its bound says nothing good of the model.
         let violated = self.store.violation();
         match violated.as_ref().map(|violation| &violation.failure).or(failure) {
             None if call.purpose.uses_light_model() => {
                 self.ended.send_modify(|(count, _)| *count += 1);
             }
-            Some(failure) if !speaks_of_the_model(call, failure.kind) => {
+            Some(failure) if !concerns_main_model(call, failure.kind) => {
                 self.ended.send_modify(|(count, _)| *count += 1);
             }
             spoken => self.note_model(spoken),
         }
     }
 
-    fn note_model(&self, failure: Option<&Failure>) {
+    fn note_model(&self, failure: Option<&CallFailure>) {
         let good = || ModelReport {
             failure: None,
             message: String::new(),
@@ -309,24 +325,24 @@ impl Calls {
         });
     }
 
-    fn flights(&self) -> MutexGuard<'_, HashMap<CallId, Arc<Flight>>> {
+    fn flights(&self) -> MutexGuard<'_, HashMap<CallId, Arc<InFlightCall>>> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn report(failure: &Failure) -> ModelReport {
+fn report(failure: &CallFailure) -> ModelReport {
     ModelReport {
         failure: Some(failure.kind),
         message: failure.message.clone(),
     }
 }
 
-fn ending() -> Failure {
+fn ending() -> CallFailure {
     failure(FailureKind::Cancelled, "the gateway ends with its pod")
 }
 
 /// The record cannot be written: no call.
-pub fn not_recorded(error: &StoreError) -> Failure {
+pub fn not_recorded(error: &CallStoreError) -> CallFailure {
     tracing::error!(%error, "the record of calls cannot be written");
     failure(
         FailureKind::RecordFailed,
@@ -334,7 +350,7 @@ pub fn not_recorded(error: &StoreError) -> Failure {
     )
 }
 
-fn speaks_of_the_model(call: Call, kind: FailureKind) -> bool {
+fn concerns_main_model(call: ModelCall, kind: FailureKind) -> bool {
     match kind {
         // Without its answer the turns go on.
         _ if call.purpose.uses_light_model() => kind == FailureKind::BoundViolated,
@@ -362,13 +378,13 @@ fn speaks_of_the_model(call: Call, kind: FailureKind) -> bool {
     }
 }
 
-fn log(call: Call, end: &End, metered: &Metered) {
+fn log(call: ModelCall, end: &CallEnd, metered: &CallUsage) {
     let bill = match metered {
-        Metered::Billed(bill, _) => Some(bill),
-        Metered::NotSent | Metered::Free | Metered::Unknown => None,
+        CallUsage::Billed(bill, _) => Some(bill),
+        CallUsage::NotSent | CallUsage::Free | CallUsage::Unknown => None,
     };
     match end {
-        End::Answered { body, .. } => tracing::info!(
+        CallEnd::Answered { body, .. } => tracing::info!(
             call = %call.id,
             purpose = %call.purpose,
             bytes = body.len(),
@@ -376,7 +392,7 @@ fn log(call: Call, end: &End, metered: &Metered) {
             output = bill.map(|bill| bill.output),
             "call answered"
         ),
-        End::Failed(failure) => {
+        CallEnd::Failed(failure) => {
             tracing::warn!(call = %call.id, purpose = %call.purpose, kind = %failure.kind, message = failure.message, "call failed");
         }
     }
@@ -388,52 +404,58 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::engine::Purpose;
-    use crate::gateway::flight::Next;
-    use crate::gateway::store::Models;
-    use crate::gateway::upstream::Caller;
+    use crate::engine::CallPurpose;
+    use crate::gateway::in_flight::AnswerItem;
+    use crate::gateway::store::ModelNames;
+    use crate::gateway::upstream::UpstreamConfig;
     use crate::link::client::LinkClient;
-    use crate::link::messages::{BudgetTerms, Directives, Known};
-    use crate::link::socket::Session;
+    use crate::link::messages::{BudgetTerms, Directives, LoopTotals};
+    use crate::link::socket::WorkerSession;
     use crate::sensing::address::AddressPolicy;
 
     /// A gateway's calls to a script, without a controller: nothing limits them.
-    fn calls(directory: &TempDir) -> Arc<Calls> {
+    fn calls(directory: &TempDir) -> Arc<ModelCalls> {
         let path = |name: &str| directory.path().join(name);
         // So long that its outcome needs room of its own.
         let text = "one ".repeat(16_000);
         let script = format!("turns: [{{text: '{text}', delayMilliseconds: 200}}, {{text: two}}]");
         std::fs::write(path("script"), script).unwrap();
-        let now = Clocks::now();
-        let contact = Arc::new(Contact::new(Duration::from_mins(1), now));
-        let session = Session {
+        let now = ClockReading::now();
+        let contact = Arc::new(LinkState::new(Duration::from_mins(1), now));
+        let session = WorkerSession {
             epoch: 1,
-            known: Known::default(),
+            known: LoopTotals::default(),
         };
         let directives = Directives {
             budget: Some(BudgetTerms::default()),
             ..Directives::default()
         };
         contact.attached(session, directives, (now, now));
-        let store = Arc::new(Store::open(directory.path(), "m".into(), Timestamp::UNIX_EPOCH).unwrap());
+        let store = Arc::new(CallStore::open(directory.path(), "m".into(), Timestamp::UNIX_EPOCH).unwrap());
         let client = Arc::new(LinkClient::new("https://nowhere", path("ca"), path("token")));
-        let budget = Budget::new(Arc::clone(&store), Arc::clone(&contact), client, 1, Models::from("m"));
+        let budget = GatewayBudget::new(
+            Arc::clone(&store),
+            Arc::clone(&contact),
+            client,
+            1,
+            ModelNames::from("m"),
+        );
         let model = serde_json::from_value(json!({"api": "Scripted", "name": "m"})).unwrap();
-        let main = Upstream::new(&Caller {
+        let main = ModelUpstream::new(&UpstreamConfig {
             agent_uid: "uid",
             model: &model,
             key_file: &path("key"),
             script_file: &path("script"),
             policy: &Arc::new(AddressPolicy::of_agents(vec![], vec![], true)),
         });
-        let upstreams = Upstreams { main, light: None };
-        Arc::new(Calls::new(store, Arc::new(budget), contact, upstreams))
+        let upstreams = ModelUpstreams { main, light: None };
+        Arc::new(ModelCalls::new(store, Arc::new(budget), contact, upstreams))
     }
 
-    fn submit(calls: &Arc<Calls>, id: &str) -> Reply {
-        let call = Call {
+    fn submit(calls: &Arc<ModelCalls>, id: &str) -> CallReply {
+        let call = ModelCall {
             id: id.parse().unwrap(),
-            purpose: Purpose::Turn,
+            purpose: CallPurpose::Turn,
         };
         calls.submit(
             call,
@@ -441,29 +463,29 @@ mod tests {
         )
     }
 
-    fn live(reply: Reply) -> Arc<Flight> {
-        let Reply::Live(flight) = reply else {
+    fn live(reply: CallReply) -> Arc<InFlightCall> {
+        let CallReply::Live(flight) = reply else {
             panic!("not in flight")
         };
         flight
     }
 
     /// Waits until the call is recorded as open, and lets the disk be full then.
-    async fn fill_disk(calls: &Calls, id: &str) {
+    async fn fill_disk(calls: &ModelCalls, id: &str) {
         let id = id.parse().unwrap();
-        while calls.store.find(id).unwrap() != Some(Recorded::Open) {
+        while calls.store.find(id).unwrap() != Some(RecordedCall::Open) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         calls.store.fill_disk(true);
     }
 
     /// What follows all that has come of an answer.
-    async fn after_its_chunks(flight: &Flight) -> Next {
+    async fn after_its_chunks(flight: &InFlightCall) -> AnswerItem {
         let mut read = 0;
         loop {
             match flight.next(read).await {
-                Next::Chunk(_) => read += 1,
-                next @ (Next::End | Next::NotYet | Next::Failed(_)) => return next,
+                AnswerItem::Chunk(_) => read += 1,
+                next @ (AnswerItem::End | AnswerItem::NotYet | AnswerItem::Failed(_)) => return next,
             }
         }
     }
@@ -475,8 +497,8 @@ mod tests {
         let flight = live(submit(&calls, "t1c1a1"));
         fill_disk(&calls, "t1c1a1").await;
         // Neither its end nor a failure: ask again.
-        assert_eq!(after_its_chunks(&flight).await, Next::NotYet);
-        assert!(matches!(submit(&calls, "t1c1a1"), Reply::NotYet));
+        assert_eq!(after_its_chunks(&flight).await, AnswerItem::NotYet);
+        assert!(matches!(submit(&calls, "t1c1a1"), CallReply::NotYet));
         assert!(!calls.acknowledge("t1c1a1".parse().unwrap()).unwrap());
         assert_eq!(calls.store.usage().calls, 0);
         let mut ended = calls.subscribe();
@@ -485,7 +507,7 @@ mod tests {
             .await
             .unwrap()
             .unwrap();
-        let Reply::Ended(End::Answered { body, .. }) = submit(&calls, "t1c1a1") else {
+        let CallReply::Ended(CallEnd::Answered { body, .. }) = submit(&calls, "t1c1a1") else {
             panic!("no answer")
         };
         assert!(body.len() > 60_000);
@@ -499,9 +521,9 @@ mod tests {
         let calls = calls(&directory);
         let flight = live(submit(&calls, "t1c1a1"));
         fill_disk(&calls, "t1c1a1").await;
-        assert_eq!(after_its_chunks(&flight).await, Next::NotYet);
+        assert_eq!(after_its_chunks(&flight).await, AnswerItem::NotYet);
         calls.close(Duration::from_millis(10)).await;
-        let Next::Failed(failure) = after_its_chunks(&flight).await else {
+        let AnswerItem::Failed(failure) = after_its_chunks(&flight).await else {
             panic!("no failure")
         };
         assert_eq!(failure.kind, FailureKind::RecordFailed);

@@ -11,13 +11,13 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::link::client::{LinkClient, LinkError};
-use crate::link::deliveries::{Delivered, DeliveredTo, Delivery};
+use crate::link::deliveries::{Delivery, DeliveryAck, RelayedDeliveryAck};
 
 /// Deliveries that wait for the worker; more are passed over.
 const MOST: usize = 4;
 
 /// Deliveries that wait for the worker.
-pub struct Deliveries {
+pub struct DeliveryQueue {
     waiting: Mutex<VecDeque<Delivery>>,
     news: Notify,
     client: Arc<LinkClient>,
@@ -25,7 +25,7 @@ pub struct Deliveries {
     epoch: i64,
 }
 
-impl Deliveries {
+impl DeliveryQueue {
     /// None so far, for the Agent with this uid; words go back through `client`.
     pub fn new(client: Arc<LinkClient>, agent: &str, epoch: i64) -> Self {
         Self {
@@ -68,9 +68,9 @@ impl Deliveries {
     }
 
     /// The worker has events on disk: says so once. When that is lost, they come again, and so does the worker's word.
-    pub async fn delivered(&self, delivered: Delivered) -> Result<(), LinkError> {
+    pub async fn report_delivered(&self, delivered: DeliveryAck) -> Result<(), LinkError> {
         let epoch = self.epoch;
-        self.client.delivered(&DeliveredTo { epoch, delivered }).await
+        self.client.delivered(&RelayedDeliveryAck { epoch, delivered }).await
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Delivery>> {
@@ -82,9 +82,9 @@ impl Deliveries {
 mod tests {
     use super::*;
 
-    fn deliveries() -> Deliveries {
+    fn deliveries() -> DeliveryQueue {
         let client = LinkClient::new("https://x", "ca".into(), "token".into());
-        Deliveries::new(Arc::new(client), "agent-uid", 1)
+        DeliveryQueue::new(Arc::new(client), "agent-uid", 1)
     }
 
     fn of(sensor: &str, name: &str) -> Delivery {

@@ -3,22 +3,22 @@
 
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 
-use crate::api::agent::{Model, ModelApi, OutputLimitParameter};
-use crate::ledger::bound::Overhead;
+use crate::api::agent::{ModelApi, ModelSpec, OutputLimitParameter};
+use crate::ledger::bound::RequestOverhead;
 
 const VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// A wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
+pub enum ProviderDialect {
     /// OpenAI chat completions; the script's too.
     Chat,
     /// Anthropic messages.
     Messages,
 }
 
-impl Dialect {
+impl ProviderDialect {
     /// The dialect of a model.
     pub fn of(api: ModelApi) -> Self {
         match api {
@@ -63,7 +63,7 @@ impl Dialect {
     }
 
     /// Name of the output limit: OpenAI's own new models know only the new one, others the old.
-    pub fn output_limit(self, model: &Model, host: Option<&str>) -> &'static str {
+    pub fn output_limit(self, model: &ModelSpec, host: Option<&str>) -> &'static str {
         const OLD: &str = "max_tokens";
         const NEW: &str = "max_completion_tokens";
         match (self, model.output_limit_parameter) {
@@ -74,10 +74,10 @@ impl Dialect {
     }
 
     /// What a server renders beside the text of a request.
-    pub fn overhead(self) -> Overhead {
+    pub fn overhead(self) -> RequestOverhead {
         match self {
-            Self::Chat => Overhead::CHAT_COMPLETIONS,
-            Self::Messages => Overhead::MESSAGES,
+            Self::Chat => RequestOverhead::CHAT_COMPLETIONS,
+            Self::Messages => RequestOverhead::MESSAGES,
         }
     }
 }
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    fn model(api: &str, parameter: &str) -> Model {
+    fn model(api: &str, parameter: &str) -> ModelSpec {
         serde_json::from_value(json!({"api": api, "name": "m", "outputLimitParameter": parameter})).unwrap()
     }
 
@@ -96,7 +96,7 @@ mod tests {
     fn only_openai_itself_gets_the_new_name_of_the_limit_unless_the_spec_says_otherwise() {
         let limit = |api, parameter, host| {
             let model = model(api, parameter);
-            Dialect::of(model.api).output_limit(&model, host)
+            ProviderDialect::of(model.api).output_limit(&model, host)
         };
         let openai = Some("api.openai.com");
         assert_eq!(limit("OpenAIChat", "Auto", openai), "max_completion_tokens");
@@ -116,8 +116,8 @@ mod tests {
     #[test]
     fn a_key_is_sensitive_and_in_the_header_of_its_dialect() {
         for (dialect, name, value) in [
-            (Dialect::Chat, "authorization", "Bearer k"),
-            (Dialect::Messages, "x-api-key", "k"),
+            (ProviderDialect::Chat, "authorization", "Bearer k"),
+            (ProviderDialect::Messages, "x-api-key", "k"),
         ] {
             let (header, sent) = dialect.authorization("k").unwrap();
             assert_eq!((header.as_str(), sent.to_str().unwrap()), (name, value));

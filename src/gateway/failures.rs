@@ -8,8 +8,8 @@ use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use serde_json::Value;
 
-use crate::api::failure::{Failure, FailureKind};
-use crate::engine::Purpose;
+use crate::api::failure::{CallFailure, FailureKind};
+use crate::engine::CallPurpose;
 
 /// Longest wait that a server may ask for.
 pub const MAX_RETRY_AFTER_MILLISECONDS: u64 = 15 * 60 * 1000;
@@ -73,7 +73,7 @@ const UNPROCESSED: [&str; 15] = [
 ];
 
 /// A failure of a call for this purpose: its words name the fields of the model that served it.
-pub fn of_purpose(purpose: Purpose, mut failure: Failure) -> Failure {
+pub fn adapt_to_purpose(purpose: CallPurpose, mut failure: CallFailure) -> CallFailure {
     if purpose.uses_light_model() {
         failure.message = failure.message.replace("spec.model", "spec.lightModel");
     }
@@ -81,8 +81,8 @@ pub fn of_purpose(purpose: Purpose, mut failure: Failure) -> Failure {
 }
 
 /// A failure without a wait.
-pub fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
-    Failure {
+pub fn failure(kind: FailureKind, message: impl Into<String>) -> CallFailure {
+    CallFailure {
         kind,
         message: message.into(),
         retry_after_milliseconds: None,
@@ -91,7 +91,7 @@ pub fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
 }
 
 /// The failure that an answer with this status is. `body` is its beginning.
-pub fn of_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Timestamp) -> Failure {
+pub fn failure_from_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Timestamp) -> CallFailure {
     let error = ErrorBody::read(body);
     let code = status.as_u16();
     let (kind, advice) = match code {
@@ -133,9 +133,9 @@ pub fn of_status(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Time
             "the server refused the request; check spec.model against what it supports",
         ),
     };
-    Failure {
+    CallFailure {
         kind,
-        message: format!("the model server answered {}: {advice}", words(status)),
+        message: format!("the model server answered {}: {advice}", describe_status(status)),
         retry_after_milliseconds: retry_after(headers, now),
         resumes_at: None,
     }
@@ -190,7 +190,7 @@ impl ErrorBody {
 }
 
 /// `429 Too Many Requests`; a status without a name stays a number.
-fn words(status: StatusCode) -> String {
+fn describe_status(status: StatusCode) -> String {
     status.canonical_reason().map_or_else(
         || status.as_u16().to_string(),
         |reason| format!("{} {reason}", status.as_u16()),
@@ -230,7 +230,7 @@ mod tests {
 
     fn kind(status: u16, body: &str) -> FailureKind {
         let status = StatusCode::from_u16(status).unwrap();
-        of_status(status, &HeaderMap::new(), body.as_bytes(), Timestamp::UNIX_EPOCH).kind
+        failure_from_status(status, &HeaderMap::new(), body.as_bytes(), Timestamp::UNIX_EPOCH).kind
     }
 
     #[rstest]
@@ -393,7 +393,7 @@ mod tests {
             (RETRY_AFTER, HeaderValue::from_static("3")),
         ]);
         let status = StatusCode::TOO_MANY_REQUESTS;
-        let failure = of_status(status, &headers, b"the secret prompt", Timestamp::UNIX_EPOCH);
+        let failure = failure_from_status(status, &headers, b"the secret prompt", Timestamp::UNIX_EPOCH);
         assert_eq!(failure.retry_after_milliseconds, Some(7));
         assert!(!failure.message.contains("secret"), "{}", failure.message);
         assert!(failure.message.contains("429 Too Many Requests"), "{}", failure.message);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use reqwest::{Client, ClientBuilder, Url};
 
-use crate::sensing::address::{AddressPolicy, Resolver};
+use crate::sensing::address::{AddressPolicy, FilteringResolver};
 
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ pub fn client(url: &Url, policy: &Arc<AddressPolicy>) -> Result<Client, String> 
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_keepalive(KEEPALIVE)
         // Names are checked once they are resolved.
-        .dns_resolver(Arc::new(Resolver(Arc::clone(policy))));
+        .dns_resolver(Arc::new(FilteringResolver(Arc::clone(policy))));
     trusting(builder, url).build().map_err(|error| format!("{error:?}"))
 }
 

@@ -6,17 +6,17 @@
 mod answer;
 mod budget;
 mod calls;
-mod contact;
 mod deliveries;
 mod dialect;
 mod failures;
-mod flight;
 mod http;
-mod last_words;
-mod masks;
-mod mcp;
+mod in_flight;
+mod link_state;
+mod mcp_proxy;
+mod redaction;
 mod request;
 mod server;
+mod shutdown_retry;
 mod store;
 mod uplink;
 mod upstream;
@@ -30,23 +30,23 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use self::budget::Budget;
-use self::calls::Calls;
-use self::contact::Contact;
-use self::deliveries::Deliveries;
-use self::mcp::Mcp;
-use self::server::Gateway;
-use self::store::{Models, Store};
-use self::uplink::Uplink;
-use self::upstream::{Caller, Upstream, Upstreams};
+use self::budget::GatewayBudget;
+use self::calls::ModelCalls;
+use self::deliveries::DeliveryQueue;
+use self::link_state::LinkState;
+use self::mcp_proxy::McpProxy;
+use self::server::GatewayState;
+use self::store::{CallStore, ModelNames};
+use self::uplink::GatewayUplink;
+use self::upstream::{ModelUpstream, ModelUpstreams, UpstreamConfig};
 use crate::api::AgentSpec;
-use crate::clock::Clocks;
+use crate::clock::ClockReading;
 use crate::link::client::LinkClient;
 use crate::link::messages::PricedModel;
 use crate::link::pod::{AgentEgress, PodConfig, PrivateAddresses};
-use crate::sensing::address::{AddressPolicy, Cidr, NoCidr};
+use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
 
-pub use self::store::StoreError;
+pub use self::store::CallStoreError;
 
 /// Time for calls in flight once the pod ends. The worker has had its drain before, and the pod has 5 s more in all.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
@@ -55,7 +55,7 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// What a gateway runs with.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct GatewayOptions {
     /// Configuration of the pod.
     pub config: PodConfig,
     /// Path of the socket to listen on.
@@ -85,10 +85,10 @@ pub struct Options {
 pub enum GatewayError {
     /// Its record.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] CallStoreError),
     /// The ranges of addresses that its operator configured.
     #[error(transparent)]
-    Ranges(#[from] NoCidr),
+    Ranges(#[from] CidrError),
     /// Its socket.
     #[error("the socket {path} cannot be served: {source}")]
     Socket {
@@ -100,14 +100,14 @@ pub enum GatewayError {
 }
 
 /// Serves until `end`, then finishes what is in flight, reports for the last time, and returns.
-pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), GatewayError> {
+pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Result<(), GatewayError> {
     let spec = &options.config.spec;
-    let store = Arc::new(Store::open(
+    let store = Arc::new(CallStore::open(
         &options.record_dir,
-        Models::of_spec(spec),
+        ModelNames::from_spec(spec),
         Timestamp::now(),
     )?);
-    let contact = Arc::new(Contact::new(options.run_lease, Clocks::now()));
+    let contact = Arc::new(LinkState::new(options.run_lease, ClockReading::now()));
     let policy = address_policy(&options.config.egress)?;
     let upstreams = upstreams(&options, &policy);
     let client = Arc::new(LinkClient::new(
@@ -115,22 +115,27 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         options.link_ca_file,
         options.link_token_file,
     ));
-    let budget = Arc::new(Budget::new(
+    let budget = Arc::new(GatewayBudget::new(
         Arc::clone(&store),
         Arc::clone(&contact),
         Arc::clone(&client),
         options.config.epoch,
-        Models::of_spec(spec),
+        ModelNames::from_spec(spec),
     ));
-    let calls = Arc::new(Calls::new(store, Arc::clone(&budget), Arc::clone(&contact), upstreams));
-    let deliveries = Arc::new(Deliveries::new(
+    let calls = Arc::new(ModelCalls::new(
+        store,
+        Arc::clone(&budget),
+        Arc::clone(&contact),
+        upstreams,
+    ));
+    let deliveries = Arc::new(DeliveryQueue::new(
         Arc::clone(&client),
         &options.config.uid,
         options.config.epoch,
     ));
     let said = watch::Sender::new(None);
     let link = (Arc::clone(&client), options.config.epoch);
-    let uplink = Uplink {
+    let uplink = GatewayUplink {
         epoch: options.config.epoch,
         models: priced_models(spec),
         client,
@@ -140,21 +145,21 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
         deliveries: Arc::clone(&deliveries),
         said: said.subscribe(),
     };
-    let keep = Arc::clone(&budget).keep(said.subscribe());
+    let keep = Arc::clone(&budget).maintain_leases(said.subscribe());
     let socket_error = |source| GatewayError::Socket {
         path: options.socket.clone(),
         source,
     };
     let listener = server::bind(&options.socket).map_err(socket_error)?;
     let keys = vec![options.api_key_file.clone(), options.light_api_key_file.clone()];
-    let mcp = Mcp::new(
+    let mcp = McpProxy::new(
         &spec.tools.servers,
         &options.tool_headers_dir,
         keys,
         Arc::clone(&contact),
         &policy,
     );
-    let router = server::router(Gateway {
+    let router = server::router(GatewayState {
         calls: Arc::clone(&calls),
         contact,
         mcp: Arc::new(mcp),
@@ -171,12 +176,12 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
     tracing::info!(agent = %options.config.name, epoch = options.config.epoch, "serving");
     tokio::select! {
         served = serve => return served.map_err(socket_error),
-        () = calls.obey() => {}
+        () = calls.enforce_stops() => {}
         () = keep => {}
         () = speak => {}
         () = async { end.await; calls.close(CLOSE_GRACE).await } => {}
     }
-    tokio::join!(budget.close(LAST_WORDS), uplink.last_report(LAST_WORDS));
+    tokio::join!(budget.return_leases(LAST_WORDS), uplink.last_report(LAST_WORDS));
     tracing::info!("ended");
     Ok(())
 }
@@ -194,7 +199,7 @@ fn priced_models(spec: &AgentSpec) -> Vec<PricedModel> {
         .collect()
 }
 
-fn address_policy(egress: &AgentEgress) -> Result<Arc<AddressPolicy>, NoCidr> {
+fn address_policy(egress: &AgentEgress) -> Result<Arc<AddressPolicy>, CidrError> {
     let ranges = |texts: &[String]| texts.iter().map(|text| text.parse()).collect::<Result<Vec<Cidr>, _>>();
     Ok(Arc::new(AddressPolicy::of_agents(
         ranges(&egress.allowed_ranges)?,
@@ -203,11 +208,11 @@ fn address_policy(egress: &AgentEgress) -> Result<Arc<AddressPolicy>, NoCidr> {
     )))
 }
 
-fn upstreams(options: &Options, policy: &Arc<AddressPolicy>) -> Upstreams {
+fn upstreams(options: &GatewayOptions, policy: &Arc<AddressPolicy>) -> ModelUpstreams {
     let spec = &options.config.spec;
     let agent_uid = &options.config.uid;
     let light = |model| {
-        Upstream::new(&Caller {
+        ModelUpstream::new(&UpstreamConfig {
             agent_uid,
             model,
             key_file: &options.light_api_key_file,
@@ -215,8 +220,8 @@ fn upstreams(options: &Options, policy: &Arc<AddressPolicy>) -> Upstreams {
             policy,
         })
     };
-    Upstreams {
-        main: Upstream::new(&Caller {
+    ModelUpstreams {
+        main: ModelUpstream::new(&UpstreamConfig {
             agent_uid,
             model: &spec.model,
             key_file: &options.api_key_file,

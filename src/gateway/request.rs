@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::dialect::Dialect;
-use crate::api::agent::Model;
+use super::dialect::ProviderDialect;
+use crate::api::agent::ModelSpec;
 use crate::api::extra::{OWN_FIELDS, REFUSED_FIELDS};
 
 /// Fields of which nothing comes before the model.
@@ -52,8 +52,8 @@ const MAX_NAME: usize = 64;
 
 /// How requests are to be changed.
 #[derive(Clone, Debug)]
-pub struct Rules {
-    dialect: Dialect,
+pub struct RequestRules {
+    dialect: ProviderDialect,
     /// `spec.model.name`.
     model: String,
     /// `spec.model.maxOutputTokens`.
@@ -123,12 +123,12 @@ pub struct PromptPart<'a> {
     /// Whether it is one message of the conversation, and not a tool or a setting.
     pub is_message: bool,
     /// What is known of a message beside that.
-    pub traits: Traits,
+    pub traits: MessageTraits,
 }
 
 /// What of a message bears on its cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traits {
+pub struct MessageTraits {
     /// Bytes of arguments of tools: templates write them anew, such as with more spaces.
     pub rewritten: usize,
     /// It carries reasoning, which a server may count in one request and leave out of another.
@@ -136,15 +136,15 @@ pub struct Traits {
 }
 
 /// A request that may be sent. Only its output limit can still change.
-pub struct Checked {
+pub struct CheckedRequest {
     fields: RawObject,
     /// Of each message.
-    traits: Vec<Traits>,
+    traits: Vec<MessageTraits>,
     output_limit: &'static str,
     max_output_tokens: u32,
 }
 
-impl Checked {
+impl CheckedRequest {
     /// Everything in it that the server may show the model: each message, each tool, each other field for itself.
     pub fn parts(&self) -> Vec<PromptPart<'_>> {
         let mut parts = Vec::new();
@@ -160,7 +160,11 @@ impl Checked {
             };
             match serde_json::from_str::<Vec<&RawValue>>(value.get()) {
                 Ok(items) if is_message => {
-                    let traits = self.traits.iter().copied().chain(std::iter::repeat(Traits::default()));
+                    let traits = self
+                        .traits
+                        .iter()
+                        .copied()
+                        .chain(std::iter::repeat(MessageTraits::default()));
                     parts.extend(
                         items
                             .into_iter()
@@ -172,12 +176,12 @@ impl Checked {
                     parts.extend(
                         items
                             .into_iter()
-                            .map(|item| part(item.get().as_bytes(), Traits::default())),
+                            .map(|item| part(item.get().as_bytes(), MessageTraits::default())),
                     );
                 }
                 _ => parts.push(PromptPart {
                     is_message: false,
-                    ..part(value.get().as_bytes(), Traits::default())
+                    ..part(value.get().as_bytes(), MessageTraits::default())
                 }),
             }
         }
@@ -205,7 +209,7 @@ impl Checked {
     }
 }
 
-impl Dialect {
+impl ProviderDialect {
     /// The fields of a request that a worker writes.
     fn fields(self) -> &'static [&'static str] {
         match self {
@@ -283,10 +287,10 @@ impl Dialect {
     }
 }
 
-impl Rules {
+impl RequestRules {
     /// The rules of a model on this host.
-    pub fn new(model: &Model, host: Option<&str>) -> Result<Self, RequestError> {
-        let dialect = Dialect::of(model.api);
+    pub fn new(model: &ModelSpec, host: Option<&str>) -> Result<Self, RequestError> {
+        let dialect = ProviderDialect::of(model.api);
         let mut extra = Vec::new();
         for (name, value) in &model.extra_body {
             refuse(name, value)?;
@@ -307,7 +311,7 @@ impl Rules {
     }
 
     /// The request as it may go to the server.
-    pub fn apply(&self, body: &[u8]) -> Result<Checked, RequestError> {
+    pub fn apply(&self, body: &[u8]) -> Result<CheckedRequest, RequestError> {
         if body.len() > self.max_bytes {
             return Err(RequestError::TooLong {
                 bytes: body.len(),
@@ -327,10 +331,10 @@ impl Rules {
             }
         }
         self.limit_output(&mut fields.0)?;
-        if self.dialect == Dialect::Chat && get::<bool>(&fields.0, "stream")?.unwrap_or(false) {
+        if self.dialect == ProviderDialect::Chat && get::<bool>(&fields.0, "stream")?.unwrap_or(false) {
             include_usage(&mut fields.0)?;
         }
-        Ok(Checked {
+        Ok(CheckedRequest {
             fields,
             traits,
             output_limit: self.output_limit,
@@ -339,16 +343,16 @@ impl Rules {
     }
 
     /// Everything that the model is shown is text, and no tool is the server's. What bears on the cost of each message.
-    fn check_text(&self, fields: &RawObject) -> Result<Vec<Traits>, RequestError> {
+    fn check_text(&self, fields: &RawObject) -> Result<Vec<MessageTraits>, RequestError> {
         let messages = get::<Vec<RawObject>>(&fields.0, "messages")?.unwrap_or_default();
         let traits = messages.iter().map(|message| self.check_message(message));
         let traits = traits.collect::<Result<_, _>>()?;
-        if let (Dialect::Messages, Some(system)) = (self.dialect, fields.get("system")) {
-            self.check_content(system, "system", &mut Traits::default())?;
+        if let (ProviderDialect::Messages, Some(system)) = (self.dialect, fields.get("system")) {
+            self.check_content(system, "system", &mut MessageTraits::default())?;
         }
         let own = match self.dialect {
-            Dialect::Chat => "function",
-            Dialect::Messages => "custom",
+            ProviderDialect::Chat => "function",
+            ProviderDialect::Messages => "custom",
         };
         for tool in get::<Vec<RawObject>>(&fields.0, "tools")?.unwrap_or_default() {
             let kind = tool
@@ -362,11 +366,11 @@ impl Rules {
         Ok(traits)
     }
 
-    fn check_message(&self, message: &RawObject) -> Result<Traits, RequestError> {
+    fn check_message(&self, message: &RawObject) -> Result<MessageTraits, RequestError> {
         const OF: &str = "messages";
         message.has_only(self.dialect.message_fields())?;
         let is_there = |name: &&str| message.get(name).is_some_and(|value| value.get() != "null");
-        let mut traits = Traits {
+        let mut traits = MessageTraits {
             rewritten: 0,
             unsteady: REASONING.iter().any(is_there),
         };
@@ -387,12 +391,17 @@ impl Rules {
     }
 
     /// A string, or a list of parts each of which is text or, in a message, a tool's call or result.
-    fn check_content(&self, content: &RawValue, of: &'static str, traits: &mut Traits) -> Result<(), RequestError> {
+    fn check_content(
+        &self,
+        content: &RawValue,
+        of: &'static str,
+        traits: &mut MessageTraits,
+    ) -> Result<(), RequestError> {
         if content.get() == "null" {
             return Ok(());
         }
         if content.get().starts_with('"') {
-            let text = read::<Text<'_>>(content, of)?;
+            let text = read::<DecodedText<'_>>(content, of)?;
             // Templates leave such text out of all but the last messages.
             traits.unsteady |= text.0.contains("</think>");
             return Ok(());
@@ -414,7 +423,7 @@ impl Rules {
                 self.check_content_of_result(content, of, traits)?;
             }
             if let Some(text) = part.get("text") {
-                traits.unsteady |= read::<Text<'_>>(text, of)?.0.contains("</think>");
+                traits.unsteady |= read::<DecodedText<'_>>(text, of)?.0.contains("</think>");
             }
         }
         Ok(())
@@ -424,7 +433,7 @@ impl Rules {
         &self,
         content: &RawValue,
         of: &'static str,
-        traits: &mut Traits,
+        traits: &mut MessageTraits,
     ) -> Result<(), RequestError> {
         if content.get().starts_with('[') {
             for part in read::<Vec<RawObject>>(content, of)? {
@@ -484,7 +493,7 @@ fn has_template(value: &Value) -> bool {
 
 /// A text as a server reads it.
 #[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+struct DecodedText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 fn read<'a, T: Deserialize<'a>>(value: &'a RawValue, of: &'static str) -> Result<T, RequestError> {
     serde_json::from_str(value.get()).map_err(|_| RequestError::Malformed(of))
@@ -537,8 +546,8 @@ impl RawObject {
 
 impl<'de> Deserialize<'de> for RawObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
-        impl<'de> Visitor<'de> for Fields {
+        struct RawObjectVisitor;
+        impl<'de> Visitor<'de> for RawObjectVisitor {
             type Value = RawObject;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -557,7 +566,7 @@ impl<'de> Deserialize<'de> for RawObject {
                 Ok(RawObject(fields))
             }
         }
-        deserializer.deserialize_map(Fields)
+        deserializer.deserialize_map(RawObjectVisitor)
     }
 }
 
@@ -574,19 +583,19 @@ mod tests {
 
     use super::*;
 
-    fn rules(fields: &Value) -> Result<Rules, RequestError> {
+    fn rules(fields: &Value) -> Result<RequestRules, RequestError> {
         let mut model = serde_json::json!({"api": "OpenAIChat", "name": "m", "maxOutputTokens": 77});
         for (name, value) in fields.as_object().unwrap() {
             model[name] = value.clone();
         }
-        Rules::new(&serde_json::from_value(model).unwrap(), None)
+        RequestRules::new(&serde_json::from_value(model).unwrap(), None)
     }
 
     fn unknown(name: &str) -> RequestError {
         RequestError::Unknown(name.into())
     }
 
-    fn checked(body: &str) -> Result<Checked, RequestError> {
+    fn checked(body: &str) -> Result<CheckedRequest, RequestError> {
         rules(&serde_json::json!({}))?.apply(body.as_bytes())
     }
 
@@ -824,7 +833,7 @@ mod tests {
 
     #[test]
     fn arguments_and_reasoning_of_a_message_show_in_its_traits() {
-        let traits = |rules: &Rules, message: &str| {
+        let traits = |rules: &RequestRules, message: &str| {
             let body = format!(r#"{{"model":"m","messages":[{message}]}}"#);
             let checked = rules.apply(body.as_bytes()).unwrap();
             let traits = checked.parts()[0].traits;

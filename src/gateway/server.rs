@@ -18,19 +18,19 @@ use futures::{Stream, stream};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 
-use super::calls::{Calls, Reply};
-use super::contact::Contact;
-use super::deliveries::Deliveries;
+use super::calls::{CallReply, ModelCalls};
+use super::deliveries::DeliveryQueue;
 use super::failures::failure;
-use super::flight::{Flight, Next};
-use super::mcp::Mcp;
-use super::store::{Call, End};
+use super::in_flight::{AnswerItem, InFlightCall};
+use super::link_state::LinkState;
+use super::mcp_proxy::McpProxy;
+use super::store::{CallEnd, ModelCall};
 use super::upstream::EVENT_STREAM;
-use crate::api::failure::{Failure, FailureKind};
-use crate::clock::Clocks;
-use crate::engine::{CallId, Purpose};
+use crate::api::failure::{CallFailure, FailureKind};
+use crate::clock::ClockReading;
+use crate::engine::{CallId, CallPurpose};
 use crate::link::client::LinkClient;
-use crate::link::deliveries::{Delivered, POLL_SECONDS};
+use crate::link::deliveries::{DeliveryAck, POLL_SECONDS};
 use crate::link::events::EventsPage;
 use crate::link::messages::LoopReport;
 use crate::link::socket::{CALL_HEADER, COST_EVENT, COST_HEADER, FAILURE_EVENT, FAILURE_HEADER, PURPOSE_HEADER};
@@ -44,17 +44,17 @@ const SOCKET_MODE: u32 = 0o660;
 
 /// What the routes work with.
 #[derive(Clone)]
-pub struct Gateway {
+pub struct GatewayState {
     /// The calls.
-    pub calls: Arc<Calls>,
+    pub calls: Arc<ModelCalls>,
     /// The link.
-    pub contact: Arc<Contact>,
+    pub contact: Arc<LinkState>,
     /// The tool servers.
-    pub mcp: Arc<Mcp>,
+    pub mcp: Arc<McpProxy>,
     /// The way to the controller, and the pod's epoch, for events that somebody reads.
     pub link: (Arc<LinkClient>, i64),
     /// Events of Sensors.
-    pub deliveries: Arc<Deliveries>,
+    pub deliveries: Arc<DeliveryQueue>,
     /// What the worker last said.
     pub said: watch::Sender<Option<LoopReport>>,
 }
@@ -70,7 +70,7 @@ pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
 }
 
 /// The routes.
-pub fn router(gateway: Gateway) -> Router {
+pub fn router(gateway: GatewayState) -> Router {
     Router::new()
         .route("/v1/session", get(session))
         .route("/v1/chat/completions", post(call))
@@ -79,7 +79,7 @@ pub fn router(gateway: Gateway) -> Router {
         .route("/v1/calls/{id}/cancel", post(cancel))
         .route("/v1/mcp/{server}", post(mcp).get(mcp).delete(mcp))
         .route("/v1/report", put(report))
-        .route("/v1/readings", post(readings))
+        .route("/v1/readings", post(forward_events))
         .route("/v1/events", get(events))
         .route("/v1/deliveries", get(delivery))
         .route("/v1/deliveries/ack", post(delivered))
@@ -88,7 +88,7 @@ pub fn router(gateway: Gateway) -> Router {
         .with_state(gateway)
 }
 
-async fn session(State(gateway): State<Gateway>) -> Response {
+async fn session(State(gateway): State<GatewayState>) -> Response {
     let session = gateway.contact.subscribe().borrow().session.clone();
     match session {
         Some(session) => Json(session).into_response(),
@@ -96,7 +96,7 @@ async fn session(State(gateway): State<Gateway>) -> Response {
     }
 }
 
-async fn call(State(gateway): State<Gateway>, headers: HeaderMap, body: Bytes) -> Response {
+async fn call(State(gateway): State<GatewayState>, headers: HeaderMap, body: Bytes) -> Response {
     let id = headers
         .get(CALL_HEADER)
         .and_then(|id| id.to_str().ok())
@@ -107,43 +107,45 @@ async fn call(State(gateway): State<Gateway>, headers: HeaderMap, body: Bytes) -
     };
     let purpose = match headers.get(PURPOSE_HEADER) {
         Some(purpose) => purpose.to_str().ok().and_then(|purpose| purpose.parse().ok()),
-        None => Some(Purpose::default()),
+        None => Some(CallPurpose::default()),
     };
     let Some(purpose) = purpose else {
         let message = format!("the header {PURPOSE_HEADER} is no purpose of a call that this gateway knows");
         return failed(StatusCode::BAD_REQUEST, &failure(FailureKind::BadResponse, message));
     };
-    let reply = gateway.calls.submit(Call { id, purpose }, &body);
+    let reply = gateway.calls.submit(ModelCall { id, purpose }, &body);
     // It may be long, and the answer may take long.
     drop(body);
     match reply {
-        Reply::Live(flight) => live(flight).await,
-        Reply::Ended(End::Answered {
+        CallReply::Live(flight) => live_response(flight).await,
+        CallReply::Ended(CallEnd::Answered {
             content_type,
             body,
             cost,
-        }) => kept(content_type, body, cost),
-        Reply::Ended(End::Failed(failure)) => failed(StatusCode::BAD_GATEWAY, &failure),
-        Reply::Acknowledged => {
+        }) => kept_response(content_type, body, cost),
+        CallReply::Ended(CallEnd::Failed(failure)) => failed(StatusCode::BAD_GATEWAY, &failure),
+        CallReply::Acknowledged => {
             let message = "this call, or one after it, was acknowledged: its answer is not kept any more";
             failed(StatusCode::CONFLICT, &failure(FailureKind::BadResponse, message))
         }
-        Reply::NotYet => not_yet(),
+        CallReply::NotYet => not_yet(),
     }
 }
 
-async fn live(flight: Arc<Flight>) -> Response {
+async fn live_response(flight: Arc<InFlightCall>) -> Response {
     let Some(head) = flight.head().await else {
         return not_yet();
     };
     match head {
-        Ok(content_type) if content_type == EVENT_STREAM => {
-            ([(CONTENT_TYPE, content_type)], Body::from_stream(listen(flight, true))).into_response()
-        }
+        Ok(content_type) if content_type == EVENT_STREAM => (
+            [(CONTENT_TYPE, content_type)],
+            Body::from_stream(answer_stream(flight, true)),
+        )
+            .into_response(),
         // Of a whole answer nothing is there before all is.
         Ok(content_type) => {
             let cost = flight.cost().map(|cost| [(COST_HEADER, cost.to_string())]);
-            let body = Body::from_stream(listen(flight, false));
+            let body = Body::from_stream(answer_stream(flight, false));
             (cost, [(CONTENT_TYPE, content_type)], body).into_response()
         }
         Err(failure) => failed(StatusCode::BAD_GATEWAY, &failure),
@@ -151,7 +153,7 @@ async fn live(flight: Arc<Flight>) -> Response {
 }
 
 /// What is kept of an answer, as it was given.
-fn kept(content_type: String, mut body: Vec<u8>, cost: Option<i64>) -> Response {
+fn kept_response(content_type: String, mut body: Vec<u8>, cost: Option<i64>) -> Response {
     let is_stream = content_type == EVENT_STREAM;
     let said = cost.filter(|_| is_stream).map(cost_event);
     body.extend(said.unwrap_or_default());
@@ -167,28 +169,28 @@ fn cost_event(cost: i64) -> Bytes {
 }
 
 /// The bytes of a call from its beginning, as they come; of a stream, what it cost in the end.
-fn listen(flight: Arc<Flight>, is_stream: bool) -> impl Stream<Item = std::io::Result<Bytes>> {
+fn answer_stream(flight: Arc<InFlightCall>, is_stream: bool) -> impl Stream<Item = std::io::Result<Bytes>> {
     stream::unfold((flight, Some(0)), move |(flight, read)| async move {
         let read = read?;
         match flight.next(read).await {
-            Next::Chunk(bytes) => Some((Ok(bytes), (flight, Some(read + 1)))),
-            Next::End => {
+            AnswerItem::Chunk(bytes) => Some((Ok(bytes), (flight, Some(read + 1)))),
+            AnswerItem::End => {
                 let cost = flight.cost().filter(|_| is_stream)?;
                 Some((Ok(cost_event(cost)), (flight, None)))
             }
             // A line break first: what was passed on are whole lines, but maybe not a whole event.
-            Next::Failed(failure) => {
+            AnswerItem::Failed(failure) => {
                 let json = serde_json::to_string(&failure).unwrap_or_default();
                 let event = format!("\nevent: {FAILURE_EVENT}\ndata: {json}\n\n");
                 Some((Ok(event.into()), (flight, None)))
             }
             // Nothing that could pass for an end: the worker asks again.
-            Next::NotYet => Some((Err(std::io::Error::other("not recorded yet")), (flight, None))),
+            AnswerItem::NotYet => Some((Err(std::io::Error::other("not recorded yet")), (flight, None))),
         }
     })
 }
 
-async fn acknowledge(State(gateway): State<Gateway>, RoutePath(id): RoutePath<String>) -> Response {
+async fn acknowledge(State(gateway): State<GatewayState>, RoutePath(id): RoutePath<String>) -> Response {
     let Ok(id) = id.parse() else {
         return StatusCode::NOT_FOUND.into_response();
     };
@@ -199,7 +201,7 @@ async fn acknowledge(State(gateway): State<Gateway>, RoutePath(id): RoutePath<St
     }
 }
 
-async fn cancel(State(gateway): State<Gateway>, RoutePath(id): RoutePath<String>) -> StatusCode {
+async fn cancel(State(gateway): State<GatewayState>, RoutePath(id): RoutePath<String>) -> StatusCode {
     let Ok(id) = id.parse() else {
         return StatusCode::NOT_FOUND;
     };
@@ -208,7 +210,7 @@ async fn cancel(State(gateway): State<Gateway>, RoutePath(id): RoutePath<String>
 }
 
 async fn mcp(
-    State(gateway): State<Gateway>,
+    State(gateway): State<GatewayState>,
     RoutePath(server): RoutePath<String>,
     method: Method,
     headers: HeaderMap,
@@ -217,7 +219,7 @@ async fn mcp(
     gateway.mcp.forward(&server, method, &headers, body).await
 }
 
-async fn report(State(gateway): State<Gateway>, Json(report): Json<LoopReport>) -> StatusCode {
+async fn report(State(gateway): State<GatewayState>, Json(report): Json<LoopReport>) -> StatusCode {
     gateway.said.send_if_modified(|said| {
         let new = said.as_ref() != Some(&report);
         *said = Some(report);
@@ -227,7 +229,7 @@ async fn report(State(gateway): State<Gateway>, Json(report): Json<LoopReport>) 
 }
 
 /// Passes events on to one who reads them. Keeps nothing: the worker repeats what was not taken.
-async fn readings(State(gateway): State<Gateway>, Json(page): Json<EventsPage>) -> Response {
+async fn forward_events(State(gateway): State<GatewayState>, Json(page): Json<EventsPage>) -> Response {
     let (link, epoch) = gateway.link;
     match link.events(&EventsPage { epoch, ..page }).await {
         Ok(answer) => Json(answer).into_response(),
@@ -235,21 +237,21 @@ async fn readings(State(gateway): State<Gateway>, Json(page): Json<EventsPage>) 
     }
 }
 
-async fn delivery(State(gateway): State<Gateway>) -> Response {
+async fn delivery(State(gateway): State<GatewayState>) -> Response {
     match gateway.deliveries.next(Duration::from_secs(POLL_SECONDS)).await {
         Some(delivery) => Json(delivery).into_response(),
         None => StatusCode::NO_CONTENT.into_response(),
     }
 }
 
-async fn delivered(State(gateway): State<Gateway>, Json(delivered): Json<Delivered>) -> Response {
-    match gateway.deliveries.delivered(delivered).await {
+async fn delivered(State(gateway): State<GatewayState>, Json(delivered): Json<DeliveryAck>) -> Response {
+    match gateway.deliveries.report_delivered(delivered).await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
     }
 }
 
-async fn events(State(gateway): State<Gateway>) -> Response {
+async fn events(State(gateway): State<GatewayState>) -> Response {
     let view = gateway.contact.subscribe();
     let events = stream::unfold((gateway.contact, view, true), |(contact, mut view, first)| async move {
         if !first {
@@ -257,7 +259,7 @@ async fn events(State(gateway): State<Gateway>) -> Response {
             let _ = tokio::time::timeout(EVENT_PERIOD, view.changed()).await;
         }
         view.mark_unchanged();
-        let event = Event::default().json_data(contact.event(Clocks::now()));
+        let event = Event::default().json_data(contact.socket_event(ClockReading::now()));
         Some((event, (contact, view, false)))
     });
     Sse::new(events).into_response()
@@ -271,7 +273,7 @@ fn not_yet() -> Response {
         .into_response()
 }
 
-fn failed(status: StatusCode, failure: &Failure) -> Response {
+fn failed(status: StatusCode, failure: &CallFailure) -> Response {
     let headers = [(FAILURE_HEADER, <&'static str>::from(failure.kind))];
     (status, headers, Json(failure)).into_response()
 }

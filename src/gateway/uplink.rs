@@ -1,6 +1,6 @@
 //! The gateway's conversation with the controller: attach, listen to directives, report.
 //!
-//! Tries for ever, with growing pauses; how long calls go on without contact is [`Contact`]'s decision. Being fenced
+//! Tries for ever, with growing pauses; how long calls go on without contact is [`LinkState`]'s decision. Being fenced
 //! ends it for good.
 
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use futures::StreamExt;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::budget::Budget;
-use super::calls::Calls;
-use super::contact::Contact;
-use super::deliveries::Deliveries;
-use super::last_words;
-use crate::api::tally::{merge_tools, merge_trips};
-use crate::clock::Clocks;
+use super::budget::GatewayBudget;
+use super::calls::ModelCalls;
+use super::deliveries::DeliveryQueue;
+use super::link_state::LinkState;
+use super::shutdown_retry;
+use crate::api::usage_counts::{merge_tools, merge_trips};
+use crate::clock::ClockReading;
 use crate::link::client::{DirectiveEvent, LinkClient, LinkError};
 use crate::link::messages::{
-    Attach, Attached, LoopReport, OLDEST_PROTOCOL, PROTOCOL, PricedModel, REPORT_SECONDS, Report,
+    AttachRequest, AttachResponse, LoopReport, OLDEST_PROTOCOL, PROTOCOL, PodReport, PricedModel, REPORT_SECONDS,
 };
-use crate::link::socket::Session;
+use crate::link::socket::WorkerSession;
 
 /// First and longest pause between two attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
@@ -29,7 +29,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::fro
 const COALESCE: Duration = Duration::from_millis(250);
 
 /// One gateway's uplink.
-pub struct Uplink {
+pub struct GatewayUplink {
     /// The pod's epoch.
     pub epoch: i64,
     /// The models that it calls, with the prices of its spec.
@@ -37,29 +37,29 @@ pub struct Uplink {
     /// The way to the controller.
     pub client: Arc<LinkClient>,
     /// Where what is learnt goes.
-    pub contact: Arc<Contact>,
+    pub contact: Arc<LinkState>,
     /// The calls to report.
-    pub calls: Arc<Calls>,
+    pub calls: Arc<ModelCalls>,
     /// What pays for them.
-    pub budget: Arc<Budget>,
+    pub budget: Arc<GatewayBudget>,
     /// Where events of Sensors go.
-    pub deliveries: Arc<Deliveries>,
+    pub deliveries: Arc<DeliveryQueue>,
     /// What the worker says.
     pub said: watch::Receiver<Option<LoopReport>>,
 }
 
 /// A newer pod has taken over.
 #[derive(Debug)]
-struct Fenced;
+struct PodFenced;
 
-impl Uplink {
+impl GatewayUplink {
     /// Runs until the pod is fenced.
     pub async fn run(&self) {
         let fenced = tokio::select! {
-            fenced = self.follow() => fenced,
-            fenced = self.report_on() => fenced,
+            fenced = self.follow_directives() => fenced,
+            fenced = self.report_changes() => fenced,
         };
-        let Fenced = fenced;
+        let PodFenced = fenced;
         tracing::warn!(epoch = self.epoch, "fenced: a newer pod runs this Agent's loop");
         self.contact.fence();
     }
@@ -70,27 +70,30 @@ impl Uplink {
             return;
         }
         let words = ("the last report was not taken", "the last report took too long");
-        last_words::say(limit, words, || async { self.client.report(&self.compose()).await }).await;
+        shutdown_retry::retry_within(limit, words, || async {
+            self.client.report(&self.build_report()).await
+        })
+        .await;
     }
 
     /// Attaches, and follows the directives until they end; then again.
-    async fn follow(&self) -> Fenced {
-        let mut backoff = Backoff::default();
+    async fn follow_directives(&self) -> PodFenced {
+        let mut backoff = UplinkBackoff::default();
         loop {
             match self.attach().await {
                 Ok(()) => {
                     tracing::info!(epoch = self.epoch, "attached");
                     let since = Instant::now();
                     match self.listen().await {
-                        Err(error) if error.is_fence() => return Fenced,
+                        Err(error) if error.is_fence() => return PodFenced,
                         Err(error) => tracing::info!(%error, "the directives ended"),
                         Ok(()) => tracing::info!("the directives ended"),
                     }
                     if since.elapsed() > BACKOFF.1 {
-                        backoff = Backoff::default();
+                        backoff = UplinkBackoff::default();
                     }
                 }
-                Err(error) if error.is_fence() => return Fenced,
+                Err(error) if error.is_fence() => return PodFenced,
                 Err(error) => tracing::info!(%error, "not attached"),
             }
             sleep(backoff.next()).await;
@@ -98,14 +101,14 @@ impl Uplink {
     }
 
     async fn attach(&self) -> Result<(), LinkError> {
-        let attach = Attach {
+        let attach = AttachRequest {
             protocol: PROTOCOL,
             oldest_protocol: Some(OLDEST_PROTOCOL),
             epoch: self.epoch,
             models: self.models.clone(),
         };
-        let sent = Clocks::now();
-        let Attached {
+        let sent = ClockReading::now();
+        let AttachResponse {
             protocol,
             known,
             directives,
@@ -121,11 +124,11 @@ impl Uplink {
             .store()
             .adopt(&known.usage)
             .map_err(|error| LinkError::Unreadable(format!("the known totals are not recorded: {error}")))?;
-        let session = Session {
+        let session = WorkerSession {
             epoch: self.epoch,
             known,
         };
-        self.contact.attached(session, directives, (sent, Clocks::now()));
+        self.contact.attached(session, directives, (sent, ClockReading::now()));
         Ok(())
     }
 
@@ -143,7 +146,7 @@ impl Uplink {
     }
 
     /// Reports every change, and now and then without one.
-    async fn report_on(&self) -> Fenced {
+    async fn report_changes(&self) -> PodFenced {
         let mut view = self.contact.subscribe();
         while view.borrow_and_update().session.is_none() {
             // The sender is in `contact`: it cannot be gone.
@@ -151,23 +154,23 @@ impl Uplink {
         }
         let mut said = self.said.clone();
         let mut ended = self.calls.subscribe();
-        let mut backoff = Backoff::default();
+        let mut backoff = UplinkBackoff::default();
         // The answers to reports are the contact: four of them within the run lease.
         let period = Duration::from_secs(REPORT_SECONDS).min(self.contact.lease() / 4);
         loop {
             said.mark_unchanged();
             ended.mark_unchanged();
-            let sent = Clocks::now();
-            match self.client.report(&self.compose()).await {
-                Ok(()) => self.contact.answered(sent, Clocks::now()),
-                Err(error) if error.is_fence() => return Fenced,
+            let sent = ClockReading::now();
+            match self.client.report(&self.build_report()).await {
+                Ok(()) => self.contact.note_answer(sent, ClockReading::now()),
+                Err(error) if error.is_fence() => return PodFenced,
                 Err(error) => {
                     tracing::info!(%error, "a report was not taken");
                     sleep(backoff.next()).await;
                     continue;
                 }
             }
-            backoff = Backoff::default();
+            backoff = UplinkBackoff::default();
             sleep(COALESCE).await;
             tokio::select! {
                 _ = said.changed() => {}
@@ -177,7 +180,7 @@ impl Uplink {
         }
     }
 
-    fn compose(&self) -> Report {
+    fn build_report(&self) -> PodReport {
         let loop_ = self.said.borrow().clone();
         let mut usage = self.calls.store().usage();
         let known = self.contact.subscribe();
@@ -196,24 +199,24 @@ impl Uplink {
             merge_tools(&mut usage.by_tool, &said.by_tool);
             merge_trips(&mut usage.guardrail_trips, &said.guardrail_trips);
         }
-        Report {
+        PodReport {
             epoch: self.epoch,
             loop_,
             usage,
             model: self.calls.subscribe().borrow().1.clone(),
             budget: self.calls.store().budget(),
-            pulse: self.budget.pulse(),
+            pulse: self.budget.request_stats(),
         }
     }
 }
 
 /// Pauses that double, with jitter: a controller that comes back meets its pods one after the other.
 #[derive(Default)]
-struct Backoff {
+struct UplinkBackoff {
     attempts: u32,
 }
 
-impl Backoff {
+impl UplinkBackoff {
     fn next(&mut self) -> Duration {
         let full = BACKOFF.0.saturating_mul(1 << self.attempts.min(10)).min(BACKOFF.1);
         self.attempts += 1;

@@ -2,23 +2,23 @@
 
 use serde_json::Value;
 
-use super::dialect::Dialect;
-use crate::ledger::bound::Bill;
+use super::dialect::ProviderDialect;
+use crate::ledger::bound::CallBill;
 
 /// More than this in one call is absurd, and would endanger exact sums.
 const MAX_TOKENS: i64 = 1_000_000_000;
 
 /// Reads the `usage` of an answer. `None` when a count is missing, negative, no whole number, or contradicts another.
-pub fn read(dialect: Dialect, usage: &Value) -> Option<Bill> {
+pub fn read(dialect: ProviderDialect, usage: &Value) -> Option<CallBill> {
     match dialect {
-        Dialect::Chat => of_chat(usage),
-        Dialect::Messages => of_messages(usage),
+        ProviderDialect::Chat => of_chat(usage),
+        ProviderDialect::Messages => of_messages(usage),
     }
 }
 
 /// The same of a server, which cannot have used nothing: no request is empty, and content takes output. Servers that
 /// only fill the field in write zeros.
-pub fn read_beside(content: bool, dialect: Dialect, usage: &Value) -> Option<Bill> {
+pub fn read_beside(content: bool, dialect: ProviderDialect, usage: &Value) -> Option<CallBill> {
     let bill = read(dialect, usage)?;
     let is_stub = bill.all_input() == Some(0) || (content && bill.output == 0);
     (!is_stub).then_some(bill)
@@ -27,7 +27,7 @@ pub fn read_beside(content: bool, dialect: Dialect, usage: &Value) -> Option<Bil
 /// Of a chat completion: `prompt_tokens` includes what was read from or written to a cache. Reasoning is a part of
 /// `completion_tokens`, or beside it, as xAI and gateways to Gemini count: `total_tokens` tells. Of a total that is more
 /// than its named parts the rest is output, the dearest that it can be.
-fn of_chat(usage: &Value) -> Option<Bill> {
+fn of_chat(usage: &Value) -> Option<CallBill> {
     let prompt = count(usage.get("prompt_tokens")?)?;
     let completion = count(usage.get("completion_tokens")?)?;
     let total = or(usage.get("total_tokens"), prompt + completion)?;
@@ -42,13 +42,13 @@ fn of_chat(usage: &Value) -> Option<Bill> {
     let cache_write = written.into_iter().fold(0, i64::max);
     let output = total.checked_sub(prompt)?;
     let adds_up = output >= completion && reasoning <= output && cache_read + cache_write <= prompt;
-    (adds_up && !searches(usage)).then_some(Bill {
+    (adds_up && !searches(usage)).then_some(CallBill {
         input: prompt - cache_read - cache_write,
         output,
         cache_read,
         cache_write,
         reasoning,
-        ..Bill::default()
+        ..CallBill::default()
     })
 }
 
@@ -60,14 +60,14 @@ fn searches(usage: &Value) -> bool {
 
 /// Of an Anthropic message: `input_tokens` excludes what was read from or written to a cache. What went to the cache
 /// without a word of the time it stays there was for five minutes, which is the default.
-fn of_messages(usage: &Value) -> Option<Bill> {
+fn of_messages(usage: &Value) -> Option<CallBill> {
     let input = count(usage.get("input_tokens")?)?;
     let output = count(usage.get("output_tokens")?)?;
     let short = detail(usage, "cache_creation", "ephemeral_5m_input_tokens")?;
     let long = detail(usage, "cache_creation", "ephemeral_1h_input_tokens")?;
     let written = or(usage.get("cache_creation_input_tokens"), short + long)?;
     let reasoning = detail(usage, "output_tokens_details", "thinking_tokens")?;
-    (short + long <= written && reasoning <= output && !has_unpriced(usage)).then_some(Bill {
+    (short + long <= written && reasoning <= output && !has_unpriced(usage)).then_some(CallBill {
         input,
         cache_read: or(usage.get("cache_read_input_tokens"), 0)?,
         cache_write: written - long,
@@ -116,12 +116,12 @@ mod tests {
             "prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120,
             "prompt_tokens_details": {"cached_tokens": 90}, "completion_tokens_details": {"reasoning_tokens": 15},
         });
-        let expected = Bill {
+        let expected = CallBill {
             input: 10,
             output: 20,
             cache_read: 90,
             reasoning: 15,
-            ..Bill::default()
+            ..CallBill::default()
         };
         assert_eq!(of_chat(&usage), Some(expected));
     }
@@ -133,10 +133,10 @@ mod tests {
     fn details_may_be_missing(#[case] usage: Value) {
         assert_eq!(
             of_chat(&usage),
-            Some(Bill {
+            Some(CallBill {
                 input: 3,
                 output: 4,
-                ..Bill::default()
+                ..CallBill::default()
             })
         );
     }
@@ -200,8 +200,8 @@ mod tests {
             (false, 5, 0, true),
             (true, 5, 1, true),
         ] {
-            let chat = read_beside(content, Dialect::Chat, &chat(input, output));
-            let message = read_beside(content, Dialect::Messages, &message(input, output));
+            let chat = read_beside(content, ProviderDialect::Chat, &chat(input, output));
+            let message = read_beside(content, ProviderDialect::Messages, &message(input, output));
             assert_eq!(
                 [chat.is_some(), message.is_some()],
                 [believed; 2],
@@ -209,7 +209,7 @@ mod tests {
             );
         }
         let cached = json!({"input_tokens": 0, "output_tokens": 3, "cache_read_input_tokens": 90});
-        assert!(read_beside(true, Dialect::Messages, &cached).is_some());
+        assert!(read_beside(true, ProviderDialect::Messages, &cached).is_some());
     }
 
     #[rstest]
@@ -235,7 +235,7 @@ mod tests {
         [3, 0, 10, 20, 4]
     )]
     fn cached_input_is_beside_the_input_of_a_message(#[case] usage: Value, #[case] expected: [i64; 5]) {
-        let bill = read(Dialect::Messages, &usage).unwrap();
+        let bill = read(ProviderDialect::Messages, &usage).unwrap();
         let kinds = [
             bill.input,
             bill.cache_read,
@@ -244,7 +244,7 @@ mod tests {
             bill.output,
         ];
         assert_eq!(kinds, expected);
-        assert_eq!(read(Dialect::Chat, &usage), None);
+        assert_eq!(read(ProviderDialect::Chat, &usage), None);
     }
 
     #[rstest]
@@ -263,6 +263,6 @@ mod tests {
     #[case(json!({"input_tokens": 3, "output_tokens": 4, "iterations": [{"type": "compaction"}, {"type": "message"}]}))]
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4}))]
     fn what_cannot_be_believed_of_a_message_is_unknown(#[case] usage: Value) {
-        assert_eq!(read(Dialect::Messages, &usage), None);
+        assert_eq!(read(ProviderDialect::Messages, &usage), None);
     }
 }

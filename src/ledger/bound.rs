@@ -4,7 +4,7 @@
 //!
 //! 1. A token stands for at least one byte of the text that the server renders, so text costs at most its bytes. This
 //!    holds for byte-level BPE and for SentencePiece; only a normalization that lengthens text could break it.
-//! 2. Beside our text a server renders no more than [`Overhead`] allows: see there.
+//! 2. Beside our text a server renders no more than [`RequestOverhead`] allows: see there.
 //! 3. A part costs the same in each request in which the server counts it, and parts that leave make nothing dearer. So
 //!    what was in the request before costs at most that request's bill. A part that is [`Part::unsteady`] may
 //!    be left out of one request and counted in the next.
@@ -16,12 +16,12 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::price::Rates;
+use super::price::ModelRates;
 use crate::api::amount::{Amount, LimitAmounts};
 
 /// What a server billed for one call, in disjoint kinds; reasoning is a part of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bill {
+pub struct CallBill {
     /// Input that was neither read from nor written to a cache.
     pub input: i64,
     /// Input read from a cache.
@@ -36,7 +36,7 @@ pub struct Bill {
     pub reasoning: i64,
 }
 
-impl Bill {
+impl CallBill {
     /// All input, cached or not. `None`: it does not fit into 64 bits.
     #[must_use]
     pub fn all_input(&self) -> Option<i64> {
@@ -49,7 +49,7 @@ impl Bill {
     /// What the call counts in every account: one call, its tokens, and its cost, which is 0 without rates. `None`: a
     /// count is negative or does not fit into 64 bits, so it is no bill.
     #[must_use]
-    pub fn amount(&self, rates: Option<&Rates>) -> Option<Amount> {
+    pub fn amount(&self, rates: Option<&ModelRates>) -> Option<Amount> {
         let kinds = [
             self.input,
             self.cache_read,
@@ -75,7 +75,7 @@ impl Bill {
 /// One part of a request: the system text, the tools, each message.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[serde(rename_all = "camelCase")]
-pub struct Part {
+pub struct RequestPart {
     /// Of all its content: equal parts have equal hashes, others do not.
     pub hash: [u8; 32],
     /// Its length as it is in the request. The JSON around the text is in it: it pays for what a template writes around
@@ -89,7 +89,7 @@ pub struct Part {
 
 /// What a server renders beside the text of a request, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Overhead {
+pub struct RequestOverhead {
     /// Hidden text of a request: for what makes tools usable, for the model's name, date and channels. Counted for a
     /// request of which no bill is known, and whenever its system text or its tools are new.
     ///
@@ -104,7 +104,7 @@ pub struct Overhead {
     pub drift: i64,
 }
 
-impl Overhead {
+impl RequestOverhead {
     /// Of chat completions, whatever serves them.
     pub const CHAT_COMPLETIONS: Self = Self {
         request: 1_024,
@@ -122,9 +122,9 @@ impl Overhead {
 /// A request of the same conversation to the same model, and what the server billed for its input.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Previous {
+pub struct PreviousRequest {
     /// Its parts.
-    pub parts: Vec<Part>,
+    pub parts: Vec<RequestPart>,
     /// All input of its bill, cached input included. An estimate is no bill.
     pub billed_input: i64,
 }
@@ -134,14 +134,14 @@ pub struct Previous {
 ///
 /// What does not fit into 64 bits is `i64::MAX`, for which there is room nowhere.
 #[must_use]
-pub fn input_bound(previous: Option<&Previous>, parts: &[Part], overhead: Overhead) -> i64 {
-    let afresh = parts
-        .iter()
-        .fold(overhead.request, |sum, part| sum.saturating_add(part.afresh(overhead)));
+pub fn input_bound(previous: Option<&PreviousRequest>, parts: &[RequestPart], overhead: RequestOverhead) -> i64 {
+    let afresh = parts.iter().fold(overhead.request, |sum, part| {
+        sum.saturating_add(part.bound_when_new(overhead))
+    });
     let Some(previous) = previous else {
         return afresh;
     };
-    let mut known: HashMap<&Part, usize> = HashMap::new();
+    let mut known: HashMap<&RequestPart, usize> = HashMap::new();
     for part in &previous.parts {
         *known.entry(part).or_default() += 1;
     }
@@ -155,17 +155,17 @@ pub fn input_bound(previous: Option<&Previous>, parts: &[Part], overhead: Overhe
             if !part.is_message {
                 hidden = hidden.max(overhead.request);
             }
-            part.afresh(overhead)
+            part.bound_when_new(overhead)
         };
         grown = grown.saturating_add(more);
     }
     afresh.min(grown.saturating_add(hidden))
 }
 
-impl Part {
+impl RequestPart {
     /// What it can cost where nothing is known of it. A message is rendered as it is; tools are rendered in the
     /// server's own way, such as indented JSON, and the system text goes with them: these count twice.
-    fn afresh(&self, overhead: Overhead) -> i64 {
+    fn bound_when_new(&self, overhead: RequestOverhead) -> i64 {
         let times = if self.is_message { 1 } else { 2 };
         self.bytes.saturating_mul(times).saturating_add(overhead.message)
     }
@@ -174,20 +174,20 @@ impl Part {
 /// What a call with at most so much input and output can count in every account; the cost is 0 without rates. `None`:
 /// it does not fit into 64 bits, so there is room for it nowhere.
 #[must_use]
-pub fn worst_case(input: i64, output: i64, rates: Option<&Rates>) -> Option<Amount> {
+pub fn worst_case(input: i64, output: i64, rates: Option<&ModelRates>) -> Option<Amount> {
     Some(Amount {
         tokens: input.checked_add(output)?,
         input_tokens: input,
         output_tokens: output,
         calls: 1,
-        cost: rates.map_or(Some(0), |rates| rates.worst(input, output))?,
+        cost: rates.map_or(Some(0), |rates| rates.worst_cost(input, output))?,
     })
 }
 
 /// The longest output, at most `max`, with which the worst case of a call is within `available`; kinds that are absent
 /// there are not limited. 0: there is no room for any output.
 #[must_use]
-pub fn output_that_fits(available: &LimitAmounts, input: i64, rates: Option<&Rates>, max: i64) -> i64 {
+pub fn output_that_fits(available: &LimitAmounts, input: i64, rates: Option<&ModelRates>, max: i64) -> i64 {
     let no_room =
         available.calls.is_some_and(|calls| calls < 1) || available.input_tokens.is_some_and(|tokens| tokens < input);
     if no_room || input < 0 {
@@ -215,25 +215,25 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::api::price::Price;
+    use crate::api::price::ModelPrice;
 
-    const OVERHEAD: Overhead = Overhead {
+    const OVERHEAD: RequestOverhead = RequestOverhead {
         request: 1_000,
         message: 10,
         drift: 50,
     };
 
-    fn rates(input: &str, output: &str) -> Rates {
-        let price = Price {
+    fn rates(input: &str, output: &str) -> ModelRates {
+        let price = ModelPrice {
             input_per_million: input.into(),
             output_per_million: output.into(),
-            ..Price::default()
+            ..ModelPrice::default()
         };
-        Rates::read(&price).unwrap()
+        ModelRates::read(&price).unwrap()
     }
 
-    fn part(name: u8, bytes: i64) -> Part {
-        Part {
+    fn part(name: u8, bytes: i64) -> RequestPart {
+        RequestPart {
             hash: [name; 32],
             bytes,
             unsteady: false,
@@ -241,15 +241,15 @@ mod tests {
         }
     }
 
-    fn system(name: u8, bytes: i64) -> Part {
-        Part {
+    fn system(name: u8, bytes: i64) -> RequestPart {
+        RequestPart {
             is_message: false,
             ..part(name, bytes)
         }
     }
 
-    fn after(parts: &[Part], billed_input: i64) -> Previous {
-        Previous {
+    fn after(parts: &[RequestPart], billed_input: i64) -> PreviousRequest {
+        PreviousRequest {
             parts: parts.to_vec(),
             billed_input,
         }
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_bill_counts_each_token_where_it_belongs() {
-        let bill = Bill {
+        let bill = CallBill {
             input: 100,
             cache_read: 1_000,
             cache_write: 20,
@@ -278,12 +278,12 @@ mod tests {
     }
 
     #[rstest]
-    #[case(Bill { input: -1, ..Bill::default() })]
-    #[case(Bill { cache_read: -1, input: 5, ..Bill::default() })]
-    #[case(Bill { output: -1, ..Bill::default() })]
-    #[case(Bill { input: i64::MAX, output: 1, ..Bill::default() })]
-    #[case(Bill { input: i64::MAX, cache_read: 1, ..Bill::default() })]
-    fn what_is_no_bill_counts_nothing(#[case] bill: Bill) {
+    #[case(CallBill { input: -1, ..CallBill::default() })]
+    #[case(CallBill { cache_read: -1, input: 5, ..CallBill::default() })]
+    #[case(CallBill { output: -1, ..CallBill::default() })]
+    #[case(CallBill { input: i64::MAX, output: 1, ..CallBill::default() })]
+    #[case(CallBill { input: i64::MAX, cache_read: 1, ..CallBill::default() })]
+    fn what_is_no_bill_counts_nothing(#[case] bill: CallBill) {
         assert_eq!(bill.amount(None), None);
     }
 
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn reasoning_that_may_have_been_left_out_is_paid_again() {
-        let thought = Part {
+        let thought = RequestPart {
             unsteady: true,
             ..part(2, 900)
         };
@@ -437,8 +437,8 @@ mod tests {
             counts_unsteady in any::<(bool, bool)>(),
         ) {
             // The first two are system text and tools.
-            let all: Vec<(Part, i64)> = sizes.iter().zip(0_u8..).map(|((bytes, percent, unsteady), name)| {
-                let part = Part { unsteady: *unsteady && name > 1, is_message: name > 1, ..part(name, *bytes) };
+            let all: Vec<(RequestPart, i64)> = sizes.iter().zip(0_u8..).map(|((bytes, percent, unsteady), name)| {
+                let part = RequestPart { unsteady: *unsteady && name > 1, is_message: name > 1, ..part(name, *bytes) };
                 let tokens = bytes * percent / 100 * if name > 1 { 1 } else { 2 };
                 // What a template writes around it is there whether the part is counted or not.
                 let tokens = if part.unsteady { 0 } else { tokens } + percent % 10;
@@ -450,7 +450,7 @@ mod tests {
                     sum + tokens + if counts_unsteady && part.unsteady { part.bytes } else { 0 }
                 })
             };
-            let parts = |indices: &[usize]| -> Vec<Part> { indices.iter().map(|index| all[*index].0).collect() };
+            let parts = |indices: &[usize]| -> Vec<RequestPart> { indices.iter().map(|index| all[*index].0).collect() };
             // Hidden text comes with tools and system text, and with nothing else.
             let has_more = |indices: &[usize]| indices.iter().any(|index| *index < 2 && !before.contains(index));
             let first_hidden = if before.iter().any(|index| *index < 2) { hidden } else { 0 };

@@ -1,11 +1,11 @@
 //! Limits as people write them, as amounts to count with.
 
 use super::price::{MoneyError, micro_usd};
-use crate::api::amount::{Amount, Kind, LimitAmounts};
-use crate::api::budget::Limits;
+use crate::api::amount::{Amount, AmountKind, LimitAmounts};
+use crate::api::budget::BudgetLimits;
 
 /// The limits of a spec; a kind that is absent is not limited. The error's field is `costUSD`.
-pub fn limit_amounts(limits: &Limits) -> Result<LimitAmounts, MoneyError> {
+pub fn limit_amounts(limits: &BudgetLimits) -> Result<LimitAmounts, MoneyError> {
     let cost = limits.cost_usd.as_deref().map(micro_usd).transpose();
     Ok(LimitAmounts {
         tokens: limits.tokens,
@@ -17,9 +17,9 @@ pub fn limit_amounts(limits: &Limits) -> Result<LimitAmounts, MoneyError> {
 }
 
 /// An addition to limits, such as a top-up; a kind that is absent adds nothing. The error's field is `costUSD`.
-pub fn added_amount(limits: &Limits) -> Result<Amount, MoneyError> {
+pub fn added_amount(limits: &BudgetLimits) -> Result<Amount, MoneyError> {
     let read = limit_amounts(limits)?;
-    Ok(Amount::each(|kind: Kind| read.get(kind).unwrap_or(0)))
+    Ok(Amount::from_fn(|kind: AmountKind| read.get(kind).unwrap_or(0)))
 }
 
 #[cfg(test)]
@@ -28,11 +28,11 @@ mod tests {
 
     #[test]
     fn absent_kinds_are_not_limited_and_add_nothing() {
-        let written = Limits {
+        let written = BudgetLimits {
             tokens: Some(5),
             calls: Some(0),
             cost_usd: Some("25.5".into()),
-            ..Limits::default()
+            ..BudgetLimits::default()
         };
         let limits = LimitAmounts {
             tokens: Some(5),
@@ -47,14 +47,14 @@ mod tests {
             ..Amount::ZERO
         };
         assert_eq!(added_amount(&written), Ok(added));
-        assert_eq!(limit_amounts(&Limits::default()), Ok(LimitAmounts::default()));
+        assert_eq!(limit_amounts(&BudgetLimits::default()), Ok(LimitAmounts::default()));
     }
 
     #[test]
     fn a_bad_cost_names_its_field() {
-        let written = Limits {
+        let written = BudgetLimits {
             cost_usd: Some("much".into()),
-            ..Limits::default()
+            ..BudgetLimits::default()
         };
         for error in [
             limit_amounts(&written).unwrap_err(),

@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use super::bound::Bill;
-use crate::api::price::{LongContext, Price};
+use super::bound::CallBill;
+use crate::api::price::{LongContextPrice, ModelPrice};
 
 /// Rates are kept in quarters of a micro-USD per million tokens: a cache write costs 1.25 times the input by default.
 const QUARTERS: i128 = 4;
@@ -83,7 +83,7 @@ fn micro(text: &str) -> Result<i64, MoneyProblem> {
 
 /// What each kind of token costs, in quarters of a micro-USD per million.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tier {
+struct PriceTier {
     input: i128,
     output: i128,
     cache_read: i128,
@@ -91,7 +91,7 @@ struct Tier {
     cache_write_1h: i128,
 }
 
-impl Tier {
+impl PriceTier {
     fn dearest_input(&self) -> i128 {
         self.input
             .max(self.cache_read)
@@ -100,7 +100,7 @@ impl Tier {
     }
 
     /// Cost of a call in micro-USD, times [`SCALE`].
-    fn scaled(&self, bill: &Bill) -> Option<i128> {
+    fn scaled(&self, bill: &CallBill) -> Option<i128> {
         [
             (bill.input, self.input),
             (bill.cache_read, self.cache_read),
@@ -117,15 +117,15 @@ impl Tier {
 
 /// Prices of one model, ready to count with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rates {
-    base: Tier,
+pub struct ModelRates {
+    base: PriceTier,
     /// For all tokens of a call whose whole input is more than so many tokens.
-    long: Option<(i64, Tier)>,
+    long: Option<(i64, PriceTier)>,
 }
 
-impl Rates {
+impl ModelRates {
     /// The rates of a price. An error names the field, such as `longContext.outputPerMillion`.
-    pub fn read(price: &Price) -> Result<Self, MoneyError> {
+    pub fn read(price: &ModelPrice) -> Result<Self, MoneyError> {
         let base = read_tier([
             Some(&price.input_per_million),
             Some(&price.output_per_million),
@@ -139,7 +139,7 @@ impl Rates {
 
     /// What a call costs, rounded up to a whole micro-USD. `None`: it does not fit, or is no bill at all.
     #[must_use]
-    pub fn cost(&self, bill: &Bill) -> Option<i64> {
+    pub fn cost(&self, bill: &CallBill) -> Option<i64> {
         let tier = match &self.long {
             Some((above, tier)) if bill.all_input()? > *above => tier,
             _ => &self.base,
@@ -150,7 +150,7 @@ impl Rates {
     /// The most that a call can cost whose input and output are at most so long, in whatever kinds they are billed.
     /// `None`: it does not fit.
     #[must_use]
-    pub fn worst(&self, input: i64, output: i64) -> Option<i64> {
+    pub fn worst_cost(&self, input: i64, output: i64) -> Option<i64> {
         let output = count(output)?;
         self.dearest(input)?
             .map(|(input, tier)| {
@@ -173,9 +173,9 @@ impl Rates {
     }
 
     /// The tiers that a call with at most so much input can fall into, with the most that its input costs there, scaled.
-    fn dearest(&self, input: i64) -> Option<impl Iterator<Item = (i128, Tier)> + use<>> {
+    fn dearest(&self, input: i64) -> Option<impl Iterator<Item = (i128, PriceTier)> + use<>> {
         let below = self.long.map_or(input, |(above, _)| input.min(above));
-        let in_tier = |input: i64, tier: Tier| Some((count(input)?.checked_mul(tier.dearest_input())?, tier));
+        let in_tier = |input: i64, tier: PriceTier| Some((count(input)?.checked_mul(tier.dearest_input())?, tier));
         let base = in_tier(below, self.base)?;
         let long = match self.long {
             Some((above, tier)) if input > above => Some(in_tier(input, tier)?),
@@ -202,7 +202,7 @@ const FIELDS: [&str; 5] = [
     "cacheWrite1hPerMillion",
 ];
 
-fn read_tier(texts: [Option<&String>; 5]) -> Result<Tier, MoneyError> {
+fn read_tier(texts: [Option<&String>; 5]) -> Result<PriceTier, MoneyError> {
     let mut rates = [None; 5];
     for ((rate, text), field) in rates.iter_mut().zip(texts).zip(FIELDS) {
         let read = text.map(|text| micro_usd(text)).transpose();
@@ -212,7 +212,7 @@ fn read_tier(texts: [Option<&String>; 5]) -> Result<Tier, MoneyError> {
     }
     let [input, output, cache_read, cache_write, cache_write_1h] = rates;
     let (input, output) = (input.unwrap_or_default(), output.unwrap_or_default());
-    Ok(Tier {
+    Ok(PriceTier {
         input,
         output,
         cache_read: cache_read.unwrap_or(input),
@@ -222,7 +222,7 @@ fn read_tier(texts: [Option<&String>; 5]) -> Result<Tier, MoneyError> {
     })
 }
 
-fn read_long(long: &LongContext) -> Result<(i64, Tier), MoneyError> {
+fn read_long(long: &LongContextPrice) -> Result<(i64, PriceTier), MoneyError> {
     let tier = read_tier([
         Some(&long.input_per_million),
         Some(&long.output_per_million),
@@ -241,27 +241,27 @@ mod tests {
 
     use super::*;
 
-    fn price(input: &str, output: &str) -> Price {
-        Price {
+    fn price(input: &str, output: &str) -> ModelPrice {
+        ModelPrice {
             input_per_million: input.into(),
             output_per_million: output.into(),
-            ..Price::default()
+            ..ModelPrice::default()
         }
     }
 
-    fn rates(price: &Price) -> Rates {
-        Rates::read(price).unwrap()
+    fn rates(price: &ModelPrice) -> ModelRates {
+        ModelRates::read(price).unwrap()
     }
 
-    fn with_long_context() -> Price {
-        Price {
+    fn with_long_context() -> ModelPrice {
+        ModelPrice {
             cache_read_per_million: Some("0.30".into()),
-            long_context: Some(LongContext {
+            long_context: Some(LongContextPrice {
                 above_input_tokens: 200_000,
                 input_per_million: "6.00".into(),
                 output_per_million: "22.50".into(),
                 cache_read_per_million: Some("0.60".into()),
-                ..LongContext::default()
+                ..LongContextPrice::default()
             }),
             ..price("3.00", "15.00")
         }
@@ -302,17 +302,17 @@ mod tests {
 
     #[test]
     fn a_bad_price_names_its_field() {
-        let named = |price: &Price| Rates::read(price).map_err(|error| error.field);
+        let named = |price: &ModelPrice| ModelRates::read(price).map_err(|error| error.field);
         assert_eq!(named(&price("x", "1")), Err("inputPerMillion".into()));
         assert_eq!(named(&price("1", "")), Err("outputPerMillion".into()));
-        let bad = Price {
+        let bad = ModelPrice {
             cache_write_1h_per_million: Some("1.0000000".into()),
             ..price("1", "1")
         };
         assert_eq!(named(&bad), Err("cacheWrite1hPerMillion".into()));
         let mut bad = with_long_context();
         bad.long_context.as_mut().unwrap().cache_write_per_million = Some("-1".into());
-        let error = Rates::read(&bad).unwrap_err().within("spec.model.price");
+        let error = ModelRates::read(&bad).unwrap_err().within("spec.model.price");
         assert_eq!(
             error.to_string(),
             "spec.model.price.longContext.cacheWritePerMillion must be US dollars as a decimal number in quotes, \
@@ -321,30 +321,30 @@ mod tests {
     }
 
     #[rstest]
-    #[case(Bill { input: 1_000_000, ..Bill::default() }, 3_000_000)]
-    #[case(Bill { output: 1_000_000, reasoning: 400_000, ..Bill::default() }, 15_000_000)]
-    #[case(Bill { cache_read: 1_000_000, ..Bill::default() }, 3_000_000)]
-    #[case(Bill { cache_write: 1_000_000, ..Bill::default() }, 3_750_000)]
-    #[case(Bill { cache_write_1h: 1_000_000, ..Bill::default() }, 6_000_000)]
-    #[case(Bill { input: 10, cache_read: 20, cache_write: 4, cache_write_1h: 5, output: 7, reasoning: 7 }, 240)]
-    #[case(Bill::default(), 0)]
-    fn absent_prices_of_the_cache_follow_the_input(#[case] bill: Bill, #[case] cost: i64) {
+    #[case(CallBill { input: 1_000_000, ..CallBill::default() }, 3_000_000)]
+    #[case(CallBill { output: 1_000_000, reasoning: 400_000, ..CallBill::default() }, 15_000_000)]
+    #[case(CallBill { cache_read: 1_000_000, ..CallBill::default() }, 3_000_000)]
+    #[case(CallBill { cache_write: 1_000_000, ..CallBill::default() }, 3_750_000)]
+    #[case(CallBill { cache_write_1h: 1_000_000, ..CallBill::default() }, 6_000_000)]
+    #[case(CallBill { input: 10, cache_read: 20, cache_write: 4, cache_write_1h: 5, output: 7, reasoning: 7 }, 240)]
+    #[case(CallBill::default(), 0)]
+    fn absent_prices_of_the_cache_follow_the_input(#[case] bill: CallBill, #[case] cost: i64) {
         assert_eq!(rates(&price("3.00", "15.00")).cost(&bill), Some(cost));
     }
 
     #[test]
     fn given_prices_of_the_cache_count() {
-        let given = Price {
+        let given = ModelPrice {
             cache_read_per_million: Some("0.30".into()),
             cache_write_per_million: Some("3.10".into()),
             cache_write_1h_per_million: Some("0".into()),
             ..price("3.00", "15.00")
         };
-        let bill = Bill {
+        let bill = CallBill {
             cache_read: 1_000_000,
             cache_write: 1_000_000,
             cache_write_1h: 1_000_000,
-            ..Bill::default()
+            ..CallBill::default()
         };
         assert_eq!(rates(&given).cost(&bill), Some(300_000 + 3_100_000));
     }
@@ -352,19 +352,19 @@ mod tests {
     #[test]
     fn a_call_is_rounded_up_once() {
         let cheap = rates(&price("0.000001", "0.000001"));
-        let tokens = |input, output| Bill {
+        let tokens = |input, output| CallBill {
             input,
             output,
-            ..Bill::default()
+            ..CallBill::default()
         };
         assert_eq!(cheap.cost(&tokens(1, 0)), Some(1));
         // Two parts below a millionth are one millionth together.
         assert_eq!(cheap.cost(&tokens(500_000, 500_000)), Some(1));
         assert_eq!(cheap.cost(&tokens(500_000, 500_001)), Some(2));
         // 1.25 times one millionth per million is kept exactly: 800,000 tokens are one millionth, one more is two.
-        let written = |cache_write| Bill {
+        let written = |cache_write| CallBill {
             cache_write,
-            ..Bill::default()
+            ..CallBill::default()
         };
         assert_eq!(cheap.cost(&written(800_000)), Some(1));
         assert_eq!(cheap.cost(&written(800_001)), Some(2));
@@ -373,24 +373,24 @@ mod tests {
     #[test]
     fn zero_is_a_price() {
         let free = rates(&price("0", "0.00"));
-        let bill = Bill {
+        let bill = CallBill {
             input: i64::MAX,
             output: i64::MAX,
-            ..Bill::default()
+            ..CallBill::default()
         };
         assert_eq!(free.cost(&bill), Some(0));
-        assert_eq!(free.worst(i64::MAX, i64::MAX), Some(0));
+        assert_eq!(free.worst_cost(i64::MAX, i64::MAX), Some(0));
         assert_eq!(free.output_within(0, i64::MAX), Some(i64::MAX));
     }
 
     #[test]
     fn a_long_input_is_one_that_is_longer_than_the_threshold_cached_input_included() {
         let rates = rates(&with_long_context());
-        let at = |input, cache_read| Bill {
+        let at = |input, cache_read| CallBill {
             input,
             cache_read,
             output: 1_000_000,
-            ..Bill::default()
+            ..CallBill::default()
         };
         assert_eq!(rates.cost(&at(100_000, 100_000)), Some(300_000 + 30_000 + 15_000_000));
         // One more token, and all tokens of the call cost more.
@@ -400,37 +400,37 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_no_cost() {
         let dear = rates(&price("9223372036854.775807", "9223372036854.775807"));
-        let tokens = |input| Bill {
+        let tokens = |input| CallBill {
             input,
-            ..Bill::default()
+            ..CallBill::default()
         };
         assert_eq!(dear.cost(&tokens(1_000_000)), Some(i64::MAX));
         assert_eq!(dear.cost(&tokens(1_000_001)), None);
         assert_eq!(dear.cost(&tokens(i64::MAX)), None);
         assert_eq!(dear.cost(&tokens(-1)), None);
         assert_eq!(
-            dear.worst(1_000_000, 0),
+            dear.worst_cost(1_000_000, 0),
             None,
             "an hour's cache write costs twice as much"
         );
-        assert_eq!(dear.worst(-1, 0), None);
+        assert_eq!(dear.worst_cost(-1, 0), None);
         assert_eq!(dear.output_within(-1, 0), None);
     }
 
     #[test]
     fn the_worst_case_looks_below_the_threshold_too() {
         // Cheaper above the threshold: the dearest call is then the longest one below it.
-        let odd = Price {
-            long_context: Some(LongContext {
+        let odd = ModelPrice {
+            long_context: Some(LongContextPrice {
                 above_input_tokens: 1_000,
                 input_per_million: "1".into(),
                 output_per_million: "1".into(),
-                ..LongContext::default()
+                ..LongContextPrice::default()
             }),
             ..price("10", "10")
         };
-        assert_eq!(rates(&odd).worst(1_001, 0), Some(20 * 1_000));
-        assert_eq!(rates(&odd).worst(100_000, 0), Some(2 * 100_000));
+        assert_eq!(rates(&odd).worst_cost(1_001, 0), Some(20 * 1_000));
+        assert_eq!(rates(&odd).worst_cost(100_000, 0), Some(2 * 100_000));
     }
 
     prop_compose! {
@@ -438,17 +438,17 @@ mod tests {
             base in (0..=9_000_000_i64, 0..=9_000_000_i64),
             cache in proptest::array::uniform3(proptest::option::of(0..=9_000_000_i64)),
             long in proptest::option::of((1..5_000_i64, 0..=9_000_000_i64, 0..=9_000_000_i64)),
-        ) -> Price {
+        ) -> ModelPrice {
             let text = |micro: i64| format!("{}.{:06}", micro / 1_000_000, micro % 1_000_000);
-            Price {
+            ModelPrice {
                 cache_read_per_million: cache[0].map(text),
                 cache_write_per_million: cache[1].map(text),
                 cache_write_1h_per_million: cache[2].map(text),
-                long_context: long.map(|(above_input_tokens, input, output)| LongContext {
+                long_context: long.map(|(above_input_tokens, input, output)| LongContextPrice {
                     above_input_tokens,
                     input_per_million: text(input),
                     output_per_million: text(output),
-                    ..LongContext::default()
+                    ..LongContextPrice::default()
                 }),
                 ..price(&text(base.0), &text(base.1))
             }
@@ -465,9 +465,9 @@ mod tests {
         ) {
             let rates = rates(&price);
             let [input, cache_read, cache_write, cache_write_1h] = kinds;
-            let bill = Bill { input, cache_read, cache_write, cache_write_1h, output, reasoning: 0 };
+            let bill = CallBill { input, cache_read, cache_write, cache_write_1h, output, reasoning: 0 };
             let all = bill.all_input().unwrap();
-            prop_assert!(rates.cost(&bill) <= rates.worst(all + spare.0, output + spare.1));
+            prop_assert!(rates.cost(&bill) <= rates.worst_cost(all + spare.0, output + spare.1));
         }
 
         #[test]
@@ -479,12 +479,12 @@ mod tests {
             let rates = rates(&price);
             match rates.output_within(cost, input) {
                 Some(output) => {
-                    prop_assert!(rates.worst(input, output.min(1 << 40)).unwrap() <= cost);
+                    prop_assert!(rates.worst_cost(input, output.min(1 << 40)).unwrap() <= cost);
                     if let Some(more) = output.checked_add(1) {
-                        prop_assert!(rates.worst(input, more).unwrap() > cost);
+                        prop_assert!(rates.worst_cost(input, more).unwrap() > cost);
                     }
                 }
-                None => prop_assert!(rates.worst(input, 0).unwrap() > cost),
+                None => prop_assert!(rates.worst_cost(input, 0).unwrap() > cost),
             }
         }
     }

@@ -2,23 +2,23 @@
 
 use strum::IntoEnumIterator;
 
-use crate::api::amount::{Amount, Kind};
+use crate::api::amount::{Amount, AmountKind};
 
 /// A running sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sum {
+pub(super) struct AmountSum {
     kinds: [i128; 5],
 }
 
-impl Sum {
+impl AmountSum {
     pub(super) fn add(&mut self, more: &Amount) {
-        for (sum, kind) in self.kinds.iter_mut().zip(Kind::iter()) {
+        for (sum, kind) in self.kinds.iter_mut().zip(AmountKind::iter()) {
             *sum += i128::from(more.get(kind));
         }
     }
 
     pub(super) fn take(&mut self, less: &Amount) {
-        for (sum, kind) in self.kinds.iter_mut().zip(Kind::iter()) {
+        for (sum, kind) in self.kinds.iter_mut().zip(AmountKind::iter()) {
             *sum -= i128::from(less.get(kind));
         }
     }
@@ -26,7 +26,7 @@ impl Sum {
     /// The sum; what does not fit into 64 bits stands at their end, where no limit has room for it.
     pub(super) fn amount(&self) -> Amount {
         let mut kinds = self.kinds.iter();
-        Amount::each(|_| {
+        Amount::from_fn(|_| {
             let sum = kinds.next().copied().unwrap_or_default();
             i64::try_from(sum.max(0)).unwrap_or(i64::MAX)
         })
@@ -38,6 +38,6 @@ impl Sum {
 }
 
 /// The sum of two amounts; what does not fit into 64 bits stands at their end, where no limit has room for it.
-pub(super) fn full(a: &Amount, b: &Amount) -> Amount {
-    Amount::each(|kind| a.get(kind).saturating_add(b.get(kind)))
+pub(super) fn saturating_sum(a: &Amount, b: &Amount) -> Amount {
+    Amount::from_fn(|kind| a.get(kind).saturating_add(b.get(kind)))
 }

@@ -8,24 +8,24 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::account::{Ask, Granted, LeaseId, Statement};
-use super::sum::full;
-use crate::api::amount::{Amount, Kind, LimitAmounts};
+use super::account::{DurableGrant, GrantRequest, LeaseId, LeaseStatement};
+use super::sum::saturating_sum;
+use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 
 /// Identity of an account: the uid of a budget, or of an Agent with the name of its own limit.
 pub type AccountId = String;
 
 /// What a gateway knows of one account.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Purse {
+struct AccountLeases {
     /// Of the newest record that the leader spoke from; what an older one says is a deposed leader's word.
     epoch: i64,
-    leases: BTreeMap<LeaseId, Held>,
+    leases: BTreeMap<LeaseId, HeldLease>,
 }
 
 /// One lease as its gateway knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Held {
+struct HeldLease {
     granted: Amount,
     spent: Amount,
     returned: Amount,
@@ -41,16 +41,16 @@ struct Held {
     closed: bool,
 }
 
-impl Held {
+impl HeldLease {
     fn available(&self) -> Amount {
-        let gone = full(&self.spent, &full(&self.returned, &self.open));
-        self.granted.without(&gone)
+        let gone = saturating_sum(&self.spent, &saturating_sum(&self.returned, &self.open));
+        self.granted.saturating_sub(&gone)
     }
 
-    fn statement(&self, lease: LeaseId) -> Statement {
-        Statement {
+    fn statement(&self, lease: LeaseId) -> LeaseStatement {
+        LeaseStatement {
             lease,
-            spent: self.spent.without(&self.over),
+            spent: self.spent.saturating_sub(&self.over),
             returned: self.returned,
             closed: self.closed,
         }
@@ -58,14 +58,14 @@ impl Held {
 
     fn give_back(&mut self) -> bool {
         let rest = self.available();
-        self.returned = full(&self.returned, &rest);
+        self.returned = saturating_sum(&self.returned, &rest);
         !rest.is_zero()
     }
 
     /// What was written of it is lost: all that the leader does not know to be given back counts as spent.
-    fn write_off(&mut self, grant: &Granted) {
+    fn write_off(&mut self, grant: &DurableGrant) {
         self.returned = self.returned.max(&grant.returned);
-        let rest = self.granted.without(&self.returned);
+        let rest = self.granted.saturating_sub(&self.returned);
         self.spent = self.spent.max(&grant.spent).max(&rest);
         self.over = Amount::ZERO;
         self.closed = true;
@@ -78,7 +78,7 @@ impl Held {
 
 /// One lease on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct LeaseRow {
     /// Its account.
     pub account: AccountId,
     /// Its number.
@@ -93,7 +93,7 @@ pub struct Row {
 
 /// What became of the leader's word.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct News {
+pub struct GrantUpdate {
     /// What is on disk must change **before** anything is spent. `false` also for a deposed leader's word.
     pub changed: bool,
     /// Leases of which the leader knew more than the disk.
@@ -111,7 +111,7 @@ pub struct Reservation {
 
 /// An account that applies, and the kinds that it limits, per Agent or in all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Draw<'a> {
+pub struct AccountDraw<'a> {
     /// Which.
     pub account: &'a str,
     /// Its limits; only the kinds matter here, and whether there may be nothing at all of one.
@@ -121,23 +121,26 @@ pub struct Draw<'a> {
 /// Everything that a gateway holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wallet {
-    purses: BTreeMap<AccountId, Purse>,
+    purses: BTreeMap<AccountId, AccountLeases>,
 }
 
 impl Wallet {
     /// From disk. Nothing can be spent until the leader has said what is granted.
     #[must_use]
-    pub fn restore(epochs: impl IntoIterator<Item = (AccountId, i64)>, rows: impl IntoIterator<Item = Row>) -> Self {
+    pub fn restore(
+        epochs: impl IntoIterator<Item = (AccountId, i64)>,
+        rows: impl IntoIterator<Item = LeaseRow>,
+    ) -> Self {
         let mut wallet = Self::default();
         for (account, epoch) in epochs {
             wallet.purses.entry(account).or_default().epoch = epoch;
         }
         for row in rows {
-            let held = Held {
+            let held = HeldLease {
                 spent: row.spent,
                 returned: row.returned,
                 closed: row.closed,
-                ..Held::default()
+                ..HeldLease::default()
             };
             wallet
                 .purses
@@ -150,9 +153,9 @@ impl Wallet {
     }
 
     /// As it is on disk.
-    pub fn rows(&self) -> impl Iterator<Item = Row> {
+    pub fn rows(&self) -> impl Iterator<Item = LeaseRow> {
         self.purses.iter().flat_map(|(account, purse)| {
-            purse.leases.iter().map(|(lease, held)| Row {
+            purse.leases.iter().map(|(lease, held)| LeaseRow {
                 account: account.clone(),
                 lease: *lease,
                 spent: held.spent,
@@ -165,7 +168,7 @@ impl Wallet {
     /// Reserves `amount` in every account; all of them or none. The accounts that have too little, when some have.
     pub fn reserve(
         &mut self,
-        draws: &[Draw<'_>],
+        draws: &[AccountDraw<'_>],
         amount: &Amount,
         now: u64,
     ) -> Result<Reservation, BTreeSet<AccountId>> {
@@ -179,7 +182,7 @@ impl Wallet {
                 .into_iter()
                 .flat_map(|purse| purse.leases.iter().rev())
                 .find(|(_, held)| held.usable(now) && held.available().covers(&needed))
-                .filter(|_| draw.limits.none_of().is_none());
+                .filter(|_| draw.limits.zero_kind().is_none());
             match found {
                 Some((lease, _)) => leases.push((draw.account.to_owned(), *lease)),
                 None => {
@@ -192,7 +195,7 @@ impl Wallet {
         }
         for (account, lease) in &leases {
             if let Some(held) = self.held_mut(account, *lease) {
-                held.open = full(&held.open, amount);
+                held.open = saturating_sum(&held.open, amount);
                 held.calls = held.calls.saturating_add(1);
             }
         }
@@ -212,7 +215,7 @@ impl Wallet {
                 .leases
                 .entry(*lease)
                 .or_default();
-            held.open = full(&held.open, &reservation.amount);
+            held.open = saturating_sum(&held.open, &reservation.amount);
             held.calls = held.calls.saturating_add(1);
         }
     }
@@ -222,13 +225,13 @@ impl Wallet {
     pub fn settle(&mut self, reservation: &Reservation, bill: &Amount) {
         for (account, lease) in &reservation.leases {
             if let Some(held) = self.held_mut(account, *lease) {
-                held.open = held.open.without(&reservation.amount);
+                held.open = held.open.saturating_sub(&reservation.amount);
                 held.calls = held.calls.saturating_sub(1);
-                held.spent = full(&held.spent, bill);
+                held.spent = saturating_sum(&held.spent, bill);
                 held.over = if held.calls == 0 {
                     Amount::ZERO
                 } else {
-                    full(&held.over, &bill.without(&reservation.amount))
+                    saturating_sum(&held.over, &bill.saturating_sub(&reservation.amount))
                 };
             }
         }
@@ -251,7 +254,7 @@ impl Wallet {
 
     /// Closes leases that are of no more use: of accounts that do not apply any more, or of a window that is over. Where
     /// a call is open, all that it does not need is given back. Whether anything changed.
-    pub fn close_idle(&mut self, draws: &[Draw<'_>], now: u64) -> bool {
+    pub fn close_idle(&mut self, draws: &[AccountDraw<'_>], now: u64) -> bool {
         let mut changed = false;
         for (account, purse) in &mut self.purses {
             let applies = draws.iter().any(|draw| draw.account == account);
@@ -275,21 +278,21 @@ impl Wallet {
     }
 
     /// What to say of every lease.
-    pub fn statements(&self) -> impl Iterator<Item = (&str, Statement)> {
+    pub fn statements(&self) -> impl Iterator<Item = (&str, LeaseStatement)> {
         self.purses.iter().flat_map(|(account, purse)| {
-            let said = |(lease, held): (&LeaseId, &Held)| (account.as_str(), held.statement(*lease));
+            let said = |(lease, held): (&LeaseId, &HeldLease)| (account.as_str(), held.statement(*lease));
             purse.leases.iter().map(said)
         })
     }
 
     /// What to ask of an account for one more call.
     #[must_use]
-    pub fn ask(&self, account: &str, least: Amount, full: Amount, now: u64) -> Ask {
+    pub fn grant_request(&self, account: &str, least: Amount, full: Amount, now: u64) -> GrantRequest {
         let current = self
             .purses
             .get(account)
             .and_then(|purse| purse.leases.iter().rev().find(|(_, held)| held.usable(now)));
-        Ask {
+        GrantRequest {
             lease: current.map(|(id, _)| *id),
             open: current.map_or(Amount::ZERO, |(_, held)| held.open),
             least,
@@ -302,16 +305,16 @@ impl Wallet {
     ///
     /// Where the leader heard of more than is on disk, the disk went back to an earlier state, such as a snapshot. Nobody
     /// knows what was spent since: the lease is closed, and all that was not given back counts as spent.
-    pub fn hear(
+    pub fn apply_grants(
         &mut self,
         account: &str,
         epoch: i64,
-        granted: &[(Granted, Option<u64>)],
+        granted: &[(DurableGrant, Option<u64>)],
         forgotten: &[LeaseId],
-    ) -> News {
+    ) -> GrantUpdate {
         let purse = self.purses.entry(account.to_owned()).or_default();
         if epoch < purse.epoch {
-            return News::default();
+            return GrantUpdate::default();
         }
         let mut changed = epoch > purse.epoch;
         let mut lost = Vec::new();
@@ -319,7 +322,7 @@ impl Wallet {
         for (grant, until) in granted {
             let held = purse.leases.entry(grant.lease).or_insert_with(|| {
                 changed = true;
-                Held::default()
+                HeldLease::default()
             });
             held.granted = held.granted.max(&grant.granted);
             held.until = *until;
@@ -340,7 +343,7 @@ impl Wallet {
             }
             changed = true;
         }
-        News { changed, lost }
+        GrantUpdate { changed, lost }
     }
 
     /// The newest record heard of, by account.
@@ -356,19 +359,19 @@ impl Wallet {
         self.purses
             .get(account)
             .and_then(|purse| purse.leases.values().rev().find(|held| held.usable(now)))
-            .map_or(Amount::ZERO, Held::available)
+            .map_or(Amount::ZERO, HeldLease::available)
     }
 
     /// The kind of which an account has too little for `amount`.
     #[must_use]
-    pub fn lacking(&self, draw: &Draw<'_>, amount: &Amount, now: u64) -> Option<Kind> {
+    pub fn lacking(&self, draw: &AccountDraw<'_>, amount: &Amount, now: u64) -> Option<AmountKind> {
         let available = self.available(draw.account, now);
         draw.limits
             .kinds()
             .find(|kind| amount.get(*kind) > available.get(*kind) || draw.limits.get(*kind) == Some(0))
     }
 
-    fn held_mut(&mut self, account: &str, lease: LeaseId) -> Option<&mut Held> {
+    fn held_mut(&mut self, account: &str, lease: LeaseId) -> Option<&mut HeldLease> {
         self.purses.get_mut(account)?.leases.get_mut(&lease)
     }
 }

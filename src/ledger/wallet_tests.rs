@@ -11,16 +11,16 @@ fn tokens(tokens: i64) -> Amount {
     Amount { tokens, ..Amount::ZERO }
 }
 
-fn draw(account: &str) -> Draw<'_> {
+fn draw(account: &str) -> AccountDraw<'_> {
     let limits = LimitAmounts {
         tokens: Some(1),
         ..LimitAmounts::default()
     };
-    Draw { account, limits }
+    AccountDraw { account, limits }
 }
 
-fn grant(lease: LeaseId, granted: i64) -> (Granted, Option<u64>) {
-    let granted = Granted {
+fn grant(lease: LeaseId, granted: i64) -> (DurableGrant, Option<u64>) {
+    let granted = DurableGrant {
         lease,
         granted: tokens(granted),
         spent: Amount::ZERO,
@@ -30,7 +30,7 @@ fn grant(lease: LeaseId, granted: i64) -> (Granted, Option<u64>) {
     (granted, None)
 }
 
-fn ending(lease: LeaseId, granted: i64) -> (Granted, Option<u64>) {
+fn ending(lease: LeaseId, granted: i64) -> (DurableGrant, Option<u64>) {
     (grant(lease, granted).0, Some(END))
 }
 
@@ -38,7 +38,7 @@ fn ending(lease: LeaseId, granted: i64) -> (Granted, Option<u64>) {
 fn holding(accounts: &[(&str, i64)]) -> Wallet {
     let mut wallet = Wallet::default();
     for (account, granted) in accounts {
-        wallet.hear(account, 1, &[grant(1, *granted)], &[]);
+        wallet.apply_grants(account, 1, &[grant(1, *granted)], &[]);
     }
     wallet
 }
@@ -92,7 +92,7 @@ fn only_the_kinds_that_an_account_limits_must_fit() {
 #[test]
 fn a_call_takes_all_it_needs_from_the_newest_lease_that_has_it() {
     let mut wallet = holding(&[("a", 10)]);
-    wallet.hear("a", 2, &[grant(1, 10), grant(2, 5)], &[]);
+    wallet.apply_grants("a", 2, &[grant(1, 10), grant(2, 5)], &[]);
     assert_eq!(reserve(&mut wallet, "a", 6).leases, [("a".to_owned(), 1)]);
     assert_eq!(reserve(&mut wallet, "a", 4).leases, [("a".to_owned(), 2)]);
     // 4 and 1 are left: no call is paid from two leases.
@@ -102,7 +102,7 @@ fn a_call_takes_all_it_needs_from_the_newest_lease_that_has_it() {
 #[test]
 fn a_lease_is_good_for_calls_before_its_end_and_not_at_it() {
     let mut wallet = Wallet::default();
-    wallet.hear("a", 1, &[ending(1, 10)], &[]);
+    wallet.apply_grants("a", 1, &[ending(1, 10)], &[]);
     assert!(wallet.reserve(&[draw("a")], &tokens(1), END - 1).is_ok());
     assert_eq!(wallet.available("a", END - 1), tokens(9));
     assert_eq!(wallet.reserve(&[draw("a")], &tokens(1), END), short(&["a"]));
@@ -129,7 +129,7 @@ fn a_bill_above_its_reservation_is_spent_as_it_is() {
     assert_eq!(held(&wallet, "a", 1), (10, 25, 0, 0));
     assert_eq!(wallet.available("a", 0), Amount::ZERO, "and never less than nothing");
     assert_eq!(wallet.reserve(&[draw("a")], &tokens(1), 0), short(&["a"]));
-    wallet.hear("a", 2, &[grant(1, 26)], &[]);
+    wallet.apply_grants("a", 2, &[grant(1, 26)], &[]);
     assert!(wallet.reserve(&[draw("a")], &tokens(1), 0).is_ok());
 }
 
@@ -163,7 +163,7 @@ fn after_a_restart_the_open_call_is_open_again_and_nothing_can_be_spent_until_th
     assert_eq!(held(&again, "a", 1), (0, 3, 0, 5));
     assert_eq!(again.reserve(&[draw("a")], &tokens(1), 0), short(&["a"]));
     assert!(
-        !again.hear("a", 1, &[grant(1, 10)], &[]).changed,
+        !again.apply_grants("a", 1, &[grant(1, 10)], &[]).changed,
         "what is granted need not be on disk"
     );
     assert_eq!(again, wallet);
@@ -195,15 +195,15 @@ fn what_no_open_call_needs_is_given_back_once_and_of_the_account_that_is_meant()
         ((10, 1, 9, 0), (10, 0, 10, 0))
     );
     assert!(!is_closed(&wallet, "a", 1), "it may be filled again");
-    wallet.hear("a", 2, &[grant(1, 12)], &[]);
+    wallet.apply_grants("a", 2, &[grant(1, 12)], &[]);
     assert_eq!(wallet.available("a", 0), tokens(2));
 }
 
 #[test]
 fn leases_that_are_of_no_more_use_are_closed_and_the_others_stay() {
     let mut wallet = Wallet::default();
-    wallet.hear("a", 1, &[ending(1, 10), grant(2, 10)], &[]);
-    wallet.hear("b", 1, &[grant(1, 10)], &[]);
+    wallet.apply_grants("a", 1, &[ending(1, 10), grant(2, 10)], &[]);
+    wallet.apply_grants("b", 1, &[grant(1, 10)], &[]);
     let all = ["a", "b"].map(draw);
     assert!(!wallet.close_idle(&all, END - 1));
     // Its window is over.
@@ -236,17 +236,17 @@ fn a_lease_with_an_open_call_gives_the_rest_back_and_is_closed_after_it() {
 fn an_older_record_is_a_deposed_leaders_word_and_changes_nothing() {
     let mut wallet = holding(&[("a", 10)]);
     assert!(
-        wallet.hear("a", 5, &[grant(1, 20)], &[]).changed,
+        wallet.apply_grants("a", 5, &[grant(1, 20)], &[]).changed,
         "a newer record is to be on disk"
     );
     let before = wallet.clone();
-    assert!(!wallet.hear("a", 4, &[grant(1, 90), grant(2, 90)], &[1]).changed);
+    assert!(!wallet.apply_grants("a", 4, &[grant(1, 90), grant(2, 90)], &[1]).changed);
     assert_eq!(wallet, before);
     // The same record again, late: totals do not go back.
-    assert!(!wallet.hear("a", 5, &[grant(1, 15)], &[]).changed);
+    assert!(!wallet.apply_grants("a", 5, &[grant(1, 15)], &[]).changed);
     assert_eq!(wallet, before);
     assert!(
-        wallet.hear("a", 5, &[grant(2, 1)], &[]).changed,
+        wallet.apply_grants("a", 5, &[grant(2, 1)], &[]).changed,
         "a new lease is to be on disk"
     );
     assert_eq!(wallet.epochs().collect::<Vec<_>>(), [("a", 5)]);
@@ -255,26 +255,29 @@ fn an_older_record_is_a_deposed_leaders_word_and_changes_nothing() {
 #[test]
 fn a_forgotten_lease_leaves_and_one_with_a_call_open_is_only_closed() {
     let mut wallet = holding(&[("a", 10)]);
-    wallet.hear("a", 1, &[grant(2, 10)], &[]);
+    wallet.apply_grants("a", 1, &[grant(2, 10)], &[]);
     let reservation = reserve(&mut wallet, "a", 4);
     assert_eq!(reservation.leases, [("a".to_owned(), 2)]);
-    assert!(wallet.hear("a", 1, &[], &[1, 2]).changed);
+    assert!(wallet.apply_grants("a", 1, &[], &[1, 2]).changed);
     assert_eq!(wallet.statements().map(|(_, said)| said.lease).collect::<Vec<_>>(), [2]);
     assert!(is_closed(&wallet, "a", 2));
     wallet.settle(&reservation, &tokens(4));
-    assert!(wallet.hear("a", 1, &[], &[2]).changed);
+    assert!(wallet.apply_grants("a", 1, &[], &[2]).changed);
     assert_eq!(wallet.rows().count(), 0);
-    assert!(!wallet.hear("a", 1, &[], &[2]).changed, "nothing is known of it");
+    assert!(
+        !wallet.apply_grants("a", 1, &[], &[2]).changed,
+        "nothing is known of it"
+    );
 }
 
 #[test]
 fn more_is_asked_for_on_the_newest_lease_that_can_be_used() {
     let mut wallet = Wallet::default();
-    let ask = |wallet: &Wallet, now| wallet.ask("a", tokens(5), tokens(50), now);
+    let ask = |wallet: &Wallet, now| wallet.grant_request("a", tokens(5), tokens(50), now);
     let fresh = ask(&wallet, 0);
     assert_eq!((fresh.lease, fresh.open), (None, Amount::ZERO));
     assert_eq!((fresh.least, fresh.full), (tokens(5), tokens(50)));
-    wallet.hear("a", 1, &[grant(1, 10), ending(2, 10)], &[]);
+    wallet.apply_grants("a", 1, &[grant(1, 10), ending(2, 10)], &[]);
     reserve(&mut wallet, "a", 4);
     let asked = ask(&wallet, END - 1);
     assert_eq!((asked.lease, asked.open), (Some(2), tokens(4)));
@@ -285,20 +288,20 @@ fn more_is_asked_for_on_the_newest_lease_that_can_be_used() {
 #[test]
 fn what_is_lacking_is_the_first_limited_kind_that_has_too_little() {
     let mut wallet = Wallet::default();
-    let granted = Granted {
+    let granted = DurableGrant {
         lease: 1,
         granted: Amount { calls: 1, ..tokens(10) },
         spent: Amount::ZERO,
         returned: Amount::ZERO,
         ends: None,
     };
-    wallet.hear("a", 1, &[(granted, None)], &[]);
+    wallet.apply_grants("a", 1, &[(granted, None)], &[]);
     let both = LimitAmounts {
         tokens: Some(100),
         calls: Some(100),
         ..LimitAmounts::default()
     };
-    let draw = Draw {
+    let draw = AccountDraw {
         account: "a",
         limits: both,
     };
@@ -308,17 +311,17 @@ fn what_is_lacking_is_the_first_limited_kind_that_has_too_little() {
     };
     let dear = Amount { cost: 1, ..call(1, 10) };
     assert_eq!(wallet.lacking(&draw, &dear, 0), None, "money is not limited");
-    assert_eq!(wallet.lacking(&draw, &call(1, 11), 0), Some(Kind::Tokens));
-    assert_eq!(wallet.lacking(&draw, &call(2, 10), 0), Some(Kind::Calls));
+    assert_eq!(wallet.lacking(&draw, &call(1, 11), 0), Some(AmountKind::Tokens));
+    assert_eq!(wallet.lacking(&draw, &call(2, 10), 0), Some(AmountKind::Calls));
     assert_eq!(
-        wallet.lacking(&Draw { account: "b", ..draw }, &call(0, 1), 0),
-        Some(Kind::Tokens)
+        wallet.lacking(&AccountDraw { account: "b", ..draw }, &call(0, 1), 0),
+        Some(AmountKind::Tokens)
     );
 }
 
 /// A lease as the leader knows it.
-fn known(lease: LeaseId, granted: i64, spent: i64, returned: i64) -> (Granted, Option<u64>) {
-    let granted = Granted {
+fn known(lease: LeaseId, granted: i64, spent: i64, returned: i64) -> (DurableGrant, Option<u64>) {
+    let granted = DurableGrant {
         spent: tokens(spent),
         returned: tokens(returned),
         ..grant(lease, granted).0
@@ -328,7 +331,7 @@ fn known(lease: LeaseId, granted: i64, spent: i64, returned: i64) -> (Granted, O
 
 #[test]
 fn a_disk_that_went_back_gives_nothing_to_spend_again() {
-    let row = |spent, returned| Row {
+    let row = |spent, returned| LeaseRow {
         account: "a".into(),
         lease: 7,
         spent: tokens(spent),
@@ -337,28 +340,31 @@ fn a_disk_that_went_back_gives_nothing_to_spend_again() {
     };
     // The leader heard of 900 of 1,000; on disk are 100.
     let mut wallet = Wallet::restore([("a".to_owned(), 3)], [row(100, 0)]);
-    let news = wallet.hear("a", 9, &[known(7, 1_000, 900, 0)], &[]);
+    let news = wallet.apply_grants("a", 9, &[known(7, 1_000, 900, 0)], &[]);
     assert_eq!((news.changed, news.lost), (true, vec![7]));
     assert_eq!(wallet.available("a", 0), Amount::ZERO);
     let said = |wallet: &Wallet| wallet.statements().next().unwrap().1;
     assert_eq!((said(&wallet).spent, said(&wallet).closed), (tokens(1_000), true));
-    let again = wallet.hear("a", 9, &[known(7, 1_000, 1_000, 0)], &[]);
-    assert_eq!(again, News::default(), "it is known now");
+    let again = wallet.apply_grants("a", 9, &[known(7, 1_000, 1_000, 0)], &[]);
+    assert_eq!(again, GrantUpdate::default(), "it is known now");
     // What was given back is not spent.
     let mut wallet = Wallet::restore([], [row(100, 0)]);
-    assert_eq!(wallet.hear("a", 9, &[known(7, 1_000, 100, 600)], &[]).lost, [7]);
+    assert_eq!(wallet.apply_grants("a", 9, &[known(7, 1_000, 100, 600)], &[]).lost, [7]);
     assert_eq!(
         (said(&wallet).spent, said(&wallet).returned),
         (tokens(400), tokens(600))
     );
     // A lease that the disk has never seen, and of which something was spent, is one more.
     let mut wallet = Wallet::default();
-    assert_eq!(wallet.hear("a", 9, &[known(8, 50, 1, 0)], &[]).lost, [8]);
+    assert_eq!(wallet.apply_grants("a", 9, &[known(8, 50, 1, 0)], &[]).lost, [8]);
     assert_eq!(wallet.available("a", 0), Amount::ZERO);
     // One that knows as much, or more than the leader, has lost nothing.
     for spent in [900, 901] {
         let mut wallet = Wallet::restore([], [row(spent, 0)]);
-        assert_eq!(wallet.hear("a", 9, &[known(7, 1_000, 900, 0)], &[]).lost, [0; 0]);
+        assert_eq!(
+            wallet.apply_grants("a", 9, &[known(7, 1_000, 900, 0)], &[]).lost,
+            [0; 0]
+        );
         assert_eq!(wallet.available("a", 0), tokens(1_000 - spent));
     }
 }

@@ -6,9 +6,9 @@ use jiff::civil::{Date, Weekday};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp, ToSpan};
 
-use super::sum::{self, Sum};
+use super::sum::{self, AmountSum};
 use crate::api::amount::Amount;
-use crate::api::budget::{Bucket, Calendar, Lifetime, Period, Rolling, Window};
+use crate::api::budget::{BudgetWindow, CalendarPeriod, CalendarWindow, LifetimeWindow, RollingWindow, UsageBucket};
 
 /// Pieces that a rolling window is counted in; a piece leaves only when all of it is out.
 pub const PIECES: i32 = 60;
@@ -22,7 +22,7 @@ pub enum WindowRule {
     /// The last so long, at every moment.
     Rolling(SignedDuration),
     /// Days, weeks or months of a zone.
-    Calendar(Period, TimeZone),
+    Calendar(CalendarPeriod, TimeZone),
     /// One window for ever.
     Lifetime,
 }
@@ -40,7 +40,7 @@ pub enum WindowError {
 
 impl WindowRule {
     /// The rule of a spec.
-    pub fn read(window: &Window) -> Result<Self, WindowError> {
+    pub fn read(window: &BudgetWindow) -> Result<Self, WindowError> {
         match (&window.rolling, &window.calendar, &window.lifetime) {
             (Some(rolling), None, None) => Ok(Self::Rolling(SignedDuration::from_secs(rolling.seconds))),
             (None, Some(calendar), None) => TimeZone::get(&calendar.time_zone)
@@ -53,8 +53,8 @@ impl WindowRule {
 
     /// The same as a spec says it, in whole seconds.
     #[must_use]
-    pub fn write(&self) -> Window {
-        let mut window = Window {
+    pub fn write(&self) -> BudgetWindow {
+        let mut window = BudgetWindow {
             rolling: None,
             calendar: None,
             lifetime: None,
@@ -62,15 +62,15 @@ impl WindowRule {
         match self {
             Self::Rolling(length) => {
                 let seconds = length.as_secs() + i64::from(length.subsec_nanos() > 0);
-                window.rolling = Some(Rolling { seconds });
+                window.rolling = Some(RollingWindow { seconds });
             }
             Self::Calendar(period, zone) => {
-                window.calendar = Some(Calendar {
+                window.calendar = Some(CalendarWindow {
                     period: *period,
                     time_zone: zone.iana_name().unwrap_or_default().to_owned(),
                 });
             }
-            Self::Lifetime => window.lifetime = Some(Lifetime {}),
+            Self::Lifetime => window.lifetime = Some(LifetimeWindow {}),
         }
         window
     }
@@ -122,7 +122,7 @@ impl WindowRule {
 
     /// When a piece that began at `start` counts no more; `None`: never.
     #[must_use]
-    fn leaves(&self, start: Timestamp, pieces: i32) -> Option<Timestamp> {
+    fn expires(&self, start: Timestamp, pieces: i32) -> Option<Timestamp> {
         match self {
             Self::Rolling(length) => start
                 .checked_add(piece_length(*length, pieces))
@@ -135,7 +135,7 @@ impl WindowRule {
 
     /// When what landed at `at` counts no more, if it counts at `now`; `None`: never.
     #[must_use]
-    pub fn leaves_at(&self, at: Timestamp, now: Timestamp) -> Option<Timestamp> {
+    pub fn expires_at(&self, at: Timestamp, now: Timestamp) -> Option<Timestamp> {
         match self {
             Self::Rolling(length) => at.checked_add(*length).ok(),
             Self::Calendar(..) => self.end(now),
@@ -145,7 +145,7 @@ impl WindowRule {
 
     /// Whether what landed at `at` counts at `now`.
     #[must_use]
-    pub fn holds(&self, at: Timestamp, now: Timestamp) -> bool {
+    pub fn counts(&self, at: Timestamp, now: Timestamp) -> bool {
         match self {
             Self::Rolling(length) => at.checked_add(*length).is_ok_and(|end| now < end),
             Self::Calendar(..) => at >= self.start(now),
@@ -164,21 +164,21 @@ fn piece_length(window: SignedDuration, pieces: i32) -> SignedDuration {
 /// Beginning and end of the calendar window at `now`. Windows begin at the first instant of a civil day and end where
 /// the next begins, so that every instant is in exactly one: also where midnight does not exist (then the day begins
 /// when the clocks jump), comes twice, or where clocks set back after midnight return to the day before.
-fn bounds(period: Period, zone: &TimeZone, now: Timestamp) -> (Timestamp, Option<Timestamp>) {
+fn bounds(period: CalendarPeriod, zone: &TimeZone, now: Timestamp) -> (Timestamp, Option<Timestamp>) {
     let begins = |date: Date| date.to_zoned(zone.clone()).ok().map(|start| start.timestamp());
     let today = zone.to_datetime(now).date();
     let mut first = match period {
-        Period::Daily => today,
-        Period::Weekly => {
+        CalendarPeriod::Daily => today,
+        CalendarPeriod::Weekly => {
             let back = today.weekday().since(Weekday::Monday);
             today.checked_sub(i32::from(back).days()).unwrap_or(today)
         }
-        Period::Monthly => today.first_of_month(),
+        CalendarPeriod::Monthly => today.first_of_month(),
     };
     let span = match period {
-        Period::Daily => 1.day(),
-        Period::Weekly => 1.week(),
-        Period::Monthly => 1.month(),
+        CalendarPeriod::Daily => 1.day(),
+        CalendarPeriod::Weekly => 1.week(),
+        CalendarPeriod::Monthly => 1.month(),
     };
     // Where clocks jump over midnight, the day begins a little after its first instant.
     if begins(first).is_some_and(|start| start > now) {
@@ -195,27 +195,27 @@ fn bounds(period: Period, zone: &TimeZone, now: Timestamp) -> (Timestamp, Option
 
 /// What is settled in the window at hand, in pieces.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settled {
+pub struct SettledUsage {
     pieces: i32,
     /// The oldest first, which is also the first to leave.
-    buckets: VecDeque<Bucket>,
-    sum: Sum,
+    buckets: VecDeque<UsageBucket>,
+    sum: AmountSum,
 }
 
-impl Settled {
+impl SettledUsage {
     /// Nothing, counted in at most so many pieces.
     #[must_use]
     pub fn new(pieces: i32) -> Self {
         Self {
             pieces,
             buckets: VecDeque::new(),
-            sum: Sum::default(),
+            sum: AmountSum::default(),
         }
     }
 
     /// As it was written.
     #[must_use]
-    pub fn restore(pieces: i32, buckets: &[Bucket]) -> Self {
+    pub fn restore(pieces: i32, buckets: &[UsageBucket]) -> Self {
         let mut settled = Self::new(pieces);
         for bucket in buckets {
             settled.put(bucket.start, &bucket.amount);
@@ -225,7 +225,7 @@ impl Settled {
 
     /// As it is written.
     #[must_use]
-    pub fn buckets(&self) -> Vec<Bucket> {
+    pub fn buckets(&self) -> Vec<UsageBucket> {
         self.buckets.iter().cloned().collect()
     }
 
@@ -246,18 +246,18 @@ impl Settled {
         let place = self.buckets.partition_point(|bucket| bucket.start < start);
         if self.buckets.get(place).is_none_or(|bucket| bucket.start != start) {
             let amount = Amount::ZERO;
-            self.buckets.insert(place, Bucket { start, amount });
+            self.buckets.insert(place, UsageBucket { start, amount });
         }
         if let Some(bucket) = self.buckets.get_mut(place) {
             self.sum.take(&bucket.amount);
-            bucket.amount = sum::full(&bucket.amount, amount);
+            bucket.amount = sum::saturating_sum(&bucket.amount, amount);
             self.sum.add(&bucket.amount);
         }
     }
 
     /// Lets go what counts no more at `now`.
     pub fn advance(&mut self, rule: &WindowRule, now: Timestamp) {
-        while self.leaves(rule).next().is_some_and(|end| end <= now) {
+        while self.expiries(rule).next().is_some_and(|end| end <= now) {
             if let Some(bucket) = self.buckets.pop_front() {
                 self.sum.take(&bucket.amount);
             }
@@ -272,10 +272,10 @@ impl Settled {
 
     /// Sums of what counts when nothing is added, each from its moment on; the first is the sum now.
     #[must_use]
-    pub fn ahead(&self, rule: &WindowRule) -> Vec<(Timestamp, Amount)> {
+    pub fn forecast(&self, rule: &WindowRule) -> Vec<(Timestamp, Amount)> {
         let mut sum = self.sum;
         let mut sums = vec![(Timestamp::MIN, sum.amount())];
-        for (bucket, end) in self.buckets.iter().zip(self.leaves(rule)) {
+        for (bucket, end) in self.buckets.iter().zip(self.expiries(rule)) {
             sum.take(&bucket.amount);
             sums.push((end, sum.amount()));
         }
@@ -283,10 +283,10 @@ impl Settled {
     }
 
     /// The moments at which something of this leaves, in order.
-    pub fn leaves<'a>(&'a self, rule: &'a WindowRule) -> impl Iterator<Item = Timestamp> + 'a {
+    pub fn expiries<'a>(&'a self, rule: &'a WindowRule) -> impl Iterator<Item = Timestamp> + 'a {
         self.buckets
             .iter()
-            .map_while(|bucket| rule.leaves(bucket.start, self.pieces))
+            .map_while(|bucket| rule.expires(bucket.start, self.pieces))
     }
 
     /// Under another rule: each piece counts as if it had been settled at the last moment it can have been.
@@ -307,10 +307,12 @@ impl Settled {
     }
 
     /// At least as much as `other` at every moment: of each piece the greater.
-    pub fn cover(&mut self, other: &Self) {
+    pub fn raise_to(&mut self, other: &Self) {
         for bucket in &other.buckets {
             let here = self.buckets.iter().find(|here| here.start == bucket.start);
-            let more = bucket.amount.without(&here.map_or(Amount::ZERO, |here| here.amount));
+            let more = bucket
+                .amount
+                .saturating_sub(&here.map_or(Amount::ZERO, |here| here.amount));
             self.put(bucket.start, &more);
         }
     }
@@ -330,28 +332,28 @@ mod tests {
     #[rstest]
     // Clocks go forward: the day has 23 hours; and back: 25.
     #[case::forward(
-        Period::Daily,
+        CalendarPeriod::Daily,
         "Europe/Berlin",
         "2026-03-29T12:00:00Z",
         "2026-03-28T23:00:00Z",
         "2026-03-29T22:00:00Z"
     )]
     #[case::back(
-        Period::Daily,
+        CalendarPeriod::Daily,
         "Europe/Berlin",
         "2026-10-25T12:00:00Z",
         "2026-10-24T22:00:00Z",
         "2026-10-25T23:00:00Z"
     )]
     #[case::forward_west(
-        Period::Daily,
+        CalendarPeriod::Daily,
         "America/New_York",
         "2026-03-08T12:00:00Z",
         "2026-03-08T05:00:00Z",
         "2026-03-09T04:00:00Z"
     )]
     #[case::back_west(
-        Period::Daily,
+        CalendarPeriod::Daily,
         "America/New_York",
         "2026-11-01T12:00:00Z",
         "2026-11-01T04:00:00Z",
@@ -359,14 +361,14 @@ mod tests {
     )]
     // A day without a midnight begins with its first moment.
     #[case::no_midnight(
-        Period::Daily,
+        CalendarPeriod::Daily,
         "Asia/Beirut",
         "2022-03-27T12:00:00Z",
         "2022-03-26T22:00:00Z",
         "2022-03-27T21:00:00Z"
     )]
     #[case::no_midnight_west(
-        Period::Daily,
+        CalendarPeriod::Daily,
         "America/Sao_Paulo",
         "2018-11-04T12:00:00Z",
         "2018-11-04T03:00:00Z",
@@ -374,14 +376,14 @@ mod tests {
     )]
     // Weeks begin on Monday, also over a change of the clocks.
     #[case::week(
-        Period::Weekly,
+        CalendarPeriod::Weekly,
         "UTC",
         "2026-11-22T23:59:59Z",
         "2026-11-16T00:00:00Z",
         "2026-11-23T00:00:00Z"
     )]
     #[case::week_of_a_change(
-        Period::Weekly,
+        CalendarPeriod::Weekly,
         "Europe/Berlin",
         "2026-10-25T12:00:00Z",
         "2026-10-18T22:00:00Z",
@@ -389,35 +391,35 @@ mod tests {
     )]
     // Months have their own lengths.
     #[case::short_month(
-        Period::Monthly,
+        CalendarPeriod::Monthly,
         "UTC",
         "2026-02-28T23:59:59Z",
         "2026-02-01T00:00:00Z",
         "2026-03-01T00:00:00Z"
     )]
     #[case::leap_day(
-        Period::Monthly,
+        CalendarPeriod::Monthly,
         "UTC",
         "2028-02-29T12:00:00Z",
         "2028-02-01T00:00:00Z",
         "2028-03-01T00:00:00Z"
     )]
     #[case::leap_year_daily(
-        Period::Daily,
+        CalendarPeriod::Daily,
         "UTC",
         "2028-02-29T12:00:00Z",
         "2028-02-29T00:00:00Z",
         "2028-03-01T00:00:00Z"
     )]
     #[case::year_end(
-        Period::Monthly,
+        CalendarPeriod::Monthly,
         "Asia/Tokyo",
         "2026-12-31T16:00:00Z",
         "2026-12-31T15:00:00Z",
         "2027-01-31T15:00:00Z"
     )]
     fn a_calendar_window_goes_from_its_first_moment_to_the_next_ones(
-        #[case] period: Period,
+        #[case] period: CalendarPeriod,
         #[case] zone: &str,
         #[case] now: &str,
         #[case] start: &str,
@@ -434,12 +436,12 @@ mod tests {
 
     #[test]
     fn the_use_of_a_day_counts_until_its_last_moment() {
-        let rule = WindowRule::Calendar(Period::Daily, TimeZone::get("Europe/Berlin").unwrap());
+        let rule = WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::get("Europe/Berlin").unwrap());
         let used = Amount {
             tokens: 5,
             ..Amount::ZERO
         };
-        let mut settled = Settled::new(PIECES);
+        let mut settled = SettledUsage::new(PIECES);
         settled.add(&rule, at("2026-03-29T00:30:00Z"), &used);
         settled.advance(&rule, at("2026-03-29T21:59:59Z"));
         assert_eq!(settled.total().tokens, 5);
@@ -449,13 +451,13 @@ mod tests {
 
     #[rstest]
     #[case(None, None, None)]
-    #[case(Some(Rolling { seconds: 60 }), None, Some(Lifetime {}))]
+    #[case(Some(RollingWindow { seconds: 60 }), None, Some(LifetimeWindow {}))]
     fn exactly_one_kind_of_window_can_be_read(
-        #[case] rolling: Option<Rolling>,
-        #[case] calendar: Option<Calendar>,
-        #[case] lifetime: Option<Lifetime>,
+        #[case] rolling: Option<RollingWindow>,
+        #[case] calendar: Option<CalendarWindow>,
+        #[case] lifetime: Option<LifetimeWindow>,
     ) {
-        let window = Window {
+        let window = BudgetWindow {
             rolling,
             calendar,
             lifetime,
@@ -465,10 +467,10 @@ mod tests {
 
     #[test]
     fn a_zone_that_is_none_is_named() {
-        let window = Window {
+        let window = BudgetWindow {
             rolling: None,
-            calendar: Some(Calendar {
-                period: Period::Daily,
+            calendar: Some(CalendarWindow {
+                period: CalendarPeriod::Daily,
                 time_zone: "Europe/Atlantis".into(),
             }),
             lifetime: None,

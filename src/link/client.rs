@@ -13,10 +13,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sse_stream::{Sse, SseStream};
 
-use super::deliveries::{Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport};
-use super::events::{EventsAnswer, EventsPage};
+use super::deliveries::{
+    Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
+};
+use super::events::{EventsPage, EventsResponse};
 use super::messages::{
-    Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, Refusal, RefusalCode, Report,
+    AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, PodRefusal, PodReport,
+    RefusalCode,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,7 +32,7 @@ const SILENCE: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
 pub enum LinkError {
     /// It said no.
     #[error("the controller refuses this pod: {0}")]
-    Refused(Refusal),
+    Refused(PodRefusal),
     /// The token or the CA bundle cannot be used.
     #[error("{path}: {problem}")]
     File {
@@ -86,24 +89,24 @@ impl LinkClient {
     }
 
     /// Introduces the pod.
-    pub async fn attach(&self, attach: &Attach) -> Result<Attached, LinkError> {
+    pub async fn attach(&self, attach: &AttachRequest) -> Result<AttachResponse, LinkError> {
         let response = self.post("/v1/attach", attach).await?;
         read_json(response).await
     }
 
     /// Says how the pod is.
-    pub async fn report(&self, report: &Report) -> Result<(), LinkError> {
+    pub async fn report(&self, report: &PodReport) -> Result<(), LinkError> {
         self.post("/v1/report", report).await.map(drop)
     }
 
     /// Says what became of leases, and asks for more.
-    pub async fn lease(&self, request: &LeaseRequest) -> Result<LeaseAnswer, LinkError> {
+    pub async fn lease(&self, request: &LeaseRequest) -> Result<LeaseResponse, LinkError> {
         let response = self.post("/v1/lease", request).await?;
         read_json(response).await
     }
 
     /// Sends events to one who reads them.
-    pub async fn events(&self, page: &EventsPage) -> Result<EventsAnswer, LinkError> {
+    pub async fn events(&self, page: &EventsPage) -> Result<EventsResponse, LinkError> {
         let response = self.post("/v1/events", page).await?;
         read_json(response).await
     }
@@ -126,7 +129,7 @@ impl LinkClient {
     }
 
     /// Says that the worker has events on disk.
-    pub async fn delivered(&self, delivered: &DeliveredTo) -> Result<(), LinkError> {
+    pub async fn delivered(&self, delivered: &RelayedDeliveryAck) -> Result<(), LinkError> {
         self.post("/v1/delivered", delivered).await.map(drop)
     }
 
@@ -150,7 +153,7 @@ impl LinkClient {
     }
 
     /// Sends events to a receiver; answered once it has them on disk.
-    pub async fn deliver(&self, deliver: &Deliver) -> Result<Delivered, LinkError> {
+    pub async fn deliver(&self, deliver: &DeliveryRequest) -> Result<DeliveryAck, LinkError> {
         let response = self.post("/v1/deliver", deliver).await?;
         read_json(response).await
     }

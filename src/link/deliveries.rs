@@ -6,7 +6,7 @@
 //! | controller → gateway | the event `delivery` of `GET /v1/directives`, a [`Delivery`] |
 //! | gateway → worker | `GET /v1/deliveries` on the socket |
 //! | worker → gateway | `POST /v1/deliveries/ack` [`Delivered`] |
-//! | gateway → controller | `POST /v1/delivered` [`DeliveredTo`] |
+//! | gateway → controller | `POST /v1/delivered` [`RelayedDeliveryAck`] |
 //!
 //! Nobody on the way keeps anything: what is lost is sent again by the sensor pod's outbox, and what comes twice has no
 //! effect, since a worker passes over numbers of an outbox that it knows and acknowledges them again.
@@ -16,8 +16,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::sensors::{SensorReport, SensorTerms};
-pub use crate::sensing::delivery::{Delivery, Event};
+use super::sensor_messages::{SensorReport, SensorTerms};
+pub use crate::sensing::delivery::{Delivery, SensorEvent};
 
 /// Most bytes of the events of one [`Deliver`]; an event is never so long.
 pub const MOST_DELIVERY_BYTES: usize = 192 * 1024;
@@ -67,7 +67,7 @@ pub struct SensorPodReport {
 /// Events for one receiver.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub struct Deliver {
+pub struct DeliveryRequest {
     /// Uid of the receiver.
     pub receiver: String,
     /// What it gets.
@@ -77,7 +77,7 @@ pub struct Deliver {
 /// A receiver has all events of a Sensor through a number on disk.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Delivered {
+pub struct DeliveryAck {
     /// Uid of the Sensor.
     pub sensor: String,
     /// Id of the outbox that gave the number; empty where it is not said.
@@ -90,9 +90,9 @@ pub struct Delivered {
 /// A gateway passes its worker's word on.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct DeliveredTo {
+pub struct RelayedDeliveryAck {
     /// Epoch of the pod.
     pub epoch: i64,
     /// What the worker said.
-    pub delivered: Delivered,
+    pub delivered: DeliveryAck,
 }

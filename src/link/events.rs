@@ -3,7 +3,7 @@
 //! | route | does |
 //! |---|---|
 //! | `GET /v1/namespaces/{namespace}/agents/{name}/events?after=N&words=true`, controller | server-sent events for people, see docs/reference/events.md |
-//! | `POST /v1/events`, controller | an [`EventsPage`] of a pod → [`EventsAnswer`] |
+//! | `POST /v1/events`, controller | an [`EventsPage`] of a pod → [`EventsResponse`] |
 //! | `POST /v1/readings`, gateway's socket | the same, of the worker |
 //!
 //! Nothing is sent while nobody reads. Who reads shows in [`Directives::readings`](super::messages::Directives); the
@@ -62,7 +62,7 @@ pub struct EventLine {
 /// Somebody reads an Agent's events.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Reading {
+pub struct EventSubscription {
     /// Its number, of this leader.
     pub id: u64,
     /// Where it began: after this line.
@@ -93,7 +93,7 @@ pub struct EventsPage {
 /// What the controller says to a page.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct EventsAnswer {
+pub struct EventsResponse {
     /// The next page is to begin after this line: the page's own end, or its beginning when the reader has no room yet.
     /// `None`: nobody reads any more.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,7 +115,7 @@ pub struct ReadRequest {
 
 /// What a reader is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum EventStreamItem {
     /// An event.
     Line(Box<EventLine>),
     /// The last word: why there is no more.
@@ -123,7 +123,7 @@ pub enum Told {
 }
 
 /// What a reader is told, one after the other; ends after [`Told::End`]. The reading is over when this is dropped.
-pub type Telling = BoxStream<'static, Told>;
+pub type EventStream = BoxStream<'static, EventStreamItem>;
 
 /// Why nothing can be read.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]

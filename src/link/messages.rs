@@ -1,8 +1,8 @@
 //! Messages between an agent pod's gateway and the controller.
 //!
 //! Routes, all under the controller's link Service, all with `Authorization: Bearer <projected token>`:
-//! `POST /v1/attach` [`Attach`] → [`Attached`]; `POST /v1/report` [`Report`] → 204;
-//! `POST /v1/lease` [`LeaseRequest`] → [`LeaseAnswer`];
+//! `POST /v1/attach` [`AttachRequest`] → [`AttachResponse`]; `POST /v1/report` [`Report`] → 204;
+//! `POST /v1/lease` [`LeaseRequest`] → [`LeaseResponse`];
 //! `GET /v1/directives?epoch=N` → server-sent events: `directives` with [`Directives`] (at once, then on each change)
 //! and an empty `heartbeat` every 10 s; events of the loop: [`events`](super::events).
 //! Events of sensor pods: [`deliveries`](super::deliveries). Errors carry a [`Refusal`].
@@ -12,18 +12,18 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::sensors::{SensorReport, SensorTerms};
+use super::sensor_messages::{SensorReport, SensorTerms};
 use crate::api::{
     amount::{Amount, LimitAmounts},
     condition::LoopSign,
-    failure::{Failure, FailureKind},
-    price::Price,
-    status::{HandledRequests, LastError, LoopState, Outcome, PauseReason, Usage, Wake},
-    tally::{GuardrailTrips, ToolUsage},
+    failure::{CallFailure, FailureKind},
+    price::ModelPrice,
+    status::{HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, PauseReason, WakeCondition},
+    usage_counts::{GuardrailTrips, ToolUsage},
 };
-use crate::ledger::account::{Ask, Refused, Statement};
+use crate::ledger::account::{GrantRefusal, GrantRequest, LeaseStatement};
 
-use super::events::Reading;
+use super::events::EventSubscription;
 
 /// Version of this protocol.
 pub const PROTOCOL: u32 = 1;
@@ -47,7 +47,7 @@ pub const REPORT_SECONDS: u64 = 15;
 /// A gateway introduces itself. Who it is comes from its token, never from this body.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub struct Attach {
+pub struct AttachRequest {
     /// [`PROTOCOL`] of the gateway.
     pub protocol: u32,
     /// [`OLDEST_PROTOCOL`] of the gateway; absent: it speaks no other.
@@ -68,20 +68,20 @@ pub struct PricedModel {
     pub name: String,
     /// The price that the spec of the pod gives for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub price: Option<Price>,
+    pub price: Option<ModelPrice>,
 }
 
-/// The controller's answer to [`Attach`].
+/// The controller's answer to [`AttachRequest`].
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub struct Attached {
+pub struct AttachResponse {
     /// The version that is spoken from now on.
     #[serde(default = "first_protocol")]
     pub protocol: u32,
     /// The epoch, confirmed.
     pub epoch: i64,
     /// What is known from `status`, for a pod whose storage is new: totals go on from here and never step back.
-    pub known: Known,
+    pub known: LoopTotals,
     /// What the pod is to do.
     pub directives: Directives,
 }
@@ -94,9 +94,9 @@ fn first_protocol() -> u32 {
 /// Totals known to the controller.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Known {
+pub struct LoopTotals {
     /// `status.usage`.
-    pub usage: Usage,
+    pub usage: LoopUsage,
     /// `status.loop.turn`.
     pub turn: i64,
 }
@@ -124,7 +124,7 @@ pub struct Directives {
     pub wake_events: Option<Vec<String>>,
     /// Who reads the loop's events: the worker sends them for as long as they stand here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub readings: Vec<Reading>,
+    pub readings: Vec<EventSubscription>,
 }
 
 /// What limits an Agent's calls. A call needs room in every account, and counts in all of them.
@@ -136,11 +136,11 @@ pub struct BudgetTerms {
     /// Prices by name of the model: of those that the spec names, and of those that the running pod calls, which may be
     /// others until the pod is replaced. Of a model that is not here no cost is counted, and no limit of cost can be
     /// kept.
-    pub prices: BTreeMap<String, Price>,
+    pub prices: BTreeMap<String, ModelPrice>,
     /// An answer is clipped to what is left, but not below so many tokens.
     pub min_output_tokens: u32,
     /// Why no call may be made at all: `BudgetUnavailable`, `LoopDetected`.
-    pub blocked: Option<Failure>,
+    pub blocked: Option<CallFailure>,
     /// The call in flight is cut too: a budget with `onExhausted: Stop` is spent.
     pub cut: bool,
 }
@@ -163,20 +163,20 @@ pub struct AccountTerms {
     pub recall: bool,
     /// Spent, and a person is needed: `BudgetAsk` (a gate is open) or `BudgetExhausted` (`onExhausted: Stop`). No call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held: Option<Failure>,
+    pub held: Option<CallFailure>,
     /// Changes whenever a refused call may have become possible: a raised limit, a top-up, a returned lease. Who waits
     /// for room tries again then.
     pub revision: i64,
     /// What of it is left for this Agent.
     #[serde(default)]
-    pub left: Left,
+    pub left: AccountRemaining,
 }
 
 /// What is left of an account's limits, in tenths of each, rounded down: it changes little, and so makes little traffic.
 /// As old as the gateway's last request for leases.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Left {
+pub struct AccountRemaining {
     /// Of the account's limits.
     pub of_limits: LimitAmounts,
     /// Of the Agent's part.
@@ -231,24 +231,24 @@ pub struct AccountRequest {
     /// Which.
     pub account: String,
     /// Of every lease that it knows.
-    pub statements: Vec<Statement>,
+    pub statements: Vec<LeaseStatement>,
     /// What it needs for its next call.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ask: Option<Ask>,
+    pub ask: Option<GrantRequest>,
 }
 
 /// The leader's answer, given once all that it grants is written.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct LeaseAnswer {
+pub struct LeaseResponse {
     /// One for each account of the request.
-    pub accounts: Vec<AccountAnswer>,
+    pub accounts: Vec<AccountResponse>,
 }
 
 /// The leader's word about one account.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct AccountAnswer {
+pub struct AccountResponse {
     /// Which.
     pub account: String,
     /// Number of the record that it speaks from; a gateway that has heard of a newer one ignores the rest.
@@ -259,7 +259,7 @@ pub struct AccountAnswer {
     pub forgotten: Vec<i64>,
     /// Why it gets no more.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub refused: Option<Refused>,
+    pub refused: Option<GrantRefusal>,
 }
 
 /// What is granted of one lease.
@@ -284,21 +284,21 @@ pub struct LeaseGrant {
 /// What a gateway says of its pod: on every change, and every [`REPORT_SECONDS`].
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Report {
+pub struct PodReport {
     /// The pod's epoch.
     pub epoch: i64,
     /// The loop, once the worker has spoken.
     #[serde(rename = "loop")]
     pub loop_: Option<LoopReport>,
     /// The gateway's counts since the Agent was created.
-    pub usage: Usage,
+    pub usage: LoopUsage,
     /// How the last model call ended; absent before the first.
     pub model: Option<ModelReport>,
     /// What the limits did so far.
     pub budget: BudgetReport,
     /// What the last requests looked like from outside the loop; absent before the first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pulse: Option<Pulse>,
+    pub pulse: Option<RequestStats>,
 }
 
 /// What limits did to the calls of one gateway: totals of its record.
@@ -322,7 +322,7 @@ fn is_zero(value: &i64) -> bool {
 /// [`Directives::resume`]: a person looked at what was before.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Pulse {
+pub struct RequestStats {
     /// How many of the last 20 answered requests had, byte for byte, the messages of the most frequent one.
     pub identical: u32,
     /// The beginning of that one's hash: 16 hexadecimal digits.
@@ -355,9 +355,9 @@ pub struct LoopReport {
     /// When the loop goes on by itself.
     pub resumes_at: Option<jiff::Timestamp>,
     /// What a sleep waits for.
-    pub wake: Option<Wake>,
+    pub wake: Option<WakeCondition>,
     /// How the loop ended.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<LoopOutcome>,
     /// Turns begun.
     pub turn: i64,
     /// Turns completed.
@@ -414,7 +414,7 @@ pub struct HeldReason {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 #[serde(rename_all = "camelCase")]
-pub struct Refusal {
+pub struct PodRefusal {
     /// What kind.
     pub code: RefusalCode,
     /// In words.

@@ -8,9 +8,9 @@
 pub mod client;
 pub mod deliveries;
 pub mod events;
+mod events_route;
 pub mod messages;
 pub mod pod;
-mod reading;
-pub mod sensors;
+pub mod sensor_messages;
 pub mod server;
 pub mod socket;

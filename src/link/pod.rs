@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::sensors::SensorTerms;
+use super::sensor_messages::SensorTerms;
 use crate::api::AgentSpec;
 
 /// Environment variable with [`PodConfig`] as JSON.

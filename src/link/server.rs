@@ -27,14 +27,16 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_util::sync::CancellationToken;
 
-use super::deliveries::{Deliver, Delivered, DeliveredTo, Delivery, SensorDirectives, SensorPodReport};
-use super::events::{EventsAnswer, EventsPage, ReadRefusal, ReadRequest, Telling};
-use super::messages::{
-    Attach, Attached, Directives, HEARTBEAT_SECONDS, LeaseAnswer, LeaseRequest, OLDEST_PROTOCOL, PROTOCOL,
-    REPORT_SECONDS, Refusal, RefusalCode, Report, common_protocol,
+use super::deliveries::{
+    Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
-use super::reading;
-use crate::connections::{Bounds, Slot, Slots};
+use super::events::{EventStream, EventsPage, EventsResponse, ReadRefusal, ReadRequest};
+use super::events_route;
+use super::messages::{
+    AttachRequest, AttachResponse, Directives, HEARTBEAT_SECONDS, LeaseRequest, LeaseResponse, OLDEST_PROTOCOL,
+    PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode, common_protocol,
+};
+use crate::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 
 /// Largest body of a request.
 pub const MAX_BODY_BYTES: usize = 256 * 1024;
@@ -66,50 +68,61 @@ pub enum PodKind {
 }
 
 /// What answers pods.
-pub trait Link: Send + Sync + 'static {
+pub trait LinkHandler: Send + Sync + 'static {
     /// Which pod holds this token, which came from `address`.
-    fn authenticate(&self, token: &str, address: IpAddr) -> impl Future<Output = Result<PodIdentity, Refusal>> + Send;
+    fn authenticate(
+        &self,
+        token: &str,
+        address: IpAddr,
+    ) -> impl Future<Output = Result<PodIdentity, PodRefusal>> + Send;
     /// A pod introduces itself.
-    fn attach(&self, pod: &PodIdentity, attach: &Attach) -> Result<Attached, Refusal>;
+    fn attach(&self, pod: &PodIdentity, attach: &AttachRequest) -> Result<AttachResponse, PodRefusal>;
     /// A pod reports.
-    fn report(&self, pod: &PodIdentity, report: Report) -> Result<(), Refusal>;
+    fn report(&self, pod: &PodIdentity, report: PodReport) -> Result<(), PodRefusal>;
     /// A gateway says what became of its leases, and asks for more; answered once what it is granted is written.
     fn lease(
         &self,
         pod: &PodIdentity,
         request: LeaseRequest,
-    ) -> impl Future<Output = Result<LeaseAnswer, Refusal>> + Send;
+    ) -> impl Future<Output = Result<LeaseResponse, PodRefusal>> + Send;
     /// What a pod is to do, now and later. The sender goes away when the pod may no longer speak.
-    fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, Refusal>;
+    fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, PodRefusal>;
     /// A pod sends events to one who reads them; answered once there is room for them, or there is none for too long.
-    fn events(&self, pod: &PodIdentity, page: EventsPage)
-    -> impl Future<Output = Result<EventsAnswer, Refusal>> + Send;
+    fn events(
+        &self,
+        pod: &PodIdentity,
+        page: EventsPage,
+    ) -> impl Future<Output = Result<EventsResponse, PodRefusal>> + Send;
     /// Somebody with this token wants to read an Agent's events, from `address`.
     fn read(
         &self,
         token: &str,
         address: IpAddr,
         request: &ReadRequest,
-    ) -> impl Future<Output = Result<Telling, ReadRefusal>> + Send;
+    ) -> impl Future<Output = Result<EventStream, ReadRefusal>> + Send;
     /// Events of sensor pods for the Agent of this pod, from now on.
-    fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, Refusal>;
+    fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal>;
     /// The Agent of this pod has events on disk.
-    fn delivered(&self, pod: &PodIdentity, delivered: DeliveredTo) -> Result<(), Refusal>;
+    fn delivered(&self, pod: &PodIdentity, delivered: RelayedDeliveryAck) -> Result<(), PodRefusal>;
     /// What a sensor pod is to do, now and later.
-    fn sensor(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, Refusal>;
+    fn sensor(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, PodRefusal>;
     /// A sensor pod reports.
-    fn sensor_report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), Refusal>;
+    fn sensor_report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), PodRefusal>;
     /// A sensor pod has events for a receiver; answered once that has them on disk.
-    fn deliver(&self, pod: &PodIdentity, deliver: Deliver) -> impl Future<Output = Result<Delivered, Refusal>> + Send;
+    fn deliver(
+        &self,
+        pod: &PodIdentity,
+        deliver: DeliveryRequest,
+    ) -> impl Future<Output = Result<DeliveryAck, PodRefusal>> + Send;
     /// A request was refused.
-    fn refused(&self, refusal: &Refusal);
+    fn refused(&self, refusal: &PodRefusal);
 }
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct LinkLimits {
     /// Connections; those over the bounds are closed at once. Whose token was taken is no stranger.
-    pub connections: Bounds,
+    pub connections: ConnectionBounds,
     /// Time between two heartbeats of a directives stream.
     pub heartbeat: Duration,
     /// Longest time for the body of a request.
@@ -119,11 +132,11 @@ pub struct Limits {
     pub idle: Duration,
 }
 
-impl Default for Limits {
+impl Default for LinkLimits {
     fn default() -> Self {
         Self {
             // The pods of a node may share an address.
-            connections: Bounds {
+            connections: ConnectionBounds {
                 all: 16_384,
                 strangers: 2048,
                 per_address: 1024,
@@ -136,13 +149,13 @@ impl Default for Limits {
     }
 }
 
-pub(super) struct Server<L> {
+pub(super) struct LinkServer<L> {
     pub(super) link: Arc<L>,
-    pub(super) limits: Limits,
+    pub(super) limits: LinkLimits,
     pub(super) stop: CancellationToken,
 }
 
-impl<L> Clone for Server<L> {
+impl<L> Clone for LinkServer<L> {
     fn clone(&self) -> Self {
         Self {
             link: self.link.clone(),
@@ -153,8 +166,8 @@ impl<L> Clone for Server<L> {
 }
 
 /// The routes of the link. Streams end when `stop` is cancelled.
-fn router<L: Link>(link: Arc<L>, limits: Limits, stop: CancellationToken) -> Router {
-    let server = Server { link, limits, stop };
+fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationToken) -> Router {
+    let server = LinkServer { link, limits, stop };
     Router::new()
         .route("/v1/attach", post(attach::<L>))
         .route("/v1/report", post(report::<L>))
@@ -163,7 +176,7 @@ fn router<L: Link>(link: Arc<L>, limits: Limits, stop: CancellationToken) -> Rou
         .route("/v1/events", post(events::<L>))
         .route(
             "/v1/namespaces/{namespace}/agents/{name}/events",
-            get(reading::events::<L>),
+            get(events_route::events::<L>),
         )
         .route("/v1/delivered", post(delivered::<L>))
         .route("/v1/sensor", get(sensor::<L>))
@@ -173,15 +186,15 @@ fn router<L: Link>(link: Arc<L>, limits: Limits, stop: CancellationToken) -> Rou
 }
 
 /// Serves the link over TLS until `stop`, then lets open requests finish for a moment.
-pub async fn serve<L: Link>(
+pub async fn serve<L: LinkHandler>(
     listener: tokio::net::TcpListener,
     tls: RustlsConfig,
     link: Arc<L>,
-    limits: Limits,
+    limits: LinkLimits,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
     let app = router(link, limits, stop.clone());
-    let slots = Slots::new(limits.connections);
+    let slots = ConnectionLimiter::new(limits.connections);
     // A connection without a slot is closed before its handshake; a slot lives as long as its connection's service.
     let per_connection = tower::service_fn(move |address: SocketAddr| {
         let slot = slots.take(address.ip());
@@ -211,10 +224,10 @@ pub async fn serve<L: Link>(
     }
 }
 
-async fn attach<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
+async fn attach<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, request: Request) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
-        let attach: Attach = read(request, server.limits.read_timeout).await?;
+        let attach: AttachRequest = read(request, server.limits.read_timeout).await?;
         let theirs = attach.oldest_protocol.unwrap_or(attach.protocol)..=attach.protocol;
         let Some(protocol) = common_protocol(OLDEST_PROTOCOL..=PROTOCOL, theirs) else {
             return Err(malformed(format!(
@@ -224,7 +237,7 @@ async fn attach<L: Link>(State(server): State<Server<L>>, caller: Caller, reques
             )));
         };
         let attached = server.link.attach(&pod, &attach)?;
-        Ok(Attached { protocol, ..attached })
+        Ok(AttachResponse { protocol, ..attached })
     };
     match answer.await {
         Ok(attached) => Json(attached).into_response(),
@@ -232,7 +245,7 @@ async fn attach<L: Link>(State(server): State<Server<L>>, caller: Caller, reques
     }
 }
 
-async fn report<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
+async fn report<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, request: Request) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         server
@@ -245,7 +258,7 @@ async fn report<L: Link>(State(server): State<Server<L>>, caller: Caller, reques
     }
 }
 
-async fn lease<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
+async fn lease<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, request: Request) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         let request: LeaseRequest = read(request, server.limits.read_timeout).await?;
@@ -266,7 +279,7 @@ struct DirectivesQuery {
     epoch: i64,
 }
 
-async fn directives<L: Link>(State(server): State<Server<L>>, caller: Caller, uri: Uri) -> Response {
+async fn directives<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, uri: Uri) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         let query = Query::<DirectivesQuery>::try_from_uri(&uri)
@@ -278,13 +291,16 @@ async fn directives<L: Link>(State(server): State<Server<L>>, caller: Caller, ur
         Ok((levels, deliveries)) => {
             let deliveries =
                 ReceiverStream::new(deliveries).map(|delivery| Event::default().event("delivery").json_data(delivery));
-            told(&server, stream::select(level(levels), ended(deliveries)))
+            sse_response(
+                &server,
+                stream::select(directives_stream(levels), with_end_marker(deliveries)),
+            )
         }
         Err(refusal) => refuse(&*server.link, &refusal),
     }
 }
 
-async fn events<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
+async fn events<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, request: Request) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         server
@@ -298,21 +314,24 @@ async fn events<L: Link>(State(server): State<Server<L>>, caller: Caller, reques
     }
 }
 
-async fn sensor<L: Link>(State(server): State<Server<L>>, caller: Caller) -> Response {
+async fn sensor<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Sensor).await?;
         server.link.sensor(&pod)
     };
     match answer.await {
-        Ok(levels) => told(&server, level(levels)),
+        Ok(levels) => sse_response(&server, directives_stream(levels)),
         Err(refusal) => refuse(&*server.link, &refusal),
     }
 }
 
-type Told = Option<Result<Event, axum::Error>>;
+type SseItem = Option<Result<Event, axum::Error>>;
 
 /// An answer that goes on until its first `None`, or until the server stops.
-fn told<L: Link>(server: &Server<L>, events: impl Stream<Item = Told> + Send + 'static) -> Response {
+fn sse_response<L: LinkHandler>(
+    server: &LinkServer<L>,
+    events: impl Stream<Item = SseItem> + Send + 'static,
+) -> Response {
     let events = events
         .take_while(|event| ready(event.is_some()))
         .filter_map(ready)
@@ -324,16 +343,22 @@ fn told<L: Link>(server: &Server<L>, events: impl Stream<Item = Told> + Send + '
 }
 
 /// The level now and each new one; its end when the sender is gone.
-fn level<T: Serialize + Clone + Send + Sync + 'static>(levels: watch::Receiver<T>) -> impl Stream<Item = Told> {
-    ended(WatchStream::new(levels).map(|level| Event::default().event("directives").json_data(level)))
+fn directives_stream<T: Serialize + Clone + Send + Sync + 'static>(
+    levels: watch::Receiver<T>,
+) -> impl Stream<Item = SseItem> {
+    with_end_marker(WatchStream::new(levels).map(|level| Event::default().event("directives").json_data(level)))
 }
 
 /// A stream whose end shows among the items of others.
-fn ended(events: impl Stream<Item = Result<Event, axum::Error>>) -> impl Stream<Item = Told> {
+fn with_end_marker(events: impl Stream<Item = Result<Event, axum::Error>>) -> impl Stream<Item = SseItem> {
     events.map(Some).chain(stream::iter([None]))
 }
 
-async fn delivered<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
+async fn delivered<L: LinkHandler>(
+    State(server): State<LinkServer<L>>,
+    caller: LinkCaller,
+    request: Request,
+) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         server
@@ -346,7 +371,11 @@ async fn delivered<L: Link>(State(server): State<Server<L>>, caller: Caller, req
     }
 }
 
-async fn sensor_report<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
+async fn sensor_report<L: LinkHandler>(
+    State(server): State<LinkServer<L>>,
+    caller: LinkCaller,
+    request: Request,
+) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Sensor).await?;
         server
@@ -359,7 +388,11 @@ async fn sensor_report<L: Link>(State(server): State<Server<L>>, caller: Caller,
     }
 }
 
-async fn deliver<L: Link>(State(server): State<Server<L>>, caller: Caller, request: Request) -> Response {
+async fn deliver<L: LinkHandler>(
+    State(server): State<LinkServer<L>>,
+    caller: LinkCaller,
+    request: Request,
+) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Sensor).await?;
         let deliver = read(request, server.limits.read_timeout).await?;
@@ -372,29 +405,29 @@ async fn deliver<L: Link>(State(server): State<Server<L>>, caller: Caller, reque
 }
 
 /// Who sent a request, as far as the request says.
-pub(super) struct Caller {
-    slot: Arc<Slot>,
+pub(super) struct LinkCaller {
+    slot: Arc<ConnectionSlot>,
     token: Option<String>,
 }
 
-impl Caller {
+impl LinkCaller {
     /// The token that came, and from where; `None`: none came.
-    pub(super) fn shown(&self) -> Option<(&str, IpAddr)> {
+    pub(super) fn token(&self) -> Option<(&str, IpAddr)> {
         Some((self.token.as_deref()?, self.slot.address()))
     }
 
     /// Its token was taken: its connection is no stranger's any more.
-    pub(super) fn introduce(&self) {
-        self.slot.introduce();
+    pub(super) fn mark_authenticated(&self) {
+        self.slot.mark_authenticated();
     }
 }
 
-impl<S: Sync> FromRequestParts<S> for Caller {
+impl<S: Sync> FromRequestParts<S> for LinkCaller {
     type Rejection = StatusCode;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, StatusCode> {
         // Every connection has a slot.
-        let slot = parts.extensions.get::<Arc<Slot>>().cloned();
+        let slot = parts.extensions.get::<Arc<ConnectionSlot>>().cloned();
         let token = parts
             .headers
             .get(header::AUTHORIZATION)
@@ -410,17 +443,21 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 }
 
 /// Who speaks; refused when it is another kind of pod than the route is for.
-async fn authenticate<L: Link>(server: &Server<L>, caller: &Caller, kind: PodKind) -> Result<PodIdentity, Refusal> {
-    let Some((token, address)) = caller.shown() else {
-        return Err(Refusal {
+async fn authenticate<L: LinkHandler>(
+    server: &LinkServer<L>,
+    caller: &LinkCaller,
+    kind: PodKind,
+) -> Result<PodIdentity, PodRefusal> {
+    let Some((token, address)) = caller.token() else {
+        return Err(PodRefusal {
             code: RefusalCode::Unauthenticated,
             message: "no token; send the header «Authorization: Bearer <token>»".into(),
         });
     };
     let pod = server.link.authenticate(token, address).await?;
-    caller.introduce();
+    caller.mark_authenticated();
     if pod.kind != kind {
-        return Err(Refusal {
+        return Err(PodRefusal {
             code: RefusalCode::Unknown,
             message: "this route is not for pods of this service account".into(),
         });
@@ -429,7 +466,7 @@ async fn authenticate<L: Link>(server: &Server<L>, caller: &Caller, kind: PodKin
 }
 
 /// Reads a JSON body within the limits. Messages never repeat what was sent.
-async fn read<T: DeserializeOwned>(request: Request, longest: Duration) -> Result<T, Refusal> {
+async fn read<T: DeserializeOwned>(request: Request, longest: Duration) -> Result<T, PodRefusal> {
     let body = timeout(longest, axum::body::to_bytes(request.into_body(), MAX_BODY_BYTES));
     let bytes = body
         .await
@@ -449,14 +486,14 @@ async fn read<T: DeserializeOwned>(request: Request, longest: Duration) -> Resul
     })
 }
 
-fn malformed(message: String) -> Refusal {
-    Refusal {
+fn malformed(message: String) -> PodRefusal {
+    PodRefusal {
         code: RefusalCode::Malformed,
         message,
     }
 }
 
-fn refuse<L: Link>(link: &L, refusal: &Refusal) -> Response {
+fn refuse<L: LinkHandler>(link: &L, refusal: &PodRefusal) -> Response {
     link.refused(refusal);
     let answer = (status(refusal.code), Json(refusal));
     if refusal.code == RefusalCode::Unauthenticated {

@@ -2,7 +2,7 @@
 //!
 //! | route | does |
 //! |---|---|
-//! | `GET /v1/session` | [`Session`]; 503 until the gateway is attached |
+//! | `GET /v1/session` | [`WorkerSession`]; 503 until the gateway is attached |
 //! | `POST /v1/chat/completions` | one model call; header [`CALL_HEADER`] names it, [`PURPOSE_HEADER`] says what it is for |
 //! | `POST /v1/messages` | the same, of api `AnthropicMessages` |
 //! | `POST /v1/calls/{id}/ack` | the journal has the answer: the gateway may forget it |
@@ -25,11 +25,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::messages::{Directives, Known};
+use super::messages::{Directives, LoopTotals};
 
 /// Request header: the call's id, such as `t12c1a1`.
 pub const CALL_HEADER: &str = "x-agentloop-call";
-/// Request header: what the call is for, a [`Purpose`](crate::engine::Purpose); absent: a turn.
+/// Request header: what the call is for, a [`CallPurpose`](crate::engine::CallPurpose); absent: a turn.
 pub const PURPOSE_HEADER: &str = "x-agentloop-purpose";
 /// Response header of a failed call: its [`FailureKind`](crate::api::failure::FailureKind).
 pub const FAILURE_HEADER: &str = "x-agentloop-failure";
@@ -50,11 +50,11 @@ pub const COST_EVENT: &str = "agentloop.cost-micro-usd";
 /// What a worker must know before it starts its loop.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub struct Session {
+pub struct WorkerSession {
     /// The pod's epoch.
     pub epoch: i64,
     /// Totals that a worker with a new journal goes on from.
-    pub known: Known,
+    pub known: LoopTotals,
 }
 
 /// What the gateway tells the worker.

@@ -23,7 +23,7 @@ const SHOWN: [&str; 10] = [
 const WHOSE: [&str; 2] = ["namespace", "agent"];
 
 /// Prints events.
-struct Events;
+struct EventLayer;
 
 /// The layer that prints them.
 #[must_use]
@@ -32,28 +32,28 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     let ours = |metadata: &Metadata<'_>| metadata.is_span() || metadata.target() == TARGET;
-    Events.with_filter(filter_fn(ours))
+    EventLayer.with_filter(filter_fn(ours))
 }
 
 /// Whose loop a span is around.
-struct Whose(Map<String, Value>);
+struct SpanOwner(Map<String, Value>);
 
-impl<S> Layer<S> for Events
+impl<S> Layer<S> for EventLayer
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        let mut fields = Fields(&WHOSE, Map::new());
+        let mut fields = FieldVisitor(&WHOSE, Map::new());
         attributes.record(&mut fields);
         if let Some(span) = context.span(id)
             && fields.1.len() == WHOSE.len()
         {
-            span.extensions_mut().insert(Whose(fields.1));
+            span.extensions_mut().insert(SpanOwner(fields.1));
         }
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut fields = Fields(&SHOWN, Map::new());
+        let mut fields = FieldVisitor(&SHOWN, Map::new());
         event.record(&mut fields);
         if !fields.1.contains_key("event") {
             return;
@@ -62,7 +62,7 @@ where
         shown.insert("ts".into(), json!(stamp(Timestamp::now())));
         shown.insert("type".into(), json!("event"));
         for span in context.event_scope(event).into_iter().flatten() {
-            if let Some(Whose(whose)) = span.extensions().get() {
+            if let Some(SpanOwner(whose)) = span.extensions().get() {
                 shown.extend(whose.clone());
             }
         }
@@ -73,9 +73,9 @@ where
 }
 
 /// The fields of these names.
-struct Fields<'a>(&'a [&'static str], Map<String, Value>);
+struct FieldVisitor<'a>(&'a [&'static str], Map<String, Value>);
 
-impl Fields<'_> {
+impl FieldVisitor<'_> {
     fn put(&mut self, field: &Field, value: Value) {
         if self.0.contains(&field.name()) {
             self.1.insert(field.name().into(), value);
@@ -83,7 +83,7 @@ impl Fields<'_> {
     }
 }
 
-impl Visit for Fields<'_> {
+impl Visit for FieldVisitor<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         self.put(field, format!("{value:?}").into());
     }

@@ -11,13 +11,13 @@ use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::schema::Schema;
-use super::server::namespace_key;
-use super::store::{AGENTS, BUDGETS, CONFIG_MAPS, Key, NAMESPACES, SECRETS, SENSORS};
-use crate::api::sensor::Source;
+use super::api_server::namespace_key;
+use super::object_store::{AGENTS, BUDGETS, CONFIG_MAPS, NAMESPACES, ObjectKey, SECRETS, SENSORS};
+use super::schema::ObjectSchema;
+use crate::api::sensor::SensorSource;
 use crate::api::{Agent, AgentBudget, Sensor};
-use crate::controller::agent::{Referred, Settings, problem};
-use crate::controller::sensor::secrets::needed;
+use crate::controller::agent::{ReconcilerSettings, ReferenceKind, find_problem};
+use crate::controller::sensor::secrets::required;
 use crate::sensing;
 
 /// Namespace of objects that name none.
@@ -27,9 +27,9 @@ const OURS: &str = "agentloop.dev/v1alpha1";
 
 /// One object of a file.
 #[derive(Clone, Debug)]
-pub struct Manifest {
+pub struct ManifestObject {
     /// Which object.
-    pub key: Key,
+    pub key: ObjectKey,
     /// The object, with its namespace.
     pub object: Value,
     /// Where it stands, for messages.
@@ -38,9 +38,9 @@ pub struct Manifest {
 
 /// Mistakes in what the user gave: nothing was started.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Mistakes(pub Vec<String>);
+pub struct ManifestError(pub Vec<String>);
 
-impl fmt::Display for Mistakes {
+impl fmt::Display for ManifestError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.0.len();
         let noun = if count == 1 { "error" } else { "errors" };
@@ -49,7 +49,7 @@ impl fmt::Display for Mistakes {
     }
 }
 
-impl std::error::Error for Mistakes {}
+impl std::error::Error for ManifestError {}
 
 /// A key of a Secret whose value is in the environment: `<secret>/<key>=<variable>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,21 +84,21 @@ impl std::str::FromStr for SecretSource {
 }
 
 /// What the checks need from outside.
-pub struct World<'a> {
+pub struct CheckContext<'a> {
     /// An object as an earlier run left it.
-    pub kept: &'a dyn Fn(&Key) -> Option<Value>,
+    pub kept: &'a dyn Fn(&ObjectKey) -> Option<Value>,
     /// A variable of the environment.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
     /// What the platform decides.
-    pub settings: &'a Settings,
+    pub settings: &'a ReconcilerSettings,
 }
 
 /// The text of a file, by its name; or why it cannot be read.
-pub type Text = (String, Result<String, String>);
+pub type ManifestText = (String, Result<String, String>);
 
 /// Reads files (`-`: standard input; a folder: its YAML and JSON files).
 #[must_use]
-pub fn texts(files: &[PathBuf]) -> Vec<Text> {
+pub fn texts(files: &[PathBuf]) -> Vec<ManifestText> {
     let read = |name: String, text: std::io::Result<String>| (name, text.map_err(|error| error.to_string()));
     let mut all = Vec::new();
     for file in files {
@@ -135,7 +135,11 @@ fn in_folder(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 /// Reads the objects of these texts, and checks them.
-pub fn read(texts: &[Text], secrets: &[SecretSource], world: &World<'_>) -> Result<Vec<Manifest>, Mistakes> {
+pub fn read(
+    texts: &[ManifestText],
+    secrets: &[SecretSource],
+    world: &CheckContext<'_>,
+) -> Result<Vec<ManifestObject>, ManifestError> {
     let mut mistakes = Vec::new();
     let mut manifests = Vec::new();
     for (name, text) in texts {
@@ -152,11 +156,11 @@ pub fn read(texts: &[Text], secrets: &[SecretSource], world: &World<'_>) -> Resu
     if mistakes.is_empty() {
         Ok(with_namespaces(manifests))
     } else {
-        Err(Mistakes(mistakes))
+        Err(ManifestError(mistakes))
     }
 }
 
-fn documents(file: &str, text: &str, manifests: &mut Vec<Manifest>, mistakes: &mut Vec<String>) {
+fn documents(file: &str, text: &str, manifests: &mut Vec<ManifestObject>, mistakes: &mut Vec<String>) {
     for (index, document) in serde_yaml::Deserializer::from_str(text).enumerate() {
         let place = format!("{file}, document {}", index + 1);
         match Value::deserialize(document) {
@@ -178,7 +182,7 @@ fn documents(file: &str, text: &str, manifests: &mut Vec<Manifest>, mistakes: &m
     }
 }
 
-fn manifest(mut object: Value, place: &str) -> Result<Manifest, String> {
+fn manifest(mut object: Value, place: &str) -> Result<ManifestObject, String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
     let resource = match (version.as_str(), kind.as_str()) {
@@ -222,8 +226,8 @@ fn manifest(mut object: Value, place: &str) -> Result<Manifest, String> {
     if let Some(fields) = object.as_object_mut() {
         fields.remove("status");
     }
-    Ok(Manifest {
-        key: Key::new(resource, &namespace, &name),
+    Ok(ManifestObject {
+        key: ObjectKey::new(resource, &namespace, &name),
         object,
         place: format!("{place} ({kind} {name})"),
     })
@@ -263,8 +267,8 @@ fn config_map(object: &Value) -> Result<(), String> {
     })
 }
 
-fn unique(manifests: &[Manifest], mistakes: &mut Vec<String>) {
-    let mut places: BTreeMap<&Key, &str> = BTreeMap::new();
+fn unique(manifests: &[ManifestObject], mistakes: &mut Vec<String>) {
+    let mut places: BTreeMap<&ObjectKey, &str> = BTreeMap::new();
     for manifest in manifests {
         if let Some(before) = places.insert(&manifest.key, &manifest.place) {
             mistakes.push(format!(
@@ -277,9 +281,9 @@ fn unique(manifests: &[Manifest], mistakes: &mut Vec<String>) {
 
 /// Adds the keys of Secrets whose values are in the environment.
 fn from_environment(
-    manifests: &mut Vec<Manifest>,
+    manifests: &mut Vec<ManifestObject>,
     secrets: &[SecretSource],
-    world: &World<'_>,
+    world: &CheckContext<'_>,
     mistakes: &mut Vec<String>,
 ) {
     let agents = manifests.iter().filter(|manifest| manifest.key.resource == AGENTS);
@@ -293,11 +297,11 @@ fn from_environment(
             continue;
         };
         for namespace in &namespaces {
-            let key = Key::new(SECRETS, namespace, &source.secret);
+            let key = ObjectKey::new(SECRETS, namespace, &source.secret);
             let encoded = json!(ByteString(value.as_bytes().to_vec()));
             match manifests.iter_mut().find(|manifest| manifest.key == key) {
                 Some(known) => known.object["data"][source.key.as_str()] = encoded,
-                None => manifests.push(Manifest {
+                None => manifests.push(ManifestObject {
                     object: json!({
                         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": source.secret},
                         "data": {source.key.as_str(): encoded},
@@ -311,11 +315,11 @@ fn from_environment(
 }
 
 /// What an API server and the controller would refuse.
-fn check(manifests: &[Manifest], world: &World<'_>, mistakes: &mut Vec<String>) {
+fn check(manifests: &[ManifestObject], world: &CheckContext<'_>, mistakes: &mut Vec<String>) {
     let schemas = [
-        (AGENTS, Schema::of("agents.agentloop.dev")),
-        (BUDGETS, Schema::of("agentbudgets.agentloop.dev")),
-        (SENSORS, Schema::of("sensors.agentloop.dev")),
+        (AGENTS, ObjectSchema::of("agents.agentloop.dev")),
+        (BUDGETS, ObjectSchema::of("agentbudgets.agentloop.dev")),
+        (SENSORS, ObjectSchema::of("sensors.agentloop.dev")),
     ];
     let mut agents = 0;
     for manifest in manifests {
@@ -342,7 +346,7 @@ fn check(manifests: &[Manifest], world: &World<'_>, mistakes: &mut Vec<String>) 
 }
 
 /// What only the controller sees: an object that cannot be used, and references that lead nowhere.
-fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(), String> {
+fn meaning(manifest: &ManifestObject, all: &[ManifestObject], world: &CheckContext<'_>) -> Result<(), String> {
     let key = &manifest.key;
     if key.resource == BUDGETS {
         return serde_json::from_value::<AgentBudget>(manifest.object.clone())
@@ -353,13 +357,13 @@ fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(
         let sensor: Sensor = serde_json::from_value(manifest.object.clone()).map_err(unreadable)?;
         sensing::check(&sensor.spec).map_err(|invalid| invalid.to_string())?;
         return secrets(&sensor.spec.source, |name| {
-            let wanted = Key::new(SECRETS, &key.namespace, name);
+            let wanted = ObjectKey::new(SECRETS, &key.namespace, name);
             all.iter().find(|other| other.key == wanted).map(|found| &found.object)
         });
     }
     let agent: Agent = serde_json::from_value(manifest.object.clone()).map_err(unreadable)?;
     let find = |resource: &str, name: &str| {
-        let wanted = Key::new(resource, &key.namespace, name);
+        let wanted = ObjectKey::new(resource, &key.namespace, name);
         all.iter().find(|other| other.key == wanted)
     };
     for reference in &agent.spec.budget_refs {
@@ -370,10 +374,10 @@ fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(
             ));
         }
     }
-    let found = problem(&agent, world.settings, |kind, name| {
+    let found = find_problem(&agent, world.settings, |kind, name| {
         let resource = match kind {
-            Referred::ConfigMap => CONFIG_MAPS,
-            Referred::Secret => SECRETS,
+            ReferenceKind::ConfigMap => CONFIG_MAPS,
+            ReferenceKind::Secret => SECRETS,
         };
         let data = find(resource, name)?.object["data"]
             .as_object()
@@ -386,8 +390,8 @@ fn meaning(manifest: &Manifest, all: &[Manifest], world: &World<'_>) -> Result<(
 }
 
 /// Whether the Secrets of a source are there.
-fn secrets<'a>(source: &Source, find: impl Fn(&str) -> Option<&'a Value>) -> Result<(), String> {
-    for needed in needed(source) {
+fn secrets<'a>(source: &SensorSource, find: impl Fn(&str) -> Option<&'a Value>) -> Result<(), String> {
+    for needed in required(source) {
         let (field, name) = (&needed.field, needed.name);
         let secret = find(name).ok_or_else(|| {
             format!(
@@ -400,7 +404,7 @@ fn secrets<'a>(source: &Source, find: impl Fn(&str) -> Option<&'a Value>) -> Res
             .flat_map(Map::keys)
             .cloned()
             .collect();
-        if let Some(message) = needed.lacks(&keys) {
+        if let Some(message) = needed.missing_keys(&keys) {
             return Err(message);
         }
     }
@@ -417,7 +421,7 @@ fn unreadable(error: serde_json::Error) -> String {
 }
 
 /// Every namespace that is used is there, with the label that each has in a cluster.
-fn with_namespaces(mut manifests: Vec<Manifest>) -> Vec<Manifest> {
+fn with_namespaces(mut manifests: Vec<ManifestObject>) -> Vec<ManifestObject> {
     let mut names: BTreeSet<String> = manifests
         .iter()
         .map(|manifest| manifest.key.namespace.clone())
@@ -432,7 +436,7 @@ fn with_namespaces(mut manifests: Vec<Manifest>) -> Vec<Manifest> {
     for name in names {
         let key = namespace_key(&name);
         if !manifests.iter().any(|manifest| manifest.key == key) {
-            manifests.push(Manifest {
+            manifests.push(ManifestObject {
                 object: json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": {} }),
                 place: format!("namespace {name}"),
                 key: key.clone(),

@@ -4,18 +4,18 @@
 //! roles are those of a cluster, unchanged; what limits and meters a loop is theirs. Listens on loopback and on
 //! sockets in a private folder only.
 
+pub mod agent_rows;
+pub mod api_server;
 pub mod events;
+pub mod folders;
 pub mod manifest;
+pub mod object_store;
 pub mod output;
 pub mod patch;
 pub mod pods;
 pub mod roles;
 pub mod run;
 pub mod schema;
-pub mod sensors;
-pub mod server;
-pub mod sets;
-pub mod state;
-pub mod store;
-pub mod view;
+pub mod sensor_rows;
+pub mod stateful_set;
 pub mod volumes;

@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 
-use super::sensors::{self, SensorRow};
-use super::view::Row;
+use super::agent_rows::AgentRow;
+use super::sensor_rows::{self, SensorRow};
 
 /// Rows that are drawn; more are counted.
 const MOST_ROWS: usize = 40;
@@ -19,7 +19,7 @@ const NO_WRAP: &str = "\x1b[?7l";
 const WRAP: &str = "\x1b[?7h";
 
 /// Where and how a run is shown.
-pub enum Output {
+pub enum RunOutput {
     /// A table, drawn anew.
     Table {
         /// The user's time zone.
@@ -30,13 +30,13 @@ pub enum Output {
     /// JSON lines.
     Lines {
         /// As they were last shown.
-        shown: Vec<Row>,
+        shown: Vec<AgentRow>,
         /// Likewise.
         sensors: Vec<SensorRow>,
     },
 }
 
-impl Output {
+impl RunOutput {
     /// A table in this time zone.
     #[must_use]
     pub fn table(zone: TimeZone) -> Self {
@@ -56,12 +56,12 @@ impl Output {
     pub fn show(
         &mut self,
         out: &mut impl Write,
-        (rows, sensors): (&[Row], &[SensorRow]),
+        (rows, sensors): (&[AgentRow], &[SensorRow]),
         now: Timestamp,
     ) -> io::Result<()> {
         match self {
             Self::Table { zone, drawn } => {
-                let text = table(rows, zone) + &sensors::table(sensors);
+                let text = table(rows, zone) + &sensor_rows::table(sensors);
                 let back = if *drawn > 0 {
                     format!("\x1b[{drawn}A\r\x1b[J")
                 } else {
@@ -75,7 +75,7 @@ impl Output {
                     line(out, &json_row(row, now))?;
                 }
                 for row in sensors.iter().filter(|row| !before.contains(row)) {
-                    line(out, &sensors::json_row(row, &stamp(now)))?;
+                    line(out, &sensor_rows::json_row(row, &stamp(now)))?;
                 }
                 *shown = rows.to_vec();
                 *before = sensors.to_vec();
@@ -105,7 +105,7 @@ pub fn stamp(now: Timestamp) -> String {
     format!("{now:.3}")
 }
 
-fn json_row(row: &Row, now: Timestamp) -> Value {
+fn json_row(row: &AgentRow, now: Timestamp) -> Value {
     let mut line = json!({
         "ts": stamp(now), "type": "agent", "namespace": row.namespace, "agent": row.agent,
         "state": row.state, "turn": row.turns.0, "turnsCompleted": row.turns.1, "tokens": row.tokens,
@@ -124,9 +124,9 @@ fn json_row(row: &Row, now: Timestamp) -> Value {
     line
 }
 
-fn table(rows: &[Row], zone: &TimeZone) -> String {
+fn table(rows: &[AgentRow], zone: &TimeZone) -> String {
     let several = rows.windows(2).any(|pair| pair[0].namespace != pair[1].namespace);
-    let name = |row: &Row| {
+    let name = |row: &AgentRow| {
         if several {
             format!("{}/{}", row.namespace, row.agent)
         } else {
@@ -161,19 +161,19 @@ mod tests {
     use super::*;
     use crate::api::status::{LoopState, PauseReason};
 
-    fn asleep(agent: &str) -> Row {
-        Row {
+    fn asleep(agent: &str) -> AgentRow {
+        AgentRow {
             namespace: "default".into(),
             agent: agent.into(),
             state: LoopState::Sleeping,
             resumes_at: Some("2026-11-22T12:00:05Z".parse().unwrap()),
             turns: (3, 2),
             tokens: 120,
-            ..Row::default()
+            ..AgentRow::default()
         }
     }
 
-    fn shown(output: &mut Output, rows: &[Row]) -> String {
+    fn shown(output: &mut RunOutput, rows: &[AgentRow]) -> String {
         let mut bytes = Vec::new();
         output.show(&mut bytes, (rows, &[]), Timestamp::UNIX_EPOCH).unwrap();
         String::from_utf8(bytes).unwrap()
@@ -181,8 +181,8 @@ mod tests {
 
     #[test]
     fn a_table_has_a_row_for_each_agent_and_is_drawn_over_the_one_before() {
-        let mut output = Output::table(TimeZone::UTC);
-        let paused = Row {
+        let mut output = RunOutput::table(TimeZone::UTC);
+        let paused = AgentRow {
             state: LoopState::Paused,
             reasons: vec![PauseReason::BudgetExhausted],
             resumes_at: None,
@@ -200,17 +200,17 @@ mod tests {
 
     #[test]
     fn names_of_several_namespaces_are_whole() {
-        let other = Row {
+        let other = AgentRow {
             namespace: "team".into(),
             ..asleep("b")
         };
-        let text = shown(&mut Output::table(TimeZone::UTC), &[asleep("a"), other]);
+        let text = shown(&mut RunOutput::table(TimeZone::UTC), &[asleep("a"), other]);
         assert!(text.contains("default/a") && text.contains("team/b"), "{text}");
     }
 
     #[test]
     fn lines_are_json_and_say_only_what_changed() {
-        let mut output = Output::lines();
+        let mut output = RunOutput::lines();
         let text = shown(&mut output, &[asleep("a"), asleep("b")]);
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.len(), 2);
@@ -219,7 +219,7 @@ mod tests {
             (&json!("a"), &json!("Sleeping"))
         );
         assert_eq!(shown(&mut output, &[asleep("a"), asleep("b")]), "");
-        let more = Row {
+        let more = AgentRow {
             tokens: 121,
             ..asleep("b")
         };

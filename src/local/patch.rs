@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// A patch.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Patch {
+pub enum ObjectPatch {
     /// RFC 7386. An apply is one too: there is one writer of each field here.
     Merge(Value),
     /// RFC 6902.
@@ -15,13 +15,13 @@ pub enum Patch {
 }
 
 /// Changes `object`, or says why that is not possible; it is half changed then and must not be used.
-pub fn change(object: &mut Value, patch: &Patch) -> Result<(), String> {
+pub fn change(object: &mut Value, patch: &ObjectPatch) -> Result<(), String> {
     match patch {
-        Patch::Merge(patch) => {
+        ObjectPatch::Merge(patch) => {
             merge(object, patch);
             Ok(())
         }
-        Patch::Json(operations) => operations
+        ObjectPatch::Json(operations) => operations
             .as_array()
             .ok_or("a JSON patch must be a list")?
             .iter()
@@ -80,21 +80,21 @@ mod tests {
 
     use super::*;
 
-    fn changed(object: Value, patch: &Patch) -> Result<Value, String> {
+    fn changed(object: Value, patch: &ObjectPatch) -> Result<Value, String> {
         let mut object = object;
         change(&mut object, patch).map(|()| object)
     }
 
     #[test]
     fn a_merge_adds_replaces_and_removes() {
-        let patch = Patch::Merge(json!({"a": {"b": null, "c": {"d": 1}}, "e": [2]}));
+        let patch = ObjectPatch::Merge(json!({"a": {"b": null, "c": {"d": 1}}, "e": [2]}));
         let new = changed(json!({"a": {"b": 1, "f": 3}, "e": [1, 1]}), &patch);
         assert_eq!(new.unwrap(), json!({"a": {"f": 3, "c": {"d": 1}}, "e": [2]}));
     }
 
     #[test]
     fn a_json_patch_tests_adds_and_removes_and_null_is_what_is_not_there() {
-        let patch = Patch::Json(json!([
+        let patch = ObjectPatch::Json(json!([
             {"op": "test", "path": "/status", "value": null},
             {"op": "add", "path": "/status", "value": {}},
             {"op": "add", "path": "/status/a~1b", "value": 1},
@@ -119,7 +119,7 @@ mod tests {
             ),
             (json!({"op": "move", "path": "/a", "value": 2}), "unsupported operation"),
         ] {
-            let error = changed(json!({"a": 1}), &Patch::Json(json!([operation]))).unwrap_err();
+            let error = changed(json!({"a": 1}), &ObjectPatch::Json(json!([operation]))).unwrap_err();
             assert!(error.contains(says), "{error}");
         }
     }

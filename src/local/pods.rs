@@ -17,11 +17,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::patch::Patch;
-use super::roles::{self, AgentRoles, Roles, Webhooks};
-use super::server::Tokens;
-use super::store::{Key, PODS, Store, second};
-use super::volumes::{Folders, VolumeError, Volumes, make_folder};
+use super::api_server::PodTokens;
+use super::object_store::{ObjectKey, ObjectStore, PODS, second};
+use super::patch::ObjectPatch;
+use super::roles::{self, AgentRoles, PodRoles, WebhookAddresses};
+use super::volumes::{PodVolumes, VolumeError, VolumeFolders, make_folder};
 use crate::link::server::PodIdentity;
 use crate::worker::startup;
 use crate::{gateway, sensor};
@@ -34,17 +34,17 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins
 const NODE: &str = "local";
 
 /// All that pods are run with.
-pub struct Pods {
+pub struct PodRunner {
     /// Where they are.
-    pub store: Arc<Store>,
+    pub store: Arc<ObjectStore>,
     /// Who holds which token.
-    pub tokens: Arc<Tokens>,
+    pub tokens: Arc<PodTokens>,
     /// Private folder of this process, with a short name: sockets are in it.
     pub private: PathBuf,
     /// Folder of the volume claims.
     pub claims: PathBuf,
     /// Where webhooks listen.
-    pub webhooks: Webhooks,
+    pub webhooks: WebhookAddresses,
     /// The workspace of every pod that has one; `None`: the folder of its claim.
     pub workspace: Option<PathBuf>,
 }
@@ -60,7 +60,7 @@ pub(super) enum PodError {
     Random,
 }
 
-impl Pods {
+impl PodRunner {
     /// Runs pods until `stop`, and then until the last one has ended.
     pub async fn run(self, stop: CancellationToken) {
         let mut news = self.store.news();
@@ -110,22 +110,22 @@ impl Pods {
     }
 
     /// The pod has ended. While its controller has not deleted it, it is gone all the same: another follows.
-    fn remove(&self, key: &Key, uid: &str) {
+    fn remove(&self, key: &ObjectKey, uid: &str) {
         let _ = self.store.delete(key, Some(uid), true);
     }
 
     fn start(
         &self,
-        key: Key,
+        key: ObjectKey,
         object: Value,
         number: u32,
         terminate: CancellationToken,
-    ) -> impl Future<Output = (Key, String)> + Send + use<> {
+    ) -> impl Future<Output = (ObjectKey, String)> + Send + use<> {
         let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
         let folder = self.private.join(number.to_string());
         let roles = self.prepare(object, &uid, &folder);
-        let listens = matches!(roles, Ok(Roles::Sensor(_)));
-        let status = Status {
+        let listens = matches!(roles, Ok(PodRoles::Sensor(_)));
+        let status = PodStatusWriter {
             store: self.store.clone(),
             key: key.clone(),
             containers: if listens { &["sensor"] } else { &["gateway", "worker"] },
@@ -137,8 +137,8 @@ impl Pods {
         };
         let life = async move {
             match roles {
-                Ok(Roles::Agent(roles)) => live(*roles, &status, &terminate).await,
-                Ok(Roles::Sensor(options)) => listen(*options, &status, &terminate).await,
+                Ok(PodRoles::Agent(roles)) => live(*roles, &status, &terminate).await,
+                Ok(PodRoles::Sensor(options)) => listen(*options, &status, &terminate).await,
                 Err(error) => {
                     tracing::error!(%error, "cannot start a pod");
                     status.failed(&error.to_string());
@@ -151,7 +151,7 @@ impl Pods {
         life.instrument(span)
     }
 
-    fn prepare(&self, object: Value, uid: &str, folder: &PathBuf) -> Result<Roles, PodError> {
+    fn prepare(&self, object: Value, uid: &str, folder: &PathBuf) -> Result<PodRoles, PodError> {
         let pod: Pod = serde_json::from_value(object).map_err(|error| PodError::Unreadable(error.to_string()))?;
         let identity = PodIdentity {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
@@ -161,13 +161,13 @@ impl Pods {
         };
         let token = self.tokens.issue(&random()?, identity);
         make_folder(folder)?;
-        let folders = Folders {
+        let folders = VolumeFolders {
             pod: folder,
             claims: &self.claims,
             workspace: self.workspace.as_deref(),
             token: &token,
         };
-        let volumes = Volumes::make(&self.store, &pod, &folders)?;
+        let volumes = PodVolumes::make(&self.store, &pod, &folders)?;
         roles::roles(&pod, uid, &volumes, &self.webhooks)
     }
 }
@@ -183,7 +183,7 @@ pub(super) fn random() -> Result<String, PodError> {
 }
 
 /// Both roles until `terminate`: then the worker has its drain, and the gateway ends after it.
-async fn live(roles: AgentRoles, status: &Status, terminate: &CancellationToken) {
+async fn live(roles: AgentRoles, status: &PodStatusWriter, terminate: &CancellationToken) {
     let gateway_end = CancellationToken::new();
     let AgentRoles { gateway, worker } = roles;
     let mut tasks = JoinSet::new();
@@ -200,7 +200,7 @@ async fn live(roles: AgentRoles, status: &Status, terminate: &CancellationToken)
     let end = terminate.clone();
     let worker = keep_up("worker", status.clone(), terminate.clone(), move || {
         let (options, end) = (worker.clone(), end.clone());
-        let options = startup::Options {
+        let options = startup::WorkerOptions {
             config: options.config,
             pod_uid: options.pod_uid,
             socket: options.socket,
@@ -219,7 +219,7 @@ async fn live(roles: AgentRoles, status: &Status, terminate: &CancellationToken)
 }
 
 /// The one role of a Sensor's pod until `terminate`.
-async fn listen(options: sensor::Options, status: &Status, terminate: &CancellationToken) {
+async fn listen(options: sensor::SensorPodOptions, status: &PodStatusWriter, terminate: &CancellationToken) {
     let end = terminate.clone();
     let role = keep_up("sensor", status.clone(), terminate.clone(), move || {
         let (options, end) = (options.clone(), end.clone());
@@ -234,7 +234,7 @@ async fn listen(options: sensor::Options, status: &Status, terminate: &Cancellat
 }
 
 /// Runs a role again and again until it is to end.
-async fn keep_up<F>(role: &'static str, status: Status, end: CancellationToken, mut run: impl FnMut() -> F)
+async fn keep_up<F>(role: &'static str, status: PodStatusWriter, end: CancellationToken, mut run: impl FnMut() -> F)
 where
     F: Future<Output = Result<(), String>> + Send + 'static,
 {
@@ -266,13 +266,13 @@ where
 
 /// What is said of a pod.
 #[derive(Clone)]
-struct Status {
-    store: Arc<Store>,
-    key: Key,
+struct PodStatusWriter {
+    store: Arc<ObjectStore>,
+    key: ObjectKey,
     containers: &'static [&'static str],
 }
 
-impl Status {
+impl PodStatusWriter {
     fn runs(&self, restarts: u32) {
         let now = second(Timestamp::now());
         let container = |name: &&str| {
@@ -300,9 +300,9 @@ impl Status {
     }
 
     fn put(&self, status: &Value) {
-        let node = Patch::Merge(json!({ "spec": { "nodeName": NODE } }));
+        let node = ObjectPatch::Merge(json!({ "spec": { "nodeName": NODE } }));
         // A pod that is gone by now needs no status.
         let _ = self.store.patch(&self.key, false, &node);
-        let _ = self.store.patch(&self.key, true, &Patch::Merge(status.clone()));
+        let _ = self.store.patch(&self.key, true, &ObjectPatch::Merge(status.clone()));
     }
 }

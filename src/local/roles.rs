@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use serde::de::DeserializeOwned;
 
 use super::pods::PodError;
-use super::volumes::{Volumes, make_folder};
+use super::volumes::{PodVolumes, make_folder};
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE,
@@ -21,25 +21,25 @@ use crate::link::server::PodKind;
 use crate::{gateway, sensor};
 
 /// Where the webhook of a Sensor listens, by namespace and name.
-pub type Webhooks = BTreeMap<(String, String), SocketAddr>;
+pub type WebhookAddresses = BTreeMap<(String, String), SocketAddr>;
 
 /// What the roles of a pod are started with.
-pub(super) enum Roles {
+pub(super) enum PodRoles {
     /// Of an Agent.
     Agent(Box<AgentRoles>),
     /// Of a Sensor.
-    Sensor(Box<sensor::Options>),
+    Sensor(Box<sensor::SensorPodOptions>),
 }
 
 /// What both roles of an Agent's pod are started with.
 pub(super) struct AgentRoles {
-    pub(super) gateway: gateway::Options,
-    pub(super) worker: WorkerOptions,
+    pub(super) gateway: gateway::GatewayOptions,
+    pub(super) worker: WorkerOptionsTemplate,
 }
 
-/// [`Options`](crate::worker::startup::Options), which a worker consumes.
+/// [`RunOptions`](crate::worker::startup::RunOptions), which a worker consumes.
 #[derive(Clone)]
-pub(super) struct WorkerOptions {
+pub(super) struct WorkerOptionsTemplate {
     pub(super) config: PodConfig,
     pub(super) pod_uid: String,
     pub(super) socket: PathBuf,
@@ -60,10 +60,15 @@ pub(super) fn kind(pod: &Pod) -> PodKind {
 }
 
 /// What the manifest says to the pod's containers.
-pub(super) fn roles(pod: &Pod, uid: &str, volumes: &Volumes, webhooks: &Webhooks) -> Result<Roles, PodError> {
+pub(super) fn roles(
+    pod: &Pod,
+    uid: &str,
+    volumes: &PodVolumes,
+    webhooks: &WebhookAddresses,
+) -> Result<PodRoles, PodError> {
     match kind(pod) {
-        PodKind::Agent => agent(pod, uid, volumes).map(|roles| Roles::Agent(Box::new(roles))),
-        PodKind::Sensor => sensor(pod, volumes, webhooks).map(|options| Roles::Sensor(Box::new(options))),
+        PodKind::Agent => agent(pod, uid, volumes).map(|roles| PodRoles::Agent(Box::new(roles))),
+        PodKind::Sensor => sensor(pod, volumes, webhooks).map(|options| PodRoles::Sensor(Box::new(options))),
     }
 }
 
@@ -71,7 +76,7 @@ fn unreadable(what: &str) -> PodError {
     PodError::Unreadable(what.into())
 }
 
-fn agent(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<AgentRoles, PodError> {
+fn agent(pod: &Pod, uid: &str, volumes: &PodVolumes) -> Result<AgentRoles, PodError> {
     let spec = pod.spec.as_ref().ok_or_else(|| unreadable("it has no spec"))?;
     let gateway = spec.init_containers.iter().flatten().next();
     let gateway = gateway.ok_or_else(|| unreadable("it has no gateway container"))?;
@@ -82,7 +87,7 @@ fn agent(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<AgentRoles, PodError
     let in_gateway = |path: &str| volumes.resolve(gateway, path);
     let in_worker = |path: &str| volumes.resolve(worker, path);
     Ok(AgentRoles {
-        gateway: gateway::Options {
+        gateway: gateway::GatewayOptions {
             config: config(gateway)?,
             socket: in_gateway(SOCKET_PATH),
             record_dir: in_gateway(RECORD_DIR),
@@ -95,7 +100,7 @@ fn agent(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<AgentRoles, PodError
             link_ca_file: in_gateway(LINK_CA_FILE),
             run_lease: Duration::from_secs(RUN_LEASE_SECONDS),
         },
-        worker: WorkerOptions {
+        worker: WorkerOptionsTemplate {
             config: config(worker)?,
             pod_uid: uid.into(),
             socket: in_worker(SOCKET_PATH),
@@ -107,7 +112,7 @@ fn agent(pod: &Pod, uid: &str, volumes: &Volumes) -> Result<AgentRoles, PodError
     })
 }
 
-fn sensor(pod: &Pod, volumes: &Volumes, webhooks: &Webhooks) -> Result<sensor::Options, PodError> {
+fn sensor(pod: &Pod, volumes: &PodVolumes, webhooks: &WebhookAddresses) -> Result<sensor::SensorPodOptions, PodError> {
     let spec = pod.spec.as_ref().ok_or_else(|| unreadable("it has no spec"))?;
     let container = spec
         .containers
@@ -116,7 +121,7 @@ fn sensor(pod: &Pod, volumes: &Volumes, webhooks: &Webhooks) -> Result<sensor::O
     let config: SensorPodConfig = config(container)?;
     let whose = (config.namespace.clone(), config.terms.name.clone());
     let file = |path: &str| volumes.resolve(container, path);
-    Ok(sensor::Options {
+    Ok(sensor::SensorPodOptions {
         // Nobody probes it, and one of another name is in nobody's way.
         health_socket: format!("agentloop-sensor-{}", config.terms.uid),
         // Only a webhook listens there, and each has its own.
@@ -136,7 +141,7 @@ fn sensor(pod: &Pod, volumes: &Volumes, webhooks: &Webhooks) -> Result<sensor::O
 }
 
 /// A folder with one of headers for each server: each is a volume of its own.
-fn tool_headers(gateway: &Container, volumes: &Volumes) -> PathBuf {
+fn tool_headers(gateway: &Container, volumes: &PodVolumes) -> PathBuf {
     let mounts = gateway.volume_mounts.iter().flatten();
     let mut servers = mounts.filter_map(|mount| {
         let server = mount.mount_path.strip_prefix(TOOL_HEADERS_DIR)?.strip_prefix('/')?;

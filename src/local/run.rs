@@ -14,21 +14,21 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::manifest::{self, Mistakes, SecretSource, World};
-use super::output::Output;
-use super::pods::Pods;
-use super::roles::Webhooks;
-use super::sensors::{self, SensorRow};
-use super::server::{Tokens, client};
-use super::sets;
-use super::state::{Private, State};
-use super::store::{AGENTS, CLAIMS, Key, PODS, SENSORS, Store};
-use super::view::{Rest, Row, row};
+use super::agent_rows::{AgentRow, LoopActivity, row};
+use super::api_server::{PodTokens, client};
+use super::folders::{PrivateFolder, StateFolder};
+use super::manifest::{self, CheckContext, ManifestError, SecretSource};
+use super::object_store::{AGENTS, CLAIMS, ObjectKey, ObjectStore, PODS, SENSORS};
+use super::output::RunOutput;
+use super::pods::PodRunner;
+use super::roles::WebhookAddresses;
+use super::sensor_rows::{self, SensorRow};
+use super::stateful_set;
 use crate::api::{Agent, Sensor};
-use crate::controller::agent::Settings;
-use crate::controller::alone::{self, Alone};
-use crate::controller::loops::{AgentKey, Loops};
-use crate::controller::policy::Policy;
+use crate::controller::agent::ReconcilerSettings;
+use crate::controller::embedded::{self, EmbeddedOptions};
+use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::policy::PlatformPolicy;
 use crate::controller::sensor::pod::SensorPodSettings;
 use crate::link::pod::AgentEgress;
 
@@ -57,7 +57,7 @@ const OPEN: [&str; 7] = [
 const SYSTEM_NAMESPACE: &str = "agentloop-system";
 
 /// What the user wants.
-pub struct Options {
+pub struct RunOptions {
     /// The manifests.
     pub files: Vec<PathBuf>,
     /// Keys of Secrets from the environment.
@@ -71,12 +71,12 @@ pub struct Options {
     /// Port of the first webhook; each further one has the next.
     pub webhook_port: u16,
     /// Prices and rules of the platform.
-    pub policy: Policy,
+    pub policy: PlatformPolicy,
 }
 
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
-pub enum Cause {
+pub enum RunEndCause {
     /// A signal.
     Interrupted,
     /// The time is over.
@@ -85,7 +85,7 @@ pub enum Cause {
     NothingRuns,
 }
 
-impl Cause {
+impl RunEndCause {
     /// In words.
     #[must_use]
     pub fn words(self) -> &'static str {
@@ -102,7 +102,7 @@ impl Cause {
 pub enum RunError {
     /// Nothing was started.
     #[error(transparent)]
-    Mistakes(#[from] Mistakes),
+    Mistakes(#[from] ManifestError),
     /// Anything else.
     #[error("{0}")]
     Trouble(String),
@@ -113,45 +113,47 @@ fn trouble(error: impl std::fmt::Display) -> RunError {
 }
 
 /// A run whose manifests were checked.
-pub struct Run {
-    store: Arc<Store>,
-    agents: Vec<Key>,
-    sensors: Vec<Key>,
-    webhooks: Webhooks,
-    private: Private,
-    state: State,
+pub struct LocalRun {
+    store: Arc<ObjectStore>,
+    agents: Vec<ObjectKey>,
+    sensors: Vec<ObjectKey>,
+    webhooks: WebhookAddresses,
+    private: PrivateFolder,
+    state: StateFolder,
     workspace: Option<PathBuf>,
-    settings: Settings,
+    settings: ReconcilerSettings,
     listener: std::net::TcpListener,
     duration: Option<Duration>,
 }
 
 /// A claim that an Agent names is a folder here, which is there as soon as it is needed.
-fn put_claim(store: &Store, agent: &Key, object: &serde_json::Value) -> Result<(), RunError> {
+fn put_claim(store: &ObjectStore, agent: &ObjectKey, object: &serde_json::Value) -> Result<(), RunError> {
     if let Some(name) = object["spec"]["workspace"]["claimName"].as_str() {
         let (namespace, kind) = (&agent.namespace, "PersistentVolumeClaim");
         let metadata = json!({ "name": name, "namespace": namespace });
         let claim = json!({ "apiVersion": "v1", "kind": kind, "metadata": metadata });
-        store.apply(Key::new(CLAIMS, namespace, name), claim).map_err(trouble)?;
+        store
+            .apply(ObjectKey::new(CLAIMS, namespace, name), claim)
+            .map_err(trouble)?;
     }
     Ok(())
 }
 
 /// What goes on.
-struct Parts {
-    loops: Arc<Loops>,
+struct RunTasks {
+    loops: Arc<PodSessions>,
     pods: JoinHandle<()>,
-    controller: JoinHandle<Result<(), crate::controller::process::Error>>,
+    controller: JoinHandle<Result<(), crate::controller::process::ControllerError>>,
     end_pods: CancellationToken,
     end_controller: CancellationToken,
 }
 
-impl Run {
+impl LocalRun {
     /// Checks everything that can be checked before anything is started.
-    pub fn prepare(options: Options) -> Result<Self, RunError> {
+    pub fn prepare(options: RunOptions) -> Result<Self, RunError> {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(trouble)?;
         listener.set_nonblocking(true).map_err(trouble)?;
-        let settings = Settings {
+        let settings = ReconcilerSettings {
             image: "agentloop".into(),
             image_pull_policy: None,
             link_url: format!("https://{}", listener.local_addr().map_err(trouble)?),
@@ -164,9 +166,9 @@ impl Run {
             policy: options.policy,
         };
         let texts = manifest::texts(&options.files);
-        let read = |kept: &dyn Fn(&Key) -> Option<serde_json::Value>| {
+        let read = |kept: &dyn Fn(&ObjectKey) -> Option<serde_json::Value>| {
             let variable = |name: &str| std::env::var(name).ok();
-            let world = World {
+            let world = CheckContext {
                 kept,
                 variable: &variable,
                 settings: &settings,
@@ -177,14 +179,15 @@ impl Run {
         if !options.state.exists() {
             read(&|_| None)?;
         }
-        let state = State::open(&options.state).map_err(RunError::Trouble)?;
-        let store = Store::open(&state.folder.join("objects.sqlite")).map_err(trouble)?;
+        let state = StateFolder::open(&options.state).map_err(RunError::Trouble)?;
+        let store = ObjectStore::open(&state.folder.join("objects.sqlite")).map_err(trouble)?;
         let manifests = read(&|key| store.kept(key).ok().flatten())?;
         let objects = manifests.iter().map(|manifest| (&manifest.key, &manifest.object));
-        let webhooks = sensors::webhooks(objects, options.webhook_port).map_err(|mistake| Mistakes(vec![mistake]))?;
+        let webhooks =
+            sensor_rows::webhooks(objects, options.webhook_port).map_err(|mistake| ManifestError(vec![mistake]))?;
         let of_kind = |resource: &str| {
             let keys = manifests.iter().map(|manifest| &manifest.key);
-            let mut keys: Vec<Key> = keys.filter(|key| key.resource == resource).cloned().collect();
+            let mut keys: Vec<ObjectKey> = keys.filter(|key| key.resource == resource).cloned().collect();
             keys.sort();
             keys
         };
@@ -200,7 +203,7 @@ impl Run {
             agents,
             sensors,
             webhooks,
-            private: Private::make(&state.folder).map_err(RunError::Trouble)?,
+            private: PrivateFolder::make(&state.folder).map_err(RunError::Trouble)?,
             state,
             workspace: options.workspace,
             settings,
@@ -224,10 +227,10 @@ impl Run {
     /// Runs until something ends it, then drains. Returns the last rows too.
     pub async fn run(
         self,
-        mut output: Output,
+        mut output: RunOutput,
         out: &mut impl Write,
         interrupted: CancellationToken,
-    ) -> Result<Vec<Row>, RunError> {
+    ) -> Result<Vec<AgentRow>, RunError> {
         let mut parts = self.start()?;
         let until = self.duration.and_then(|duration| Instant::now().checked_add(duration));
         let result = self.watch(&mut parts, &mut output, out, until, &interrupted).await;
@@ -235,7 +238,7 @@ impl Run {
         let end_by = Instant::now() + LAST;
         parts.end_pods.cancel();
         // Of loops at rest it shows to the last what they wait for.
-        let shows = !matches!(result, Ok(Cause::NothingRuns));
+        let shows = !matches!(result, Ok(RunEndCause::NothingRuns));
         while Instant::now() < end_by {
             if timeout(LOOK, &mut parts.pods).await.is_ok() {
                 break;
@@ -258,13 +261,13 @@ impl Run {
         Ok(rows)
     }
 
-    fn start(&self) -> Result<Parts, RunError> {
-        let tokens = Arc::new(Tokens::default());
-        let (loops, changed): (Loops, mpsc::UnboundedReceiver<AgentKey>) = Loops::new();
+    fn start(&self) -> Result<RunTasks, RunError> {
+        let tokens = Arc::new(PodTokens::default());
+        let (loops, changed): (PodSessions, mpsc::UnboundedReceiver<AgentKey>) = PodSessions::new();
         let loops = Arc::new(loops);
         let (end_pods, end_controller) = (CancellationToken::new(), CancellationToken::new());
         let listener = self.listener.try_clone().map_err(trouble)?;
-        let alone = Alone {
+        let alone = EmbeddedOptions {
             client: client(self.store.clone(), tokens.clone()),
             settings: self.settings.clone(),
             sensor_pods: SensorPodSettings {
@@ -276,7 +279,7 @@ impl Run {
             listener: tokio::net::TcpListener::from_std(listener).map_err(trouble)?,
             loops: (loops.clone(), changed),
         };
-        let pods = Pods {
+        let pods = PodRunner {
             store: self.store.clone(),
             tokens,
             private: self.private.path().into(),
@@ -284,15 +287,15 @@ impl Run {
             webhooks: self.webhooks.clone(),
             workspace: self.workspace.clone(),
         };
-        let sets = sets::run(self.store.clone(), end_pods.clone());
+        let sets = stateful_set::run(self.store.clone(), end_pods.clone());
         let ends = end_pods.clone();
         let pods = async move {
             tokio::join!(pods.run(ends), sets);
         };
-        Ok(Parts {
+        Ok(RunTasks {
             loops,
             pods: tokio::spawn(pods),
-            controller: tokio::spawn(alone::run(alone, end_controller.clone())),
+            controller: tokio::spawn(embedded::run(alone, end_controller.clone())),
             end_pods,
             end_controller,
         })
@@ -301,22 +304,22 @@ impl Run {
     /// Shows the rows until something ends the run.
     async fn watch(
         &self,
-        parts: &mut Parts,
-        output: &mut Output,
+        parts: &mut RunTasks,
+        output: &mut RunOutput,
         out: &mut impl Write,
         until: Option<Instant>,
         interrupted: &CancellationToken,
-    ) -> Result<Cause, RunError> {
+    ) -> Result<RunEndCause, RunError> {
         let mut resting_since = None;
         loop {
             let rows = self.rows(&parts.loops);
             output
                 .show(out, (&rows, &self.sensor_rows()), Timestamp::now())
                 .map_err(trouble)?;
-            if rows.iter().any(|row| row.at_rest == Rest::Alive) {
+            if rows.iter().any(|row| row.at_rest == LoopActivity::Alive) {
                 resting_since = None;
             } else if resting_since.get_or_insert_with(Instant::now).elapsed() >= QUIET {
-                return Ok(Cause::NothingRuns);
+                return Ok(RunEndCause::NothingRuns);
             }
             let over = async {
                 match until {
@@ -325,8 +328,8 @@ impl Run {
                 }
             };
             tokio::select! {
-                () = interrupted.cancelled() => return Ok(Cause::Interrupted),
-                () = over => return Ok(Cause::Duration),
+                () = interrupted.cancelled() => return Ok(RunEndCause::Interrupted),
+                () = over => return Ok(RunEndCause::Duration),
                 ended = &mut parts.controller => return Err(match ended {
                     Ok(Err(error)) => trouble(error),
                     Ok(Ok(())) | Err(_) => trouble("the controller ended unexpectedly"),
@@ -341,12 +344,12 @@ impl Run {
         let read = sensors.filter_map(|(key, object)| {
             let sensor: Sensor = serde_json::from_value(object).ok()?;
             let whose = (key.namespace.clone(), key.name.clone());
-            Some(sensors::row(&sensor, self.webhooks.get(&whose)))
+            Some(sensor_rows::row(&sensor, self.webhooks.get(&whose)))
         });
         read.collect()
     }
 
-    fn rows(&self, loops: &Loops) -> Vec<Row> {
+    fn rows(&self, loops: &PodSessions) -> Vec<AgentRow> {
         let agents = self.agents.iter().filter_map(|key| self.store.get(key));
         let agents = agents.filter_map(|object| serde_json::from_value::<Agent>(object).ok());
         agents
@@ -355,9 +358,9 @@ impl Run {
                     namespace: agent.namespace().unwrap_or_default(),
                     name: agent.name_any(),
                 };
-                let pod = self.store.get(&Key::new(PODS, &key.namespace, &key.name));
+                let pod = self.store.get(&ObjectKey::new(PODS, &key.namespace, &key.name));
                 let uid = pod.as_ref().and_then(|pod| pod["metadata"]["uid"].as_str());
-                let heard = uid.and_then(|uid| loops.heard(&key, uid));
+                let heard = uid.and_then(|uid| loops.last_report(&key, uid));
                 row(&agent, heard.as_ref().map(|heard| &heard.report))
             })
             .collect()

@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 use crate::api::crd;
 
 /// The schema of one of our kinds.
-pub struct Schema {
+pub struct ObjectSchema {
     root: Value,
     structure: Validator,
     rules: CompiledSchema,
 }
 
-impl Schema {
+impl ObjectSchema {
     /// The schema of the definition with this name, such as `agents.agentloop.dev`.
     #[must_use]
     pub fn of(definition: &str) -> Option<Self> {
@@ -181,7 +181,9 @@ mod tests {
         let object = json!({
             "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "metadata": {"name": "a"}, "spec": whole,
         });
-        Schema::of("agents.agentloop.dev").unwrap().problems(&object, None)
+        ObjectSchema::of("agents.agentloop.dev")
+            .unwrap()
+            .problems(&object, None)
     }
 
     #[test]

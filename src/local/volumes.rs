@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Container, KeyToPath, Pod, Volume};
 
-use super::store::{CONFIG_MAPS, Key, SECRETS, Store};
+use super::object_store::{CONFIG_MAPS, ObjectKey, ObjectStore, SECRETS};
 use crate::link::pod::WORKSPACE_VOLUME;
 
 /// Why a volume cannot be made.
@@ -36,7 +36,7 @@ pub enum VolumeError {
 }
 
 /// Where volumes are made.
-pub struct Folders<'a> {
+pub struct VolumeFolders<'a> {
     /// Private, of this pod alone.
     pub pod: &'a Path,
     /// Of the claims, which stay.
@@ -49,15 +49,15 @@ pub struct Folders<'a> {
 
 /// The volumes of one pod.
 #[derive(Debug)]
-pub struct Volumes(Vec<(String, PathBuf)>);
+pub struct PodVolumes(Vec<(String, PathBuf)>);
 
-impl Volumes {
+impl PodVolumes {
     /// Makes all volumes of a pod.
-    pub fn make(store: &Store, pod: &Pod, folders: &Folders<'_>) -> Result<Self, VolumeError> {
+    pub fn make(store: &ObjectStore, pod: &Pod, folders: &VolumeFolders<'_>) -> Result<Self, VolumeError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let made = volumes.map(|volume| {
-            let maker = Maker {
+            let maker = VolumeMaker {
                 store,
                 namespace,
                 volume,
@@ -99,14 +99,14 @@ impl Volumes {
     }
 }
 
-struct Maker<'a> {
-    store: &'a Store,
+struct VolumeMaker<'a> {
+    store: &'a ObjectStore,
     namespace: &'a str,
     volume: &'a Volume,
-    folders: &'a Folders<'a>,
+    folders: &'a VolumeFolders<'a>,
 }
 
-impl Maker<'_> {
+impl VolumeMaker<'_> {
     fn make(&self) -> Result<PathBuf, VolumeError> {
         let volume = self.volume;
         if let Some(folder) = self.folders.workspace.filter(|_| volume.name == WORKSPACE_VOLUME) {
@@ -146,7 +146,7 @@ impl Maker<'_> {
             volume: self.volume.name.clone(),
             what,
         };
-        let object = self.store.get(&Key::new(resource, self.namespace, name));
+        let object = self.store.get(&ObjectKey::new(resource, self.namespace, name));
         let object = object.ok_or_else(|| missing(format!("object {name} not found")))?;
         let data = object["data"].as_object().cloned().unwrap_or_default();
         for (key, value) in &data {

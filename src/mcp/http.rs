@@ -29,7 +29,7 @@ const MAX_REFUSAL_BYTES: usize = 16 * 1024;
 
 /// Why a request has no answer. The words are ours, never the server's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Trouble {
+pub enum McpTransportError {
     /// The server certainly did not get it.
     #[error("{0}")]
     NotSent(String),
@@ -41,30 +41,30 @@ pub enum Trouble {
     Refused(u16),
 }
 
-type Failed = StreamableHttpError<Trouble>;
+type McpHttpError = StreamableHttpError<McpTransportError>;
 
 /// What is special about the way to a server.
-pub trait Way: Clone + Send + Sync + 'static {
+pub trait McpTransport: Clone + Send + Sync + 'static {
     /// Adds what the way needs to a request.
-    fn prepare(&self, request: RequestBuilder) -> Result<RequestBuilder, Trouble>;
+    fn prepare(&self, request: RequestBuilder) -> Result<RequestBuilder, McpTransportError>;
 
     /// Why a request had no answer at all.
-    fn unanswered(&self, error: &reqwest::Error) -> Trouble;
+    fn unanswered(&self, error: &reqwest::Error) -> McpTransportError;
 
     /// The answer, unless it is the way's own and stands for a failure.
-    fn judge(&self, response: Response) -> impl Future<Output = Result<Response, Trouble>> + Send;
+    fn judge(&self, response: Response) -> impl Future<Output = Result<Response, McpTransportError>> + Send;
 }
 
 /// Speaks to one server.
 #[derive(Clone)]
-pub struct Http<W> {
+pub struct McpHttpClient<W> {
     client: Client,
     way: W,
     /// Cancelled once the server is known to be gone, or to have forgotten the session.
     lost: CancellationToken,
 }
 
-impl<W: Way> Http<W> {
+impl<W: McpTransport> McpHttpClient<W> {
     /// For one connection, which ends with `lost`.
     #[must_use]
     pub fn new(client: Client, way: W, lost: CancellationToken) -> Self {
@@ -72,7 +72,7 @@ impl<W: Way> Http<W> {
     }
 
     /// Sends a request that belongs to a session, or to none.
-    async fn send(&self, request: RequestBuilder, session: Option<&str>) -> Result<Response, Failed> {
+    async fn send(&self, request: RequestBuilder, session: Option<&str>) -> Result<Response, McpHttpError> {
         let mut request = self.way.prepare(request).map_err(StreamableHttpError::Client)?;
         if let Some(session) = session {
             request = request.header(SESSION_ID, session);
@@ -80,7 +80,7 @@ impl<W: Way> Http<W> {
         let response = request.send().await;
         let response = response.map_err(|error| StreamableHttpError::Client(self.way.unanswered(&error)))?;
         let response = self.way.judge(response).await.map_err(|trouble| {
-            if matches!(trouble, Trouble::NotSent(_)) {
+            if matches!(trouble, McpTransportError::NotSent(_)) {
                 self.lost.cancel();
             }
             StreamableHttpError::Client(trouble)
@@ -93,8 +93,8 @@ impl<W: Way> Http<W> {
     }
 }
 
-impl<W: Way> StreamableHttpClient for Http<W> {
-    type Error = Trouble;
+impl<W: McpTransport> StreamableHttpClient for McpHttpClient<W> {
+    type Error = McpTransportError;
 
     async fn post_message(
         &self,
@@ -103,7 +103,7 @@ impl<W: Way> StreamableHttpClient for Http<W> {
         session_id: Option<Arc<str>>,
         _auth_header: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<StreamableHttpPostResponse, Failed> {
+    ) -> Result<StreamableHttpPostResponse, McpHttpError> {
         let request = self
             .client
             .post(uri.as_ref())
@@ -134,8 +134,8 @@ impl<W: Way> StreamableHttpClient for Http<W> {
         }
         let message = match read(response, MAX_MESSAGE_BYTES).await {
             Ok(body) => serde_json::from_slice(&body).map_err(|_| no_answer("the server's answer is not of MCP"))?,
-            Err(Cut::TooLong) => too_long(request.id),
-            Err(Cut::Broken) => return Err(no_answer("the server cut its answer short")),
+            Err(BodyReadError::TooLong) => too_long(request.id),
+            Err(BodyReadError::Broken) => return Err(no_answer("the server cut its answer short")),
         };
         Ok(StreamableHttpPostResponse::Json(message, session))
     }
@@ -146,7 +146,7 @@ impl<W: Way> StreamableHttpClient for Http<W> {
         session_id: Arc<str>,
         _auth_header: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), McpHttpError> {
         let request = self.client.delete(uri.as_ref()).headers(headers.into_iter().collect());
         self.send(request, Some(&session_id)).await.map(|_| ())
     }
@@ -158,7 +158,7 @@ impl<W: Way> StreamableHttpClient for Http<W> {
         last_event_id: Option<String>,
         _auth_header: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Failed> {
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, McpHttpError> {
         let mut request = self
             .client
             .get(uri.as_ref())
@@ -184,11 +184,14 @@ fn may_have_run(status: StatusCode) -> bool {
 }
 
 /// The error that a refusal carries, else what its status means.
-async fn refusal(response: Response, message: &ClientJsonRpcMessage) -> Result<StreamableHttpPostResponse, Failed> {
+async fn refusal(
+    response: Response,
+    message: &ClientJsonRpcMessage,
+) -> Result<StreamableHttpPostResponse, McpHttpError> {
     let status = response.status();
     let body = read(response, MAX_REFUSAL_BYTES).await.unwrap_or_default();
     let ClientJsonRpcMessage::Request(request) = message else {
-        return Err(StreamableHttpError::Client(Trouble::Refused(status.as_u16())));
+        return Err(StreamableHttpError::Client(McpTransportError::Refused(status.as_u16())));
     };
     let error = match serde_json::from_slice(&body) {
         Ok(ServerJsonRpcMessage::Error(error)) if status.is_client_error() => error.error,
@@ -200,7 +203,7 @@ async fn refusal(response: Response, message: &ClientJsonRpcMessage) -> Result<S
             let status = status.as_u16();
             return Err(no_answer(format!("the server answered with status {status}")));
         }
-        _ => return Err(StreamableHttpError::Client(Trouble::Refused(status.as_u16()))),
+        _ => return Err(StreamableHttpError::Client(McpTransportError::Refused(status.as_u16()))),
     };
     // A server that could not read the request does not know its id.
     let error = ServerJsonRpcMessage::error(error, Some(request.id.clone()));
@@ -218,8 +221,8 @@ pub async fn words(response: Response) -> String {
     String::from_utf8_lossy(&words).into_owned()
 }
 
-fn no_answer(words: impl Into<String>) -> Failed {
-    StreamableHttpError::Client(Trouble::NoAnswer(words.into()))
+fn no_answer(words: impl Into<String>) -> McpHttpError {
+    StreamableHttpError::Client(McpTransportError::NoAnswer(words.into()))
 }
 
 fn too_long(id: RequestId) -> ServerJsonRpcMessage {
@@ -235,16 +238,16 @@ fn text(response: &Response, header: &HeaderName) -> Option<String> {
 
 /// Why a body was not read to its end.
 #[derive(Debug)]
-enum Cut {
+enum BodyReadError {
     TooLong,
     Broken,
 }
 
-async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, Cut> {
+async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, BodyReadError> {
     let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|_| Cut::Broken)? {
+    while let Some(chunk) = response.chunk().await.map_err(|_| BodyReadError::Broken)? {
         if body.len() + chunk.len() > limit {
-            return Err(Cut::TooLong);
+            return Err(BodyReadError::TooLong);
         }
         body.extend_from_slice(&chunk);
     }
@@ -255,7 +258,11 @@ async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, Cut> {
 fn events(response: Response, answers: Option<RequestId>) -> BoxStream<'static, Result<Sse, SseError>> {
     let bytes = bounded(response.bytes_stream());
     let events = SseStream::from_bytes_stream(bytes).map(move |event| match (event, &answers) {
-        (Err(SseError::Body(error)), Some(id)) if error.downcast_ref::<Unread>().is_some_and(Unread::is_too_long) => {
+        (Err(SseError::Body(error)), Some(id))
+            if error
+                .downcast_ref::<StreamReadError>()
+                .is_some_and(StreamReadError::is_too_long) =>
+        {
             let data = serde_json::to_string(&too_long(id.clone())).ok();
             Ok(Sse {
                 event: None,
@@ -271,14 +278,14 @@ fn events(response: Response, answers: Option<RequestId>) -> BoxStream<'static, 
 
 /// Why a stream is not read on.
 #[derive(Debug, thiserror::Error)]
-enum Unread {
+enum StreamReadError {
     #[error("an event of the server is too long")]
     TooLong,
     #[error("the stream broke")]
     Broken,
 }
 
-impl Unread {
+impl StreamReadError {
     fn is_too_long(&self) -> bool {
         matches!(self, Self::TooLong)
     }
@@ -287,7 +294,7 @@ impl Unread {
 /// The same bytes, until an event is too long.
 fn bounded(
     bytes: impl Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
-) -> impl Stream<Item = Result<Bytes, Unread>> + Send {
+) -> impl Stream<Item = Result<Bytes, StreamReadError>> + Send {
     let state = (Box::pin(bytes), EventLength::default(), false);
     stream::unfold(state, |(mut bytes, mut length, ended)| async move {
         if ended {
@@ -295,8 +302,8 @@ fn bounded(
         }
         let chunk = match bytes.next().await? {
             Ok(chunk) if length.take(&chunk) <= MAX_MESSAGE_BYTES => Ok(chunk),
-            Ok(_) => Err(Unread::TooLong),
-            Err(_) => Err(Unread::Broken),
+            Ok(_) => Err(StreamReadError::TooLong),
+            Err(_) => Err(StreamReadError::Broken),
         };
         let ended = chunk.is_err();
         Some((chunk, (bytes, length, ended)))

@@ -2,8 +2,8 @@
 //!
 //! Owns how requests travel and how failures and results are told. Decides nothing: neither what may run nor when.
 
+mod error;
 pub mod http;
-mod miss;
 pub mod text;
 
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use rmcp::transport::common::client_side_sse::ExponentialBackoff;
 use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig};
 use tokio::time::timeout;
 
-use self::http::{Http, Way};
-pub use self::miss::Miss;
+pub use self::error::McpRequestError;
+use self::http::{McpHttpClient, McpTransport};
 
 /// Longest time that connecting, or a page of the list, may take. Discovery alone waits 10 s for servers of the older
 /// revision that do not answer it.
@@ -38,11 +38,11 @@ pub fn own_config() -> ClientConfig {
 }
 
 /// A connection to the server at `uri`, of either generation of the protocol.
-pub async fn connect<H: ClientHandler, W: Way>(
+pub async fn connect<H: ClientHandler, W: McpTransport>(
     handler: H,
-    http: Http<W>,
+    http: McpHttpClient<W>,
     uri: String,
-) -> Result<RunningService<RoleClient, H>, Miss> {
+) -> Result<RunningService<RoleClient, H>, McpRequestError> {
     let mut config = StreamableHttpClientTransportConfig::with_uri(uri).reinit_on_expired_session(false);
     let mut retry = ExponentialBackoff::default();
     retry.max_times = Some(STREAM_TRIES);
@@ -53,11 +53,11 @@ pub async fn connect<H: ClientHandler, W: Way>(
         legacy_version: Some(ProtocolVersion::V_2025_11_25),
     };
     let connected = handler.serve_with_lifecycle(transport, lifecycle).await;
-    connected.map_err(|error| miss::unconnected(&error))
+    connected.map_err(|error| error::unconnected(&error))
 }
 
 /// The tools of a server, as far as they are within the bounds.
-pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, Miss> {
+pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, McpRequestError> {
     let mut tools = Vec::new();
     let mut bytes = 0_usize;
     let mut cursor = None;
@@ -65,8 +65,8 @@ pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, Miss> {
         let params = PaginatedRequestParams::default().with_cursor(cursor);
         let page = timeout(PATIENCE, server.list_tools(Some(params)))
             .await
-            .map_err(|_| Miss::NoAnswer("it does not answer a question for its tools".into()))?
-            .map_err(|error| Miss::of(&error))?;
+            .map_err(|_| McpRequestError::NoAnswer("it does not answer a question for its tools".into()))?
+            .map_err(|error| McpRequestError::from_service_error(&error))?;
         for tool in page.tools {
             bytes = bytes.saturating_add(serde_json::to_vec(&tool).map_or(0, |json| json.len()));
             if tools.len() >= MAX_LISTED.0 || bytes > MAX_LISTED.1 {
@@ -83,7 +83,7 @@ pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, Miss> {
             return Ok(tools);
         }
     }
-    Err(Miss::NoAnswer(format!(
+    Err(McpRequestError::NoAnswer(format!(
         "its list of tools has more than {MAX_PAGES} pages"
     )))
 }

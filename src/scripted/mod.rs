@@ -8,7 +8,10 @@
 
 mod file;
 mod script;
-mod size;
 pub mod wire;
+mod yaml_size;
 
-pub use script::{Answer, AtEnd, Fail, Reply, Script, ScriptError, ToolCall, Turn, TurnUsage};
+pub use script::{
+    AtEnd, ModelScript, ScriptError, ScriptedAnswer, ScriptedFailure, ScriptedReply, ScriptedToolCall, ScriptedTurn,
+    TurnUsage,
+};

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::file::{FailFile, ScriptFile, ToolCallFile, TurnFile};
-use super::size;
+use super::yaml_size;
 
 /// Longest script, in bytes.
 pub const MAX_SCRIPT_BYTES: usize = 256 * 1024;
@@ -28,8 +28,8 @@ pub const MAX_TOKENS: u64 = 10_000_000;
 
 /// A script without mistakes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Script {
-    turns: Vec<Turn>,
+pub struct ModelScript {
+    turns: Vec<ScriptedTurn>,
     at_end: AtEnd,
 }
 
@@ -47,36 +47,36 @@ pub enum AtEnd {
 
 /// What one call gets.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Turn {
+pub struct ScriptedTurn {
     /// How long the model seems to think.
     pub delay: Duration,
     /// What it then says.
-    pub reply: Reply,
+    pub reply: ScriptedReply,
 }
 
 /// An answer or a failure.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Reply {
+pub enum ScriptedReply {
     /// An answer.
-    Answer(Answer),
+    Answer(ScriptedAnswer),
     /// A failure, as a server would have given it.
-    Fail(Fail),
+    Fail(ScriptedFailure),
 }
 
 /// A scripted answer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answer {
+pub struct ScriptedAnswer {
     /// Visible text.
     pub text: Option<String>,
     /// Tools wanted, in order.
-    pub tool_calls: Vec<ToolCall>,
+    pub tool_calls: Vec<ScriptedToolCall>,
     /// What the answer claims to have used. Absent: counted from bytes, see [`super::wire`].
     pub usage: Option<TurnUsage>,
 }
 
 /// A tool call of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ToolCall {
+pub struct ScriptedToolCall {
     /// Name of the tool.
     pub name: String,
     /// Its arguments.
@@ -101,7 +101,7 @@ pub struct TurnUsage {
 
 /// A scripted failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fail {
+pub struct ScriptedFailure {
     /// HTTP status, 400 to 599.
     pub status: u16,
     /// Value of `Retry-After`.
@@ -135,13 +135,13 @@ pub enum ScriptError {
     },
 }
 
-impl Script {
+impl ModelScript {
     /// Reads and checks a script.
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
         if text.len() > MAX_SCRIPT_BYTES {
             return Err(ScriptError::TooLong { bytes: text.len() });
         }
-        if !size::fits(text, MAX_SCRIPT_UNITS) {
+        if !yaml_size::fits(text, MAX_SCRIPT_UNITS) {
             return Err(ScriptError::TooLarge);
         }
         let file: ScriptFile = serde_yaml::from_str(text).map_err(|error| shape(&error))?;
@@ -156,7 +156,7 @@ impl Script {
             .turns
             .into_iter()
             .enumerate()
-            .map(|(index, turn)| Turn::check(&format!("turns[{index}]"), turn));
+            .map(|(index, turn)| ScriptedTurn::check(&format!("turns[{index}]"), turn));
         Ok(Self {
             turns: turns.collect::<Result<_, _>>()?,
             at_end: file.at_end,
@@ -165,7 +165,7 @@ impl Script {
 
     /// The turn for the call before which `taken` turns have been taken; `None`: the script has ended.
     #[must_use]
-    pub fn turn(&self, taken: u64) -> Option<&Turn> {
+    pub fn turn(&self, taken: u64) -> Option<&ScriptedTurn> {
         let count = self.turns.len() as u64;
         let index = match self.at_end {
             AtEnd::StartOver => taken % count,
@@ -176,7 +176,7 @@ impl Script {
     }
 }
 
-impl Turn {
+impl ScriptedTurn {
     fn check(path: &str, file: TurnFile) -> Result<Self, ScriptError> {
         if file.delay_milliseconds > MAX_DELAY_MILLISECONDS {
             return Err(field(
@@ -193,8 +193,8 @@ impl Turn {
                     "has fail beside text, toolCalls, yield or usage; a call that fails says nothing: keep one".into(),
                 ));
             }
-            Some(fail) => Reply::Fail(Fail::check(path, &fail)?),
-            None if says => Reply::Answer(Answer::check(path, file)?),
+            Some(fail) => ScriptedReply::Fail(ScriptedFailure::check(path, &fail)?),
+            None if says => ScriptedReply::Answer(ScriptedAnswer::check(path, file)?),
             None => {
                 return Err(field(
                     path.into(),
@@ -206,7 +206,7 @@ impl Turn {
     }
 }
 
-impl Answer {
+impl ScriptedAnswer {
     fn check(path: &str, file: TurnFile) -> Result<Self, ScriptError> {
         if let Some(text) = file.text.as_ref().filter(|text| text.len() > MAX_TEXT_BYTES) {
             return Err(field(
@@ -216,10 +216,10 @@ impl Answer {
         }
         let mut tool_calls = Vec::with_capacity(file.tool_calls.len() + 1);
         for (index, call) in file.tool_calls.into_iter().enumerate() {
-            tool_calls.push(ToolCall::check(&format!("{path}.toolCalls[{index}]"), call)?);
+            tool_calls.push(ScriptedToolCall::check(&format!("{path}.toolCalls[{index}]"), call)?);
         }
         if let Some(pause) = file.r#yield {
-            tool_calls.push(ToolCall {
+            tool_calls.push(ScriptedToolCall {
                 name: "yield".into(),
                 arguments: pause.arguments(),
             });
@@ -244,7 +244,7 @@ impl Answer {
     }
 }
 
-impl ToolCall {
+impl ScriptedToolCall {
     fn check(path: &str, file: ToolCallFile) -> Result<Self, ScriptError> {
         let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
         if file.name.is_empty() || file.name.len() > 64 || !file.name.chars().all(legal) {
@@ -285,7 +285,7 @@ impl TurnUsage {
     }
 }
 
-impl Fail {
+impl ScriptedFailure {
     fn check(path: &str, file: &FailFile) -> Result<Self, ScriptError> {
         if !(400..=599).contains(&file.status) {
             return Err(field(
@@ -326,10 +326,10 @@ mod tests {
     use super::*;
 
     fn texts(script: &str, calls: u64) -> Vec<Option<String>> {
-        let script = Script::parse(script).unwrap();
-        let text = |turn: &Turn| match &turn.reply {
-            Reply::Answer(answer) => answer.text.clone().unwrap(),
-            Reply::Fail(fail) => fail.status.to_string(),
+        let script = ModelScript::parse(script).unwrap();
+        let text = |turn: &ScriptedTurn| match &turn.reply {
+            ScriptedReply::Answer(answer) => answer.text.clone().unwrap(),
+            ScriptedReply::Fail(fail) => fail.status.to_string(),
         };
         (0..calls).map(|taken| script.turn(taken).map(text)).collect()
     }
@@ -347,15 +347,15 @@ mod tests {
 
     #[test]
     fn yield_is_short_for_a_call_of_that_tool_and_comes_last() {
-        let script = Script::parse(
+        let script = ModelScript::parse(
             "turns:\n- toolCalls: [{name: look, arguments: {deep: {n: 1.5}}}]\n  yield: {sleep: 5, wake_early_if: [x], reason: tired}\n- yield: {mode: shutdown}\n- yield: {}",
         )
         .unwrap();
         let calls = |taken| match &script.turn(taken).unwrap().reply {
-            Reply::Answer(answer) => answer.tool_calls.clone(),
-            Reply::Fail(_) => vec![],
+            ScriptedReply::Answer(answer) => answer.tool_calls.clone(),
+            ScriptedReply::Fail(_) => vec![],
         };
-        let as_json = |call: &ToolCall| json!({"name": call.name, "arguments": call.arguments});
+        let as_json = |call: &ScriptedToolCall| json!({"name": call.name, "arguments": call.arguments});
         assert_eq!(
             as_json(&calls(0)[0]),
             json!({"name": "look", "arguments": {"deep": {"n": 1.5}}})
@@ -435,29 +435,29 @@ mod tests {
     #[case("turns: [{text: a}", "cannot be read")]
     #[case("- text: a", "cannot be read")]
     fn a_mistake_is_named_with_its_place_and_the_fix(#[case] script: &str, #[case] expected: &str) {
-        let error = Script::parse(script).unwrap_err().to_string();
+        let error = ModelScript::parse(script).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
 
     #[test]
     fn each_bound_trips_at_its_number_and_not_before() {
         let turns = |n: usize| format!("turns: [{}]", vec!["{text: a}"; n].join(","));
-        assert!(Script::parse(&turns(MAX_TURNS)).is_ok());
-        assert!(Script::parse(&turns(MAX_TURNS + 1)).is_err());
+        assert!(ModelScript::parse(&turns(MAX_TURNS)).is_ok());
+        assert!(ModelScript::parse(&turns(MAX_TURNS + 1)).is_err());
         let text = |n: usize| format!("turns: [{{text: {}}}]", "a".repeat(n));
-        assert!(Script::parse(&text(MAX_TEXT_BYTES)).is_ok());
-        assert!(Script::parse(&text(MAX_TEXT_BYTES + 1)).is_err());
+        assert!(ModelScript::parse(&text(MAX_TEXT_BYTES)).is_ok());
+        assert!(ModelScript::parse(&text(MAX_TEXT_BYTES + 1)).is_err());
         let calls = |n: usize| {
             format!(
                 "turns: [{{yield: {{}}, toolCalls: [{}]}}]",
                 vec!["{name: a}"; n].join(",")
             )
         };
-        assert!(Script::parse(&calls(MAX_TOOL_CALLS - 1)).is_ok());
-        assert!(Script::parse(&calls(MAX_TOOL_CALLS)).is_err());
+        assert!(ModelScript::parse(&calls(MAX_TOOL_CALLS - 1)).is_ok());
+        assert!(ModelScript::parse(&calls(MAX_TOOL_CALLS)).is_err());
         let padded = |n: usize| "turns: [{text: a}]".to_owned() + &"\n".repeat(n - 18);
-        assert!(Script::parse(&padded(MAX_SCRIPT_BYTES)).is_ok());
-        let long = Script::parse(&padded(MAX_SCRIPT_BYTES + 1)).unwrap_err();
+        assert!(ModelScript::parse(&padded(MAX_SCRIPT_BYTES)).is_ok());
+        let long = ModelScript::parse(&padded(MAX_SCRIPT_BYTES + 1)).unwrap_err();
         assert_eq!(
             long,
             ScriptError::TooLong {
@@ -474,9 +474,9 @@ mod tests {
             bomb = format!("{bomb}a{level}: &a{level} [{inner}]\n");
         }
         let script = format!("turns: [{{toolCalls: [{{name: a, arguments: {{b: *a11}}}}]}}]\n{bomb}");
-        assert!(Script::parse(&script).is_err());
+        assert!(ModelScript::parse(&script).is_err());
         let arguments = format!("{bomb}turns: [{{toolCalls: [{{name: a, arguments: {{b: *a11}}}}]}}]");
-        assert!(Script::parse(&arguments).is_err());
+        assert!(ModelScript::parse(&arguments).is_err());
     }
 
     /// One long value and many aliases to it: each alias is one step for the reader, and another copy in memory.
@@ -493,9 +493,12 @@ mod tests {
         let bomb = flat_bomb(value, aliases);
         assert!(bomb.len() < MAX_SCRIPT_BYTES);
         let since = std::time::Instant::now();
-        assert_eq!(Script::parse(&bomb), Err(ScriptError::TooLarge));
+        assert_eq!(ModelScript::parse(&bomb), Err(ScriptError::TooLarge));
         assert!(since.elapsed().as_secs() < 5, "{:?}", since.elapsed());
-        assert!(Script::parse(&flat_bomb(value, 1)).is_ok(), "a few aliases are fine");
+        assert!(
+            ModelScript::parse(&flat_bomb(value, 1)).is_ok(),
+            "a few aliases are fine"
+        );
     }
 
     #[test]
@@ -503,8 +506,8 @@ mod tests {
         let call = |arguments: String| format!("turns: [{{toolCalls: [{{name: a, arguments: {{b: {arguments}}}}}]}}]");
         let room = MAX_SCRIPT_BYTES - call(String::new()).len() - 2;
         let nodes = call(format!("[{}]", vec!["1"; room / 2].join(",")));
-        assert!(nodes.len() > MAX_SCRIPT_BYTES - 4 && Script::parse(&nodes).is_ok());
+        assert!(nodes.len() > MAX_SCRIPT_BYTES - 4 && ModelScript::parse(&nodes).is_ok());
         let escapes = call(format!("\"{}\"", "\\L".repeat(room / 2)));
-        assert!(escapes.len() > MAX_SCRIPT_BYTES - 4 && Script::parse(&escapes).is_ok());
+        assert!(escapes.len() > MAX_SCRIPT_BYTES - 4 && ModelScript::parse(&escapes).is_ok());
     }
 }

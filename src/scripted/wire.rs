@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::script::{Answer, TurnUsage};
+use super::script::{ScriptedAnswer, TurnUsage};
 
 /// What the answers say of who gave them.
 pub const MODEL: &str = "scripted";
@@ -14,9 +14,9 @@ pub const FINGERPRINT: &str = "agentloop-scripted";
 const BYTES_PER_TOKEN: usize = 4;
 
 /// One answer, ready to be written.
-pub struct Completion<'a> {
+pub struct ScriptedCompletion<'a> {
     /// What is said.
-    pub answer: &'a Answer,
+    pub answer: &'a ScriptedAnswer,
     /// Turns taken before this one; makes the ids of answers and tool calls unique and repeatable.
     pub taken: u64,
     /// Unix seconds of now.
@@ -25,7 +25,7 @@ pub struct Completion<'a> {
     pub messages: &'a Value,
 }
 
-impl Completion<'_> {
+impl ScriptedCompletion<'_> {
     /// The answer as one JSON body.
     #[must_use]
     pub fn body(&self) -> String {
@@ -114,7 +114,7 @@ impl Completion<'_> {
 
 /// What an answer to a request with these messages says it used.
 #[must_use]
-pub fn used(answer: &Answer, messages: &Value) -> TurnUsage {
+pub fn used(answer: &ScriptedAnswer, messages: &Value) -> TurnUsage {
     answer.usage.unwrap_or_else(|| {
         let call_bytes = answer
             .tool_calls
@@ -137,16 +137,16 @@ fn tokens(bytes: usize) -> u64 {
 mod tests {
     use pretty_assertions::assert_eq;
 
-    use super::super::{Reply, Script};
+    use super::super::{ModelScript, ScriptedReply};
     use super::*;
 
-    fn with(script: &str, look: impl Fn(&Completion<'_>)) {
-        let script = Script::parse(script).unwrap();
-        let Reply::Answer(answer) = &script.turn(0).unwrap().reply else {
+    fn with(script: &str, look: impl Fn(&ScriptedCompletion<'_>)) {
+        let script = ModelScript::parse(script).unwrap();
+        let ScriptedReply::Answer(answer) = &script.turn(0).unwrap().reply else {
             panic!("a failure")
         };
         let messages = json!([{"role": "user", "content": "hello"}]);
-        look(&Completion {
+        look(&ScriptedCompletion {
             answer,
             taken: 7,
             created: 1_700_000_000,

@@ -61,11 +61,11 @@ pub struct Cidr {
 /// A text is no range of addresses.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 #[error("«{0}» is no range of addresses; write it as 10.96.0.0/12 or fd00::/8")]
-pub struct NoCidr(String);
+pub struct CidrError(String);
 
 /// An address may not be connected to.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
-pub enum Denied {
+pub enum AddressError {
     /// It is in a closed range.
     #[error("{0} is an address that Sensors may not reach; who runs the operator can allow it (egress.allowedCIDRs)")]
     Address(IpAddr),
@@ -87,10 +87,10 @@ pub enum Denied {
 }
 
 impl FromStr for Cidr {
-    type Err = NoCidr;
+    type Err = CidrError;
 
-    fn from_str(text: &str) -> Result<Self, NoCidr> {
-        let wrong = || NoCidr(text.into());
+    fn from_str(text: &str) -> Result<Self, CidrError> {
+        let wrong = || CidrError(text.into());
         let (address, bits) = text.split_once('/').ok_or_else(wrong)?;
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let bits: u32 = bits.parse().map_err(|_| wrong())?;
@@ -170,7 +170,7 @@ impl AddressPolicy {
     }
 
     /// Whether an address may be connected to.
-    pub fn check(&self, address: IpAddr) -> Result<(), Denied> {
+    pub fn check(&self, address: IpAddr) -> Result<(), AddressError> {
         let real = real(address);
         let is_in = |ranges: &[Cidr]| {
             ranges
@@ -179,16 +179,16 @@ impl AddressPolicy {
         };
         if is_in(&self.denied) || (is_in(&self.closed) && !is_in(&self.allowed)) {
             return Err(if self.of_agents {
-                Denied::AgentAddress(address)
+                AddressError::AgentAddress(address)
             } else {
-                Denied::Address(address)
+                AddressError::Address(address)
             });
         }
         Ok(())
     }
 
     /// Whether the host of `url` may be connected to, as far as the address says it: names are checked once resolved.
-    pub fn check_url(&self, url: &Url) -> Result<(), Denied> {
+    pub fn check_url(&self, url: &Url) -> Result<(), AddressError> {
         let host = url.host_str().unwrap_or_default();
         match host.trim_start_matches('[').trim_end_matches(']').parse() {
             Ok(address) => self.check(address),
@@ -197,7 +197,7 @@ impl AddressPolicy {
     }
 
     /// Those of a host's addresses that may be connected to.
-    pub fn filter(&self, found: impl Iterator<Item = SocketAddr>) -> Result<Vec<SocketAddr>, Denied> {
+    pub fn filter(&self, found: impl Iterator<Item = SocketAddr>) -> Result<Vec<SocketAddr>, AddressError> {
         let mut denied = None;
         let mut open = Vec::new();
         for address in found {
@@ -207,8 +207,8 @@ impl AddressPolicy {
             }
         }
         match denied {
-            Some(address) if open.is_empty() && self.of_agents => Err(Denied::AgentHost(address)),
-            Some(address) if open.is_empty() => Err(Denied::Host(address)),
+            Some(address) if open.is_empty() && self.of_agents => Err(AddressError::AgentHost(address)),
+            Some(address) if open.is_empty() => Err(AddressError::Host(address)),
             _ => Ok(open),
         }
     }
@@ -228,9 +228,9 @@ fn real(address: IpAddr) -> IpAddr {
 }
 
 /// Resolves names, and lets through only addresses that may be connected to.
-pub struct Resolver(pub Arc<AddressPolicy>);
+pub struct FilteringResolver(pub Arc<AddressPolicy>);
 
-impl Resolve for Resolver {
+impl Resolve for FilteringResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let policy = Arc::clone(&self.0);
         Box::pin(async move {
@@ -272,7 +272,7 @@ mod tests {
     #[case::broadcast("255.255.255.255")]
     fn what_only_the_cluster_or_the_node_may_reach_is_denied(#[case] address: &str) {
         let address = address.parse().unwrap();
-        assert_eq!(policy(&[], &[]).check(address), Err(Denied::Address(address)));
+        assert_eq!(policy(&[], &[]).check(address), Err(AddressError::Address(address)));
     }
 
     #[rstest]
@@ -315,8 +315,8 @@ mod tests {
         let allowed = AddressPolicy::of_agents(range(one.clone()), vec![], false);
         assert_eq!(allowed.check(address), Ok(()));
         let denied = AddressPolicy::of_agents(vec![], range(one), true);
-        assert_eq!(denied.check(address), Err(Denied::AgentAddress(address)));
-        let words = Denied::AgentAddress(address).to_string();
+        assert_eq!(denied.check(address), Err(AddressError::AgentAddress(address)));
+        let words = AddressError::AgentAddress(address).to_string();
         assert!(words.contains("egress.agents.allowedCIDRs"), "{words}");
     }
 
@@ -342,7 +342,7 @@ mod tests {
         let both = found(&["127.0.0.1", "1.1.1.1"]);
         assert_eq!(policy.filter(both.into_iter()), Ok(found(&["1.1.1.1"])));
         let only = policy.filter(found(&["127.0.0.1"]).into_iter());
-        assert_eq!(only, Err(Denied::Host("127.0.0.1".parse().unwrap())));
+        assert_eq!(only, Err(AddressError::Host("127.0.0.1".parse().unwrap())));
     }
 
     #[rstest]
@@ -363,7 +363,7 @@ mod tests {
     #[case("x/8")]
     #[case("10.0.0.0/-1")]
     fn what_is_no_range_is_said_to_be_none(#[case] text: &str) {
-        assert_eq!(text.parse::<Cidr>(), Err(NoCidr(text.into())));
+        assert_eq!(text.parse::<Cidr>(), Err(CidrError(text.into())));
     }
 
     #[test]

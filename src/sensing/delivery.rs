@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::rules::{MOST_TEXT_BYTES, MOST_VALUE_BYTES};
-use super::trial::Trial;
-use crate::api::sensor::Priority;
+use super::scored_effects::ScoredEffects;
+use crate::api::sensor::SignalPriority;
 
 /// One accepted event and all that it does to a receiver. Takes effect once: a receiver has a number for each Sensor, and
 /// passes over events up to it.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub struct Event {
+pub struct SensorEvent {
     /// Its number among the events of its Sensor, from 1; gaps are events that were dropped or not meant for the receiver.
     pub seq: i64,
     /// The outbox that gave the number, once a receiver has taken the event; empty for one that gives no id of its own.
@@ -27,12 +27,12 @@ pub struct Event {
     pub updates: Vec<FieldValue>,
     /// Notifications, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub notifications: Vec<Notice>,
+    pub notifications: Vec<SensorNotification>,
     /// What a sleep may have named in `wake_early_if`: `sensor/<name>`, and `signal/<sensor>/<signal>` of each that holds.
     pub wakes: Vec<String>,
     /// What else it does, once a model of the receiver's has scored it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trial: Option<Trial>,
+    pub trial: Option<ScoredEffects>,
 }
 
 /// Highest number of an event; JSON carries numbers up to it everywhere.
@@ -46,7 +46,7 @@ pub(super) const MOST_NAME_BYTES: usize = 512;
 /// Most bytes of an id. The longest is that of a file, which has its path in it.
 const MOST_ID_BYTES: usize = 8 * 1024;
 
-impl Event {
+impl SensorEvent {
     /// Whether rules could have made it. A receiver does not rely on the pod that sent it: whoever took that pod over must
     /// not flood what a model reads, nor use up the numbers.
     #[must_use]
@@ -71,7 +71,7 @@ impl Event {
             && updates.all(|update| {
                 update.field.len() <= MOST_FIELD_BYTES && update.value.to_string().len() <= MOST_VALUE_BYTES
             })
-            && asked.is_none_or(Trial::is_plausible)
+            && asked.is_none_or(ScoredEffects::is_plausible)
     }
 }
 
@@ -88,13 +88,13 @@ pub struct FieldValue {
 /// What the model is told.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Notice {
+pub struct SensorNotification {
     /// The event that it is: `sensor/<name>` or `signal/<sensor>/<signal>`.
     pub source: String,
     /// What it says.
     pub text: String,
     /// How urgent it is.
-    pub priority: Priority,
+    pub priority: SignalPriority,
 }
 
 /// Events of one Sensor for one receiver, in order.
@@ -115,5 +115,5 @@ pub struct Delivery {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_minute: Option<u32>,
     /// The events.
-    pub events: Vec<Event>,
+    pub events: Vec<SensorEvent>,
 }

@@ -8,8 +8,8 @@
 #![allow(clippy::wildcard_enum_match_arm)]
 
 mod functions;
+mod parse_error;
 mod values;
-mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,7 +74,7 @@ const MANY: usize = 0;
 
 /// Why an expression gave no value. Says nothing of the payload.
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum ExpressionError {
     /// It costs too much with this payload.
     #[error("costs too much with what came: narrow down the lists that it goes through")]
     TooCostly,
@@ -94,7 +94,7 @@ pub enum Failure {
 pub struct Expression {
     tree: IdedExpr,
     patterns: Arc<[Pattern]>,
-    weight: Weight,
+    weight: EvaluationCost,
     depth: usize,
     uses_previous: bool,
 }
@@ -102,11 +102,11 @@ pub struct Expression {
 /// What the patterns of one Sensor may still take. A pattern is short as text and large once it is compiled, so that it is
 /// their number that bounds the memory and the time of a Sensor.
 #[derive(Debug)]
-pub struct Allowance {
+pub struct PatternAllowance {
     patterns: usize,
 }
 
-impl Default for Allowance {
+impl Default for PatternAllowance {
     fn default() -> Self {
         Self {
             patterns: MOST_PATTERNS,
@@ -114,7 +114,7 @@ impl Default for Allowance {
     }
 }
 
-impl Allowance {
+impl PatternAllowance {
     fn pattern(&mut self, text: &str) -> Result<(), String> {
         if text.len() > MOST_PATTERN_BYTES {
             return Err(format!(
@@ -163,14 +163,14 @@ impl Pattern {
 
 /// What an expression sees.
 #[derive(Clone, Debug)]
-pub struct Variables {
+pub struct ExpressionVariables {
     payload: Cel,
     previous: Cel,
     now: i64,
     size: u64,
 }
 
-impl Variables {
+impl ExpressionVariables {
     /// Of one event.
     #[must_use]
     pub fn new(payload: &Value, previous: Option<&Value>, now: Timestamp) -> Self {
@@ -189,20 +189,20 @@ impl Expression {
     /// Compiles the only expression of a Sensor. The error says what is wrong with it, in words that go after its field's
     /// name.
     pub fn compile(text: &str) -> Result<Self, String> {
-        Self::compile_within(text, &mut Allowance::default())
+        Self::compile_within(text, &mut PatternAllowance::default())
     }
 
     /// Compiles one of the expressions of a Sensor, which share an allowance.
-    pub fn compile_within(text: &str, allowance: &mut Allowance) -> Result<Self, String> {
+    pub fn compile_within(text: &str, allowance: &mut PatternAllowance) -> Result<Self, String> {
         if text.len() > MOST_BYTES {
             return Err(format!("may have {MOST_BYTES} bytes, and has {}", text.len()));
         }
         check_nesting(text)?;
         let mut tree = parse(text)?;
-        let mut compiler = Compiler {
+        let mut compiler = ExpressionCompiler {
             allowance,
             patterns: Vec::new(),
-            weight: Weight::default(),
+            weight: EvaluationCost::default(),
             depth: 0,
             uses_previous: false,
             item: None,
@@ -224,10 +224,10 @@ impl Expression {
     }
 
     /// Its value.
-    pub fn evaluate(&self, variables: &Variables) -> Result<Value, Failure> {
-        let purse = Purse::new(variables.size);
+    pub fn evaluate(&self, variables: &ExpressionVariables) -> Result<Value, ExpressionError> {
+        let purse = CostMeter::new(variables.size);
         if !purse.pay(self.weight, 0) {
-            return Err(Failure::TooCostly);
+            return Err(ExpressionError::TooCostly);
         }
         let mut context = Context::empty();
         functions::offer(&mut context, &purse, &self.patterns);
@@ -235,21 +235,21 @@ impl Expression {
         context.add_variable_from_value("previous", variables.previous.clone());
         context.add_variable_from_value("now", variables.now);
         let found = if self.depth > SHALLOW {
-            with_room(|| context.resolve(&self.tree)).ok_or(Failure::Other)?
+            with_room(|| context.resolve(&self.tree)).ok_or(ExpressionError::Other)?
         } else {
             context.resolve(&self.tree)
         };
         if purse.is_empty() {
-            return Err(Failure::TooCostly);
+            return Err(ExpressionError::TooCostly);
         }
-        to_json(&found.map_err(|error| failure(&error))?).ok_or(Failure::Types)
+        to_json(&found.map_err(|error| failure(&error))?).ok_or(ExpressionError::Types)
     }
 }
 
 fn parse(text: &str) -> Result<IdedExpr, String> {
     let parsed = with_room(|| {
         let parsed = Program::compile(text).map(|program| program.expression().clone());
-        parsed.map_err(|errors| words::said(text, &errors))
+        parsed.map_err(|errors| parse_error::describe_errors(text, &errors))
     });
     parsed.unwrap_or_else(|| Err("could not be parsed: there is no room for it now".into()))
 }
@@ -290,7 +290,7 @@ fn check_nesting(text: &str) -> Result<(), String> {
 
 /// How much one evaluation of a piece costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Weight {
+struct EvaluationCost {
     /// Steps.
     steps: u64,
     /// Of them those that name a variable of the event, which may be large.
@@ -301,12 +301,12 @@ struct Weight {
 
 /// Counts what an evaluation costs.
 #[derive(Clone, Debug)]
-struct Purse {
+struct CostMeter {
     left: Arc<AtomicU64>,
     size: u64,
 }
 
-impl Purse {
+impl CostMeter {
     fn new(size: u64) -> Self {
         Self {
             left: Arc::new(AtomicU64::new(MOST_COST)),
@@ -315,7 +315,7 @@ impl Purse {
     }
 
     /// Pays for one evaluation of a piece in which a variable of this size may stand. False: there is not enough left.
-    fn pay(&self, weight: Weight, item: u64) -> bool {
+    fn pay(&self, weight: EvaluationCost, item: u64) -> bool {
         let small = weight.steps.saturating_mul(1 + item);
         let large = weight.large.saturating_mul(self.size);
         let cost = small.saturating_add(large).saturating_mul(1 + weight.joins);
@@ -330,9 +330,9 @@ impl Purse {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         let steps = bytes.saturating_mul(weight) / TEXT_PER_COST;
         self.pay(
-            Weight {
+            EvaluationCost {
                 steps,
-                ..Weight::default()
+                ..EvaluationCost::default()
             },
             0,
         )
@@ -349,17 +349,17 @@ impl Purse {
 }
 
 /// Checks a tree, and makes it one that is cheap and counted.
-struct Compiler<'a> {
-    allowance: &'a mut Allowance,
+struct ExpressionCompiler<'a> {
+    allowance: &'a mut PatternAllowance,
     patterns: Vec<Pattern>,
-    weight: Weight,
+    weight: EvaluationCost,
     depth: usize,
     uses_previous: bool,
     /// The variable of the macro whose body this is.
     item: Option<String>,
 }
 
-impl Compiler<'_> {
+impl ExpressionCompiler<'_> {
     fn visit(&mut self, tree: &mut IdedExpr, depth: usize) -> Result<(), String> {
         if depth >= MOST_DEPTH {
             return Err(format!("goes deeper than {MOST_DEPTH} steps: make it simpler"));
@@ -530,14 +530,14 @@ fn only(list: IdedExpr) -> Option<IdedExpr> {
     }
 }
 
-fn failure(error: &ExecutionError) -> Failure {
+fn failure(error: &ExecutionError) -> ExpressionError {
     match error {
-        ExecutionError::NoSuchKey(_) | ExecutionError::IndexOutOfBounds(_) => Failure::Missing,
+        ExecutionError::NoSuchKey(_) | ExecutionError::IndexOutOfBounds(_) => ExpressionError::Missing,
         ExecutionError::DivisionByZero(_)
         | ExecutionError::RemainderByZero(_)
         | ExecutionError::Overflow(..)
-        | ExecutionError::FunctionError { .. } => Failure::Other,
-        _ => Failure::Types,
+        | ExecutionError::FunctionError { .. } => ExpressionError::Other,
+        _ => ExpressionError::Types,
     }
 }
 

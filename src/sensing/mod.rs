@@ -8,11 +8,11 @@ pub mod delivery;
 mod expanded;
 pub mod expression;
 pub mod rules;
+mod rules_state;
 pub mod schedule;
+pub mod scored_effects;
 mod signals;
 pub mod source;
-mod state;
-pub mod trial;
 pub mod watch;
 
 use crate::api::SensorSpec;
@@ -20,7 +20,7 @@ use crate::api::SensorSpec;
 /// What of a spec cannot be used, beyond what its schema refuses: `spec.updates[0].value: …`.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 #[error("{field}: {detail}")]
-pub struct Invalid {
+pub struct FieldError {
     /// The field.
     pub field: String,
     /// What is wrong with it.
@@ -29,11 +29,11 @@ pub struct Invalid {
 
 /// All that cannot be used of a spec; at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mistakes(Vec<Invalid>);
+pub struct SpecError(Vec<FieldError>);
 
-impl std::error::Error for Mistakes {}
+impl std::error::Error for SpecError {}
 
-impl std::fmt::Display for Mistakes {
+impl std::fmt::Display for SpecError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let all: Vec<String> = self.0.iter().map(ToString::to_string).collect();
         f.write_str(&all.join("; "))
@@ -42,48 +42,48 @@ impl std::fmt::Display for Mistakes {
 
 /// Compiles one thing after the other, and remembers what is wrong with each.
 #[derive(Debug, Default)]
-struct Compiling(Vec<Invalid>);
+struct SpecErrorCollector(Vec<FieldError>);
 
-impl Compiling {
+impl SpecErrorCollector {
     /// `None`: it is wrong.
-    fn take<T>(&mut self, compiled: Result<T, Invalid>) -> Option<T> {
+    fn take<T>(&mut self, compiled: Result<T, FieldError>) -> Option<T> {
         compiled.map_err(|invalid| self.0.push(invalid)).ok()
     }
 
-    fn take_all<T>(&mut self, compiled: Result<T, Mistakes>) -> Option<T> {
+    fn take_all<T>(&mut self, compiled: Result<T, SpecError>) -> Option<T> {
         compiled.map_err(|mistakes| self.0.extend(mistakes.0)).ok()
     }
 
     /// What was compiled, unless something was wrong.
-    fn end<T>(self, compiled: impl FnOnce() -> Option<T>) -> Result<T, Mistakes> {
+    fn end<T>(self, compiled: impl FnOnce() -> Option<T>) -> Result<T, SpecError> {
         match compiled() {
             Some(whole) if self.0.is_empty() => Ok(whole),
-            Some(_) | None => Err(Mistakes(self.0)),
+            Some(_) | None => Err(SpecError(self.0)),
         }
     }
 }
 
 /// All of a spec, compiled.
 #[derive(Clone, Debug)]
-pub struct Compiled {
+pub struct CompiledSpec {
     /// What becomes of what is heard.
-    pub rules: rules::Rules,
+    pub rules: rules::SensorRules,
     /// Of a `schedule`.
-    pub calendar: Option<schedule::Calendar>,
+    pub calendar: Option<schedule::TickCalendar>,
     /// Of a `watch`.
-    pub scope: Option<watch::Scope>,
+    pub scope: Option<watch::WatchScope>,
 }
 
 /// Compiles all of a spec, for a Sensor of this name.
-pub fn compile(name: &str, spec: &SensorSpec) -> Result<Compiled, Mistakes> {
-    let mut compiling = Compiling::default();
+pub fn compile(name: &str, spec: &SensorSpec) -> Result<CompiledSpec, SpecError> {
+    let mut compiling = SpecErrorCollector::default();
     let (schedule, watch) = (spec.source.schedule.as_ref(), spec.source.watch.as_ref());
-    let calendar = schedule.and_then(|schedule| compiling.take_all(schedule::Calendar::compile(schedule)));
-    let scope = watch.and_then(|watch| compiling.take(watch::Scope::of(watch)));
+    let calendar = schedule.and_then(|schedule| compiling.take_all(schedule::TickCalendar::compile(schedule)));
+    let scope = watch.and_then(|watch| compiling.take(watch::WatchScope::of(watch)));
     compiling.take(source::endpoint::check(spec));
-    let rules = compiling.take_all(rules::Rules::compile(name, spec));
+    let rules = compiling.take_all(rules::SensorRules::compile(name, spec));
     compiling.end(|| {
-        Some(Compiled {
+        Some(CompiledSpec {
             rules: rules?,
             calendar,
             scope,
@@ -92,16 +92,16 @@ pub fn compile(name: &str, spec: &SensorSpec) -> Result<Compiled, Mistakes> {
 }
 
 /// Whether a Sensor can run by this spec. Keeps nothing of what it compiles.
-pub fn check(spec: &SensorSpec) -> Result<(), Mistakes> {
-    let mut compiling = Compiling::default();
+pub fn check(spec: &SensorSpec) -> Result<(), SpecError> {
+    let mut compiling = SpecErrorCollector::default();
     let (schedule, watch) = (spec.source.schedule.as_ref(), spec.source.watch.as_ref());
     if let Some(schedule) = schedule {
-        compiling.take_all(schedule::Calendar::compile(schedule));
+        compiling.take_all(schedule::TickCalendar::compile(schedule));
     }
     if let Some(watch) = watch {
-        compiling.take(watch::Scope::of(watch));
+        compiling.take(watch::WatchScope::of(watch));
     }
     compiling.take(source::endpoint::check(spec));
-    compiling.take_all(rules::Rules::check(spec));
+    compiling.take_all(rules::SensorRules::check(spec));
     compiling.end(|| Some(()))
 }

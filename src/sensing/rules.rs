@@ -7,15 +7,15 @@ use jiff::{SignedDuration, Timestamp};
 use ring::digest::{SHA256, digest};
 use serde_json::Value;
 
-use super::delivery::{Event, FieldValue, Notice};
-use super::expression::{Allowance, Expression, Variables};
-use super::signals::{Holds, Seen, Signal};
-use super::state::Held;
-pub use super::state::{Last, State};
-use super::trial::{Question, Trial, most_urgent};
-use super::{Compiling, Invalid, Mistakes, expanded};
+use super::delivery::{FieldValue, SensorEvent, SensorNotification};
+use super::expression::{Expression, ExpressionVariables, PatternAllowance};
+use super::rules_state::HeldEvent;
+pub use super::rules_state::{LastAccepted, RulesState};
+use super::scored_effects::{ScoredEffects, SignalScoreRequest, most_urgent};
+use super::signals::{CompiledSignal, EvaluatedSignal, SignalMatch};
+use super::{FieldError, SpecError, SpecErrorCollector, expanded};
 use crate::api::SensorSpec;
-use crate::api::sensor::{Gate, Priority};
+use crate::api::sensor::{SignalGate, SignalPriority};
 
 /// Most levels of a payload.
 pub const MOST_DEPTH: usize = 32;
@@ -32,11 +32,11 @@ const CUT: &str = " [cut]";
 
 /// The compiled rules of a Sensor.
 #[derive(Clone, Debug)]
-pub struct Rules {
+pub struct SensorRules {
     name: String,
-    updates: Vec<Update>,
-    signals: Vec<Signal>,
-    text: Option<Text>,
+    updates: Vec<FieldUpdate>,
+    signals: Vec<CompiledSignal>,
+    text: Option<NotificationText>,
     /// Notifications are tasks: an event gives one at most.
     is_task: bool,
     /// Without signals: whether an event gives a notification.
@@ -48,7 +48,7 @@ pub struct Rules {
 }
 
 #[derive(Clone, Debug)]
-struct Update {
+struct FieldUpdate {
     field: String,
     place: usize,
     value: Expression,
@@ -56,16 +56,16 @@ struct Update {
 
 /// What a notification says.
 #[derive(Clone, Debug)]
-struct Text {
+struct NotificationText {
     field: &'static str,
     expression: Expression,
 }
 
 /// What came of an event that was heard.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
+pub enum RulesOutcome {
     /// It takes effect.
-    Accepted(Box<Event>),
+    Accepted(Box<SensorEvent>),
     /// It waits for the end of `minIntervalMilliseconds`, unless a newer one comes before.
     Held,
     /// It was no news.
@@ -78,29 +78,29 @@ pub enum Outcome {
     Failed,
 }
 
-impl Rules {
+impl SensorRules {
     /// Compiles the rules of a spec, for a Sensor of this name.
-    pub fn compile(name: &str, spec: &SensorSpec) -> Result<Self, Mistakes> {
-        let (mut compiling, mut allowance) = (Compiling::default(), Allowance::default());
+    pub fn compile(name: &str, spec: &SensorSpec) -> Result<Self, SpecError> {
+        let (mut compiling, mut allowance) = (SpecErrorCollector::default(), PatternAllowance::default());
         let updates: Vec<_> = (spec.updates.iter().enumerate())
             .filter_map(|(place, update)| {
                 let value = compiled(format!("spec.updates[{place}].value"), &update.value, &mut allowance);
                 let (field, value) = (update.field.clone(), compiling.take(value)?);
-                Some(Update { field, place, value })
+                Some(FieldUpdate { field, place, value })
             })
             .collect();
         let signals: Vec<_> = (spec.signals.iter().enumerate())
-            .filter_map(|(place, signal)| compiling.take(Signal::compile(place, signal, &mut allowance)))
+            .filter_map(|(place, signal)| compiling.take(CompiledSignal::compile(place, signal, &mut allowance)))
             .collect();
         let text = text_of(spec).and_then(|(field, text)| {
             let expression = compiling.take(compiled(field.into(), text, &mut allowance))?;
-            Some(Text { field, expression })
+            Some(NotificationText { field, expression })
         });
         let values = updates.iter().map(|update| &update.value);
         let keeps_previous = values
             .chain(text.iter().map(|text| &text.expression))
             .any(Expression::uses_previous)
-            || signals.iter().any(Signal::uses_previous);
+            || signals.iter().any(CompiledSignal::uses_previous);
         let milliseconds = i64::from(spec.limits.min_interval_milliseconds);
         compiling.end(|| {
             Some(Self {
@@ -120,14 +120,14 @@ impl Rules {
 
     /// Whether [`Rules::compile`] takes a spec. Holds one compiled expression at a time: a process that checks the Sensors of
     /// many tenants needs no more memory for one with many large patterns.
-    pub fn check(spec: &SensorSpec) -> Result<(), Mistakes> {
-        let (mut compiling, mut allowance) = (Compiling::default(), Allowance::default());
+    pub fn check(spec: &SensorSpec) -> Result<(), SpecError> {
+        let (mut compiling, mut allowance) = (SpecErrorCollector::default(), PatternAllowance::default());
         for (place, update) in spec.updates.iter().enumerate() {
             let field = format!("spec.updates[{place}].value");
             compiling.take(compiled(field, &update.value, &mut allowance).map(drop));
         }
         for (place, signal) in spec.signals.iter().enumerate() {
-            compiling.take(Signal::compile(place, signal, &mut allowance).map(drop));
+            compiling.take(CompiledSignal::compile(place, signal, &mut allowance).map(drop));
         }
         if let Some((field, text)) = text_of(spec) {
             compiling.take(compiled(field.into(), text, &mut allowance).map(drop));
@@ -137,17 +137,23 @@ impl Rules {
 
     /// Hears of something: JSON, or else a text. `id` is the sender's own; without one, what says the same as the event
     /// before is no news.
-    pub fn hear(&self, state: &mut State, now: Timestamp, id: Option<&str>, body: &[u8]) -> Outcome {
-        self.hear_any(state, now, (id, false), body)
+    pub fn process(&self, state: &mut RulesState, now: Timestamp, id: Option<&str>, body: &[u8]) -> RulesOutcome {
+        self.process_any(state, now, (id, false), body)
     }
 
     /// The same for what is known to be no repeat.
-    pub fn hear_news(&self, state: &mut State, now: Timestamp, id: Option<&str>, body: &[u8]) -> Outcome {
-        self.hear_any(state, now, (id, true), body)
+    pub fn process_new(&self, state: &mut RulesState, now: Timestamp, id: Option<&str>, body: &[u8]) -> RulesOutcome {
+        self.process_any(state, now, (id, true), body)
     }
 
-    fn hear_any(&self, state: &mut State, now: Timestamp, (id, is_news): (Option<&str>, bool), body: &[u8]) -> Outcome {
-        self.heed_clock(state, now);
+    fn process_any(
+        &self,
+        state: &mut RulesState,
+        now: Timestamp,
+        (id, is_news): (Option<&str>, bool),
+        body: &[u8],
+    ) -> RulesOutcome {
+        self.apply_clock(state, now);
         if body.len() > self.max_payload_bytes {
             return dropped(state);
         }
@@ -172,7 +178,7 @@ impl Rules {
         if is_deep(&payload, MOST_DEPTH) {
             return too_deep(state);
         }
-        let heard = Held {
+        let heard = HeldEvent {
             id: id.map_or_else(|| content_id(&payload), str::to_owned),
             own_id: id.is_some() && !is_news,
             is_news,
@@ -180,13 +186,13 @@ impl Rules {
         };
         if is_known(state, &heard) {
             state.totals.filtered += 1;
-            return Outcome::Filtered;
+            return RulesOutcome::Filtered;
         }
         if self.free_from(state).is_some_and(|free| now < free) {
             if state.held.replace(heard).is_some() {
                 state.totals.dropped += 1;
             }
-            return Outcome::Held;
+            return RulesOutcome::Held;
         }
         if state.held.take().is_some() {
             state.totals.dropped += 1;
@@ -194,83 +200,87 @@ impl Rules {
         self.accept(state, now, heard)
     }
 
-    /// When an event that waits is to be taken up by [`Rules::take_up`].
+    /// When an event that waits is to be taken up by [`Rules::release_held`].
     #[must_use]
-    pub fn waits_until(&self, state: &State) -> Option<Timestamp> {
+    pub fn waits_until(&self, state: &RulesState) -> Option<Timestamp> {
         state.held.as_ref()?;
         Some(self.free_from(state).unwrap_or(Timestamp::MIN))
     }
 
     /// Takes up the event that waits, once it has waited long enough.
-    pub fn take_up(&self, state: &mut State, now: Timestamp) -> Option<Outcome> {
-        self.heed_clock(state, now);
+    pub fn release_held(&self, state: &mut RulesState, now: Timestamp) -> Option<RulesOutcome> {
+        self.apply_clock(state, now);
         if self.waits_until(state)? > now {
             return None;
         }
         let held = state.held.take()?;
         if is_known(state, &held) {
             state.totals.filtered += 1;
-            return Some(Outcome::Filtered);
+            return Some(RulesOutcome::Filtered);
         }
         Some(self.accept(state, now, held))
     }
 
     /// The source heard nothing, and why; never text of a payload.
-    pub fn not_heard(state: &mut State, failure: String) {
+    pub fn record_failure(state: &mut RulesState, failure: String) {
         let _ = failed(state, failure);
     }
 
     /// When the next event finds room in the limits of time: one that could wait need not be held or dropped.
     #[must_use]
-    pub fn room_from(&self, state: &State, now: Timestamp) -> Timestamp {
+    pub fn room_from(&self, state: &RulesState, now: Timestamp) -> Timestamp {
         let free = self.free_from(state).unwrap_or(Timestamp::MIN);
         free.max(state.room_from(now, self.per_minute))
     }
 
     /// The clock may have been set back.
-    pub fn heed_clock(&self, state: &mut State, now: Timestamp) {
+    pub fn apply_clock(&self, state: &mut RulesState, now: Timestamp) {
         let cooldowns = self.signals.iter().map(|signal| signal.cooldown);
-        state.heed_clock(now, cooldowns.max().unwrap_or_default());
+        state.apply_clock(now, cooldowns.max().unwrap_or_default());
     }
 
     /// When the next event may be accepted.
-    fn free_from(&self, state: &State) -> Option<Timestamp> {
+    fn free_from(&self, state: &RulesState) -> Option<Timestamp> {
         let last = state.last.as_ref().filter(|_| self.min_interval.is_positive())?;
         Some(last.at.checked_add(self.min_interval).unwrap_or(Timestamp::MAX))
     }
 
-    fn accept(&self, state: &mut State, now: Timestamp, heard: Held) -> Outcome {
+    fn accept(&self, state: &mut RulesState, now: Timestamp, heard: HeldEvent) -> RulesOutcome {
         if state.recent(now) >= self.per_minute {
             return dropped(state);
         }
         match self.event(state, now, &heard) {
             Ok(event) => {
-                self.note(state, now, &event, heard);
-                Outcome::Accepted(Box::new(event))
+                self.record_event(state, now, &event, heard);
+                RulesOutcome::Accepted(Box::new(event))
             }
             Err(invalid) => failed(state, invalid.to_string()),
         }
     }
 
     /// What an event does.
-    fn event(&self, state: &State, now: Timestamp, heard: &Held) -> Result<Event, Invalid> {
-        let variables = Variables::new(&heard.payload, state.previous.as_ref(), now);
-        let seen = self.signals.iter().map(|signal| signal.seen(state, &variables));
+    fn event(&self, state: &RulesState, now: Timestamp, heard: &HeldEvent) -> Result<SensorEvent, FieldError> {
+        let variables = ExpressionVariables::new(&heard.payload, state.previous.as_ref(), now);
+        let seen = self
+            .signals
+            .iter()
+            .map(|signal| signal.evaluate_signal(state, &variables));
         let seen = seen.collect::<Result<Vec<_>, _>>()?;
         let (questions, mut notifications) = self.notices(&seen, &variables, &heard.payload)?;
         if self.is_task {
             notifications = most_urgent(notifications).into_iter().collect();
         }
-        let writes = |seen: &Seen<'_>| seen.holds != Holds::No || seen.signal.gate == Gate::Notify;
+        let writes =
+            |seen: &EvaluatedSignal<'_>| seen.holds != SignalMatch::No || seen.signal.gate == SignalGate::Notify;
         let mut updates = Vec::new();
         if seen.iter().all(writes) {
             let values = self.updates.iter().map(|update| update.value(&variables));
             updates = values.collect::<Result<_, _>>()?;
         }
         let trial = (!questions.is_empty()).then(|| {
-            let gated = questions.iter().any(|question| question.gate != Gate::Notify);
-            Trial {
-                data: Trial::data(&heard.payload),
+            let gated = questions.iter().any(|question| question.gate != SignalGate::Notify);
+            ScoredEffects {
+                data: ScoredEffects::data(&heard.payload),
                 updates: if gated {
                     std::mem::take(&mut updates)
                 } else {
@@ -280,9 +290,9 @@ impl Rules {
                 questions,
             }
         });
-        let held = seen.iter().filter(|seen| seen.holds == Holds::Yes);
+        let held = seen.iter().filter(|seen| seen.holds == SignalMatch::Yes);
         let held = held.map(|seen| seen.signal.event(&self.name));
-        Ok(Event {
+        Ok(SensorEvent {
             seq: state.seq + 1,
             id: heard.id.clone(),
             outbox: String::new(),
@@ -297,32 +307,32 @@ impl Rules {
     /// What is asked of an event, and what it tells already.
     fn notices(
         &self,
-        seen: &[Seen<'_>],
-        variables: &Variables,
+        seen: &[EvaluatedSignal<'_>],
+        variables: &ExpressionVariables,
         payload: &Value,
-    ) -> Result<(Vec<Question>, Vec<Notice>), Invalid> {
+    ) -> Result<(Vec<SignalScoreRequest>, Vec<SensorNotification>), FieldError> {
         let notice = |source, priority| {
             let text = self.text(variables, payload)?;
-            Ok::<_, Invalid>(Notice { source, text, priority })
+            Ok::<_, FieldError>(SensorNotification { source, text, priority })
         };
         let (mut questions, mut notices) = (Vec::new(), Vec::new());
-        for Seen { signal, holds } in seen {
+        for EvaluatedSignal { signal, holds } in seen {
             let told = match holds {
                 // Whoever waits for the signal is not to wake without it.
-                Holds::Asked => Some(self.source()),
-                Holds::Yes => Some(signal.event(&self.name)),
-                Holds::No => (signal.gate == Gate::Update).then(|| self.source()),
+                SignalMatch::Asked => Some(self.source()),
+                SignalMatch::Yes => Some(signal.event(&self.name)),
+                SignalMatch::No => (signal.gate == SignalGate::Update).then(|| self.source()),
             };
             let told = told.filter(|_| signal.notify);
             let told = told.map(|source| notice(source, signal.priority)).transpose()?;
-            if *holds == Holds::Asked {
+            if *holds == SignalMatch::Asked {
                 questions.extend(signal.question(&self.name, told));
             } else {
                 notices.extend(told);
             }
         }
         if self.signals.is_empty() && self.notifies {
-            notices.push(notice(self.source(), Priority::Normal)?);
+            notices.push(notice(self.source(), SignalPriority::Normal)?);
         }
         Ok((questions, notices))
     }
@@ -331,17 +341,17 @@ impl Rules {
         format!("sensor/{}", self.name)
     }
 
-    fn text(&self, variables: &Variables, payload: &Value) -> Result<String, Invalid> {
-        let Some(Text { field, expression }) = &self.text else {
-            return Ok(cut(payload.to_string()));
+    fn text(&self, variables: &ExpressionVariables, payload: &Value) -> Result<String, FieldError> {
+        let Some(NotificationText { field, expression }) = &self.text else {
+            return Ok(truncate(payload.to_string()));
         };
         let invalid = |detail: String| invalid((*field).into(), &detail);
         match expression
             .evaluate(variables)
             .map_err(|failure| invalid(failure.to_string()))?
         {
-            Value::String(text) if self.is_task => Ok(cut(format!("{TASK}{text}"))),
-            Value::String(text) => Ok(cut(text)),
+            Value::String(text) if self.is_task => Ok(truncate(format!("{TASK}{text}"))),
+            Value::String(text) => Ok(truncate(text)),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
                 Err(invalid("is no text: string() or json() makes one".into()))
             }
@@ -349,7 +359,7 @@ impl Rules {
     }
 
     /// Remembers an event that was accepted.
-    fn note(&self, state: &mut State, now: Timestamp, event: &Event, heard: Held) {
+    fn record_event(&self, state: &mut RulesState, now: Timestamp, event: &SensorEvent, heard: HeldEvent) {
         state.seq = event.seq;
         state.totals.events += 1;
         state.totals.updates += i64::try_from(event.updates.len()).unwrap_or(i64::MAX);
@@ -367,12 +377,12 @@ impl Rules {
             state.remember(key(&heard.id));
         }
         state.previous = self.keeps_previous.then_some(heard.payload);
-        state.last = Some(Last { at: now, id: heard.id });
+        state.last = Some(LastAccepted { at: now, id: heard.id });
     }
 }
 
-impl Update {
-    fn value(&self, variables: &Variables) -> Result<FieldValue, Invalid> {
+impl FieldUpdate {
+    fn value(&self, variables: &ExpressionVariables) -> Result<FieldValue, FieldError> {
         let field = || format!("spec.updates[{}].value", self.place);
         let value = self
             .value
@@ -390,8 +400,8 @@ impl Update {
     }
 }
 
-pub(super) fn compiled(field: String, text: &str, allowance: &mut Allowance) -> Result<Expression, Invalid> {
-    Expression::compile_within(text, allowance).map_err(|detail| Invalid { field, detail })
+pub(super) fn compiled(field: String, text: &str, allowance: &mut PatternAllowance) -> Result<Expression, FieldError> {
+    Expression::compile_within(text, allowance).map_err(|detail| FieldError { field, detail })
 }
 
 /// What a notification or a task says, and the field that says so.
@@ -403,32 +413,32 @@ fn text_of(spec: &SensorSpec) -> Option<(&'static str, &String)> {
     })
 }
 
-fn invalid(field: String, detail: &impl ToString) -> Invalid {
-    Invalid {
+fn invalid(field: String, detail: &impl ToString) -> FieldError {
+    FieldError {
         field,
         detail: detail.to_string(),
     }
 }
 
-fn dropped(state: &mut State) -> Outcome {
+fn dropped(state: &mut RulesState) -> RulesOutcome {
     state.totals.dropped += 1;
-    Outcome::Dropped
+    RulesOutcome::Dropped
 }
 
-fn too_deep(state: &mut State) -> Outcome {
+fn too_deep(state: &mut RulesState) -> RulesOutcome {
     let _ = dropped(state);
-    Outcome::TooDeep
+    RulesOutcome::TooDeep
 }
 
-fn failed(state: &mut State, failure: String) -> Outcome {
+fn failed(state: &mut RulesState, failure: String) -> RulesOutcome {
     state.totals.errors += 1;
     state.consecutive_failures += 1;
     state.failure = Some(failure);
-    Outcome::Failed
+    RulesOutcome::Failed
 }
 
 /// Whether it came before: under the sender's own id, or as what the newest one says.
-fn is_known(state: &State, heard: &Held) -> bool {
+fn is_known(state: &RulesState, heard: &HeldEvent) -> bool {
     if heard.is_news {
         return false;
     }
@@ -463,7 +473,7 @@ fn is_deep(value: &Value, levels: usize) -> bool {
 
 /// As much of a text as a notification may have. Control characters become six bytes each in JSON, in which a notification
 /// travels: what is mostly those is cut earlier.
-fn cut(mut text: String) -> String {
+fn truncate(mut text: String) -> String {
     let most = MOST_TEXT_BYTES - CUT.len();
     let (mut end, mut escaped) = (0, 0);
     for (place, character) in text.char_indices() {

@@ -10,25 +10,25 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp, Zoned};
 use serde_json::{Value, json};
 
-use super::{Compiling, Invalid, Mistakes};
-use crate::api::sensor::{Missed, Schedule};
+use super::{FieldError, SpecError, SpecErrorCollector};
+use crate::api::sensor::{MissedTickPolicy, ScheduleSource};
 
 /// A tick that is later than this was missed: timers are not as late.
 const LATE: SignedDuration = SignedDuration::from_secs(60);
 
 /// A compiled schedule.
 #[derive(Clone, Debug)]
-pub struct Calendar {
+pub struct TickCalendar {
     cron: Cron,
     zone: TimeZone,
-    missed: Missed,
+    missed: MissedTickPolicy,
 }
 
-impl Calendar {
+impl TickCalendar {
     /// Compiles a schedule.
-    pub fn compile(schedule: &Schedule) -> Result<Self, Mistakes> {
-        let mut compiling = Compiling::default();
-        let invalid = |field: &str, detail: String| Invalid {
+    pub fn compile(schedule: &ScheduleSource) -> Result<Self, SpecError> {
+        let mut compiling = SpecErrorCollector::default();
+        let invalid = |field: &str, detail: String| FieldError {
             field: format!("spec.source.schedule.{field}"),
             detail,
         };
@@ -68,21 +68,21 @@ impl Calendar {
 
     /// The tick that is to be heard now, if ticks up to `through` are done with and somebody listens since `since`.
     #[must_use]
-    pub fn due(&self, through: Timestamp, since: Timestamp, now: Timestamp) -> Due {
+    pub fn due(&self, through: Timestamp, since: Timestamp, now: Timestamp) -> DueTick {
         if self.after(through).is_none_or(|next| next > now) {
-            return Due::Nothing;
+            return DueTick::Nothing;
         }
         let last = self.cron.find_previous_occurrence(&self.at(now), true).ok();
         // The search back knows of no tick that the search forward found: that one it is.
         let last = last.map(|last| last.timestamp()).filter(|last| *last > through);
         let Some(last) = last.or_else(|| self.after(through)) else {
-            return Due::Nothing;
+            return DueTick::Nothing;
         };
         let missed = last < since || now.duration_since(last) > LATE;
-        if missed && self.missed == Missed::Skip {
-            Due::Skipped(last)
+        if missed && self.missed == MissedTickPolicy::Skip {
+            DueTick::Skipped(last)
         } else {
-            Due::Tick(last)
+            DueTick::Tick(last)
         }
     }
 
@@ -93,7 +93,7 @@ impl Calendar {
 
 /// What is to be done about ticks now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
+pub enum DueTick {
     /// Nothing: none has come.
     Nothing,
     /// This one is to be heard; those before it are not.
@@ -120,13 +120,13 @@ mod tests {
 
     use super::*;
 
-    fn calendar(cron: &str, zone: &str, missed: Missed) -> Calendar {
-        let schedule = Schedule {
+    fn calendar(cron: &str, zone: &str, missed: MissedTickPolicy) -> TickCalendar {
+        let schedule = ScheduleSource {
             cron: cron.into(),
             time_zone: zone.into(),
             missed,
         };
-        Calendar::compile(&schedule).expect("a schedule")
+        TickCalendar::compile(&schedule).expect("a schedule")
     }
 
     fn moment(text: &str) -> Timestamp {
@@ -135,13 +135,13 @@ mod tests {
 
     /// Each tick between two moments, found one after the other.
     fn ticks(cron: &str, zone: &str, from: &str, to: &str) -> Vec<String> {
-        let calendar = calendar(cron, zone, Missed::RunOnce);
+        let calendar = calendar(cron, zone, MissedTickPolicy::RunOnce);
         let (mut at, to) = (moment(from), moment(to));
         let mut found = Vec::new();
         while let Some(next) = calendar.after(at).filter(|next| *next <= to) {
             // Nobody who looks back finds another one.
             let seen = calendar.due(at, at, next);
-            assert_eq!(seen, Due::Tick(next), "after {at}");
+            assert_eq!(seen, DueTick::Tick(next), "after {at}");
             found.push(next.to_string());
             at = next;
         }
@@ -191,12 +191,12 @@ mod tests {
         "spec.source.schedule.timeZone: Europe/Atlantis is no time zone"
     )]
     fn what_is_no_schedule_is_refused_with_its_field(#[case] cron: &str, #[case] zone: &str, #[case] expected: &str) {
-        let schedule = Schedule {
+        let schedule = ScheduleSource {
             cron: cron.into(),
             time_zone: zone.into(),
-            missed: Missed::RunOnce,
+            missed: MissedTickPolicy::RunOnce,
         };
-        let error = Calendar::compile(&schedule).expect_err("an error").to_string();
+        let error = TickCalendar::compile(&schedule).expect_err("an error").to_string();
         assert!(error.starts_with(expected), "{error}");
     }
 
@@ -205,22 +205,28 @@ mod tests {
         let (through, now) = (moment("2026-01-05T08:00:00Z"), moment("2026-01-06T08:00:30Z"));
         let of = |missed| calendar("*/10 * * * *", "UTC", missed);
         let last = moment("2026-01-06T08:00:00Z");
-        assert_eq!(of(Missed::RunOnce).due(through, now, now), Due::Tick(last));
-        assert_eq!(of(Missed::Skip).due(through, now, now), Due::Skipped(last));
-        assert_eq!(of(Missed::RunOnce).due(last, now, now), Due::Nothing);
+        assert_eq!(
+            of(MissedTickPolicy::RunOnce).due(through, now, now),
+            DueTick::Tick(last)
+        );
+        assert_eq!(
+            of(MissedTickPolicy::Skip).due(through, now, now),
+            DueTick::Skipped(last)
+        );
+        assert_eq!(of(MissedTickPolicy::RunOnce).due(last, now, now), DueTick::Nothing);
     }
 
     #[test]
     fn a_tick_that_somebody_waited_for_is_heard_up_to_a_minute_late_and_was_missed_after_that() {
-        let calendar = calendar("0 8 * * *", "UTC", Missed::Skip);
+        let calendar = calendar("0 8 * * *", "UTC", MissedTickPolicy::Skip);
         let (through, tick) = (moment("2026-01-05T08:00:00Z"), moment("2026-01-06T08:00:00Z"));
         let at = |seconds| tick + SignedDuration::from_secs(seconds);
-        assert_eq!(calendar.due(through, through, at(-1)), Due::Nothing);
-        assert_eq!(calendar.due(through, through, at(0)), Due::Tick(tick));
-        assert_eq!(calendar.due(through, through, at(60)), Due::Tick(tick));
-        assert_eq!(calendar.due(through, through, at(61)), Due::Skipped(tick));
+        assert_eq!(calendar.due(through, through, at(-1)), DueTick::Nothing);
+        assert_eq!(calendar.due(through, through, at(0)), DueTick::Tick(tick));
+        assert_eq!(calendar.due(through, through, at(60)), DueTick::Tick(tick));
+        assert_eq!(calendar.due(through, through, at(61)), DueTick::Skipped(tick));
         // Who listens only since then has missed it.
-        assert_eq!(calendar.due(through, at(1), at(2)), Due::Skipped(tick));
-        assert_eq!(calendar.due(through, at(0), at(2)), Due::Tick(tick));
+        assert_eq!(calendar.due(through, at(1), at(2)), DueTick::Skipped(tick));
+        assert_eq!(calendar.due(through, at(0), at(2)), DueTick::Tick(tick));
     }
 }

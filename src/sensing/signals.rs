@@ -2,20 +2,20 @@
 
 use jiff::SignedDuration;
 
-use super::delivery::Notice;
-use super::expression::{Allowance, Expression, Variables};
-use super::state::State;
-use super::trial::Question;
-use super::{Invalid, rules};
-use crate::api::sensor::{self, Gate, Priority, SignalModel};
+use super::delivery::SensorNotification;
+use super::expression::{Expression, ExpressionVariables, PatternAllowance};
+use super::rules_state::RulesState;
+use super::scored_effects::SignalScoreRequest;
+use super::{FieldError, rules};
+use crate::api::sensor::{self, SignalGate, SignalModel, SignalPriority};
 
 /// A compiled signal.
 #[derive(Clone, Debug)]
-pub(super) struct Signal {
+pub(super) struct CompiledSignal {
     pub(super) name: String,
-    pub(super) gate: Gate,
+    pub(super) gate: SignalGate,
     pub(super) notify: bool,
-    pub(super) priority: Priority,
+    pub(super) priority: SignalPriority,
     pub(super) cooldown: SignedDuration,
     place: usize,
     when: Option<Expression>,
@@ -23,22 +23,26 @@ pub(super) struct Signal {
 }
 
 /// A signal and what is known of an event.
-pub(super) struct Seen<'a> {
-    pub(super) signal: &'a Signal,
-    pub(super) holds: Holds,
+pub(super) struct EvaluatedSignal<'a> {
+    pub(super) signal: &'a CompiledSignal,
+    pub(super) holds: SignalMatch,
 }
 
 /// Whether a signal holds for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holds {
+pub(super) enum SignalMatch {
     Yes,
     No,
     /// A model is to be asked.
     Asked,
 }
 
-impl Signal {
-    pub(super) fn compile(place: usize, signal: &sensor::Signal, allowance: &mut Allowance) -> Result<Self, Invalid> {
+impl CompiledSignal {
+    pub(super) fn compile(
+        place: usize,
+        signal: &sensor::SignalSpec,
+        allowance: &mut PatternAllowance,
+    ) -> Result<Self, FieldError> {
         let when = signal.when.as_deref();
         Ok(Self {
             name: signal.name.clone(),
@@ -58,22 +62,26 @@ impl Signal {
         self.when.as_ref().is_some_and(Expression::uses_previous)
     }
 
-    pub(super) fn seen(&self, state: &State, variables: &Variables) -> Result<Seen<'_>, Invalid> {
+    pub(super) fn evaluate_signal(
+        &self,
+        state: &RulesState,
+        variables: &ExpressionVariables,
+    ) -> Result<EvaluatedSignal<'_>, FieldError> {
         let holds = match (self.wanted(variables)?, &self.model) {
-            (false, _) => Holds::No,
+            (false, _) => SignalMatch::No,
             // Its cooldown is the receivers' affair: each has a model of its own.
-            (true, Some(_)) => Holds::Asked,
-            (true, None) if state.cooldowns.contains_key(&self.name) => Holds::No,
-            (true, None) => Holds::Yes,
+            (true, Some(_)) => SignalMatch::Asked,
+            (true, None) if state.cooldowns.contains_key(&self.name) => SignalMatch::No,
+            (true, None) => SignalMatch::Yes,
         };
-        Ok(Seen { signal: self, holds })
+        Ok(EvaluatedSignal { signal: self, holds })
     }
 
-    fn wanted(&self, variables: &Variables) -> Result<bool, Invalid> {
+    fn wanted(&self, variables: &ExpressionVariables) -> Result<bool, FieldError> {
         let Some(when) = &self.when else {
             return Ok(true);
         };
-        let invalid = |detail: String| Invalid {
+        let invalid = |detail: String| FieldError {
             field: field(self.place),
             detail,
         };
@@ -91,9 +99,9 @@ impl Signal {
     }
 
     /// What a model is to be asked. `notice`: what it tells.
-    pub(super) fn question(&self, sensor: &str, notice: Option<Notice>) -> Option<Question> {
+    pub(super) fn question(&self, sensor: &str, notice: Option<SensorNotification>) -> Option<SignalScoreRequest> {
         let model = self.model.clone()?;
-        Some(Question {
+        Some(SignalScoreRequest {
             signal: self.event(sensor),
             prompt: model.prompt,
             threshold_percent: model.threshold_percent,

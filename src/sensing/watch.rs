@@ -9,8 +9,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::Invalid;
-use crate::api::sensor::Watch;
+use super::FieldError;
+use crate::api::sensor::WatchSource;
 
 /// Most files and folders below what is watched: with more, nothing is heard until there are fewer.
 pub const MOST_ENTRIES: usize = 10_000;
@@ -25,16 +25,16 @@ pub const ABANDONED: Duration = Duration::from_mins(1);
 
 /// What of a workspace is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scope {
+pub struct WatchScope {
     /// A file or folder; empty: all.
     path: String,
     recursive: bool,
 }
 
-impl Scope {
+impl WatchScope {
     /// Reads it from the spec.
-    pub fn of(watch: &Watch) -> Result<Self, Invalid> {
-        let invalid = |detail: &str| Invalid {
+    pub fn of(watch: &WatchSource) -> Result<Self, FieldError> {
+        let invalid = |detail: &str| FieldError {
             field: "spec.source.watch.path".into(),
             detail: detail.into(),
         };
@@ -87,7 +87,7 @@ impl Scope {
 
 /// What a file looks like from outside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct FileStat {
     /// Its bytes.
     pub size: u64,
     /// When it was last changed, in nanoseconds since 1970.
@@ -97,7 +97,7 @@ pub struct Look {
     pub stamp: u64,
 }
 
-impl Look {
+impl FileStat {
     /// Whether it may be the same file with the same content.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
@@ -108,14 +108,14 @@ impl Look {
 
 /// What is remembered of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Print {
+pub struct FileFingerprint {
     /// What it looked like.
-    pub look: Look,
+    pub look: FileStat,
     /// SHA-256 of its content, in hexadecimal digits; `None`: it was too large.
     pub hash: Option<String>,
 }
 
-impl Print {
+impl FileFingerprint {
     /// Whether a file still says what it said.
     #[must_use]
     pub fn says_the_same_as(&self, other: &Self) -> bool {
@@ -130,18 +130,18 @@ impl Print {
 
 /// What happened to a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct FileChange {
     /// The file.
     pub path: String,
     /// What it is now; `None`: it is gone.
-    pub print: Option<Print>,
+    pub print: Option<FileFingerprint>,
     /// Whether it was there before.
     pub was_there: bool,
     /// What it says, where that is a text that may fit.
     pub text: Option<String>,
 }
 
-impl Change {
+impl FileChange {
     /// What the event says, with the text where there is room for it.
     #[must_use]
     pub fn payload(&self, most_bytes: usize) -> String {
@@ -181,25 +181,25 @@ impl Change {
 
 /// What is to be done about a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Task {
+pub enum FileTask {
     /// It is gone.
     Forget(String),
     /// It is to be read: it may have changed.
-    Read(String, Look),
+    Read(String, FileStat),
 }
 
 /// Compares what is found with what is known, and waits for those who write to be done.
 #[derive(Debug, Default)]
-pub struct Watcher {
-    known: BTreeMap<String, Print>,
+pub struct ChangeDetector {
+    known: BTreeMap<String, FileFingerprint>,
     /// What differs, what it looks like, and since when it does: a moment of the watcher's own clock.
-    unsettled: BTreeMap<String, (Option<Look>, Duration)>,
+    unsettled: BTreeMap<String, (Option<FileStat>, Duration)>,
 }
 
-impl Watcher {
+impl ChangeDetector {
     /// Knows what was remembered.
     #[must_use]
-    pub fn new(known: BTreeMap<String, Print>) -> Self {
+    pub fn new(known: BTreeMap<String, FileFingerprint>) -> Self {
         Self {
             known,
             unsettled: BTreeMap::new(),
@@ -208,13 +208,13 @@ impl Watcher {
 
     /// What is known of a file.
     #[must_use]
-    pub fn known(&self, path: &str) -> Option<&Print> {
+    pub fn known(&self, path: &str) -> Option<&FileFingerprint> {
         self.known.get(path)
     }
 
     /// What is known below a folder, or at its path.
     #[must_use]
-    pub fn below(&self, folder: &str) -> Vec<(String, Look)> {
+    pub fn below(&self, folder: &str) -> Vec<(String, FileStat)> {
         let files = self.known.iter().filter(|(path, _)| {
             let rest = path.strip_prefix(folder);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -223,7 +223,7 @@ impl Watcher {
     }
 
     /// It is known now.
-    pub fn learn(&mut self, path: &str, print: Option<Print>) {
+    pub fn learn(&mut self, path: &str, print: Option<FileFingerprint>) {
         self.unsettled.remove(path);
         match print {
             Some(print) => self.known.insert(path.to_owned(), print),
@@ -233,7 +233,12 @@ impl Watcher {
 
     /// What is to be done at `now`, by the watcher's own clock: first what is gone, then what has changed, the oldest first.
     /// `open`: files that somebody writes to.
-    pub fn compare(&mut self, now: Duration, found: &BTreeMap<String, Look>, open: &BTreeSet<String>) -> Vec<Task> {
+    pub fn compare(
+        &mut self,
+        now: Duration,
+        found: &BTreeMap<String, FileStat>,
+        open: &BTreeSet<String>,
+    ) -> Vec<FileTask> {
         for (path, print) in &mut self.known {
             // From now on it is known whole.
             if let Some(look) = found.get(path).filter(|look| print.look.is_like(look)) {
@@ -258,14 +263,14 @@ impl Watcher {
             let patience = if open.contains(&path) { ABANDONED } else { SETTLED };
             if now.saturating_sub(since) >= patience {
                 tasks.push(match look {
-                    None => Task::Forget(path),
-                    Some(look) => Task::Read(path, look),
+                    None => FileTask::Forget(path),
+                    Some(look) => FileTask::Read(path, look),
                 });
             }
         }
         tasks.sort_by_key(|task| match task {
-            Task::Forget(_) => i64::MIN,
-            Task::Read(_, look) => look.modified,
+            FileTask::Forget(_) => i64::MIN,
+            FileTask::Read(_, look) => look.modified,
         });
         tasks
     }

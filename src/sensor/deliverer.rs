@@ -12,10 +12,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::outbox::{Outbox, OutboxError, Receiver, Word};
+use super::outbox::{AckOutcome, EventReceiver, Outbox, OutboxError};
 use crate::link::client::LinkClient;
-use crate::link::deliveries::{Deliver, Delivered, MOST_DELIVERY_BYTES, ReceiverTerms};
-use crate::sensing::delivery::{Delivery, Event};
+use crate::link::deliveries::{DeliveryAck, DeliveryRequest, MOST_DELIVERY_BYTES, ReceiverTerms};
+use crate::sensing::delivery::{Delivery, SensorEvent};
 use crate::sensing::source::backoff::jitter;
 
 /// Pause after the volume was full.
@@ -24,30 +24,30 @@ const FULL: Duration = Duration::from_secs(1);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// The way to receivers.
-pub trait Road: Send + Sync + 'static {
+pub trait DeliveryTransport: Send + Sync + 'static {
     /// Sends events; says through which number of which outbox the receiver has them on disk, or why it is not known.
-    fn send(&self, deliver: &Deliver) -> impl Future<Output = Result<Delivered, String>> + Send;
+    fn send(&self, deliver: &DeliveryRequest) -> impl Future<Output = Result<DeliveryAck, String>> + Send;
 }
 
-impl Road for LinkClient {
-    async fn send(&self, deliver: &Deliver) -> Result<Delivered, String> {
+impl DeliveryTransport for LinkClient {
+    async fn send(&self, deliver: &DeliveryRequest) -> Result<DeliveryAck, String> {
         self.deliver(deliver).await.map_err(|error| error.to_string())
     }
 }
 
 /// The outbox, and the number of its last event, which wakes who waits for more.
-pub struct Shelf {
+pub struct WatchedOutbox {
     inner: Mutex<Outbox>,
     last: watch::Sender<i64>,
 }
 
 /// The outbox as all parts of the pod share it.
-pub type Shared = Arc<Shelf>;
+pub type SharedOutbox = Arc<WatchedOutbox>;
 
-impl Shelf {
+impl WatchedOutbox {
     /// Shares an outbox whose last event has this number.
     #[must_use]
-    pub fn share(outbox: Outbox, last: i64) -> Shared {
+    pub fn share(outbox: Outbox, last: i64) -> SharedOutbox {
         Arc::new(Self {
             inner: Mutex::new(outbox),
             last: watch::Sender::new(last),
@@ -60,15 +60,15 @@ impl Shelf {
     }
 
     /// There is a new event.
-    pub fn grew(&self, last: i64) {
+    pub fn notify_new(&self, last: i64) {
         self.last.send_replace(last);
     }
 }
 
 /// Sends to all receivers.
-pub struct Deliverer<R> {
+pub struct EventDeliverer<R> {
     /// The outbox.
-    pub outbox: Shared,
+    pub outbox: SharedOutbox,
     /// The way.
     pub road: Arc<R>,
     /// Uid of the Sensor.
@@ -77,7 +77,7 @@ pub struct Deliverer<R> {
     pub name: String,
 }
 
-impl<R> Clone for Deliverer<R> {
+impl<R> Clone for EventDeliverer<R> {
     fn clone(&self) -> Self {
         Self {
             outbox: Arc::clone(&self.outbox),
@@ -88,7 +88,7 @@ impl<R> Clone for Deliverer<R> {
     }
 }
 
-impl<R: Road> Deliverer<R> {
+impl<R: DeliveryTransport> EventDeliverer<R> {
     /// Sends to these receivers until the outbox cannot be used.
     pub async fn run(self, mut terms: watch::Receiver<Option<Vec<ReceiverTerms>>>) -> OutboxError {
         let mut tasks = JoinSet::new();
@@ -118,12 +118,12 @@ impl<R: Road> Deliverer<R> {
 
     fn follow(
         &self,
-        receivers: Vec<Receiver>,
+        receivers: Vec<EventReceiver>,
         tasks: &mut JoinSet<OutboxError>,
         running: &mut HashMap<String, tokio::task::AbortHandle>,
         terms: &watch::Receiver<Option<Vec<ReceiverTerms>>>,
     ) -> Result<(), OutboxError> {
-        self.outbox.lock().receive(&receivers, Timestamp::now())?;
+        self.outbox.lock().set_receivers(&receivers, Timestamp::now())?;
         running.retain(|uid, task| {
             let stays = receivers.iter().any(|receiver| receiver.uid == *uid);
             if !stays {
@@ -141,7 +141,7 @@ impl<R: Road> Deliverer<R> {
 
     async fn serve(self, uid: String, mut terms: watch::Receiver<Option<Vec<ReceiverTerms>>>) -> OutboxError {
         let mut last = self.outbox.last.subscribe();
-        let mut backoff = Backoff::default();
+        let mut backoff = DeliveryBackoff::default();
         loop {
             last.mark_unchanged();
             let (outbox, events) = match self.offer(&uid) {
@@ -153,7 +153,7 @@ impl<R: Road> Deliverer<R> {
                 let _ = last.changed().await;
                 continue;
             }
-            let deliver = Deliver {
+            let deliver = DeliveryRequest {
                 receiver: uid.clone(),
                 delivery: Delivery {
                     sensor: self.sensor.clone(),
@@ -169,12 +169,12 @@ impl<R: Road> Deliverer<R> {
                     let meant = self.outbox.lock().acknowledge(&uid, &word.outbox, word.through);
                     match meant {
                         // Without progress it pauses, whatever the receiver says.
-                        Ok(Word::More) => {
-                            backoff = Backoff::default();
+                        Ok(AckOutcome::More) => {
+                            backoff = DeliveryBackoff::default();
                             continue;
                         }
-                        Ok(Word::Nothing) => {}
-                        Ok(Word::Ahead) => tracing::warn!(
+                        Ok(AckOutcome::Nothing) => {}
+                        Ok(AckOutcome::Ahead) => tracing::warn!(
                             receiver = uid,
                             "a receiver knows of events that this outbox never gave; it gets what waits for it under a new id"
                         ),
@@ -189,15 +189,15 @@ impl<R: Road> Deliverer<R> {
             let revision = revision(&terms, &uid);
             tokio::select! {
                 () = sleep(backoff.next(jitter())) => {}
-                Ok(_) = terms.wait_for(|now| revision_of(now.as_deref(), &uid) != revision) => backoff = Backoff::default(),
+                Ok(_) = terms.wait_for(|now| revision_of(now.as_deref(), &uid) != revision) => backoff = DeliveryBackoff::default(),
             }
         }
     }
 }
 
-impl<R> Deliverer<R> {
+impl<R> EventDeliverer<R> {
     /// The next events for a receiver, and the id of the outbox that goes with them.
-    fn offer(&self, uid: &str) -> Result<(String, Vec<Event>), OutboxError> {
+    fn offer(&self, uid: &str) -> Result<(String, Vec<SensorEvent>), OutboxError> {
         let outbox = self.outbox.lock();
         Ok((outbox.id_for(uid)?, outbox.next(uid, MOST_DELIVERY_BYTES)?))
     }
@@ -205,10 +205,10 @@ impl<R> Deliverer<R> {
 
 /// Those that get events, in the order of their uids.
 #[must_use]
-pub fn receivers(terms: &[ReceiverTerms]) -> Vec<Receiver> {
+pub fn receivers(terms: &[ReceiverTerms]) -> Vec<EventReceiver> {
     let mut receivers: Vec<_> = terms
         .iter()
-        .map(|terms| Receiver {
+        .map(|terms| EventReceiver {
             uid: terms.uid.clone(),
             name: terms.name.clone(),
         })
@@ -227,11 +227,11 @@ fn revision_of(terms: Option<&[ReceiverTerms]>, uid: &str) -> Option<u64> {
 
 /// Pauses that double, with jitter: a controller that comes back meets the sensor pods one after the other.
 #[derive(Default)]
-struct Backoff {
+struct DeliveryBackoff {
     tries: u32,
 }
 
-impl Backoff {
+impl DeliveryBackoff {
     fn next(&mut self, jitter: f64) -> Duration {
         let full = BACKOFF.0.saturating_mul(1 << self.tries.min(16)).min(BACKOFF.1);
         self.tries += 1;

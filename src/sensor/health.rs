@@ -20,13 +20,13 @@ const QUESTION: Duration = Duration::from_secs(1);
 
 /// When the loop last turned.
 #[derive(Clone, Debug)]
-pub struct Pulse {
+pub struct LoopLiveness {
     begun: Instant,
     /// Milliseconds from `begun`.
     beat: Arc<AtomicU64>,
 }
 
-impl Default for Pulse {
+impl Default for LoopLiveness {
     fn default() -> Self {
         Self {
             begun: Instant::now(),
@@ -35,7 +35,7 @@ impl Default for Pulse {
     }
 }
 
-impl Pulse {
+impl LoopLiveness {
     /// The loop turns.
     pub fn beat(&self) {
         self.beat.store(self.now(), Ordering::Relaxed);
@@ -60,7 +60,7 @@ pub fn listen(name: &str) -> std::io::Result<UnixListener> {
 }
 
 /// Answers until it is dropped.
-pub async fn serve(listener: UnixListener, pulse: Pulse) {
+pub async fn serve(listener: UnixListener, pulse: LoopLiveness) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => drop(timeout(QUESTION, answer(stream, &pulse)).await),
@@ -72,7 +72,7 @@ pub async fn serve(listener: UnixListener, pulse: Pulse) {
     }
 }
 
-async fn answer(mut stream: UnixStream, pulse: &Pulse) -> std::io::Result<()> {
+async fn answer(mut stream: UnixStream, pulse: &LoopLiveness) -> std::io::Result<()> {
     // The one question there is fits into one read.
     let _ = stream.read(&mut [0; 1024]).await?;
     let status = if pulse.is_alive() {
@@ -103,9 +103,9 @@ mod tests {
     async fn a_loop_that_turns_is_alive_and_one_that_stood_for_a_minute_is_not() {
         let name = format!("agentloop-health-test-{}", std::process::id());
         let hour = Duration::from_hours(1);
-        let pulse = Pulse {
+        let pulse = LoopLiveness {
             begun: Instant::now().checked_sub(hour).unwrap(),
-            ..Pulse::default()
+            ..LoopLiveness::default()
         };
         let server = tokio::spawn(serve(listen(&name).unwrap(), pulse.clone()));
         assert_eq!(ask(&name).await, "HTTP/1.1 503 Service Unavailable");

@@ -4,9 +4,9 @@
 //! leaves the outbox once each receiver has it. Knows its receivers only through the link, and holds no Kubernetes token.
 
 pub mod deliverer;
+mod event_loop;
 mod health;
-mod hearing;
-pub mod keeper;
+pub mod ingest;
 pub mod outbox;
 mod source;
 mod uplink;
@@ -19,23 +19,23 @@ use jiff::Timestamp;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 
-use self::deliverer::{Deliverer, Shelf};
-use self::health::Pulse;
-use self::hearing::Hearing;
-use self::keeper::Keeper;
-use self::outbox::{Outbox, OutboxError, Receiver};
-use self::source::Sources;
-use self::uplink::Uplink;
+use self::deliverer::{EventDeliverer, WatchedOutbox};
+use self::event_loop::SensorEventLoop;
+use self::health::LoopLiveness;
+use self::ingest::EventIngester;
+use self::outbox::{EventReceiver, Outbox, OutboxError};
+use self::source::SourceContext;
+use self::uplink::SensorUplink;
 use crate::link::client::LinkClient;
 use crate::link::deliveries::ReceiverTerms;
 use crate::link::pod::SensorPodConfig;
-use crate::sensing::Mistakes;
-use crate::sensing::address::{AddressPolicy, Cidr, NoCidr};
-use crate::sensing::rules::Rules;
+use crate::sensing::SpecError;
+use crate::sensing::address::{AddressPolicy, Cidr, CidrError};
+use crate::sensing::rules::SensorRules;
 
 /// What a sensor pod runs with.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SensorPodOptions {
     /// Configuration of the pod.
     pub config: SensorPodConfig,
     /// Directory of the outbox.
@@ -66,51 +66,51 @@ pub enum SensorError {
     Outbox(#[from] OutboxError),
     /// Its rules; the controller makes no pod of such a Sensor.
     #[error(transparent)]
-    Rules(#[from] Mistakes),
+    Rules(#[from] SpecError),
     /// The ranges of addresses that its operator configured.
     #[error(transparent)]
-    Ranges(#[from] NoCidr),
+    Ranges(#[from] CidrError),
 }
 
 /// Listens, keeps and delivers until `end`.
-pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), SensorError> {
+pub async fn run(options: SensorPodOptions, end: impl Future<Output = ()>) -> Result<(), SensorError> {
     let terms = options.config.terms.clone();
-    let rules = Rules::compile(&terms.name, &terms.spec)?;
+    let rules = SensorRules::compile(&terms.name, &terms.spec)?;
     let policy = AddressPolicy::new(
         ranges(&options.config.allowed_ranges)?,
         ranges(&options.config.denied_ranges)?,
     );
     let (mut outbox, restored) = Outbox::open(&options.outbox_dir, &terms.uid, Timestamp::now())?;
-    outbox.fit(source::bytes(&terms.spec.storage.size));
-    let outbox = Shelf::share(outbox, restored.last);
+    outbox.fit_volume(source::bytes(&terms.spec.storage.size));
+    let outbox = WatchedOutbox::share(outbox, restored.last);
     let client = Arc::new(LinkClient::new(
         &options.config.link_url,
         options.link_ca_file,
         options.link_token_file,
     ));
-    let uplink = Uplink::new(Arc::clone(&client));
+    let uplink = SensorUplink::new(Arc::clone(&client));
     // Those that are known go on until the controller says otherwise; a new outbox knows of none.
     let known = outbox.lock().receivers()?;
     let known: Vec<_> = known.into_iter().map(|(receiver, _)| terms_of(receiver)).collect();
     let receivers = watch::Sender::new((!known.is_empty()).then_some(known));
-    let deliverer = Deliverer {
+    let deliverer = EventDeliverer {
         outbox: Arc::clone(&outbox),
         road: client,
         sensor: terms.uid.clone(),
         name: terms.name.clone(),
     };
-    let mut keeper = Keeper::new(Arc::clone(&outbox), restored, rules);
-    keeper.listen_to(&source::identity(&terms.spec.source))?;
-    let pulse = Pulse::default();
+    let mut keeper = EventIngester::new(Arc::clone(&outbox), restored, rules);
+    keeper.set_source(&source::identity(&terms.spec.source))?;
+    let pulse = LoopLiveness::default();
     let health = health::listen(&options.health_socket).map_err(|error| {
         // Processes that share a network, as in `agentloop run`, share these names; nobody probes them.
         tracing::debug!(%error, "no probe will be answered");
     });
-    let hearing = Hearing {
+    let hearing = SensorEventLoop {
         pulse: pulse.clone(),
         keeper,
         outbox,
-        sources: Sources {
+        sources: SourceContext {
             headers_dir: options.headers_dir,
             ca_dir: options.ca_dir,
             certificate_dir: options.certificate_dir,
@@ -135,17 +135,17 @@ pub async fn run(options: Options, end: impl Future<Output = ()>) -> Result<(), 
     Ok(())
 }
 
-async fn probes(listener: Option<UnixListener>, pulse: Pulse) {
+async fn probes(listener: Option<UnixListener>, pulse: LoopLiveness) {
     match listener {
         Some(listener) => health::serve(listener, pulse).await,
         None => std::future::pending().await,
     }
 }
 
-fn terms_of(Receiver { uid, name }: Receiver) -> ReceiverTerms {
+fn terms_of(EventReceiver { uid, name }: EventReceiver) -> ReceiverTerms {
     ReceiverTerms { uid, name, revision: 0 }
 }
 
-fn ranges(texts: &[String]) -> Result<Vec<Cidr>, NoCidr> {
+fn ranges(texts: &[String]) -> Result<Vec<Cidr>, CidrError> {
     texts.iter().map(|text| text.parse()).collect()
 }

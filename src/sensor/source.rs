@@ -13,18 +13,18 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::SensorSpec;
-use crate::api::sensor::Source;
-use crate::api::source::{Poll, Stream, Webhook};
+use crate::api::sensor::SensorSource;
+use crate::api::source::{PollSource, StreamSource, WebhookSource};
 use crate::sensing::address::AddressPolicy;
 use crate::sensing::source::endpoint::url;
-use crate::sensing::source::http::{Failure, Place};
-use crate::sensing::source::poll::{Poller, Question};
+use crate::sensing::source::http::{SourceError, SourceTarget};
+use crate::sensing::source::poll::{PollQuery, SourcePoller};
 use crate::sensing::source::sse;
 use crate::sensing::source::tls::TlsFiles;
 use crate::sensing::source::web_socket;
-use crate::sensing::source::webhook::Receiver;
-use crate::sensing::source::webhook::signature::Rule;
-use crate::sensing::source::{Cursor, Feed};
+use crate::sensing::source::webhook::WebhookReceiver;
+use crate::sensing::source::webhook::signature::SignatureRule;
+use crate::sensing::source::{SourceCursor, SourceFeed};
 
 /// Most connections of a webhook at once.
 const CONNECTIONS: usize = 256;
@@ -67,7 +67,7 @@ const MEANS: [&str; 6] = [
 /// What tells one source from another: a hash of where it is and what is asked of it. A place in one source, or an id of
 /// its sender, says nothing of another one.
 #[must_use]
-pub fn identity(source: &Source) -> String {
+pub fn identity(source: &SensorSource) -> String {
     let mut source = serde_json::json!(source);
     let kinds = source.as_object_mut().into_iter().flat_map(|kinds| kinds.values_mut());
     for kind in kinds {
@@ -91,7 +91,7 @@ pub fn identity(source: &Source) -> String {
 }
 
 /// What sources need of the pod.
-pub struct Sources {
+pub struct SourceContext {
     /// Directory with a file for each header of a Secret.
     pub headers_dir: PathBuf,
     /// Directory with the authority that a source trusts.
@@ -107,17 +107,22 @@ pub struct Sources {
 }
 
 /// A source that listens until it is dropped.
-pub struct Running(JoinHandle<()>);
+pub struct RunningSource(JoinHandle<()>);
 
-impl Drop for Running {
+impl Drop for RunningSource {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl Sources {
+impl SourceContext {
     /// Starts the source of a spec.
-    pub fn start(&self, spec: &SensorSpec, cursor: Cursor, feed: Feed) -> Result<Running, Failure> {
+    pub fn start(
+        &self,
+        spec: &SensorSpec,
+        cursor: SourceCursor,
+        feed: SourceFeed,
+    ) -> Result<RunningSource, SourceError> {
         let most_bytes = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
         let source = &spec.source;
         let task = match (&source.poll, &source.stream, &source.webhook) {
@@ -126,14 +131,14 @@ impl Sources {
             (_, _, Some(webhook)) => {
                 tokio::spawn(receive(self.receiver(webhook, most_bytes), self.webhook_address, feed))
             }
-            (None, None, None) => return Err(Failure("this Sensor has no source of a sensor pod".into())),
+            (None, None, None) => return Err(SourceError("this Sensor has no source of a sensor pod".into())),
         };
-        Ok(Running(task))
+        Ok(RunningSource(task))
     }
 
-    fn receiver(&self, webhook: &Webhook, most_bytes: usize) -> Receiver {
-        Receiver {
-            rule: Rule {
+    fn receiver(&self, webhook: &WebhookSource, most_bytes: usize) -> WebhookReceiver {
+        WebhookReceiver {
+            rule: SignatureRule {
                 scheme: webhook.scheme,
                 id_header: webhook.delivery_id_header.clone(),
             },
@@ -143,11 +148,11 @@ impl Sources {
         }
     }
 
-    fn place(&self, source: &Source, most_bytes: usize) -> Result<Place, Failure> {
+    fn place(&self, source: &SensorSource, most_bytes: usize) -> Result<SourceTarget, SourceError> {
         let endpoint = source.endpoint();
-        let endpoint = endpoint.ok_or_else(|| Failure("spec.source says no address".into()))?;
-        Ok(Place {
-            url: url(&endpoint).map_err(|invalid| Failure(invalid.to_string()))?,
+        let endpoint = endpoint.ok_or_else(|| SourceError("spec.source says no address".into()))?;
+        Ok(SourceTarget {
+            url: url(&endpoint).map_err(|invalid| SourceError(invalid.to_string()))?,
             headers_dir: endpoint.headers.map(|_| self.headers_dir.clone()),
             tls: TlsFiles::new(endpoint.tls, &self.ca_dir, &self.certificate_dir),
             policy: Arc::clone(&self.policy),
@@ -156,24 +161,24 @@ impl Sources {
     }
 }
 
-fn poller(poll: &Poll, mut place: Place) -> Result<Poller, Failure> {
+fn poller(poll: &PollSource, mut place: SourceTarget) -> Result<SourcePoller, SourceError> {
     let question = if let Some(http) = &poll.http {
-        Question::Page {
+        PollQuery::Page {
             method: http.method,
             body: http.body.clone(),
         }
     } else if let Some(prometheus) = &poll.prometheus {
         let path = format!("{}/api/v1/query", place.url.path().trim_end_matches('/'));
         place.url.set_path(&path);
-        Question::Prometheus {
+        PollQuery::Prometheus {
             query: prometheus.query.clone(),
         }
     } else if let Some(tool) = &poll.tool {
-        Question::Tool(tool.clone())
+        PollQuery::Tool(tool.clone())
     } else {
-        return Err(Failure("spec.source.poll says nothing to ask".into()));
+        return Err(SourceError("spec.source.poll says nothing to ask".into()));
     };
-    Ok(Poller {
+    Ok(SourcePoller {
         place,
         question,
         interval: Duration::from_secs(poll.interval_seconds.into()),
@@ -181,23 +186,28 @@ fn poller(poll: &Poll, mut place: Place) -> Result<Poller, Failure> {
     })
 }
 
-fn listen(stream: &Stream, place: Place, cursor: Cursor, feed: Feed) -> Result<JoinHandle<()>, Failure> {
+fn listen(
+    stream: &StreamSource,
+    place: SourceTarget,
+    cursor: SourceCursor,
+    feed: SourceFeed,
+) -> Result<JoinHandle<()>, SourceError> {
     let idle = Duration::from_secs(stream.idle_timeout_seconds.into());
     match (&stream.sse, &stream.web_socket) {
-        (Some(_), _) => Ok(tokio::spawn(sse::Listener { place, idle }.run(cursor, feed))),
+        (Some(_), _) => Ok(tokio::spawn(sse::SseListener { place, idle }.run(cursor, feed))),
         (_, Some(socket)) => {
-            let listener = web_socket::Listener {
+            let listener = web_socket::WebSocketListener {
                 place,
                 subscribe: socket.subscribe.clone(),
                 idle,
             };
             Ok(tokio::spawn(listener.run(feed)))
         }
-        (None, None) => Err(Failure("spec.source.stream says nothing to listen to".into())),
+        (None, None) => Err(SourceError("spec.source.stream says nothing to listen to".into())),
     }
 }
 
-async fn receive(receiver: Receiver, address: SocketAddr, feed: Feed) {
+async fn receive(receiver: WebhookReceiver, address: SocketAddr, feed: SourceFeed) {
     loop {
         let error = match TcpListener::bind(address).await {
             // Ends with this task, and with it all its connections' part in the feed.

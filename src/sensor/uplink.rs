@@ -22,13 +22,13 @@ const COALESCE: Duration = Duration::from_millis(250);
 const SILENCE: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
 
 /// The conversation.
-pub struct Uplink {
+pub struct SensorUplink {
     client: Arc<LinkClient>,
     directives: watch::Sender<SensorDirectives>,
     report: watch::Sender<Option<SensorPodReport>>,
 }
 
-impl Uplink {
+impl SensorUplink {
     pub fn new(client: Arc<LinkClient>) -> Self {
         Self {
             client,

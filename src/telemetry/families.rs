@@ -4,17 +4,17 @@ use std::collections::HashMap;
 
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric as Sample, MetricFamily, MetricType, Summary};
 
-use super::registry::{Kind, Metric};
+use super::registry::{Metric, MetricKind};
 
 /// The families of one scrape, by name.
 #[derive(Default)]
-pub(super) struct Families(HashMap<&'static str, MetricFamily>);
+pub(super) struct MetricFamilies(HashMap<&'static str, MetricFamily>);
 
-impl Families {
+impl MetricFamilies {
     /// Adds one sample of a metric.
     pub(super) fn put(&mut self, metric: &Metric, labels: &[&str], value: f64) {
         let mut sample = labelled(metric, labels);
-        if metric.kind == Kind::Counter {
+        if metric.kind == MetricKind::Counter {
             let mut counter = Counter::default();
             counter.set_value(value);
             sample.set_counter(counter);
@@ -42,10 +42,10 @@ impl Families {
             family.set_name(metric.name.into());
             family.set_help(metric.help.into());
             family.set_field_type(match metric.kind {
-                Kind::Counter => MetricType::COUNTER,
-                Kind::Gauge => MetricType::GAUGE,
-                Kind::Histogram => MetricType::HISTOGRAM,
-                Kind::Summary => MetricType::SUMMARY,
+                MetricKind::Counter => MetricType::COUNTER,
+                MetricKind::Gauge => MetricType::GAUGE,
+                MetricKind::Histogram => MetricType::HISTOGRAM,
+                MetricKind::Summary => MetricType::SUMMARY,
             });
             family
         })

@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
 use super::metrics::Metrics;
-use crate::connections::{Bounds, Slot, Slots};
+use crate::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 
 /// Media type of the Prometheus text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -52,19 +52,19 @@ impl Readiness {
 
 /// Bounds of a small server.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct HttpLimits {
     /// Connections; those over the bounds are closed at once.
-    pub connections: Bounds,
+    pub connections: ConnectionBounds,
     /// Longest time for the head of a request.
     pub head: Duration,
     /// Longest life of a connection, from its acceptance to the last byte of its one answer.
     pub whole: Duration,
 }
 
-impl Default for Limits {
+impl Default for HttpLimits {
     fn default() -> Self {
         Self {
-            connections: Bounds::of_strangers(128, 16),
+            connections: ConnectionBounds::of_strangers(128, 16),
             head: Duration::from_secs(5),
             whole: Duration::from_secs(15),
         }
@@ -72,7 +72,7 @@ impl Default for Limits {
 }
 
 /// Scrapes that are made or sent at the same time; each holds the whole text.
-const SCRAPES: Bounds = Bounds::of_strangers(6, 2);
+const SCRAPES: ConnectionBounds = ConnectionBounds::of_strangers(6, 2);
 /// How long a scrape over the bounds waits for one of them to end, and how often it looks.
 pub const SCRAPE_WAIT: Duration = Duration::from_secs(5);
 const SCRAPE_LOOK: Duration = Duration::from_millis(20);
@@ -90,17 +90,17 @@ pub fn probes(readiness: Readiness) -> Router {
 
 /// The metrics: a few scrapes at once, and others after them if that is within `wait`.
 pub fn metrics(metrics: Arc<Metrics>, wait: Duration) -> Router {
-    let scrapes = Scrapes {
+    let scrapes = ScrapeState {
         metrics,
         wait,
-        slots: Slots::new(SCRAPES),
+        slots: ConnectionLimiter::new(SCRAPES),
     };
     Router::new().route("/metrics", get(scrape).with_state(Arc::new(scrapes)))
 }
 
 /// Serves a router for ever: one request a connection, within `limits`.
-pub async fn serve(listener: TcpListener, router: Router, limits: Limits) -> Infallible {
-    let slots = Slots::new(limits.connections);
+pub async fn serve(listener: TcpListener, router: Router, limits: HttpLimits) -> Infallible {
+    let slots = ConnectionLimiter::new(limits.connections);
     loop {
         let (connection, address) = match listener.accept().await {
             Ok((connection, address)) => (connection, address.ip()),
@@ -125,15 +125,15 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits) -> Inf
     }
 }
 
-struct Scrapes {
+struct ScrapeState {
     metrics: Arc<Metrics>,
-    slots: Arc<Slots>,
+    slots: Arc<ConnectionLimiter>,
     wait: Duration,
 }
 
-impl Scrapes {
+impl ScrapeState {
     /// A slot, once there is one in time.
-    async fn slot(&self, address: IpAddr) -> Option<Slot> {
+    async fn slot(&self, address: IpAddr) -> Option<ConnectionSlot> {
         let look = async {
             loop {
                 if let Some(slot) = self.slots.take(address) {
@@ -153,7 +153,7 @@ async fn ready(State(readiness): State<Readiness>) -> Response {
     }
 }
 
-async fn scrape(State(scrapes): State<Arc<Scrapes>>, Extension(address): Extension<IpAddr>) -> Response {
+async fn scrape(State(scrapes): State<Arc<ScrapeState>>, Extension(address): Extension<IpAddr>) -> Response {
     let Some(slot) = scrapes.slot(address).await else {
         return (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -187,7 +187,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(10);
 
-    async fn served(router: Router, limits: Limits) -> SocketAddr {
+    async fn served(router: Router, limits: HttpLimits) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(serve(listener, router, limits));
@@ -220,9 +220,9 @@ mod tests {
 
     #[tokio::test]
     async fn connections_over_the_bound_are_closed_and_there_is_room_again_when_one_ends() {
-        let limits = Limits {
-            connections: Bounds::of_strangers(9, 2),
-            ..Limits::default()
+        let limits = HttpLimits {
+            connections: ConnectionBounds::of_strangers(9, 2),
+            ..HttpLimits::default()
         };
         let address = served(probes(Readiness::waiting("x")), limits).await;
         let mut idle = vec![TcpStream::connect(address).await.unwrap()];
@@ -238,10 +238,10 @@ mod tests {
 
     #[tokio::test]
     async fn an_idle_connection_and_one_that_does_not_read_are_closed_in_time() {
-        let limits = Limits {
+        let limits = HttpLimits {
             head: Duration::from_millis(100),
             whole: Duration::from_millis(300),
-            connections: Bounds::of_strangers(9, 1),
+            connections: ConnectionBounds::of_strangers(9, 1),
         };
         // More than the buffers of two sockets hold.
         let long = || async { "x".repeat(64 * 1024 * 1024) };
@@ -258,7 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_has_one_request() {
-        let address = served(probes(Readiness::waiting("x")), Limits::default()).await;
+        let address = served(probes(Readiness::waiting("x")), HttpLimits::default()).await;
         let answer = rest(ask(address, "/readyz").await).await;
         assert!(
             answer.starts_with("HTTP/1.1 503") && answer.contains("connection: close"),
@@ -274,7 +274,7 @@ mod tests {
             let reason = format!("{number:0>900}");
             text.link_refusals.with_label_values(&[reason.as_str()]).inc();
         }
-        let address = served(metrics(text, Duration::from_millis(100)), Limits::default()).await;
+        let address = served(metrics(text, Duration::from_millis(100)), HttpLimits::default()).await;
         let mut slow = Vec::new();
         for _ in 0..SCRAPES.per_address {
             let mut connection = ask(address, "/metrics").await;

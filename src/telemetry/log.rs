@@ -31,7 +31,7 @@ pub fn init() {
     let started = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .fmt_fields(JsonFields::new())
-        .event_format(Lines {
+        .event_format(JsonLineFormat {
             now: jiff::Timestamp::now,
         })
         .try_init();
@@ -51,7 +51,7 @@ where
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(writer)
         .fmt_fields(JsonFields::new())
-        .event_format(Lines {
+        .event_format(JsonLineFormat {
             now: jiff::Timestamp::now,
         })
         .with_filter(filter);
@@ -79,18 +79,18 @@ fn filter(text: Option<&str>) -> (EnvFilter, Option<String>) {
 }
 
 /// The format. The clock comes from outside for the tests.
-struct Lines {
+struct JsonLineFormat {
     now: fn() -> jiff::Timestamp,
 }
 
-impl<S, N> FormatEvent<S, N> for Lines
+impl<S, N> FormatEvent<S, N> for JsonLineFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let metadata = event.metadata();
-        let mut fields = Fields::default();
+        let mut fields = LogFields::default();
         event.record(&mut fields);
         let mut line = Map::new();
         line.insert("ts".into(), format!("{:.3}", (self.now)()).into());
@@ -122,18 +122,18 @@ fn insert_new(line: &mut Map<String, Value>, fields: Map<String, Value>) {
 
 /// The fields of one event.
 #[derive(Default)]
-struct Fields {
+struct LogFields {
     message: String,
     rest: Map<String, Value>,
 }
 
-impl Fields {
+impl LogFields {
     fn put(&mut self, field: &Field, value: Value) {
         self.rest.insert(field.name().into(), value);
     }
 }
 
-impl Visit for Fields {
+impl Visit for LogFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
             self.message = format!("{value:?}");
@@ -191,7 +191,7 @@ mod tests {
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(filter(chosen).0)
             .fmt_fields(JsonFields::new())
-            .event_format(Lines {
+            .event_format(JsonLineFormat {
                 now: || jiff::Timestamp::UNIX_EPOCH,
             })
             .with_writer(move || writer.clone())

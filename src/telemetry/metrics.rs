@@ -10,9 +10,9 @@ use prometheus::{
 
 use strum::IntoEnumIterator;
 
-use super::budgets::{label, value};
+use super::budget_collector::{label, value};
 use super::registry::{self, Metric};
-use crate::api::amount::{Amount, Kind};
+use crate::api::amount::{Amount, AmountKind};
 
 /// Upper bounds of the buckets of a reconcile's duration, in seconds.
 const RECONCILE_BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
@@ -78,7 +78,7 @@ impl Metrics {
 
     /// A gateway is lost, and what it held of one limit counts as spent.
     pub fn forfeit(&self, lost: &Amount) {
-        for kind in Kind::iter() {
+        for kind in AmountKind::iter() {
             let counter = self.forfeited.with_label_values(&[label(kind)]);
             counter.inc_by(value(kind, lost.get(kind)));
         }

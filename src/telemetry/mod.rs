@@ -2,12 +2,12 @@
 //!
 //! Owns names and formats of what the processes say about themselves. Knows no rule of loops.
 
-pub mod budgets;
-pub mod collector;
+pub mod agent_collector;
+pub mod budget_collector;
 mod families;
 pub mod http;
 pub mod log;
 pub mod metrics;
 pub mod registry;
 pub mod requests;
-pub mod sensors;
+pub mod sensor_collector;

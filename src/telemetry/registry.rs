@@ -13,7 +13,7 @@ use strum::IntoStaticStr;
 /// Type of a metric, as Prometheus names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
-pub enum Kind {
+pub enum MetricKind {
     /// Only goes up (a restart may begin at 0 again, but for `Source::Agents`, `Source::Budgets` and `Source::Sensors`).
     Counter,
     /// Goes up and down.
@@ -26,7 +26,7 @@ pub enum Kind {
 
 /// Where a metric's values come from, and so which replica has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum MetricSource {
     /// The Agents in the leader's cache, read when scraped. Only the leader has it.
     Agents,
     /// The AgentBudgets in the leader's cache, read when scraped. Only the leader has it.
@@ -45,9 +45,9 @@ pub struct Metric {
     /// Full name.
     pub name: &'static str,
     /// Type.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Where its values come from.
-    pub source: Source,
+    pub source: MetricSource,
     /// Names of its labels.
     pub labels: &'static [&'static str],
     /// What it says.
@@ -75,8 +75,8 @@ macro_rules! metrics {
             #[doc = concat!("The metric `", $name, "`.")]
             pub const $constant: Metric = Metric {
                 name: $name,
-                kind: Kind::$kind,
-                source: Source::$source,
+                kind: MetricKind::$kind,
+                source: MetricSource::$source,
                 labels: &[$($label),*],
                 help: $help,
             };
@@ -226,24 +226,24 @@ pub fn reference() -> String {
     );
     for (source, title, note) in [
         (
-            Source::Agents,
+            MetricSource::Agents,
             "Agents",
             "One set of series per Agent, read from the leader's cache at each scrape and removed with the Agent. The counters \
              are the totals persisted in its status, so that they never decrease.",
         ),
         (
-            Source::Budgets,
+            MetricSource::Budgets,
             "Budgets",
             "One set of series per AgentBudget, read from the leader's cache at each scrape and removed with the AgentBudget.",
         ),
         (
-            Source::Sensors,
+            MetricSource::Sensors,
             "Sensors",
             "One set of series per Sensor, read from the leader's cache at each scrape and removed with the Sensor. A Sensor that \
              runs in its receivers' pods, such as a schedule, counts once per receiver.",
         ),
-        (Source::Controller, "Controller", "One set of series per replica."),
-        (Source::Process, "Process", "One set of series per replica."),
+        (MetricSource::Controller, "Controller", "One set of series per replica."),
+        (MetricSource::Process, "Process", "One set of series per replica."),
     ] {
         let _ = write!(
             page,

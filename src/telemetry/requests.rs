@@ -27,10 +27,10 @@ impl CountRequests {
 }
 
 impl<S> Layer<S> for CountRequests {
-    type Service = Counted<S>;
+    type Service = CountingService<S>;
 
-    fn layer(&self, inner: S) -> Counted<S> {
-        Counted {
+    fn layer(&self, inner: S) -> CountingService<S> {
+        CountingService {
             inner,
             layer: self.clone(),
         }
@@ -39,12 +39,12 @@ impl<S> Layer<S> for CountRequests {
 
 /// A client whose requests are counted.
 #[derive(Clone)]
-pub struct Counted<S> {
+pub struct CountingService<S> {
     inner: S,
     layer: CountRequests,
 }
 
-impl<S, In, Out> Service<Request<In>> for Counted<S>
+impl<S, In, Out> Service<Request<In>> for CountingService<S>
 where
     S: Service<Request<In>, Response = Response<Out>>,
     S::Future: Send + 'static,

@@ -4,19 +4,19 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use strum::IntoEnumIterator;
 
-use crate::api::amount::{Kind, LimitAmounts};
+use crate::api::amount::{AmountKind, LimitAmounts};
 use crate::api::failure::FailureKind;
-use crate::engine::Health;
-use crate::engine::budget::Budget;
+use crate::engine::BudgetHealth;
+use crate::engine::budget::BudgetState;
 use crate::link::messages::{AccountTerms, BudgetTerms, Directives};
 
 /// The budget of these directives; none decided yet is one of its own, under which every call is refused.
 #[must_use]
-pub fn of(directives: &Directives) -> Budget {
+pub fn from_directives(directives: &Directives) -> BudgetState {
     let Some(terms) = &directives.budget else {
-        return Budget::default();
+        return BudgetState::default();
     };
-    Budget {
+    BudgetState {
         revision: revision(terms),
         tokens: tokens(terms),
         held: terms.blocked.is_some() || terms.accounts.iter().any(|account| account.held.is_some()),
@@ -74,7 +74,13 @@ fn tokens(terms: &BudgetTerms) -> Option<u64> {
     }
     limits
         .by_ref()
-        .flat_map(|limits| [limits.tokens, limits.input_tokens, bought(limits.cost, terms)])
+        .flat_map(|limits| {
+            [
+                limits.tokens,
+                limits.input_tokens,
+                affordable_tokens(limits.cost, terms),
+            ]
+        })
         .flatten()
         .min()
         .and_then(|least| u64::try_from(least).ok())
@@ -87,7 +93,7 @@ fn tokens(terms: &BudgetTerms) -> Option<u64> {
     clippy::cast_precision_loss,
     reason = "a rough share is all that it is for"
 )]
-fn bought(cost: Option<i64>, terms: &BudgetTerms) -> Option<i64> {
+fn affordable_tokens(cost: Option<i64>, terms: &BudgetTerms) -> Option<i64> {
     let prices = terms.prices.values();
     let price = prices.filter_map(|price| price.input_per_million.parse::<f64>().ok());
     let price = price.reduce(f64::max)?;
@@ -95,7 +101,7 @@ fn bought(cost: Option<i64>, terms: &BudgetTerms) -> Option<i64> {
 }
 
 /// What each limit of an account has left for this Agent.
-fn health(account: &AccountTerms) -> Vec<Health> {
+fn health(account: &AccountTerms) -> Vec<BudgetHealth> {
     let left = &account.left;
     let window = match (left.rolling_seconds, left.resets_at) {
         (_, Some(at)) => format!(" until {}", at.strftime("%Y-%m-%dT%H:%M:%SZ")),
@@ -110,8 +116,8 @@ fn health(account: &AccountTerms) -> Vec<Health> {
     ];
     let lines = parts.into_iter().flat_map(|(name, limits, left)| {
         let window = window.clone();
-        Kind::iter().filter_map(move |kind| {
-            Some(Health {
+        AmountKind::iter().filter_map(move |kind| {
+            Some(BudgetHealth {
                 name: name.clone(),
                 limit: kind.amount(limits.get(kind)?) + &window,
                 tenths: u8::try_from(left.get(kind)?).ok()?,
@@ -136,9 +142,9 @@ fn why_stopped(terms: &BudgetTerms) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::failure::Failure;
-    use crate::api::price::Price;
-    use crate::link::messages::{Left, LimitName};
+    use crate::api::failure::CallFailure;
+    use crate::api::price::ModelPrice;
+    use crate::link::messages::{AccountRemaining, LimitName};
 
     fn account(limits: LimitAmounts) -> AccountTerms {
         AccountTerms {
@@ -149,7 +155,7 @@ mod tests {
             recall: false,
             held: None,
             revision: 1,
-            left: Left::default(),
+            left: AccountRemaining::default(),
         }
     }
 
@@ -171,8 +177,8 @@ mod tests {
         }
     }
 
-    fn spent(kind: FailureKind) -> Failure {
-        Failure {
+    fn spent(kind: FailureKind) -> CallFailure {
+        CallFailure {
             kind,
             message: "add to it".into(),
             retry_after_milliseconds: None,
@@ -186,10 +192,10 @@ mod tests {
         let revision = |change: &dyn Fn(&mut AccountTerms)| {
             let mut changed = first.clone();
             change(&mut changed.budget.as_mut().unwrap().accounts[0]);
-            of(&changed).revision
+            from_directives(&changed).revision
         };
-        let was = of(&first).revision;
-        assert_ne!(was, of(&Directives::default()).revision);
+        let was = from_directives(&first).revision;
+        assert_ne!(was, from_directives(&Directives::default()).revision);
         assert_ne!(was, revision(&|account| account.revision = 2));
         assert_ne!(was, revision(&|account| account.limits = limited(11)));
         assert_ne!(was, revision(&|account| account.per_agent = limited(10)));
@@ -200,8 +206,11 @@ mod tests {
         assert_eq!(was, revision(&|account| account.recall = true));
         let mut blocked = first.clone();
         blocked.budget.as_mut().unwrap().blocked = Some(spent(FailureKind::BudgetUnavailable));
-        assert_ne!(was, of(&blocked).revision);
-        assert_eq!((of(&first).held, of(&blocked).held), (false, true));
+        assert_ne!(was, from_directives(&blocked).revision);
+        assert_eq!(
+            (from_directives(&first).held, from_directives(&blocked).held),
+            (false, true)
+        );
     }
 
     #[test]
@@ -211,19 +220,22 @@ mod tests {
             ..LimitAmounts::default()
         };
         let mut found = directives(vec![account(limited(9_000)), account(limited(7_000)), account(cost)]);
-        assert_eq!(of(&found).tokens, Some(7_000));
+        assert_eq!(from_directives(&found).tokens, Some(7_000));
         let budget = found.budget.as_mut().unwrap();
-        let price = |dollars: &str| Price {
+        let price = |dollars: &str| ModelPrice {
             input_per_million: dollars.into(),
-            ..Price::default()
+            ..ModelPrice::default()
         };
         budget.prices = [("main", "3.00"), ("light", "0.10")]
             .map(|(model, dollars)| (model.to_owned(), price(dollars)))
             .into();
-        assert_eq!(of(&found).tokens, Some(2_000));
+        assert_eq!(from_directives(&found).tokens, Some(2_000));
         found.budget.as_mut().unwrap().accounts[0].per_agent = limited(500);
-        assert_eq!(of(&found).tokens, Some(500));
-        assert_eq!(of(&directives(vec![account(LimitAmounts::default())])).tokens, None);
+        assert_eq!(from_directives(&found).tokens, Some(500));
+        assert_eq!(
+            from_directives(&directives(vec![account(LimitAmounts::default())])).tokens,
+            None
+        );
     }
 
     #[test]
@@ -234,22 +246,22 @@ mod tests {
             ..LimitAmounts::default()
         };
         let mut found = directives(vec![account(limited(9_000)), account(LimitAmounts::default())]);
-        assert_eq!(of(&found).health, [], "nothing is known of it yet");
+        assert_eq!(from_directives(&found).health, [], "nothing is known of it yet");
         let accounts = &mut found.budget.as_mut().unwrap().accounts;
         accounts[0].limit = LimitName::TokensPerHour;
-        accounts[0].left = Left {
+        accounts[0].left = AccountRemaining {
             of_limits: tenths(7),
             rolling_seconds: Some(3600),
-            ..Left::default()
+            ..AccountRemaining::default()
         };
         let end = "2026-02-01T00:00:00Z".parse().unwrap();
         accounts[1].per_agent.cost = Some(2_500_000);
-        accounts[1].left = Left {
+        accounts[1].left = AccountRemaining {
             of_per_agent: tenths(0),
             resets_at: Some(end),
-            ..Left::default()
+            ..AccountRemaining::default()
         };
-        let health = of(&found).health;
+        let health = from_directives(&found).health;
         let lines: Vec<String> = health.iter().map(ToString::to_string).collect();
         assert_eq!(
             lines,
@@ -273,19 +285,19 @@ mod tests {
         };
         for blocking in [limited(0), output, calls] {
             let found = directives(vec![account(limited(9_000)), account(blocking)]);
-            assert_eq!(of(&found).tokens, None);
+            assert_eq!(from_directives(&found).tokens, None);
         }
     }
 
     #[test]
     fn a_budget_that_stops_its_loops_says_why_in_its_own_words() {
         let mut found = directives(vec![account(limited(10))]);
-        assert_eq!(of(&found).stop, None);
+        assert_eq!(from_directives(&found).stop, None);
         let budget = found.budget.as_mut().unwrap();
         budget.cut = true;
         budget.accounts[0].held = Some(spent(FailureKind::BudgetExhausted));
-        assert_eq!(of(&found).stop.as_deref(), Some("add to it"));
+        assert_eq!(from_directives(&found).stop.as_deref(), Some("add to it"));
         found.budget.as_mut().unwrap().accounts[0].held = None;
-        assert!(of(&found).stop.unwrap().contains("spec.topUps"));
+        assert!(from_directives(&found).stop.unwrap().contains("spec.topUps"));
     }
 }

@@ -7,23 +7,23 @@ use futures::future::BoxFuture;
 use tokio::task::JoinSet;
 
 use super::gateway_client::GatewayClient;
-use crate::link::deliveries::{Delivered, Delivery};
+use crate::link::deliveries::{Delivery, DeliveryAck};
 
 /// What comes for one loop.
-pub struct Deliveries {
+pub struct DeliveryPoller {
     gateway: GatewayClient,
     /// Goes on while the driver does something else: what it has already got is not lost.
     next: BoxFuture<'static, Delivery>,
     words: JoinSet<()>,
 }
 
-impl Deliveries {
+impl DeliveryPoller {
     /// None so far.
     #[must_use]
     pub fn new(gateway: &GatewayClient) -> Self {
         Self {
             gateway: gateway.clone(),
-            next: ask(gateway),
+            next: request_next(gateway),
             words: JoinSet::new(),
         }
     }
@@ -31,12 +31,12 @@ impl Deliveries {
     /// The next events of a Sensor's pod.
     pub async fn next(&mut self) -> Delivery {
         let delivery = (&mut self.next).await;
-        self.next = ask(&self.gateway);
+        self.next = request_next(&self.gateway);
         delivery
     }
 
     /// These are on disk. Said once, beside the loop: when the word is lost, the events come again, and so does the word.
-    pub fn delivered(&mut self, word: Delivered) {
+    pub fn report_delivered(&mut self, word: DeliveryAck) {
         while self.words.try_join_next().is_some() {}
         let gateway = self.gateway.clone();
         self.words.spawn(async move {
@@ -50,7 +50,7 @@ impl Deliveries {
     }
 }
 
-fn ask(gateway: &GatewayClient) -> BoxFuture<'static, Delivery> {
+fn request_next(gateway: &GatewayClient) -> BoxFuture<'static, Delivery> {
     let gateway = gateway.clone();
     async move { gateway.next_delivery().await }.boxed()
 }

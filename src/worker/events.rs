@@ -8,7 +8,7 @@ use crate::engine::RecordKind;
 
 use crate::link::events::EventLine;
 
-use super::journal::Line;
+use super::journal::JournalLine;
 
 /// Target of the log lines that are events.
 pub const TARGET: &str = module_path!();
@@ -49,7 +49,7 @@ pub fn name(kind: RecordKind) -> &'static str {
 
 /// The line as those who read over the link get it.
 #[must_use]
-pub fn of(line: Line) -> EventLine {
+pub fn from_line(line: JournalLine) -> EventLine {
     EventLine {
         seq: line.seq,
         event: name(line.kind).to_owned(),
@@ -67,7 +67,7 @@ pub fn of(line: Line) -> EventLine {
 }
 
 /// Tells one.
-pub fn tell(line: &Line) {
+pub fn log_line(line: &JournalLine) {
     tracing::info!(
         seq = line.seq,
         event = name(line.kind),

@@ -10,22 +10,22 @@ use crate::link::pod::MOST_SKILL_BYTES;
 pub const MAX_BYTES: usize = 32 * 1024;
 
 /// Where instructions and skills come from, and the last ones that could be used.
-pub struct Instructions {
+pub struct InstructionSource {
     file: Option<PathBuf>,
     last: String,
-    complaint: Complaint,
+    complaint: LoggedProblem,
     /// Names of the skills, in the order of the prompt; each has a file of its name.
     names: Vec<String>,
     dir: PathBuf,
     skills: Arc<[Skill]>,
-    complaint_of_skills: Complaint,
+    complaint_of_skills: LoggedProblem,
 }
 
 /// Why a text could not be used the last time, so that each reason is logged once.
 #[derive(Default)]
-struct Complaint(Option<String>);
+struct LoggedProblem(Option<String>);
 
-impl Complaint {
+impl LoggedProblem {
     fn log(&mut self, complaint: String, kept: &str) {
         if self.0.as_ref() != Some(&complaint) {
             tracing::warn!("{complaint}; the loop goes on with the {kept} it has");
@@ -34,7 +34,7 @@ impl Complaint {
     }
 }
 
-impl Instructions {
+impl InstructionSource {
     /// Takes the inline text, or reads the file for the first time.
     pub fn load(inline: Option<String>, file: PathBuf) -> Result<Self, String> {
         let (file, last) = if let Some(text) = inline {
@@ -46,11 +46,11 @@ impl Instructions {
         Ok(Self {
             file,
             last,
-            complaint: Complaint::default(),
+            complaint: LoggedProblem::default(),
             names: Vec::new(),
             dir: PathBuf::new(),
             skills: Arc::default(),
-            complaint_of_skills: Complaint::default(),
+            complaint_of_skills: LoggedProblem::default(),
         })
     }
 
@@ -67,7 +67,7 @@ impl Instructions {
         match self.file.as_ref().map(read).transpose() {
             Ok(text) => {
                 self.last = text.unwrap_or_else(|| std::mem::take(&mut self.last));
-                self.complaint = Complaint::default();
+                self.complaint = LoggedProblem::default();
             }
             Err(complaint) => self.complaint.log(complaint, "instructions"),
         }
@@ -81,7 +81,7 @@ impl Instructions {
                 if *skills != *self.skills {
                     self.skills = skills.into();
                 }
-                self.complaint_of_skills = Complaint::default();
+                self.complaint_of_skills = LoggedProblem::default();
             }
             Err(complaint) => self.complaint_of_skills.log(complaint, "skills"),
         }
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn inline_text_never_looks_at_the_file() {
-        let mut instructions = Instructions::load(Some("be".into()), "/nowhere".into()).unwrap();
+        let mut instructions = InstructionSource::load(Some("be".into()), "/nowhere".into()).unwrap();
         assert_eq!(instructions.newest(), "be");
     }
 
@@ -144,7 +144,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("text");
         std::fs::write(&file, "one").unwrap();
-        let mut instructions = Instructions::load(None, file.clone()).unwrap();
+        let mut instructions = InstructionSource::load(None, file.clone()).unwrap();
         std::fs::write(&file, "two").unwrap();
         assert_eq!(instructions.newest(), "two");
         std::fs::write(&file, [0xff]).unwrap();
@@ -155,12 +155,12 @@ mod tests {
         assert_eq!(instructions.newest(), "three");
     }
 
-    fn skills(dir: &Path, names: &[&str]) -> Result<Instructions, String> {
+    fn skills(dir: &Path, names: &[&str]) -> Result<InstructionSource, String> {
         let names = names.iter().map(|&name| name.to_owned()).collect();
-        Instructions::load(Some("be".into()), "/nowhere".into())?.with_skills(names, dir.to_owned())
+        InstructionSource::load(Some("be".into()), "/nowhere".into())?.with_skills(names, dir.to_owned())
     }
 
-    fn texts(instructions: &mut Instructions) -> Vec<String> {
+    fn texts(instructions: &mut InstructionSource) -> Vec<String> {
         let skills = instructions.newest_skills();
         skills
             .iter()
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_first_text_must_be_there_and_says_what_to_check() {
-        let complaint = Instructions::load(None, "/nowhere".into()).err().unwrap();
+        let complaint = InstructionSource::load(None, "/nowhere".into()).err().unwrap();
         assert!(complaint.contains("/nowhere") && complaint.contains("spec.instructionsFrom"));
     }
 
@@ -210,7 +210,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("text");
         std::fs::write(&file, "x".repeat(MAX_BYTES)).unwrap();
-        let mut instructions = Instructions::load(None, file.clone()).unwrap();
+        let mut instructions = InstructionSource::load(None, file.clone()).unwrap();
         std::fs::write(&file, "x".repeat(MAX_BYTES + 1)).unwrap();
         assert_eq!(instructions.newest().len(), MAX_BYTES);
     }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::status::LastError;
-use crate::engine::machine::View;
+use crate::engine::machine::LoopView;
 use crate::link::messages::{DetectedLoop, HeldReason, LoopReport};
 
 /// Longest message of an error, in bytes.
@@ -12,7 +12,7 @@ const MAX_MESSAGE: usize = 1024;
 
 /// The report of an engine.
 #[must_use]
-pub fn of(view: View) -> LoopReport {
+pub fn from_view(view: LoopView) -> LoopReport {
     LoopReport {
         state: view.state,
         reasons: view

@@ -9,28 +9,28 @@ use tokio::time::{Duration, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::machine::Engine;
-use crate::engine::settings::{Settings, SettingsError};
+use crate::engine::settings::{EngineSettings, SettingsError};
 use crate::link::messages::LoopReport;
 use crate::link::pod::PodConfig;
-use crate::link::socket::Session;
+use crate::link::socket::WorkerSession;
 
-use super::driver::{Driver, Ended, Parts, World};
+use super::driver::{DriveOutcome, DriverInputs, DriverParts, LoopDriver};
 use super::events;
-use super::gateway_client::{GatewayClient, Heard};
-use super::instructions::Instructions;
-use super::journal::{Journal, JournalError, Owner, Restored};
-use super::outbox::Outbox;
+use super::gateway_client::{GatewayClient, GatewayUpdate};
+use super::instructions::InstructionSource;
+use super::journal::{Journal, JournalError, JournalOwner, RestoredJournal};
 use super::report;
-use super::sensors::Sensors;
-use super::sensors::lookout::Lookouts;
+use super::reporter::GatewayReporter;
+use super::sensors::LoopSensors;
+use super::sensors::file_watcher::FileWatchers;
 use super::tool_source::ToolSource;
-use super::tools::Tools;
+use super::tools::McpTools;
 
 /// How long a worker that cannot start waits for the gateway, to say why.
 const SAY_WHY: Duration = Duration::from_secs(10);
 
 /// What a worker needs to know.
-pub struct Options {
+pub struct WorkerOptions {
     /// Its pod's configuration.
     pub config: PodConfig,
     /// Uid of its pod.
@@ -78,14 +78,14 @@ impl WorkerError {
 }
 
 /// Runs a worker until `terminate`, or until its loop cannot go on.
-pub async fn run(options: Options, terminate: CancellationToken) -> Result<(), WorkerError> {
+pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result<(), WorkerError> {
     let gateway = GatewayClient::new(&options.socket)?;
     let connections = watch::Sender::new(0);
     let heard = watch::Sender::new(None);
-    let outbox = Outbox::start(&gateway, connections.subscribe());
+    let outbox = GatewayReporter::start(&gateway, connections.subscribe());
     let listener = heard.subscribe();
     let events = tokio::spawn(gateway.clone().run_events(heard, connections));
-    let worker = Worker {
+    let worker = WorkerProcess {
         options,
         gateway,
         outbox,
@@ -98,33 +98,35 @@ pub async fn run(options: Options, terminate: CancellationToken) -> Result<(), W
 }
 
 /// The tools of the spec's servers, which are connected from now on.
-fn tools(spec: &crate::api::tools::Tools, socket: &Path) -> Result<Option<Arc<dyn ToolSource>>, WorkerError> {
+fn tools(spec: &crate::api::tools::ToolsSpec, socket: &Path) -> Result<Option<Arc<dyn ToolSource>>, WorkerError> {
     if spec.servers.is_empty() {
         return Ok(None);
     }
-    let tools = Arc::new(Tools::new(spec, socket)?);
+    let tools = Arc::new(McpTools::new(spec, socket)?);
     Ok(Some(Arc::new(tools)))
 }
 
-struct Worker {
-    options: Options,
+struct WorkerProcess {
+    options: WorkerOptions,
     gateway: GatewayClient,
-    outbox: Outbox,
-    heard: watch::Receiver<Option<Heard>>,
+    outbox: GatewayReporter,
+    heard: watch::Receiver<Option<GatewayUpdate>>,
     terminate: CancellationToken,
 }
 
-impl Worker {
+impl WorkerProcess {
     async fn run(mut self) -> Result<(), WorkerError> {
-        let owner = Owner {
+        let owner = JournalOwner {
             agent_uid: self.options.config.uid.clone(),
             pod_uid: self.options.pod_uid.clone(),
             epoch: self.options.config.epoch,
         };
         let result = match self.prepare(&owner) {
-            Ok((journal, restored, instructions)) => Box::pin(self.live(journal, restored, instructions, &owner)).await,
+            Ok((journal, restored, instructions)) => {
+                Box::pin(self.run_loop(journal, restored, instructions, &owner)).await
+            }
             Err(error) => {
-                self.say_why(&error).await;
+                self.report_error(&error).await;
                 Err(error)
             }
         };
@@ -132,44 +134,44 @@ impl Worker {
         result
     }
 
-    fn prepare(&self, owner: &Owner) -> Result<(Journal, Restored, Instructions), WorkerError> {
+    fn prepare(&self, owner: &JournalOwner) -> Result<(Journal, RestoredJournal, InstructionSource), WorkerError> {
         let (mut journal, restored) = Journal::open(&self.options.journal_dir, owner)?;
-        restored.untold.iter().for_each(events::tell);
+        restored.untold.iter().for_each(events::log_line);
         journal.claim(owner)?;
         let spec = &self.options.config.spec;
         let skills = spec.skills.iter().map(|skill| skill.name.clone()).collect();
-        let instructions = Instructions::load(spec.instructions.clone(), self.options.instructions_file.clone())
+        let instructions = InstructionSource::load(spec.instructions.clone(), self.options.instructions_file.clone())
             .and_then(|texts| texts.with_skills(skills, self.options.skills_dir.clone()))
             .map_err(WorkerError::Instructions)?;
         Ok((journal, restored, instructions))
     }
 
     /// Drives the loop, closes the journal, and idles when that is all there is to do.
-    async fn live(
+    async fn run_loop(
         &mut self,
         mut journal: Journal,
-        restored: Restored,
-        instructions: Instructions,
-        owner: &Owner,
+        restored: RestoredJournal,
+        instructions: InstructionSource,
+        owner: &JournalOwner,
     ) -> Result<(), WorkerError> {
-        let ended = match self.meet_gateway().await {
+        let ended = match self.wait_for_gateway().await {
             Some((session, first)) => {
                 let spec = &self.options.config.spec;
-                let settings = Settings::try_from(spec)?;
+                let settings = EngineSettings::try_from(spec)?;
                 let workspace = spec.workspace.as_ref().map(|_| self.options.workspace_dir.clone());
-                let sensors = Sensors::restore(restored.kept).with_workspace(workspace.is_some());
+                let sensors = LoopSensors::restore(restored.kept).with_workspace(workspace.is_some());
                 let mut engine = match restored.snapshot {
                     Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
                     None => Engine::new(settings),
                 };
                 for (field, value, at) in sensors.values() {
-                    engine.recall(field, value.clone(), at);
+                    engine.restore_field(field, value.clone(), at);
                 }
-                let parts = Parts {
+                let parts = DriverParts {
                     agent: self.options.config.uid.clone(),
                     engine,
                     sensors,
-                    lookouts: Lookouts::new(workspace),
+                    lookouts: FileWatchers::new(workspace),
                     tools: tools(&spec.tools, &self.options.socket)?,
                     model: &spec.model,
                     light_model: spec.light_model.as_ref(),
@@ -179,14 +181,14 @@ impl Worker {
                     outbox: &self.outbox,
                     drain: self.options.drain,
                 };
-                let world = World {
+                let world = DriverInputs {
                     heard: self.heard.clone(),
                     terminate: self.terminate.clone(),
                 };
                 // It holds the whole loop.
-                Box::pin(Driver::new(parts, &first).run(&session, world)).await
+                Box::pin(LoopDriver::new(parts, &first).run(&session, world)).await
             }
-            None => Ok(Ended::Exit),
+            None => Ok(DriveOutcome::Exit),
         };
         let closed = journal.close(owner);
         let ended = ended?;
@@ -197,10 +199,10 @@ impl Worker {
 
     /// The session, and the first word about directives that comes with fresh contact: a loop that is to be suspended,
     /// or has no run lease, makes no call first. `None`: there will be no drive.
-    async fn meet_gateway(&mut self) -> Option<(Session, Heard)> {
+    async fn wait_for_gateway(&mut self) -> Option<(WorkerSession, GatewayUpdate)> {
         let meeting = async {
             let session = self.gateway.session().await;
-            let clear = |heard: &Heard| heard.event.fenced || !heard.contact().is_lost(heard.at);
+            let clear = |heard: &GatewayUpdate| heard.event.fenced || !heard.contact().is_lost(heard.at);
             let first = self.heard.wait_for(|heard| heard.as_ref().is_some_and(clear)).await;
             let first = first.ok()?.clone().filter(|heard| !heard.event.fenced)?;
             Some((session, first))
@@ -212,13 +214,13 @@ impl Worker {
     }
 
     /// Waits for the pod to go. A suspension that was lifted before that ends the process too: its next start goes on.
-    async fn idle(&mut self, ended: Ended) {
-        if ended == Ended::Exit {
+    async fn idle(&mut self, ended: DriveOutcome) {
+        if ended == DriveOutcome::Exit {
             return;
         }
-        let no_longer = |heard: &Option<Heard>| {
+        let no_longer = |heard: &Option<GatewayUpdate>| {
             heard.as_ref().is_some_and(|heard| {
-                heard.event.fenced || (ended == Ended::Suspended && !heard.event.directives.suspend)
+                heard.event.fenced || (ended == DriveOutcome::Suspended && !heard.event.directives.suspend)
             })
         };
         tokio::select! {
@@ -228,7 +230,7 @@ impl Worker {
     }
 
     /// Tells the controller why there is no loop.
-    async fn say_why(&self, error: &WorkerError) {
+    async fn report_error(&self, error: &WorkerError) {
         let turn = tokio::select! {
             session = timeout(SAY_WHY, self.gateway.session()) => session.map_or(0, |session| session.known.turn),
             () = self.terminate.cancelled() => 0,

@@ -18,7 +18,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a source of tools offers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Offer {
+pub struct ToolOffer {
     /// The tools, in the order of the prompt.
     pub specs: Arc<[ToolSpec]>,
     /// Servers that have not answered yet, by name: what they offer is not known.
@@ -28,7 +28,7 @@ pub struct Offer {
 /// A source of tools. It holds no rule about when a tool may run: the engine's gate has, before a run comes here.
 pub trait ToolSource: Send + Sync {
     /// What is offered now.
-    fn offered(&self) -> watch::Receiver<Offer>;
+    fn offered(&self) -> watch::Receiver<ToolOffer>;
 
     /// Ends once every part of the source has said what it offers; never, while one is silent.
     fn complete(&self) -> BoxFuture<'static, ()>;
@@ -38,7 +38,7 @@ pub trait ToolSource: Send + Sync {
 }
 
 /// Waits a while for the sources of tools. False: the process is to end.
-pub(super) async fn meet(
+pub(super) async fn wait_for_tools(
     tools: Option<Arc<dyn ToolSource>>,
     patience: Duration,
     terminate: &CancellationToken,

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use agentloop::ledger::bound::{Overhead, Part, input_bound};
+use agentloop::ledger::bound::{RequestOverhead, RequestPart, input_bound};
 use serde_json::{Value, json};
 
 use super::agents::{Agent, openai};
@@ -227,14 +227,14 @@ fn bills(lines: &[Line]) -> Vec<Bill> {
 
 /// The gateway's own bound, but for what it knows of earlier bills.
 fn worst(line: &Line) -> i64 {
-    let part = |(bytes, is_message): &(i64, bool)| Part {
+    let part = |(bytes, is_message): &(i64, bool)| RequestPart {
         hash: [0; 32],
         bytes: *bytes,
         unsteady: false,
         is_message: *is_message,
     };
     let parts: Vec<_> = line.parts.iter().map(part).collect();
-    input_bound(None, &parts, Overhead::CHAT_COMPLETIONS) + line.limit
+    input_bound(None, &parts, RequestOverhead::CHAT_COMPLETIONS) + line.limit
 }
 
 fn most_billed(bills: &[&Bill]) -> i64 {

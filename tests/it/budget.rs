@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::amount::Amount;
 use agentloop::api::{Agent, AgentBudget, crd};
-use agentloop::controller::agent::Sink;
-use agentloop::controller::budget::face::Shown;
-use agentloop::controller::budget::persist::Conflict;
-use agentloop::controller::budget::{Budgets, Setup};
-use agentloop::controller::loops::{AgentKey, Loops};
-use agentloop::controller::policy::Policy;
-use agentloop::ledger::account::{AgentName, Ask, Statement, Who};
-use agentloop::link::messages::{AccountAnswer, AccountRequest, LeaseRequest, LimitName, Refusal};
+use agentloop::controller::agent::EventSink;
+use agentloop::controller::budget::presenter::BudgetPresenter;
+use agentloop::controller::budget::record_writer::RecordConflictError;
+use agentloop::controller::budget::{BudgetLedger, LedgerSetup};
+use agentloop::controller::pod_sessions::{AgentKey, PodSessions};
+use agentloop::controller::policy::PlatformPolicy;
+use agentloop::ledger::account::{AgentName, GrantRequest, LeaseHolder, LeaseStatement};
+use agentloop::link::messages::{AccountRequest, AccountResponse, LeaseRequest, LimitName, PodRefusal};
 use agentloop::telemetry::metrics::Metrics;
 use futures::StreamExt;
 use jiff::Timestamp;
@@ -50,11 +50,11 @@ struct World {
 
 /// One leader. Dropping it freezes nothing: it ends.
 struct Leader {
-    budgets: Arc<Budgets>,
-    loops: Arc<Loops>,
+    budgets: Arc<BudgetLedger>,
+    loops: Arc<PodSessions>,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
-    task: JoinHandle<Result<(), Conflict>>,
+    task: JoinHandle<Result<(), RecordConflictError>>,
 }
 
 impl World {
@@ -134,18 +134,18 @@ impl World {
     }
 
     async fn leader(&self, agents: &[&Agent]) -> Leader {
-        let (loops, changed) = Loops::new();
+        let (loops, changed) = PodSessions::new();
         // Nobody reconciles here.
         drop(changed);
         let (loops, stop) = (Arc::new(loops), CancellationToken::new());
         let metrics = Arc::new(Metrics::new().unwrap());
-        let budgets = Arc::new(Budgets::new(Setup {
+        let budgets = Arc::new(BudgetLedger::new(LedgerSetup {
             client: self.client.clone(),
-            policy: Policy::default(),
+            policy: PlatformPolicy::default(),
             namespace: "agentloop-system".into(),
             watch_namespaces: vec![self.namespace.clone()],
             loops: loops.clone(),
-            face: Arc::new(Shown::new("agentloop-system", Sink::new().0)),
+            face: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
             metrics: metrics.clone(),
             wall: Timestamp::now(),
         }));
@@ -178,8 +178,8 @@ impl World {
         }
     }
 
-    fn who(&self, agent: &str) -> Who {
-        Who {
+    fn who(&self, agent: &str) -> LeaseHolder {
+        LeaseHolder {
             record: format!("{:0<32}", agent.len()),
             agent: AgentName {
                 namespace: self.namespace.clone(),
@@ -203,12 +203,12 @@ impl Leader {
     /// What a gateway is answered about one account.
     async fn lease(
         &self,
-        who: &Who,
+        who: &LeaseHolder,
         account: &str,
-        statements: &[Statement],
+        statements: &[LeaseStatement],
         ask: Option<i64>,
-    ) -> Result<AccountAnswer, Refusal> {
-        let ask = ask.map(|least| Ask {
+    ) -> Result<AccountResponse, PodRefusal> {
+        let ask = ask.map(|least| GrantRequest {
             lease: statements
                 .iter()
                 .filter(|said| !said.closed)
@@ -249,7 +249,7 @@ impl Leader {
 
 /// Used and reserved.
 fn figures(leader: &Leader, account: &str) -> (Amount, Amount) {
-    leader.budgets.look(|state| {
+    leader.budgets.inspect(|state| {
         let (_, entry) = state.book.entry(account).unwrap();
         (entry.account().used(), entry.account().reserved())
     })
@@ -259,8 +259,8 @@ fn tokens(tokens: i64) -> Amount {
     Amount { tokens, ..Amount::ZERO }
 }
 
-fn said(lease: i64, spent: i64) -> Statement {
-    Statement {
+fn said(lease: i64, spent: i64) -> LeaseStatement {
+    LeaseStatement {
         lease,
         spent: tokens(spent),
         returned: Amount::ZERO,
@@ -268,8 +268,8 @@ fn said(lease: i64, spent: i64) -> Statement {
     }
 }
 
-fn closing(lease: i64, spent: i64) -> Statement {
-    Statement {
+fn closing(lease: i64, spent: i64) -> LeaseStatement {
+    LeaseStatement {
         closed: true,
         ..said(lease, spent)
     }
@@ -486,7 +486,7 @@ async fn what_a_lost_gateway_held_is_spent_and_counted() {
         .await
         .unwrap();
     // Its pod speaks with another record: the first one's volume is gone.
-    let fresh = Who {
+    let fresh = LeaseHolder {
         record: format!("{:0<32}", "fe"),
         ..lost
     };
@@ -516,7 +516,7 @@ async fn a_lowered_limit_recalls_and_a_raised_one_calls_who_was_refused() {
     world.edit_budget("team", &json!({"limits": {"tokens": 300}})).await;
     leader.until("it is recalled", || terms().recall).await;
     assert_eq!(terms().limits.tokens, Some(300));
-    let returned = Statement {
+    let returned = LeaseStatement {
         returned: tokens(lease.granted.tokens - 250),
         ..said(lease.lease, 250)
     };

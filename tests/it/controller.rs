@@ -1,17 +1,17 @@
 //! The reconciler as a whole: a real kube client and real watches against the in-process API server, in paused time.
 
-use agentloop::api::status::{HandledRequests, LoopState, Outcome, PauseReason, Usage};
-use agentloop::link::messages::{HeldReason, LoopReport, ModelReport, Report};
+use agentloop::api::status::{HandledRequests, LoopOutcome, LoopState, LoopUsage, PauseReason};
+use agentloop::link::messages::{HeldReason, LoopReport, ModelReport, PodReport};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 use crate::support::rig::{AGENTS, NAMESPACE, Rig, agent_key, in_state};
 
-fn usage(calls: i64) -> Usage {
-    Usage {
+fn usage(calls: i64) -> LoopUsage {
+    LoopUsage {
         calls,
         input_tokens: calls * 100,
-        ..Usage::default()
+        ..LoopUsage::default()
     }
 }
 
@@ -147,7 +147,11 @@ async fn twenty_idle_agents_cost_no_request_but_the_renewal_of_watches() {
     rig.server.take_calls();
     for _ in 0..4 {
         for n in 0..20 {
-            rig.report(&format!("agent-{n}"), in_state(LoopState::Running), Usage::default());
+            rig.report(
+                &format!("agent-{n}"),
+                in_state(LoopState::Running),
+                LoopUsage::default(),
+            );
         }
         rig.pass(15).await;
     }
@@ -624,7 +628,7 @@ async fn a_new_spec_waits_for_an_idle_loop_unless_told_otherwise() {
     assert_eq!(rig.condition("never", "Reconciling"), None);
 
     for name in ["idle", "never"] {
-        rig.report(name, in_state(LoopState::Sleeping), Usage::default());
+        rig.report(name, in_state(LoopState::Sleeping), LoopUsage::default());
     }
     rig.pass(6).await;
     assert_eq!(["idle", "never"].map(ending), [true, false]);
@@ -642,7 +646,7 @@ async fn a_new_controller_version_replaces_only_pods_that_ask_for_it() {
     rig.shut_down().await;
     rig.settings.image = "agentloop:next".into();
     rig.boot().await;
-    rig.report("idle", in_state(LoopState::Sleeping), Usage::default());
+    rig.report("idle", in_state(LoopState::Sleeping), LoopUsage::default());
     rig.pass(20).await;
     let ending = |name: &str| rig.pod(name).unwrap()["metadata"]["deletionTimestamp"].is_string();
     assert_eq!(["idle", "now"].map(ending), [false, true]);
@@ -668,7 +672,7 @@ async fn a_new_spec_that_cannot_run_leaves_the_running_loop_alone() {
 
 fn completed() -> LoopReport {
     LoopReport {
-        outcome: Some(Outcome::Completed),
+        outcome: Some(LoopOutcome::Completed),
         ..in_state(LoopState::Stopped)
     }
 }
@@ -687,7 +691,7 @@ async fn a_loop_that_ended_itself_rests_until_a_new_request_or_spec() {
     let status = rig.status("coast").r#loop.unwrap();
     assert_eq!(
         (status.state, status.outcome),
-        (LoopState::Stopped, Some(Outcome::Completed))
+        (LoopState::Stopped, Some(LoopOutcome::Completed))
     );
 
     rig.annotate("coast", "agentloop.dev/wake", "monday");
@@ -720,7 +724,7 @@ async fn an_idle_loop_that_was_ended_starts_again_for_a_wake_request_or_a_new_sp
     let rig = Rig::start().await;
     rig.bring_up("coast", &json!({})).await;
     let idle = || LoopReport {
-        outcome: Some(Outcome::Idle),
+        outcome: Some(LoopOutcome::Idle),
         ..in_state(LoopState::Stopped)
     };
     rig.report("coast", idle(), usage(1));
@@ -762,7 +766,7 @@ async fn a_request_reaches_the_loop_and_leaves_once_it_was_handled() {
     assert_eq!(attach().borrow().resume.as_deref(), Some("now"));
     let mut report = in_state(LoopState::Running);
     report.handled.resume = Some("now".into());
-    rig.report("coast", report, Usage::default());
+    rig.report("coast", report, LoopUsage::default());
     rig.pass(6).await;
     assert_eq!(
         rig.status("coast").last_handled_requests.unwrap().resume.as_deref(),
@@ -931,10 +935,10 @@ async fn flapping_conditions_are_written_every_five_seconds_at_most() {
         };
         rig.say(
             "coast",
-            Report {
+            PodReport {
                 loop_: Some(in_state(LoopState::Running)),
                 model: Some(model),
-                ..Report::default()
+                ..PodReport::default()
             },
         );
         rig.pass(1).await;
@@ -954,7 +958,7 @@ async fn a_silent_pod_is_named_after_sixty_seconds_and_cleared_when_it_speaks() 
     assert_eq!(rig.state("coast"), LoopState::Paused);
     assert_eq!(rig.condition("coast", "Reconciling").unwrap().1, "LinkLost");
     assert_eq!(rig.live_pod("coast").epoch, 1, "no second pod beside it");
-    rig.report("coast", in_state(LoopState::Running), Usage::default());
+    rig.report("coast", in_state(LoopState::Running), LoopUsage::default());
     rig.pass(12).await;
     assert_eq!(rig.condition("coast", "LinkLost").unwrap().0, "False");
     assert_eq!(rig.ready("coast").0, "True");
@@ -1023,10 +1027,10 @@ async fn transitions_are_told_once_and_never_quote_a_prompt() {
     rig.come_up("coast").await;
     rig.pass(6).await;
     let mut paused = held_back();
-    rig.report("coast", paused.clone(), Usage::default());
+    rig.report("coast", paused.clone(), LoopUsage::default());
     rig.pass(6).await;
     paused.reasons.clear();
-    rig.report("coast", paused, Usage::default());
+    rig.report("coast", paused, LoopUsage::default());
     rig.pass(6).await;
     rig.apply("coast", &json!({ "suspend": true }));
     rig.pass(6).await;

@@ -5,9 +5,9 @@
 mod reader;
 mod rig;
 
-use agentloop::controller::loops::LivePod;
-use agentloop::link::events::{EventLine, EventsAnswer, EventsPage, PAGE_LINES};
-use agentloop::link::messages::{Directives, Known};
+use agentloop::controller::pod_sessions::LivePod;
+use agentloop::link::events::{EventLine, EventsPage, EventsResponse, PAGE_LINES};
+use agentloop::link::messages::{Directives, LoopTotals};
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::Value;
@@ -220,7 +220,7 @@ async fn a_reader_that_does_not_read_gets_no_more_than_a_little_and_holds_nobody
     let (mut after, mut full) = (0, false);
     while !full {
         let next = after + i64::try_from(PAGE_LINES).unwrap();
-        let EventsAnswer { after: said } = pod.events(&page(after, next)).await.unwrap();
+        let EventsResponse { after: said } = pod.events(&page(after, next)).await.unwrap();
         full = said == Some(after);
         after = said.unwrap();
         assert!(after < 200_000, "there is no end to what waits for a reader");
@@ -276,14 +276,18 @@ async fn a_pod_sends_events_only_for_its_own_agent_and_only_while_it_is_expected
     let _reader = tokio::spawn(async move { request.send().await });
     patience("the reading", || rig.directives().readings.len() == 1).await;
     // Another Agent's pod does not find the reading.
-    rig.loops
-        .expect(&agent_key("y"), pod_of("y"), Known::default(), Directives::default());
+    rig.loops.expect_pod(
+        &agent_key("y"),
+        pod_of("y"),
+        LoopTotals::default(),
+        Directives::default(),
+    );
     assert_eq!(rig.link_client_of("y").events(&page(0, 1)).await.unwrap().after, None);
     let newer = LivePod {
         uid: "newer".into(),
         epoch: EPOCH + 1,
     };
     rig.loops
-        .expect(&agent_key("x"), newer, Known::default(), Directives::default());
+        .expect_pod(&agent_key("x"), newer, LoopTotals::default(), Directives::default());
     assert!(rig.link_client().events(&page(0, 1)).await.is_err());
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use agentloop::controller::agent::Settings;
+use agentloop::controller::agent::ReconcilerSettings;
 use agentloop::controller::connection;
-use agentloop::controller::leader::{Candidate, LEADER_LABEL, LEASE_NAME, LeaseTimes};
-use agentloop::controller::process::{Election, Error, Options, run};
+use agentloop::controller::election::{LEADER_LABEL, LEASE_NAME, LeaderCandidate, LeaseTimes};
+use agentloop::controller::process::{ControllerError, ControllerOptions, ElectionOptions, run};
 use agentloop::telemetry::metrics::Metrics;
 use axum::http::Request;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -67,7 +67,7 @@ impl Cluster {
     }
 
     /// A replica; while `cut` is true its requests about the Lease fail.
-    fn candidate(&self, identity: &str, cut: &Arc<AtomicBool>) -> Candidate {
+    fn candidate(&self, identity: &str, cut: &Arc<AtomicBool>) -> LeaderCandidate {
         let cut = cut.clone();
         let layer = tower::layer::layer_fn(move |inner| {
             let cut = cut.clone();
@@ -79,7 +79,7 @@ impl Cluster {
             })
         });
         let writer = ClientBuilder::try_from(self.config.clone()).unwrap().with_layer(&layer);
-        Candidate {
+        LeaderCandidate {
             client: self.client.clone(),
             writer: writer.build(),
             namespace: self.namespace.clone(),
@@ -271,15 +271,15 @@ async fn free_address() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-async fn options(election: bool) -> Options {
-    Options {
-        settings: Settings {
+async fn options(election: bool) -> ControllerOptions {
+    ControllerOptions {
+        settings: ReconcilerSettings {
             image: "agentloop:test".into(),
             image_pull_policy: None,
             link_url: "https://127.0.0.1:8443".into(),
             egress: agentloop::link::pod::AgentEgress::default(),
             controller_namespace: "default".into(),
-            policy: agentloop::controller::policy::Policy::default(),
+            policy: agentloop::controller::policy::PlatformPolicy::default(),
             watch_namespaces: Vec::new(),
             gateway_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
             worker_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
@@ -291,7 +291,7 @@ async fn options(election: bool) -> Options {
         link_address: free_address().await,
         link_hosts: vec!["127.0.0.1".into()],
         pod_name: election.then(|| "a".into()),
-        election: election.then(|| Election {
+        election: election.then(|| ElectionOptions {
             identity: "a".into(),
             times: LeaseTimes::new(4, 1).unwrap(),
         }),
@@ -349,7 +349,7 @@ async fn a_taken_port_ends_the_process_with_its_number() {
     let error = run(options, absent().await, CancellationToken::new())
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::Listen { .. }));
+    assert!(matches!(error, ControllerError::Listen { .. }));
     assert!(
         error.to_string().contains(&taken.local_addr().unwrap().to_string()),
         "{error}"
@@ -398,10 +398,10 @@ async fn behind_a_proxy() -> (ApiServer, Proxy, Config, Config) {
 /// Tests with a dead connection take as long as it takes to notice one.
 const NOTICED: Duration = Duration::from_secs(45);
 
-fn candidate_of(config: &Config, identity: &str) -> Candidate {
+fn candidate_of(config: &Config, identity: &str) -> LeaderCandidate {
     let metrics = Metrics::new().unwrap();
     let client = |timeout| connection::client(config.clone(), timeout, &metrics).unwrap();
-    Candidate {
+    LeaderCandidate {
         client: client(connection::READ_TIMEOUT),
         writer: client(SECOND),
         namespace: "default".into(),

@@ -15,18 +15,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use agentloop::connections::Bounds;
-use agentloop::controller::access::Access;
-use agentloop::controller::ca::Authority;
+use agentloop::connections::ConnectionBounds;
+use agentloop::controller::access::ReadAuthorizer;
+use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
-use agentloop::controller::identity::Identities;
-use agentloop::controller::loops::{AgentKey, LivePod, Loops};
-use agentloop::controller::relay::Relay;
-use agentloop::controller::serve::ControllerLink;
+use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::identity::PodAuthenticator;
+use agentloop::controller::link_service::ControllerLink;
+use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
 use agentloop::link::messages::{
-    Attach, Attached, Directives, Known, PROTOCOL, REPORT_SECONDS, Refusal, RefusalCode, Report,
+    AttachRequest, AttachResponse, Directives, LoopTotals, PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode,
 };
-use agentloop::link::server::{Limits, MAX_BODY_BYTES, serve};
+use agentloop::link::server::{LinkLimits, MAX_BODY_BYTES, serve};
 use agentloop::telemetry::metrics::Metrics;
 use axum::http::{Request, Response, StatusCode};
 use axum_server::tls_rustls::RustlsConfig;
@@ -92,8 +92,8 @@ pub fn api_server(reviews: Arc<AtomicUsize>) -> kube::Client {
 struct Rig {
     address: SocketAddr,
     client: reqwest::Client,
-    loops: Arc<Loops>,
-    relay: Arc<Relay>,
+    loops: Arc<PodSessions>,
+    relay: Arc<DeliveryRelay>,
     /// Certificate of the authority.
     ca: String,
     metrics: Arc<Metrics>,
@@ -125,26 +125,26 @@ fn expected() -> LivePod {
 impl Rig {
     /// A leader with Agents `x` (whose pod is expected) and `y` (not looked at yet) in namespace `a`.
     async fn start() -> Self {
-        Self::with(Limits::default(), true).await
+        Self::with(LinkLimits::default(), true).await
     }
 
-    async fn with(limits: Limits, leads: bool) -> Self {
+    async fn with(limits: LinkLimits, leads: bool) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let authority = Authority::make(Timestamp::now()).unwrap();
+        let authority = CertificateAuthority::make(Timestamp::now()).unwrap();
         let leaf = authority.sign(&["127.0.0.1".into()], Timestamp::now()).unwrap();
         let tls = RustlsConfig::from_config(server_config(&leaf).unwrap());
         let root = reqwest::Certificate::from_pem(authority.certificate.as_bytes()).unwrap();
         let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
 
-        let (loops, changed) = Loops::new();
+        let (loops, changed) = PodSessions::new();
         // Nobody reconciles here.
         drop(changed);
         let loops = Arc::new(loops);
-        let known = Known {
+        let known = LoopTotals {
             turn: 7,
-            ..Known::default()
+            ..LoopTotals::default()
         };
-        loops.expect(&x(), expected(), known, Directives::default());
+        loops.expect_pod(&x(), expected(), known, Directives::default());
         let agents = Arc::new(OnceLock::new());
         if leads {
             let status = json!({});
@@ -154,11 +154,11 @@ impl Rig {
                     .is_ok()
             );
         }
-        let relay = Arc::new(Relay::new(Duration::from_secs(1)).0);
+        let relay = Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0);
         let (metrics, reviews) = (Arc::new(Metrics::new().unwrap()), Arc::new(AtomicUsize::new(0)));
         let link = ControllerLink {
-            identities: Identities::new(api_server(reviews.clone())),
-            access: Access::new(api_server(reviews.clone())),
+            identities: PodAuthenticator::new(api_server(reviews.clone())),
+            access: ReadAuthorizer::new(api_server(reviews.clone())),
             loops: loops.clone(),
             relay: relay.clone(),
             agents,
@@ -192,7 +192,7 @@ impl Rig {
     }
 
     async fn attach(&self, token: &str, epoch: i64) -> reqwest::Response {
-        let attach = Attach {
+        let attach = AttachRequest {
             protocol: PROTOCOL,
             oldest_protocol: None,
             epoch,
@@ -212,7 +212,8 @@ impl Rig {
 
     /// Says again what the pod is to do.
     fn direct(&self, directives: Directives) {
-        self.loops.expect(&x(), expected(), Known::default(), directives);
+        self.loops
+            .expect_pod(&x(), expected(), LoopTotals::default(), directives);
     }
 
     fn sample(&self, series: &str) -> f64 {
@@ -222,7 +223,7 @@ impl Rig {
     }
 }
 
-async fn refusal(response: reqwest::Response) -> (StatusCode, Refusal) {
+async fn refusal(response: reqwest::Response) -> (StatusCode, PodRefusal) {
     (response.status(), response.json().await.unwrap())
 }
 
@@ -244,27 +245,27 @@ fn suspended() -> Directives {
 #[tokio::test]
 async fn a_pod_attaches_and_learns_what_is_known_and_what_to_do() {
     let rig = Rig::start().await;
-    rig.loops.expect(
+    rig.loops.expect_pod(
         &x(),
         expected(),
-        Known {
+        LoopTotals {
             turn: 9,
-            ..Known::default()
+            ..LoopTotals::default()
         },
         suspended(),
     );
     let response = rig.attach(TOKEN, EPOCH).await;
     assert_eq!(response.status(), StatusCode::OK);
-    let want = Attached {
+    let want = AttachResponse {
         protocol: PROTOCOL,
         epoch: EPOCH,
-        known: Known {
+        known: LoopTotals {
             turn: 9,
-            ..Known::default()
+            ..LoopTotals::default()
         },
         directives: suspended(),
     };
-    assert_eq!(response.json::<Attached>().await.unwrap(), want);
+    assert_eq!(response.json::<AttachResponse>().await.unwrap(), want);
     assert!(rig.loops.last_contact(&x(), "u2").is_some());
     assert_eq!(rig.sample("agentloop_link_attaches_total"), 1.0);
 }
@@ -273,7 +274,7 @@ async fn a_pod_attaches_and_learns_what_is_known_and_what_to_do() {
 async fn a_gateway_of_the_next_version_is_answered_in_a_version_that_both_speak() {
     let rig = Rig::start().await;
     let attach = |protocol: u32, oldest: Option<u32>| {
-        let attach = Attach {
+        let attach = AttachRequest {
             protocol,
             oldest_protocol: oldest,
             epoch: EPOCH,
@@ -284,7 +285,7 @@ async fn a_gateway_of_the_next_version_is_answered_in_a_version_that_both_speak(
     let next = rig
         .post("/v1/attach", TOKEN, attach(PROTOCOL + 1, Some(PROTOCOL)))
         .await;
-    assert_eq!(next.json::<Attached>().await.unwrap().protocol, PROTOCOL);
+    assert_eq!(next.json::<AttachResponse>().await.unwrap().protocol, PROTOCOL);
     for (protocol, oldest) in [(PROTOCOL + 1, None), (PROTOCOL + 2, Some(PROTOCOL + 1)), (0, None)] {
         let (status, refusal) = refusal(rig.post("/v1/attach", TOKEN, attach(protocol, oldest)).await).await;
         assert_eq!(
@@ -300,12 +301,12 @@ async fn a_report_is_heard_and_unknown_fields_are_ignored() {
     let body = json!({"epoch": EPOCH, "usage": {"calls": 3}, "fieldOfALaterVersion": {"a": 1}});
     let response = rig.post("/v1/report", TOKEN, body.to_string()).await;
     assert_eq!(response.status(), StatusCode::NO_CONTENT);
-    let mut want = Report {
+    let mut want = PodReport {
         epoch: EPOCH,
-        ..Report::default()
+        ..PodReport::default()
     };
     want.usage.calls = 3;
-    assert_eq!(rig.loops.heard(&x(), "u2").unwrap().report, want);
+    assert_eq!(rig.loops.last_report(&x(), "u2").unwrap().report, want);
     assert_eq!(rig.sample("agentloop_link_reports_total"), 1.0);
 }
 
@@ -353,7 +354,7 @@ async fn who_may_not_speak_is_refused_on_every_route(
         assert_eq!((got.as_u16(), refusal.code), (status, code));
         assert!(!refusal.message.contains(token), "a refusal never repeats a token");
     }
-    assert_eq!(rig.loops.heard(&x(), "u2"), None);
+    assert_eq!(rig.loops.last_report(&x(), "u2"), None);
     let series = format!(r#"agentloop_link_refusals_total{{code="{code}"}}"#);
     assert_eq!(rig.sample(&series), 4.0);
 }
@@ -374,7 +375,7 @@ async fn without_a_token_nothing_is_asked_of_the_api_server() {
 
 #[tokio::test]
 async fn a_replica_whose_caches_are_not_filled_tells_pods_to_try_again() {
-    let rig = Rig::with(Limits::default(), false).await;
+    let rig = Rig::with(LinkLimits::default(), false).await;
     let (status, refusal) = refusal(rig.attach(TOKEN, EPOCH).await).await;
     assert_eq!((status.as_u16(), refusal.code), (503, RefusalCode::NotLeading));
 }
@@ -420,15 +421,15 @@ async fn an_address_with_many_wrong_tokens_is_not_asked_about_for_a_while_and_kn
 
 #[tokio::test]
 async fn strangers_do_not_take_the_connections_of_pods_that_showed_who_they_are() {
-    let connections = Bounds {
+    let connections = ConnectionBounds {
         all: 9,
         strangers: 2,
         per_address: 9,
         strangers_per_address: 2,
     };
-    let limits = Limits {
+    let limits = LinkLimits {
         connections,
-        ..Limits::default()
+        ..LinkLimits::default()
     };
     let rig = Rig::with(limits, true).await;
     let stream = rig.listen(EPOCH).await;
@@ -472,11 +473,11 @@ async fn passage(server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
 #[case::a_pause_over_the_bound(Duration::from_millis(500), 2)]
 #[tokio::test]
 async fn a_connection_outlives_the_pause_between_two_reports(#[case] idle: Duration, #[case] connections: usize) {
-    assert!(Limits::default().idle > Duration::from_secs(2 * REPORT_SECONDS));
-    let limits = Limits {
+    assert!(LinkLimits::default().idle > Duration::from_secs(2 * REPORT_SECONDS));
+    let limits = LinkLimits {
         read_timeout: Duration::from_millis(500),
         idle,
-        ..Limits::default()
+        ..LinkLimits::default()
     };
     let rig = Rig::with(limits, true).await;
     let (address, count) = passage(rig.address).await;
@@ -533,10 +534,10 @@ async fn directives_come_at_once_and_on_each_change_within_a_tenth_of_a_second()
 
 #[tokio::test]
 async fn a_quiet_stream_has_heartbeats() {
-    assert_eq!(Limits::default().heartbeat, Duration::from_secs(10));
-    let limits = Limits {
+    assert_eq!(LinkLimits::default().heartbeat, Duration::from_secs(10));
+    let limits = LinkLimits {
         heartbeat: Duration::from_millis(50),
-        ..Limits::default()
+        ..LinkLimits::default()
     };
     let rig = Rig::with(limits, true).await;
     let mut events = SseStream::from_bytes_stream(rig.listen(EPOCH).await.bytes_stream());
@@ -555,7 +556,8 @@ async fn a_replaced_pod_loses_its_stream_and_is_fenced_from_then_on() {
         uid: "u3".into(),
         epoch: EPOCH + 1,
     };
-    rig.loops.expect(&x(), newer, Known::default(), Directives::default());
+    rig.loops
+        .expect_pod(&x(), newer, LoopTotals::default(), Directives::default());
     assert_eq!(next(&mut events).await, None);
     let (status, refusal) = refusal(rig.attach(TOKEN, EPOCH).await).await;
     assert_eq!((status.as_u16(), refusal.code), (409, RefusalCode::Fenced));
@@ -618,9 +620,9 @@ async fn a_body_may_have_256_kib_and_not_a_byte_more() {
 
 #[tokio::test]
 async fn a_body_that_does_not_come_is_given_up() {
-    let limits = Limits {
+    let limits = LinkLimits {
         read_timeout: Duration::from_millis(200),
-        ..Limits::default()
+        ..LinkLimits::default()
     };
     let rig = Rig::with(limits, true).await;
     let never = reqwest::Body::wrap_stream(futures::stream::pending::<Result<Vec<u8>, Infallible>>());
@@ -631,9 +633,9 @@ async fn a_body_that_does_not_come_is_given_up() {
 
 #[tokio::test]
 async fn a_connection_over_the_cap_is_closed_and_there_is_room_again_when_one_ends() {
-    let limits = Limits {
-        connections: Bounds::of_strangers(1, 1),
-        ..Limits::default()
+    let limits = LinkLimits {
+        connections: ConnectionBounds::of_strangers(1, 1),
+        ..LinkLimits::default()
     };
     let rig = Rig::with(limits, true).await;
     let stream = rig.listen(EPOCH).await;
@@ -678,7 +680,7 @@ async fn plain_http_gets_no_answer() {
 #[tokio::test]
 async fn a_client_that_trusts_another_authority_does_not_send_its_token() {
     let rig = Rig::start().await;
-    let other = Authority::make(Timestamp::now()).unwrap();
+    let other = CertificateAuthority::make(Timestamp::now()).unwrap();
     let root = reqwest::Certificate::from_pem(other.certificate.as_bytes()).unwrap();
     let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
     let request = client.post(rig.url("/v1/attach")).bearer_auth(token_of(TOKEN));

@@ -12,18 +12,18 @@ use std::time::Duration;
 
 use agentloop::api::Sensor;
 use agentloop::api::budget::AgentBudget;
-use agentloop::controller::agent::{AgentsView, ErrorKind, Finished, Observer};
-use agentloop::controller::leader::LEASE_NAME;
-use agentloop::controller::loops::{AgentKey, LivePod, Loops};
-use agentloop::controller::report::ReconcileReport;
-use agentloop::controller::serve::show_codes;
-use agentloop::link::messages::{Directives, Known, Report};
-use agentloop::telemetry::budgets::BudgetCollector;
+use agentloop::controller::agent::{AgentsView, ReconcileErrorKind, ReconcileObserver, ReconcileResult};
+use agentloop::controller::election::LEASE_NAME;
+use agentloop::controller::link_service::initialize_refusal_metrics;
+use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::reconcile_metrics::MetricsObserver;
+use agentloop::link::messages::{Directives, LoopTotals, PodReport};
+use agentloop::telemetry::budget_collector::BudgetCollector;
 use agentloop::telemetry::http::{self, Readiness};
 use agentloop::telemetry::metrics::Metrics;
-use agentloop::telemetry::registry::{self, Kind, Source};
+use agentloop::telemetry::registry::{self, MetricKind, MetricSource};
 use agentloop::telemetry::requests::CountRequests;
-use agentloop::telemetry::sensors::SensorCollector;
+use agentloop::telemetry::sensor_collector::SensorCollector;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use pretty_assertions::assert_eq;
@@ -34,7 +34,7 @@ use crate::support::agents::{agent, view};
 use crate::support::clusters::has;
 use agentloop::api::condition::LoopSign;
 use agentloop::api::status::PauseReason;
-use agentloop::api::tally::TRIPS;
+use agentloop::api::usage_counts::TRIPS;
 use strum::IntoEnumIterator;
 
 /// A controller in full swing: a reconcile of each kind, a request, a budget, these Agents.
@@ -44,10 +44,10 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
     metrics.register(budgets).unwrap();
     let sensors = SensorCollector::new(|visit| visit(&ticking())).unwrap();
     metrics.register(sensors).unwrap();
-    show_codes(&metrics);
+    initialize_refusal_metrics(&metrics);
     metrics.leader.with_label_values(&[LEASE_NAME]).set(1);
     let readiness = Readiness::waiting("the caches to fill");
-    let report = ReconcileReport::new(
+    let report = MetricsObserver::new(
         metrics.clone(),
         Arc::new(OnceLock::new()),
         heard(),
@@ -56,9 +56,9 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
     );
     report.agents(agents);
     for how in [
-        Finished::Success,
-        Finished::RequeueAfter,
-        Finished::Error(ErrorKind::Timeout),
+        ReconcileResult::Success,
+        ReconcileResult::RequeueAfter,
+        ReconcileResult::Error(ReconcileErrorKind::Timeout),
     ] {
         report.started();
         report.finished(how, Duration::from_millis(3));
@@ -78,8 +78,8 @@ async fn controller(agents: AgentsView) -> (Arc<Metrics>, Readiness) {
 }
 
 /// What the gateway of the Agent x said.
-fn heard() -> Arc<Loops> {
-    let (loops, _) = Loops::new();
+fn heard() -> Arc<PodSessions> {
+    let (loops, _) = PodSessions::new();
     let agent = AgentKey {
         namespace: "team-a".into(),
         name: "x".into(),
@@ -88,10 +88,10 @@ fn heard() -> Arc<Loops> {
         uid: "p".into(),
         epoch: 1,
     };
-    loops.expect(&agent, pod.clone(), Known::default(), Directives::default());
-    let mut report = Report {
+    loops.expect_pod(&agent, pod.clone(), LoopTotals::default(), Directives::default());
+    let mut report = PodReport {
         epoch: 1,
-        ..Report::default()
+        ..PodReport::default()
     };
     report.budget.refused_calls = 5;
     loops.report(&agent, &pod, report, jiff::Timestamp::UNIX_EPOCH).unwrap();
@@ -251,7 +251,7 @@ fn names_types_and_help_follow_the_rules_of_prometheus() {
         ];
         assert!(known.iter().any(|prefix| name.starts_with(prefix)), "{name}: prefix");
         assert_eq!(
-            metric.kind == Kind::Counter,
+            metric.kind == MetricKind::Counter,
             name.ends_with("_total"),
             "{name}: only counters end with _total"
         );
@@ -266,9 +266,9 @@ fn names_types_and_help_follow_the_rules_of_prometheus() {
             );
         }
         for (object, source) in [
-            ("agent", Source::Agents),
-            ("budget", Source::Budgets),
-            ("sensor", Source::Sensors),
+            ("agent", MetricSource::Agents),
+            ("budget", MetricSource::Budgets),
+            ("sensor", MetricSource::Sensors),
         ] {
             let about_one = metric.labels.starts_with(&["namespace", object]);
             assert_eq!(about_one, metric.source == source, "{name}");
@@ -287,7 +287,7 @@ async fn a_scrape_holds_every_metric_of_the_registry_and_nothing_else() {
         .map(|metric| {
             let kind: &str = metric.kind.into();
             let mut labels: BTreeSet<String> = metric.labels.iter().map(ToString::to_string).collect();
-            if metric.kind == Kind::Histogram {
+            if metric.kind == MetricKind::Histogram {
                 labels.insert("le".into());
             }
             (
@@ -494,12 +494,16 @@ fn every_query_of_the_dashboards_asks_for_metrics_of_the_registry_and_for_their_
         for annotation in board["annotations"]["list"].as_array().unwrap() {
             check_query("an annotation", annotation["expr"].as_str().unwrap());
         }
-        let budgets = registry::ALL.iter().filter(|metric| metric.source == Source::Budgets);
+        let budgets = registry::ALL
+            .iter()
+            .filter(|metric| metric.source == MetricSource::Budgets);
         let shown = [
             "agentloop_budget_agents",
             "agentloop_budget_window_reset_timestamp_seconds",
         ];
-        let sensors = registry::ALL.iter().filter(|metric| metric.source == Source::Sensors);
+        let sensors = registry::ALL
+            .iter()
+            .filter(|metric| metric.source == MetricSource::Sensors);
         let named = ["agentloop_sensor_info", "agentloop_sensor_spec_suspended"];
         for metric in sensors.filter(|metric| !named.contains(&metric.name)) {
             assert!(asked.contains(metric.name), "no panel shows {}", metric.name);
@@ -518,10 +522,10 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
     for (at, _) in query.match_indices("agentloop_") {
         let name: String = query[at..].chars().take_while(|one| word(*one)).collect();
         let metric = registry::ALL.iter().find(|metric| match metric.kind {
-            Kind::Summary => ["_sum", "_count"]
+            MetricKind::Summary => ["_sum", "_count"]
                 .iter()
                 .any(|end| name.strip_suffix(end) == Some(metric.name)),
-            Kind::Counter | Kind::Gauge | Kind::Histogram => metric.name == name,
+            MetricKind::Counter | MetricKind::Gauge | MetricKind::Histogram => metric.name == name,
         });
         let metric = metric.unwrap_or_else(|| panic!("{place}: no metric is called {name}"));
         asked.insert(metric.name);
@@ -536,7 +540,7 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
                 "{place}: {name} has no label {label}"
             );
         }
-        if matches!(metric.kind, Kind::Counter | Kind::Summary) {
+        if matches!(metric.kind, MetricKind::Counter | MetricKind::Summary) {
             let rated = ["rate(", "increase("]
                 .iter()
                 .any(|function| query[..at].ends_with(function));

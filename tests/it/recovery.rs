@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agentloop::api::Agent;
-use agentloop::api::status::{LoopState, Usage};
-use agentloop::controller::agent::{Clock, Parts, Settings, run};
-use agentloop::controller::loops::Loops;
-use agentloop::controller::relay::Relay;
+use agentloop::api::status::{LoopState, LoopUsage};
+use agentloop::controller::agent::{ReconcilerParts, ReconcilerSettings, WallClock, run};
+use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::pod_sessions::PodSessions;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
@@ -27,10 +27,10 @@ use crate::support::rig::{AGENTS, Counting, NAMESPACE, Rig, agent_key, in_state,
 const CLAIMS: &str = "/persistentvolumeclaims";
 const PODS: &str = "/pods";
 
-fn usage(calls: i64) -> Usage {
-    Usage {
+fn usage(calls: i64) -> LoopUsage {
+    LoopUsage {
         calls,
-        ..Usage::default()
+        ..LoopUsage::default()
     }
 }
 
@@ -274,7 +274,7 @@ async fn until_budgets_are_listed_what_was_said_of_them_stands_and_a_suspend_is_
     rig.boot().await;
     // The first pass waits so long for the budgets.
     rig.pass(20).await;
-    rig.report("coast", in_state(LoopState::Running), Usage::default());
+    rig.report("coast", in_state(LoopState::Running), LoopUsage::default());
     rig.pass(40).await;
     assert_eq!(rig.status("coast").budgets, before.budgets);
     assert_eq!(rig.condition("coast", "Accepted").unwrap().0, "True");
@@ -356,16 +356,16 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
 }
 
 async fn made_again_and_again(client: &Client, namespace: &str, stop: &CancellationToken) {
-    let (loops, changed) = Loops::new();
+    let (loops, changed) = PodSessions::new();
     let loops = Arc::new(loops);
-    let clock: Clock = Arc::new(Timestamp::now);
-    let (relay, _said) = Relay::new(Duration::from_secs(5));
+    let clock: WallClock = Arc::new(Timestamp::now);
+    let (relay, _said) = DeliveryRelay::new(Duration::from_secs(5));
     let budgets = idle_ledger(client.clone(), &loops);
     tokio::spawn(budgets.clone().run(stop.clone()));
     let (_bundle, ca_bundle) = watch::channel("CA".to_owned());
-    tokio::spawn(run(Parts {
+    tokio::spawn(run(ReconcilerParts {
         client: client.clone(),
-        settings: Settings {
+        settings: ReconcilerSettings {
             watch_namespaces: vec![namespace.into()],
             ..settings()
         },

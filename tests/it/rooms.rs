@@ -189,7 +189,7 @@ fn the_gateway_knows_of_the_engine_only_how_calls_are_named_and_what_for() {
             .enumerate()
             .filter(|(_, code)| code.contains("crate::engine"))
         {
-            let names = ["CallId;", "Purpose;", "{CallId, Purpose};"];
+            let names = ["CallId;", "CallPurpose;", "{CallId, CallPurpose};"];
             let fine = names
                 .iter()
                 .any(|name| code.ends_with(&format!("use crate::engine::{name}")));

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use agentloop::api::Sensor;
-use agentloop::api::sensor::{SensorStatus, Totals};
-use agentloop::controller::loops::Loops;
-use agentloop::controller::relay::SensorKey;
+use agentloop::api::sensor::{SensorStatus, SensorTotals};
+use agentloop::controller::delivery_relay::SensorKey;
+use agentloop::controller::pod_sessions::PodSessions;
 use agentloop::link::deliveries::{SensorDirectives, SensorPodReport};
 use agentloop::link::messages::RefusalCode;
-use agentloop::link::sensors::{LastEvent, SensorReport};
+use agentloop::link::sensor_messages::{LastEvent, SensorReport};
 use agentloop::link::server::{PodIdentity, PodKind};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -136,9 +136,9 @@ fn report(sensor: &Sensor, events: i64) -> SensorPodReport {
         report: SensorReport {
             uid: sensor.uid().unwrap(),
             generation: sensor.metadata.generation.unwrap(),
-            totals: Totals {
+            totals: SensorTotals {
                 events,
-                ..Totals::default()
+                ..SensorTotals::default()
             },
             last: (events > 0).then(|| LastEvent {
                 at: Timestamp::from_millisecond(1_800_000_000_123 + events * 1000).unwrap(),
@@ -700,7 +700,7 @@ async fn what_its_pod_says_reaches_the_status_and_what_keeps_the_pod_down_too() 
         namespace: NAMESPACE.into(),
         name: "page".into(),
     };
-    assert!(rig.running().relay.heard(&name).is_some());
+    assert!(rig.running().relay.last_report(&name).is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -750,7 +750,7 @@ async fn a_real_cluster_takes_the_objects_and_their_edits_and_gives_all_back() {
 }
 
 async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
-    let (loops, _changed) = Loops::new();
+    let (loops, _changed) = PodSessions::new();
     let (sensors, said) = sensors_of(client, namespace, &Arc::new(loops));
     sensors.agents_listed(Some(namespace), &[].into());
     tokio::spawn(sensors.clone().run(said, stop.clone()));

@@ -5,17 +5,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use agentloop::api::sensor::{SensorStatus, Totals};
-use agentloop::api::status::{LoopState, Usage};
+use agentloop::api::sensor::{SensorStatus, SensorTotals};
+use agentloop::api::status::{LoopState, LoopUsage};
 use agentloop::api::{Agent, Sensor, crd};
-use agentloop::controller::agent::Sink;
-use agentloop::controller::loops::{AgentKey, LivePod, Loops};
-use agentloop::controller::relay::Relay;
-use agentloop::controller::report::Reconciles;
+use agentloop::controller::agent::EventSink;
+use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::reconcile_metrics::ReconcileMetrics;
 use agentloop::controller::sensor::pod::SensorPodSettings;
-use agentloop::controller::sensor::{Sensors, Setup};
-use agentloop::link::messages::{Directives, Known, LoopReport};
-use agentloop::link::sensors::{LastEvent, SensorReport, SensorTerms};
+use agentloop::controller::sensor::{SensorRegistry, SensorSetup};
+use agentloop::link::messages::{Directives, LoopReport, LoopTotals};
+use agentloop::link::sensor_messages::{LastEvent, SensorReport, SensorTerms};
 use agentloop::telemetry::metrics::Metrics;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
@@ -33,7 +33,7 @@ use crate::support::rig::{NAMESPACE, Rig, agent_key, in_state};
 
 const SENSORS: &str = "agentloop.dev/sensors";
 /// The other end of a relay.
-type Said = tokio::sync::mpsc::UnboundedReceiver<agentloop::controller::relay::SensorKey>;
+type Said = tokio::sync::mpsc::UnboundedReceiver<agentloop::controller::delivery_relay::SensorKey>;
 const WRITE: &str = "patch agentloop.dev/sensors/status";
 
 fn clock(name: &str, spec: &Value) -> Value {
@@ -84,9 +84,9 @@ fn report(sensor: &Sensor, events: i64) -> SensorReport {
     SensorReport {
         uid: sensor.uid().unwrap(),
         generation: sensor.metadata.generation.unwrap(),
-        totals: Totals {
+        totals: SensorTotals {
             events,
-            ..Totals::default()
+            ..SensorTotals::default()
         },
         last: (events > 0).then(|| LastEvent {
             at: Timestamp::from_second(1_800_000_000 + events).unwrap(),
@@ -104,7 +104,7 @@ fn say(rig: &Rig, agent: &str, sensors: Vec<SensorReport>) {
         sensors,
         ..in_state(LoopState::Running)
     };
-    rig.report(agent, report, Usage::default());
+    rig.report(agent, report, LoopUsage::default());
 }
 
 #[tokio::test(start_paused = true)]
@@ -306,9 +306,9 @@ pub async fn on_a_real_server(test: impl AsyncFnOnce(&Client, &str, &Cancellatio
 }
 
 /// The Sensors of a namespace, and what their pods say.
-pub fn sensors_of(client: &Client, namespace: &str, loops: &Arc<Loops>) -> (Arc<Sensors>, Said) {
-    let (relay, said) = Relay::new(Duration::from_secs(5));
-    let sensors = Arc::new(Sensors::new(Setup {
+pub fn sensors_of(client: &Client, namespace: &str, loops: &Arc<PodSessions>) -> (Arc<SensorRegistry>, Said) {
+    let (relay, said) = DeliveryRelay::new(Duration::from_secs(5));
+    let sensors = Arc::new(SensorRegistry::new(SensorSetup {
         client: client.clone(),
         watch_namespaces: vec![namespace.into()],
         workers: 4,
@@ -320,15 +320,15 @@ pub fn sensors_of(client: &Client, namespace: &str, loops: &Arc<Loops>) -> (Arc<
         },
         ca_bundle: tokio::sync::watch::channel("CA".to_owned()).1,
         published: tokio::sync::watch::Sender::default(),
-        events: Sink::new().0,
-        reconciles: Reconciles::new(Arc::new(Metrics::new().unwrap()), "sensor", 4),
+        events: EventSink::new().0,
+        reconciles: ReconcileMetrics::new(Arc::new(Metrics::new().unwrap()), "sensor", 4),
         clock: Arc::new(Timestamp::now),
     }));
     (sensors, said)
 }
 
 async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
-    let (loops, _changed) = Loops::new();
+    let (loops, _changed) = PodSessions::new();
     let loops = Arc::new(loops);
     let (sensors, said) = sensors_of(client, namespace, &loops);
     let agent: Agent = serde_json::from_value(json!({
@@ -347,7 +347,7 @@ async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
     };
     sensors.agent_seen(&agent);
     sensors.agents_listed(Some(namespace), &[key.clone()].into());
-    loops.expect(&key, pod.clone(), Known::default(), Directives::default());
+    loops.expect_pod(&key, pod.clone(), LoopTotals::default(), Directives::default());
     let (_, directives) = loops.attach(&key, &pod, Timestamp::now()).unwrap();
     tokio::spawn(sensors.clone().run(said, stop.clone()));
 
@@ -374,7 +374,7 @@ async fn real(client: &Client, namespace: &str, stop: &CancellationToken) {
     };
     let first = until("it is looked at", async || read("Accepted", "True").await).await;
     assert_eq!(says(&first, "Durable"), is("False", "EphemeralReceiver"));
-    sensors.reported(&key, &[report(&made, 7)]);
+    sensors.report_received(&key, &[report(&made, 7)]);
     let running = until("it listens", async || read("Connected", "True").await).await;
     assert_eq!((running.totals.events, running.receivers.len()), (7, 1));
     let patch = json!({"spec": {"signals": [{"name": "never", "when": "payload.["}]}});

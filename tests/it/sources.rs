@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agentloop::sensing::address::AddressPolicy;
-use agentloop::sensing::source::http::Place;
-use agentloop::sensing::source::poll::{Poller, Question};
-use agentloop::sensing::source::sse::Listener;
+use agentloop::sensing::source::http::SourceTarget;
+use agentloop::sensing::source::poll::{PollQuery, SourcePoller};
+use agentloop::sensing::source::sse::SseListener;
 use agentloop::sensing::source::tls::TlsFiles;
-use agentloop::sensing::source::{Arrival, Cursor, Feed, Heard, Taken};
+use agentloop::sensing::source::{ArrivalOutcome, SourceArrival, SourceCursor, SourceFeed, SourceMessage};
 use pretty_assertions::assert_eq;
 use serde_json::json;
 use tempfile::TempDir;
@@ -26,9 +26,9 @@ use crate::support::clusters::has;
 
 const SOON: Duration = Duration::from_secs(30);
 
-fn place(url: &str) -> Place {
+fn place(url: &str) -> SourceTarget {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Place {
+    SourceTarget {
         url: url.parse().unwrap(),
         headers_dir: None,
         tls: TlsFiles::default(),
@@ -45,9 +45,9 @@ fn free_port() -> u16 {
         .port()
 }
 
-async fn next(arrivals: &mut mpsc::Receiver<Arrival>) -> Heard {
+async fn next(arrivals: &mut mpsc::Receiver<SourceArrival>) -> SourceMessage {
     let arrival = timeout(SOON, arrivals.recv()).await.unwrap().unwrap();
-    arrival.answer.send(Taken::OnDisk).unwrap();
+    arrival.answer.send(ArrivalOutcome::OnDisk).unwrap();
     arrival.heard
 }
 
@@ -68,10 +68,10 @@ fn prometheus(dir: &TempDir) -> (Child, String) {
     (child, format!("http://127.0.0.1:{port}/api/v1/query"))
 }
 
-fn poller(url: &str, query: &str) -> Poller {
-    Poller {
+fn poller(url: &str, query: &str) -> SourcePoller {
+    SourcePoller {
         place: place(url),
-        question: Question::Prometheus { query: query.into() },
+        question: PollQuery::Prometheus { query: query.into() },
         interval: Duration::from_millis(100),
         timeout: Duration::from_secs(5),
     }
@@ -84,9 +84,9 @@ async fn a_real_prometheus_is_asked_and_what_it_refuses_is_said() {
     }
     let dir = tempfile::tempdir().unwrap();
     let (_prometheus, url) = prometheus(&dir);
-    let (feed, mut arrivals) = Feed::new();
+    let (feed, mut arrivals) = SourceFeed::new();
     let query = r#"label_replace(vector(42.5), "a", "b", "", "")"#;
-    let task = tokio::spawn(poller(&url, query).run(Cursor::default(), feed));
+    let task = tokio::spawn(poller(&url, query).run(SourceCursor::default(), feed));
     // It may not listen yet: the poller tries again.
     let first = next(&mut arrivals).await;
     let expected = json!({"resultType": "vector", "result": [{"metric": {"a": "b"}, "value": 42.5}]});
@@ -98,9 +98,9 @@ async fn a_real_prometheus_is_asked_and_what_it_refuses_is_said() {
     assert_eq!(next(&mut arrivals).await.payload, first.payload);
     task.abort();
 
-    let (feed, _arrivals) = Feed::new();
+    let (feed, _arrivals) = SourceFeed::new();
     let mut condition = feed.condition();
-    let task = tokio::spawn(poller(&url, "sum(").run(Cursor::default(), feed));
+    let task = tokio::spawn(poller(&url, "sum(").run(SourceCursor::default(), feed));
     let failed = timeout(SOON, condition.wait_for(|condition| condition.failure.is_some())).await;
     let said = failed.unwrap().unwrap().failure.clone().unwrap();
     let expected = "the Prometheus refuses the query (bad_data); look at spec.source.poll.prometheus.query";
@@ -137,12 +137,12 @@ async fn a_stream_of_python_that_breaks_off_is_heard_without_gaps_or_repeats() {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let listener = Listener {
+    let listener = SseListener {
         place: place(&format!("http://127.0.0.1:{port}/events")),
         idle: Duration::from_secs(10),
     };
-    let (feed, mut arrivals) = Feed::new();
-    let task = tokio::spawn(listener.run(Cursor::default(), feed));
+    let (feed, mut arrivals) = SourceFeed::new();
+    let task = tokio::spawn(listener.run(SourceCursor::default(), feed));
     for n in 1..=10 {
         let heard = next(&mut arrivals).await;
         assert_eq!(heard.id, Some(n.to_string()));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
-use agentloop::worker::tools::Tools;
+use agentloop::worker::tools::McpTools;
 use futures::FutureExt;
 use pretty_assertions::assert_eq;
 use rstest::rstest;
@@ -26,7 +26,7 @@ const LONG: Duration = Duration::from_mins(1);
 /// A gateway, and the tools of a worker behind it.
 struct Bench {
     world: World,
-    tools: Arc<Tools>,
+    tools: Arc<McpTools>,
 }
 
 impl Bench {
@@ -43,7 +43,7 @@ impl Bench {
         world.write_header("hub", "Authorization", TOKEN);
         world.start().await;
         let spec = serde_json::from_value(world.tools.clone()).unwrap();
-        let tools = Arc::new(Tools::new(&spec, &world.path("gateway.sock")).unwrap());
+        let tools = Arc::new(McpTools::new(&spec, &world.path("gateway.sock")).unwrap());
         Self { world, tools }
     }
 

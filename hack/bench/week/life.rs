@@ -9,12 +9,12 @@
 use std::sync::Arc;
 
 use agentloop::api::AgentSpec;
-use agentloop::engine::budget::Budget;
+use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
-use agentloop::engine::message::{Answer, Finish, Message, ToolCall};
-use agentloop::engine::settings::Settings;
-use agentloop::engine::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolSpec};
-use agentloop::engine::{Effect, Input, Known, Purpose};
+use agentloop::engine::message::{FinishReason, Message, ModelAnswer, ToolCall};
+use agentloop::engine::settings::EngineSettings;
+use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolSpec, UnknownOutcomePolicy};
+use agentloop::engine::{CallPurpose, EngineEffect, EngineInput, KnownTotals};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
@@ -118,7 +118,7 @@ impl Life {
             "guardrails": {"idleTimeoutSeconds": 86_400, "loopDetection": {"mode": "Disabled"}},
         });
         let spec: AgentSpec = serde_json::from_value(spec).expect("a spec");
-        let settings = Settings::try_from(&spec).expect("settings");
+        let settings = EngineSettings::try_from(&spec).expect("settings");
         let mut engine = Engine::new(settings);
         engine.set_instructions(words("instructions", 0, INSTRUCTIONS));
         Self {
@@ -135,15 +135,15 @@ impl Life {
     }
 
     fn live(mut self, days: usize) -> Vec<Day> {
-        self.feed(Input::ToolsChanged {
+        self.feed(EngineInput::ToolsChanged {
             tools: vec![tool()],
             silent: Vec::new(),
         });
-        self.feed(Input::Started {
+        self.feed(EngineInput::Started {
             agent: String::new(),
             epoch: 1,
-            known: Known::default(),
-            budget: Budget::default(),
+            known: KnownTotals::default(),
+            budget: BudgetState::default(),
             link_silent: false,
         });
         let mut all = Vec::new();
@@ -152,7 +152,7 @@ impl Life {
             while let Some(due) = self.timer.filter(|due| *due < end) {
                 self.now = self.now.max(due);
                 self.timer = None;
-                self.feed(Input::Timer);
+                self.feed(EngineInput::Timer);
             }
             self.today.bytes = self.transcript;
             all.push(std::mem::take(&mut self.today));
@@ -160,14 +160,14 @@ impl Life {
         all
     }
 
-    fn feed(&mut self, input: Input) {
+    fn feed(&mut self, input: EngineInput) {
         let mut effects = self.engine.handle(self.now, input);
         while !effects.is_empty() {
             let mut next = Vec::new();
             for effect in effects {
                 match effect {
-                    Effect::SetTimer(timer) => self.timer = timer,
-                    Effect::CallModel {
+                    EngineEffect::SetTimer(timer) => self.timer = timer,
+                    EngineEffect::CallModel {
                         call,
                         purpose,
                         messages,
@@ -179,20 +179,20 @@ impl Life {
                             .map(|tool| tool.description.len() + tool.parameters.to_string().len());
                         let state = state.map_or(0, |state| state.len()) + STATE;
                         let answer = self.answer(purpose, &messages, (tools.sum(), state));
-                        next.push(Input::Answered { call, answer });
+                        next.push(EngineInput::Answered { call, answer });
                     }
-                    Effect::RunTool(run, _) => {
+                    EngineEffect::RunTool(run, _) => {
                         self.number += 1;
                         let text = words("result", self.number, self.routine.result);
                         let outcome = ToolOutcome::Done { text };
-                        next.push(Input::ToolFinished { run: run.id, outcome });
+                        next.push(EngineInput::ToolFinished { run: run.id, outcome });
                     }
-                    Effect::Record(_)
-                    | Effect::CancelTool(_)
-                    | Effect::CancelCall { .. }
-                    | Effect::Acknowledge { .. }
-                    | Effect::Report
-                    | Effect::Stopped => {}
+                    EngineEffect::Record(_)
+                    | EngineEffect::CancelTool(_)
+                    | EngineEffect::CancelCall { .. }
+                    | EngineEffect::Acknowledge { .. }
+                    | EngineEffect::Report
+                    | EngineEffect::Stopped => {}
                 }
             }
             effects = next
@@ -205,14 +205,14 @@ impl Life {
         }
     }
 
-    fn answer(&mut self, purpose: Purpose, messages: &[Arc<Message>], around: (usize, usize)) -> Answer {
+    fn answer(&mut self, purpose: CallPurpose, messages: &[Arc<Message>], around: (usize, usize)) -> ModelAnswer {
         self.number += 1;
         let bytes = |message: &Arc<Message>| serde_json::to_string(&**message).map_or(0, |text| text.len());
-        let answer = if purpose == Purpose::Compaction {
+        let answer = if purpose == CallPurpose::Compaction {
             self.today.summaries += 1;
-            Answer {
+            ModelAnswer {
                 text: Some(words("summary", self.number, SUMMARY)),
-                ..Answer::default()
+                ..ModelAnswer::default()
             }
         } else {
             self.calls += 1;
@@ -230,11 +230,11 @@ impl Life {
                     format!(r#"{{"sleep": {sleep}, "reason": "all is well"}}"#),
                 )
             };
-            Answer {
+            ModelAnswer {
                 text: Some(words("I look", self.number, WORDS)),
                 tool_calls: vec![call],
-                finish: Finish::ToolCalls,
-                ..Answer::default()
+                finish: FinishReason::ToolCalls,
+                ..ModelAnswer::default()
             }
         };
         let said = answer.text.as_ref().map_or(0, String::len)
@@ -245,7 +245,7 @@ impl Life {
                 .sum::<usize>();
         let bill = self.provider.charge(self.now, around, messages, said);
         self.today.add(bill);
-        Answer {
+        ModelAnswer {
             input_tokens: Some(bill.input),
             tokens: Some(bill.input + tokens(said)),
             ..answer
@@ -261,7 +261,7 @@ fn tool() -> ToolSpec {
         effect: ToolEffect::Read,
         idempotent: false,
         timeout: SignedDuration::from_secs(60),
-        on_unknown: OnUnknownOutcome::TellModel,
+        on_unknown: UnknownOutcomePolicy::TellModel,
     }
 }
 

@@ -7,13 +7,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use agentloop::api::AgentSpec;
-use agentloop::engine::budget::Budget;
+use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
-use agentloop::engine::message::{Answer, Finish, ToolCall};
-use agentloop::engine::settings::Settings;
-use agentloop::engine::{CallId, Effect, Input, Known, Purpose, StopCause};
-use agentloop::worker::journal::{Journal, Owner};
-use agentloop::worker::steps::Steps;
+use agentloop::engine::message::{FinishReason, ModelAnswer, ToolCall};
+use agentloop::engine::settings::EngineSettings;
+use agentloop::engine::{CallId, CallPurpose, EngineEffect, EngineInput, KnownTotals, StopCause};
+use agentloop::worker::journal::{Journal, JournalOwner};
+use agentloop::worker::journaled_engine::JournaledEngine;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -102,10 +102,10 @@ pub fn leave(dir: &Path, in_order: bool) {
         turns.begin();
         if in_order {
             for input in [
-                Input::Stop {
+                EngineInput::Stop {
                     cause: StopCause::Drain,
                 },
-                Input::DrainEnded,
+                EngineInput::DrainEnded,
             ] {
                 turns.feed(input);
             }
@@ -129,8 +129,8 @@ pub fn spec(context_tokens: u32) -> Value {
     })
 }
 
-fn owner() -> Owner {
-    Owner {
+fn owner() -> JournalOwner {
+    JournalOwner {
         agent_uid: "agent".into(),
         pod_uid: "pod-1".into(),
         epoch: 1,
@@ -139,7 +139,7 @@ fn owner() -> Owner {
 
 /// A loop that turns once a minute, up to now.
 pub struct Turns<'a> {
-    steps: Steps<'a>,
+    steps: JournaledEngine<'a>,
     now: Timestamp,
 }
 
@@ -147,20 +147,20 @@ fn with_loop(dir: &Path, context_tokens: u32, run: impl FnOnce(&mut Turns<'_>)) 
     let (mut journal, _) = Journal::open(dir, &owner()).expect("a journal");
     journal.claim(&owner()).expect("it is ours");
     let spec: AgentSpec = serde_json::from_value(spec(context_tokens)).expect("a spec");
-    let engine = Engine::new(Settings::try_from(&spec).expect("settings"));
+    let engine = Engine::new(EngineSettings::try_from(&spec).expect("settings"));
     let minutes = i64::try_from(TURNS).expect("a small number") + 1;
     let mut turns = Turns {
-        steps: Steps::new(engine, &mut journal),
+        steps: JournaledEngine::new(engine, &mut journal),
         now: Timestamp::now() - SignedDuration::from_mins(minutes),
     };
     turns
         .steps
         .set_instructions("You watch a queue. Yield when it is empty.".to_owned());
-    let first = turns.feed(Input::Started {
+    let first = turns.feed(EngineInput::Started {
         agent: "agent".into(),
         epoch: 1,
-        known: Known::default(),
-        budget: Budget::default(),
+        known: KnownTotals::default(),
+        budget: BudgetState::default(),
         link_silent: false,
     });
     turns.end(first);
@@ -169,11 +169,11 @@ fn with_loop(dir: &Path, context_tokens: u32, run: impl FnOnce(&mut Turns<'_>)) 
 
 impl Turns<'_> {
     /// The call that follows.
-    fn feed(&mut self, input: Input) -> Option<(CallId, Purpose)> {
+    fn feed(&mut self, input: EngineInput) -> Option<(CallId, CallPurpose)> {
         let taken = self.steps.take(self.now, input);
         taken.result.expect("it is written");
         taken.actions.iter().find_map(|action| {
-            if let Effect::CallModel { call, purpose, .. } = action {
+            if let EngineEffect::CallModel { call, purpose, .. } = action {
                 Some((*call, *purpose))
             } else {
                 None
@@ -182,10 +182,10 @@ impl Turns<'_> {
     }
 
     /// A turn up to its call.
-    fn begin(&mut self) -> (CallId, Purpose) {
+    fn begin(&mut self) -> (CallId, CallPurpose) {
         self.now += SignedDuration::from_mins(1);
-        self.feed(Input::Timer)
-            .or_else(|| self.feed(Input::Timer))
+        self.feed(EngineInput::Timer)
+            .or_else(|| self.feed(EngineInput::Timer))
             .expect("a turn is due")
     }
 
@@ -203,22 +203,22 @@ impl Turns<'_> {
     }
 
     /// Answers until no call follows.
-    fn end(&mut self, mut next: Option<(CallId, Purpose)>) {
+    fn end(&mut self, mut next: Option<(CallId, CallPurpose)>) {
         while let Some((call, purpose)) = next {
             let answer = answer(purpose);
-            next = self.feed(Input::Answered { call, answer });
+            next = self.feed(EngineInput::Answered { call, answer });
         }
     }
 }
 
-fn answer(purpose: Purpose) -> Answer {
-    if purpose == Purpose::Compaction {
-        return Answer {
+fn answer(purpose: CallPurpose) -> ModelAnswer {
+    if purpose == CallPurpose::Compaction {
+        return ModelAnswer {
             text: Some("The queue was short all the time. ".repeat(20)),
-            ..Answer::default()
+            ..ModelAnswer::default()
         };
     }
-    Answer {
+    ModelAnswer {
         reasoning: None,
         text: Some("The queue holds 3 items; none is older than a minute. ".repeat(4)),
         tool_calls: vec![ToolCall {
@@ -226,7 +226,7 @@ fn answer(purpose: Purpose) -> Answer {
             name: "yield".to_owned(),
             arguments: r#"{"sleep": 30, "reason": "nothing to do"}"#.to_owned(),
         }],
-        finish: Finish::ToolCalls,
+        finish: FinishReason::ToolCalls,
         tokens: Some(900),
         input_tokens: None,
         cost: None,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use agentloop::link::messages::Known;
-use agentloop::link::socket::{CALL_HEADER, Session, SocketEvent};
+use agentloop::link::messages::LoopTotals;
+use agentloop::link::socket::{CALL_HEADER, SocketEvent, WorkerSession};
 use agentloop::worker::journal::copy;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -138,9 +138,9 @@ impl Gateway {
     }
 }
 
-async fn session() -> Json<Session> {
-    let known = Known::default();
-    Json(Session { epoch: 1, known })
+async fn session() -> Json<WorkerSession> {
+    let known = LoopTotals::default();
+    Json(WorkerSession { epoch: 1, known })
 }
 
 async fn call(State(shared): State<Arc<Shared>>, headers: HeaderMap, _: Bytes) -> Response {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Exponential delays.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::controller) struct Backoff {
+pub(in crate::controller) struct ReconcileBackoff {
     /// Before the second attempt.
     pub(in crate::controller) first: Duration,
     /// At most.
@@ -14,22 +14,22 @@ pub(in crate::controller) struct Backoff {
 }
 
 /// After an error of the API server.
-pub(in crate::controller) const ERRORS: Backoff = Backoff {
+pub(in crate::controller) const ERRORS: ReconcileBackoff = ReconcileBackoff {
     first: Duration::from_secs(1),
     most: Duration::from_mins(5),
 };
 /// While a referenced object is missing: it is not watched, so it is looked for.
-pub(in crate::controller) const REFERENCES: Backoff = Backoff {
+pub(in crate::controller) const REFERENCES: ReconcileBackoff = ReconcileBackoff {
     first: Duration::from_secs(1),
     most: Duration::from_secs(30),
 };
 /// Before a pod that failed, or that the API server refused, is made again.
-pub(super) const PODS: Backoff = Backoff {
+pub(super) const PODS: ReconcileBackoff = ReconcileBackoff {
     first: Duration::from_secs(1),
     most: Duration::from_mins(5),
 };
 
-impl Backoff {
+impl ReconcileBackoff {
     /// The delay after `attempts` failed attempts (1 or more), between 80 and 100 % of the doubled value.
     pub(in crate::controller) fn delay(self, attempts: u32, object: &str) -> Duration {
         let doubled = self.first.saturating_mul(1 << attempts.saturating_sub(1).min(16));

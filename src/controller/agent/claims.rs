@@ -12,7 +12,7 @@ use crate::api::{AGENT_LABEL, Agent, SENSOR_LABEL};
 
 /// Whether a claim may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum ClaimState {
     /// There is none of that name.
     Absent,
     /// It belongs to this Agent.
@@ -25,14 +25,14 @@ pub(super) enum Standing {
 
 /// A claim that an Agent needs, and what was found under its name.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Claim {
+pub(super) struct VolumeClaim {
     /// As it is to be made.
     pub(super) wanted: PersistentVolumeClaim,
     /// What there is.
-    pub(super) standing: Standing,
+    pub(super) standing: ClaimState,
 }
 
-impl Claim {
+impl VolumeClaim {
     /// Its name.
     pub(super) fn name(&self) -> String {
         self.wanted.name_any()
@@ -46,27 +46,27 @@ pub(super) fn wanted(agent: &Agent) -> Vec<PersistentVolumeClaim> {
 }
 
 /// Whether an existing claim may be used by this Agent.
-pub(super) fn judge(claim: &impl ResourceExt, agent: &Agent) -> Standing {
+pub(super) fn judge(claim: &impl ResourceExt, agent: &Agent) -> ClaimState {
     if claim.meta().deletion_timestamp.is_some() {
-        return Standing::Ending;
+        return ClaimState::Ending;
     }
     let owners = claim.owner_references();
     if owners.is_empty() {
         // A claim that is kept has no owner: this Agent's, or that of an earlier one which it goes on from.
         return match agent.spec.storage.retention_policy {
-            RetentionPolicy::Retain => Standing::Ours,
-            RetentionPolicy::Delete => Standing::Foreign,
+            RetentionPolicy::Retain => ClaimState::Ours,
+            RetentionPolicy::Delete => ClaimState::Foreign,
         };
     }
     let uid = agent.metadata.uid.as_deref().unwrap_or_default();
     if owners.iter().any(|owner| owner.uid == uid) {
-        return Standing::Ours;
+        return ClaimState::Ours;
     }
     let name = agent.name_any();
     if owners.iter().all(|owner| owner.kind == "Agent" && owner.name == name) {
-        Standing::Ending
+        ClaimState::Ending
     } else {
-        Standing::Foreign
+        ClaimState::Foreign
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) fn judge(claim: &impl ResourceExt, agent: &Agent) -> Standing {
 ///
 /// The claims of other Agents hold journals, those of a `StatefulSet` a database: neither is handed to an Agent because
 /// somebody may write Agents.
-pub(super) fn not_a_workspace(claim: &impl ResourceExt, agent: &Agent) -> Option<String> {
+pub(super) fn workspace_problem(claim: &impl ResourceExt, agent: &Agent) -> Option<String> {
     if claim.meta().deletion_timestamp.is_some() {
         return Some("is being deleted".into());
     }
@@ -129,20 +129,20 @@ mod tests {
     }
 
     #[rstest]
-    #[case::made_for_this_one(json!({"ownerReferences": owner("Agent", "a", "mine")}), Standing::Ours, Standing::Ours)]
-    #[case::of_an_earlier_one(json!({"ownerReferences": owner("Agent", "a", "old")}), Standing::Ending, Standing::Ending)]
-    #[case::of_another_one(json!({"ownerReferences": owner("Agent", "b", "b")}), Standing::Foreign, Standing::Foreign)]
-    #[case::of_a_set(json!({"ownerReferences": owner("StatefulSet", "a", "s")}), Standing::Foreign, Standing::Foreign)]
-    #[case::retained(json!({}), Standing::Foreign, Standing::Ours)]
+    #[case::made_for_this_one(json!({"ownerReferences": owner("Agent", "a", "mine")}), ClaimState::Ours, ClaimState::Ours)]
+    #[case::of_an_earlier_one(json!({"ownerReferences": owner("Agent", "a", "old")}), ClaimState::Ending, ClaimState::Ending)]
+    #[case::of_another_one(json!({"ownerReferences": owner("Agent", "b", "b")}), ClaimState::Foreign, ClaimState::Foreign)]
+    #[case::of_a_set(json!({"ownerReferences": owner("StatefulSet", "a", "s")}), ClaimState::Foreign, ClaimState::Foreign)]
+    #[case::retained(json!({}), ClaimState::Foreign, ClaimState::Ours)]
     #[case::terminating(
         json!({"ownerReferences": owner("Agent", "a", "mine"), "deletionTimestamp": "2026-01-01T00:00:00Z"}),
-        Standing::Ending,
-        Standing::Ending
+        ClaimState::Ending,
+        ClaimState::Ending
     )]
     fn only_a_claim_of_this_very_agent_or_a_retained_one_is_used(
         #[case] metadata: Value,
-        #[case] deleted: Standing,
-        #[case] retained: Standing,
+        #[case] deleted: ClaimState,
+        #[case] retained: ClaimState,
     ) {
         assert_eq!(judge(&claim(&metadata), &agent("Delete")), deleted);
         assert_eq!(judge(&claim(&metadata), &agent("Retain")), retained);
@@ -158,6 +158,6 @@ mod tests {
     #[case::database(json!({"ownerReferences": owner("StatefulSet", "db", "u")}), Some("belongs to StatefulSet db"))]
     #[case::going(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}), Some("is being deleted"))]
     fn a_workspace_is_no_claim_of_an_agent_a_sensor_or_a_set(#[case] metadata: Value, #[case] words: Option<&str>) {
-        assert_eq!(not_a_workspace(&claim(&metadata), &agent("Delete")).as_deref(), words);
+        assert_eq!(workspace_problem(&claim(&metadata), &agent("Delete")).as_deref(), words);
     }
 }

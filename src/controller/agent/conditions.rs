@@ -5,15 +5,15 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::apply::Obstacle;
-use super::intent::{Intent, Rest};
-use super::outside;
+use super::apply::PodObstacle;
+use super::gateway_loop_detection;
+use super::intent::{Intent, RestReason};
 use super::pod_state::PodReason;
-use super::status::Facts;
-use super::validate::clear_text;
+use super::status::AgentStatusInput;
+use super::validate::plain_http_secrets;
 use crate::api::condition::{self, ConditionType};
 use crate::api::failure::FailureKind;
-use crate::api::status::{LoopState, LoopStatus, Outcome, PauseReason};
+use crate::api::status::{LoopOutcome, LoopState, LoopStatus, PauseReason};
 
 /// Reason of a guardrail that does not hold.
 const INACTIVE: &str = "Inactive";
@@ -68,8 +68,8 @@ const GUARDRAILS: [(ConditionType, &[PauseReason]); 6] = [
 ];
 
 /// All conditions.
-pub(super) fn compute(facts: &Facts<'_>, status: &LoopStatus) -> Vec<Condition> {
-    let mut list = List {
+pub(super) fn compute(facts: &AgentStatusInput<'_>, status: &LoopStatus) -> Vec<Condition> {
+    let mut list = AgentConditions {
         facts,
         conditions: facts.old.conditions.clone(),
     };
@@ -88,36 +88,36 @@ pub(super) fn compute(facts: &Facts<'_>, status: &LoopStatus) -> Vec<Condition> 
 }
 
 /// Where an Agent stands, for the three conditions of kstatus.
-enum Standing {
+enum AgentReadiness {
     /// Nobody is needed.
-    Ready(Word),
+    Ready(ReasonMessage),
     /// Nobody is needed, and something is still under way.
-    Settling(Word),
+    Settling(ReasonMessage),
     /// It is being worked on.
-    Reconciling(Word),
+    Reconciling(ReasonMessage),
     /// A person must act.
-    Stalled(Word),
+    Stalled(ReasonMessage),
 }
 
 /// Reason and message.
-struct Word {
+struct ReasonMessage {
     reason: String,
     message: String,
 }
 
-fn word(reason: &str, message: impl Into<String>) -> Word {
-    Word {
+fn reason_message(reason: &str, message: impl Into<String>) -> ReasonMessage {
+    ReasonMessage {
         reason: reason.into(),
         message: message.into(),
     }
 }
 
-struct List<'a> {
-    facts: &'a Facts<'a>,
+struct AgentConditions<'a> {
+    facts: &'a AgentStatusInput<'a>,
     conditions: Vec<Condition>,
 }
 
-impl List<'_> {
+impl AgentConditions<'_> {
     fn set(&mut self, type_: ConditionType, status: bool, reason: &str, message: impl Into<String>) {
         let generation = self.facts.agent.metadata.generation;
         let new = condition::condition(type_, status, reason, message, generation, self.facts.now);
@@ -165,7 +165,7 @@ impl List<'_> {
         } else {
             ""
         };
-        let open = clear_text(spec).map(|(field, secret)| {
+        let open = plain_http_secrets(spec).map(|(field, secret)| {
             format!("; {field} begins with http://, so what Secret {secret} holds crosses the network in clear text: use https://")
         });
         format!(
@@ -176,25 +176,25 @@ impl List<'_> {
 
     fn pod_ready(&mut self) {
         let (reason, message) = match (self.facts.obstacle, self.facts.pod) {
-            (Some(Obstacle::NodeLost(node)), _) => (PodReason::NodeLost, self.node_lost(node)),
-            (Some(Obstacle::Refused(message)), _) => (
+            (Some(PodObstacle::NodeLost(node)), _) => (PodReason::NodeLost, self.node_lost(node)),
+            (Some(PodObstacle::Refused(message)), _) => (
                 PodReason::Absent,
                 format!("the API server refuses the pod or its volume claim: {message}"),
             ),
-            (Some(Obstacle::SharedTaken(message)), _) => (PodReason::Absent, message.clone()),
-            (Some(Obstacle::Foreign), _) => (
+            (Some(PodObstacle::SharedTaken(message)), _) => (PodReason::Absent, message.clone()),
+            (Some(PodObstacle::Foreign), _) => (
                 PodReason::Absent,
                 "a pod of this name exists and belongs to something else: delete it, or make the Agent under another name"
                     .into(),
             ),
-            (Some(Obstacle::ClaimEnding(name)), _) => (
+            (Some(PodObstacle::ClaimEnding(name)), _) => (
                 PodReason::ClaimEnding,
                 format!(
                     "volume claim {name} belongs to an earlier Agent of this name and is being deleted; the pod is made \
                      with a new claim once it is gone"
                 ),
             ),
-            (Some(Obstacle::ClaimForeign(name)), _) => (
+            (Some(PodObstacle::ClaimForeign(name)), _) => (
                 PodReason::ClaimForeign,
                 format!(
                     "volume claim {name} exists and does not belong to this Agent: delete the claim, or make the Agent \
@@ -267,7 +267,7 @@ impl List<'_> {
     /// The loop has ended, so the status knows it, whoever speaks.
     fn idle(&mut self, status: &LoopStatus) {
         let type_ = ConditionType::IdleTimeoutReached;
-        if status.outcome == Some(Outcome::Idle) {
+        if status.outcome == Some(LoopOutcome::Idle) {
             let message = format!(
                 "the loop was awake for {} s (guardrails.idleTimeoutSeconds) without an effective action and was ended; \
                  a changed spec or the annotation agentloop.dev/wake starts it again",
@@ -288,7 +288,7 @@ impl List<'_> {
         }
         match self.facts.report().map(|report| &report.detected) {
             Some(Some(detected)) => self.set(type_, true, detected.sign.as_ref(), detected.message.clone()),
-            None if !self.holds(type_).is_some_and(outside::is_of_outside) => self.keep(type_),
+            None if !self.holds(type_).is_some_and(gateway_loop_detection::is_from_gateway) => self.keep(type_),
             Some(None) | None => self.set(type_, false, INACTIVE, ""),
         }
     }
@@ -315,14 +315,14 @@ impl List<'_> {
         let report = self.facts.heard.and_then(|heard| heard.report.model.as_ref());
         let kind = report
             .and_then(|report| report.failure)
-            .filter(|kind| says_of_model(*kind));
+            .filter(|kind| concerns_model(*kind));
         if let Some((reason, message)) = self.waits_for_model() {
             self.set(type_, false, kind.map_or(reason, Into::into), message);
             return;
         }
         match report.map(|report| (report.failure, report)) {
             Some((None, _)) => self.set(type_, true, "Reachable", "the model answers"),
-            Some((Some(kind), report)) if says_of_model(kind) => {
+            Some((Some(kind), report)) if concerns_model(kind) => {
                 self.set(type_, false, kind.as_ref(), report.message.clone());
             }
             Some((Some(_), _)) | None if condition::find(&self.conditions, type_).is_some() => self.keep(type_),
@@ -381,14 +381,14 @@ impl List<'_> {
     }
 
     fn standing(&mut self, status: &LoopStatus) {
-        let standing = self.find_standing(status);
+        let standing = self.find_readiness(status);
         condition::remove(&mut self.conditions, ConditionType::Reconciling);
         condition::remove(&mut self.conditions, ConditionType::Stalled);
         let (ready, also, word) = match standing {
-            Standing::Ready(word) => (true, None, word),
-            Standing::Settling(word) => (true, Some(ConditionType::Reconciling), word),
-            Standing::Reconciling(word) => (false, Some(ConditionType::Reconciling), word),
-            Standing::Stalled(word) => (false, Some(ConditionType::Stalled), word),
+            AgentReadiness::Ready(word) => (true, None, word),
+            AgentReadiness::Settling(word) => (true, Some(ConditionType::Reconciling), word),
+            AgentReadiness::Reconciling(word) => (false, Some(ConditionType::Reconciling), word),
+            AgentReadiness::Stalled(word) => (false, Some(ConditionType::Stalled), word),
         };
         self.set(ConditionType::Ready, ready, &word.reason, word.message.clone());
         if let Some(also) = also {
@@ -398,115 +398,129 @@ impl List<'_> {
         }
     }
 
-    fn find_standing(&self, status: &LoopStatus) -> Standing {
+    fn find_readiness(&self, status: &LoopStatus) -> AgentReadiness {
         let facts = self.facts;
         let pod_ready = condition::find(&self.conditions, ConditionType::PodReady);
         let pod_message = || pod_ready.map_or_else(String::new, |condition| condition.message.clone());
         if let Err(invalid) = facts.verdict {
-            return Standing::Stalled(word(invalid.reason.as_ref(), invalid.message.clone()));
+            return AgentReadiness::Stalled(reason_message(invalid.reason.as_ref(), invalid.message.clone()));
         }
         match facts.obstacle {
-            Some(Obstacle::NodeLost(_)) => return Standing::Stalled(word("NodeLost", pod_message())),
-            Some(Obstacle::Foreign) => return Standing::Stalled(word("PodNameTaken", pod_message())),
-            Some(Obstacle::SharedTaken(_)) => return Standing::Stalled(word("NameTaken", pod_message())),
-            Some(Obstacle::Refused(_)) => return Standing::Reconciling(word("PodRefused", pod_message())),
-            Some(Obstacle::ClaimEnding(_)) => {
-                return Standing::Reconciling(word(PodReason::ClaimEnding.as_ref(), pod_message()));
+            Some(PodObstacle::NodeLost(_)) => {
+                return AgentReadiness::Stalled(reason_message("NodeLost", pod_message()));
             }
-            Some(Obstacle::ClaimForeign(_)) => {
-                return Standing::Stalled(word(PodReason::ClaimForeign.as_ref(), pod_message()));
+            Some(PodObstacle::Foreign) => {
+                return AgentReadiness::Stalled(reason_message("PodNameTaken", pod_message()));
+            }
+            Some(PodObstacle::SharedTaken(_)) => {
+                return AgentReadiness::Stalled(reason_message("NameTaken", pod_message()));
+            }
+            Some(PodObstacle::Refused(_)) => {
+                return AgentReadiness::Reconciling(reason_message("PodRefused", pod_message()));
+            }
+            Some(PodObstacle::ClaimEnding(_)) => {
+                return AgentReadiness::Reconciling(reason_message(PodReason::ClaimEnding.as_ref(), pod_message()));
+            }
+            Some(PodObstacle::ClaimForeign(_)) => {
+                return AgentReadiness::Stalled(reason_message(PodReason::ClaimForeign.as_ref(), pod_message()));
             }
             None => {}
         }
         match (facts.rest(), facts.pod) {
-            (Some(Rest::Suspended), None) => {
+            (Some(RestReason::Suspended), None) => {
                 let reason = PauseReason::SuspendedBySpec.as_ref();
-                return Standing::Ready(word(reason, "suspended by spec.suspend; the state is kept"));
+                return AgentReadiness::Ready(reason_message(reason, "suspended by spec.suspend; the state is kept"));
             }
-            (Some(Rest::Suspended), Some(_)) => {
+            (Some(RestReason::Suspended), Some(_)) => {
                 let reason = PauseReason::SuspendedBySpec.as_ref();
-                return Standing::Settling(word(reason, "the loop is being stopped for spec.suspend"));
+                return AgentReadiness::Settling(reason_message(reason, "the loop is being stopped for spec.suspend"));
             }
-            (Some(Rest::Completed), _) => {
+            (Some(RestReason::Completed), _) => {
                 if let Some(idle) = self.holds(ConditionType::IdleTimeoutReached) {
-                    return Standing::Ready(word(&idle.type_, idle.message.clone()));
+                    return AgentReadiness::Ready(reason_message(&idle.type_, idle.message.clone()));
                 }
-                if status.outcome == Some(Outcome::Failed) {
+                if status.outcome == Some(LoopOutcome::Failed) {
                     let held = self.holds(ConditionType::LoopDetected);
                     let message = held.map_or_else(String::new, |held| held.message.clone());
-                    return Standing::Stalled(word(Outcome::Failed.as_ref(), message));
+                    return AgentReadiness::Stalled(reason_message(LoopOutcome::Failed.as_ref(), message));
                 }
                 let message = "the agent ended its loop; a changed spec or a wake request starts it again";
-                return Standing::Ready(word("Completed", message));
+                return AgentReadiness::Ready(reason_message("Completed", message));
             }
             (None, _) => {}
         }
         if facts.replacing() {
-            return Standing::Reconciling(word("Replacing", "the old pod is ending; the next one follows"));
+            return AgentReadiness::Reconciling(reason_message(
+                "Replacing",
+                "the old pod is ending; the next one follows",
+            ));
         }
         let Some(pod) = facts.pod else {
-            return Standing::Reconciling(word("Starting", "the pod is about to be made"));
+            return AgentReadiness::Reconciling(reason_message("Starting", "the pod is about to be made"));
         };
         let troubled = ![PodReason::Starting, PodReason::Running].contains(&pod.reason);
         if troubled {
-            return Standing::Reconciling(word(pod.reason.as_ref(), pod_message()));
+            return AgentReadiness::Reconciling(reason_message(pod.reason.as_ref(), pod_message()));
         }
         if status.state == LoopState::Starting {
-            return Standing::Reconciling(word("Starting", STARTING));
+            return AgentReadiness::Reconciling(reason_message("Starting", STARTING));
         }
-        self.of_the_loop(facts.intent, status)
+        self.loop_readiness(facts.intent, status)
     }
 
     /// The pod runs and its loop has spoken.
-    fn of_the_loop(&self, intent: Intent, status: &LoopStatus) -> Standing {
+    fn loop_readiness(&self, intent: Intent, status: &LoopStatus) -> AgentReadiness {
         if let Some(lost) = self.holds(ConditionType::LinkLost) {
-            return Standing::Reconciling(word(&lost.reason, lost.message.clone()));
+            return AgentReadiness::Reconciling(reason_message(&lost.reason, lost.message.clone()));
         }
         let model = condition::find(&self.conditions, ConditionType::ModelAvailable);
         if let Some(model) = model.filter(|model| model.status == "False") {
-            let word = word(&model.reason, model.message.clone());
+            let word = reason_message(&model.reason, model.message.clone());
             let needs_person = [
                 FailureKind::AuthenticationFailed,
                 FailureKind::QuotaExceeded,
                 FailureKind::BoundViolated,
             ];
             return if needs_person.iter().any(|kind| kind.as_ref() == model.reason) {
-                Standing::Stalled(word)
+                AgentReadiness::Stalled(word)
             } else {
-                Standing::Reconciling(word)
+                AgentReadiness::Reconciling(word)
             };
         }
         if let Some(found) = self.facts.finding.filter(|found| found.blocks(self.facts.agent)) {
-            return Standing::Stalled(word(ConditionType::LoopDetected.as_ref(), found.message.clone()));
+            return AgentReadiness::Stalled(reason_message(
+                ConditionType::LoopDetected.as_ref(),
+                found.message.clone(),
+            ));
         }
         if let Some(spent) = self.holds(ConditionType::BudgetExhausted) {
             // Without a moment only a person can help: a lifetime, a stop, a call that can never fit.
             return if status.resumes_at.is_some() {
-                Standing::Ready(word(PAUSED_BY_BUDGET, spent.message.clone()))
+                AgentReadiness::Ready(reason_message(PAUSED_BY_BUDGET, spent.message.clone()))
             } else {
-                Standing::Stalled(word(&spent.reason, spent.message.clone()))
+                AgentReadiness::Stalled(reason_message(&spent.reason, spent.message.clone()))
             };
         }
         if let Some(asked) = self.holds(ConditionType::ApprovalPending) {
-            return Standing::Ready(word(AWAITING_APPROVAL, asked.message.clone()));
+            return AgentReadiness::Ready(reason_message(AWAITING_APPROVAL, asked.message.clone()));
         }
         if let Some(held) = GUARDRAILS.iter().find_map(|(type_, _)| self.holds(*type_)) {
-            return Standing::Ready(word(&held.type_, held.message.clone()));
+            return AgentReadiness::Ready(reason_message(&held.type_, held.message.clone()));
         }
         let asleep = status.reasons.contains(&PauseReason::LoopDetected) && status.resumes_at.is_some();
         if let Some(held) = self.holds(ConditionType::LoopDetected).filter(|_| asleep) {
-            return Standing::Ready(word(&held.type_, held.message.clone()));
+            return AgentReadiness::Ready(reason_message(&held.type_, held.message.clone()));
         }
         if matches!(intent, Intent::KeepOutdated(true)) {
             let message = "the loop still runs the old spec; the new one takes over when it is idle";
-            return Standing::Settling(word("UpdatePending", message));
+            return AgentReadiness::Settling(reason_message("UpdatePending", message));
         }
-        Standing::Ready(word(LOOP_RUNNING, "the loop runs"))
+        AgentReadiness::Ready(reason_message(LOOP_RUNNING, "the loop runs"))
     }
 }
 
 /// Whether a failed call says something of the model; the others are about the pod, or clear by themselves.
-fn says_of_model(kind: FailureKind) -> bool {
+fn concerns_model(kind: FailureKind) -> bool {
     match kind {
         FailureKind::Unreachable
         | FailureKind::Timeout

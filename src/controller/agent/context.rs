@@ -9,16 +9,16 @@ use kube::core::DeserializeGuard;
 use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::Agent;
-use crate::controller::loops::AgentKey;
-use crate::controller::policy::Policy;
+use crate::controller::pod_sessions::AgentKey;
+use crate::controller::policy::PlatformPolicy;
 use crate::link::pod::AgentEgress;
 
 /// Where the time comes from.
-pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+pub type WallClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// What the chart decides for every Agent.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct ReconcilerSettings {
     /// Image of the pods: the controller's own.
     pub image: String,
     /// `imagePullPolicy` of the pods; absent: the cluster's default.
@@ -38,23 +38,23 @@ pub struct Settings {
     /// Agents reconciled at the same time.
     pub workers: u16,
     /// What the platform decides for every Agent.
-    pub policy: Policy,
+    pub policy: PlatformPolicy,
 }
 
 /// How one reconcile ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finished {
+pub enum ReconcileResult {
     /// Nothing more to do until something changes.
     Success,
     /// Nothing more to do until a known moment.
     RequeueAfter,
     /// It is tried again with backoff.
-    Error(ErrorKind),
+    Error(ReconcileErrorKind),
 }
 
 /// Kinds of reconcile errors. A closed set: a label and a log field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::AsRefStr, strum::IntoStaticStr, strum::EnumIter)]
-pub enum ErrorKind {
+pub enum ReconcileErrorKind {
     /// The API server did not answer in time, or the whole reconcile took too long.
     Timeout,
     /// The API server could not be reached or failed.
@@ -64,11 +64,11 @@ pub enum ErrorKind {
 }
 
 /// Is told what the reconciler does; the metrics are made of it.
-pub trait Observer: Send + Sync {
+pub trait ReconcileObserver: Send + Sync {
     /// A reconcile starts.
     fn started(&self);
     /// A reconcile ended.
-    fn finished(&self, how: Finished, took: Duration);
+    fn finished(&self, how: ReconcileResult, took: Duration);
     /// The Agents, readable at any time from now on. Called once, as soon as all Agents and pods are known.
     fn agents(&self, agents: AgentsView);
 }

@@ -2,18 +2,18 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 
-use super::apply::Obstacle;
-use super::claims::{Claim, Standing};
-use super::context::Settings;
-use super::intent::{Intent, Replace};
+use super::apply::PodObstacle;
+use super::claims::{ClaimState, VolumeClaim};
+use super::context::ReconcilerSettings;
+use super::intent::{Intent, ReplaceReason};
 use super::manifest;
-use super::memory::Remembered;
-use super::observe::{NodeState, Observed};
+use super::observe::{NodeState, ObservedAgent};
+use super::reconcile_state::AgentReconcileState;
 use super::requests;
-use super::validate::Invalid;
+use super::validate::InvalidAgent;
 use crate::api::{Agent, AgentStatus};
-use crate::controller::loops::LivePod;
-use crate::link::messages::{Directives, Known};
+use crate::controller::pod_sessions::LivePod;
+use crate::link::messages::{Directives, LoopTotals};
 
 /// What is to be done with the pod.
 #[derive(Debug, PartialEq)]
@@ -33,40 +33,40 @@ pub(super) enum PodStep {
 
 /// The pod that may speak, and what it is told.
 #[derive(Debug, PartialEq)]
-pub(super) struct Voice {
+pub(super) struct LinkGrant {
     /// The pod.
     pub(super) pod: LivePod,
     /// What is known of its loop.
-    pub(super) known: Known,
+    pub(super) known: LoopTotals,
     /// What it is to do.
     pub(super) directives: Directives,
 }
 
 /// All that is to be done.
 #[derive(Debug, PartialEq)]
-pub(super) struct Plan {
+pub(super) struct ReconcilePlan {
     /// With the pod.
     pub(super) pod: PodStep,
     /// The claims that must be made.
     pub(super) claims: Vec<PersistentVolumeClaim>,
     /// What keeps the pod from being made or from starting.
-    pub(super) obstacle: Option<Obstacle>,
+    pub(super) obstacle: Option<PodObstacle>,
     /// Who may speak; `None`: nobody.
-    pub(super) voice: Option<Voice>,
+    pub(super) voice: Option<LinkGrant>,
 }
 
 /// What should be, given what is.
 pub(super) fn desired(
     agent: &Agent,
     status: &AgentStatus,
-    observed: &Observed,
-    verdict: &Result<(), Invalid>,
-    memory: &Remembered,
-    settings: &Settings,
-) -> Plan {
+    observed: &ObservedAgent,
+    verdict: &Result<(), InvalidAgent>,
+    memory: &AgentReconcileState,
+    settings: &ReconcilerSettings,
+) -> ReconcilePlan {
     let recorded = status.r#loop.as_ref().map_or(0, |status| status.epoch);
     let epoch = recorded.max(memory.epoch) + 1;
-    let obstacle = observed.claims.iter().find_map(obstacle);
+    let obstacle = observed.claims.iter().find_map(claim_obstacle);
     let pod = match (&obstacle, observed.intent, &observed.pod) {
         (Some(_), Intent::Create, _) => PodStep::Nothing,
         // It has no node yet: better none than one that starts on the claim of another.
@@ -80,8 +80,8 @@ pub(super) fn desired(
     let absent = observed
         .claims
         .iter()
-        .filter(|claim| claim.standing == Standing::Absent);
-    Plan {
+        .filter(|claim| claim.standing == ClaimState::Absent);
+    ReconcilePlan {
         claims: if wanted && obstacle.is_none() {
             absent.map(|claim| claim.wanted.clone()).collect()
         } else {
@@ -89,20 +89,26 @@ pub(super) fn desired(
         },
         pod,
         obstacle,
-        voice: voice(agent, status, observed),
+        voice: link_grant(agent, status, observed),
     }
 }
 
 /// What a claim that may not be used is to the pod.
-pub(super) fn obstacle(claim: &Claim) -> Option<Obstacle> {
+pub(super) fn claim_obstacle(claim: &VolumeClaim) -> Option<PodObstacle> {
     match claim.standing {
-        Standing::Absent | Standing::Ours => None,
-        Standing::Ending => Some(Obstacle::ClaimEnding(claim.name())),
-        Standing::Foreign => Some(Obstacle::ClaimForeign(claim.name())),
+        ClaimState::Absent | ClaimState::Ours => None,
+        ClaimState::Ending => Some(PodObstacle::ClaimEnding(claim.name())),
+        ClaimState::Foreign => Some(PodObstacle::ClaimForeign(claim.name())),
     }
 }
 
-fn pod_step(agent: &Agent, epoch: i64, observed: &Observed, valid: bool, settings: &Settings) -> PodStep {
+fn pod_step(
+    agent: &Agent,
+    epoch: i64,
+    observed: &ObservedAgent,
+    valid: bool,
+    settings: &ReconcilerSettings,
+) -> PodStep {
     let delete = |force| match &observed.pod {
         Some(pod) => PodStep::Delete {
             uid: pod.uid.clone(),
@@ -113,8 +119,10 @@ fn pod_step(agent: &Agent, epoch: i64, observed: &Observed, valid: bool, setting
     match observed.intent {
         Intent::Create if valid => PodStep::Create(Box::new(manifest::pod(agent, epoch, settings))),
         // A running loop is not ended for a spec that cannot run.
-        Intent::Replace(Replace::Outdated) if valid => delete(false),
-        Intent::Replace(Replace::Stopped | Replace::Ended | Replace::Foreign) | Intent::Remove(_) => delete(false),
+        Intent::Replace(ReplaceReason::Outdated) if valid => delete(false),
+        Intent::Replace(ReplaceReason::Stopped | ReplaceReason::Ended | ReplaceReason::Foreign) | Intent::Remove(_) => {
+            delete(false)
+        }
         Intent::Ending { overdue: true, .. } if matches!(observed.node, Some(NodeState::Gone | NodeState::Spent)) => {
             delete(true)
         }
@@ -122,7 +130,7 @@ fn pod_step(agent: &Agent, epoch: i64, observed: &Observed, valid: bool, setting
         | Intent::CreateLater(_)
         | Intent::Keep
         | Intent::KeepOutdated(_)
-        | Intent::Replace(Replace::Outdated)
+        | Intent::Replace(ReplaceReason::Outdated)
         | Intent::AwaitStop(_)
         | Intent::RecordOutcome
         | Intent::Rest(_)
@@ -131,12 +139,12 @@ fn pod_step(agent: &Agent, epoch: i64, observed: &Observed, valid: bool, setting
 }
 
 /// The Agent's own pod may speak as long as its object exists: an ending one still has its last totals to say.
-fn voice(agent: &Agent, status: &AgentStatus, observed: &Observed) -> Option<Voice> {
+fn link_grant(agent: &Agent, status: &AgentStatus, observed: &ObservedAgent) -> Option<LinkGrant> {
     let pod = observed.pod.as_ref()?;
     if pod.owner.as_deref() != agent.metadata.uid.as_deref() || pod.ended {
         return None;
     }
-    Some(Voice {
+    Some(LinkGrant {
         pod: LivePod {
             uid: pod.uid.clone(),
             epoch: pod.epoch,
@@ -154,7 +162,7 @@ pub(super) fn directives(agent: &Agent, status: &AgentStatus) -> Directives {
         wake: open.wake,
         resume: open.resume,
         // What limits it is the ledger's to say: without one, nothing does.
-        // Decided by the ledger, which `Loops` asks.
+        // Decided by the ledger, which `PodSessions` asks.
         budget: None,
         // Decided by the reconciler of Sensors, likewise.
         sensors: None,

@@ -1,17 +1,17 @@
 //! Tests of the condition `LoopDetected` and of what a detected loop makes of an Agent's status.
 
 use super::events;
-use super::intent::{Intent, Rest};
-use super::kstatus::Verdict;
-use super::outside::Finding;
+use super::gateway_loop_detection::LoopFinding;
+use super::intent::{Intent, RestReason};
+use super::kstatus::KstatusVerdict;
 use super::status_tests::{Case, heard, held, row};
 use crate::api::AgentStatus;
 use crate::api::condition::{ConditionType, LoopSign, find};
-use crate::api::status::{LoopState, Outcome, PauseReason};
-use crate::controller::loops::Heard;
+use crate::api::status::{LoopOutcome, LoopState, PauseReason};
+use crate::controller::pod_sessions::ReceivedReport;
 use crate::link::messages::DetectedLoop;
 
-fn looping(sign: LoopSign) -> Heard {
+fn looping(sign: LoopSign) -> ReceivedReport {
     let mut heard = held(LoopState::Paused, PauseReason::LoopDetected);
     let report = heard.report.loop_.as_mut().unwrap();
     report.resumes_at = report.reasons[0].until;
@@ -58,7 +58,7 @@ fn a_loop_that_the_worker_detected_is_a_condition_and_needs_nobody_while_it_is_o
 #[test]
 fn what_was_seen_from_outside_goes_when_it_is_no_longer_found_though_the_worker_is_silent() {
     let case = Case {
-        finding: Some(Finding {
+        finding: Some(LoopFinding {
             sign: LoopSign::RepeatedCall,
             message: "seen from outside: the same request".into(),
         }),
@@ -81,7 +81,7 @@ fn what_was_seen_from_outside_goes_when_it_is_no_longer_found_though_the_worker_
 fn a_loop_that_was_ended_needs_a_person_and_keeps_saying_why() {
     let mut ended = looping(LoopSign::RepeatedError);
     let report = ended.report.loop_.as_mut().unwrap();
-    (report.state, report.outcome) = (LoopState::Stopped, Some(Outcome::Failed));
+    (report.state, report.outcome) = (LoopState::Stopped, Some(LoopOutcome::Failed));
     report.reasons.clear();
     let recording = Case {
         heard: Some(ended),
@@ -89,8 +89,8 @@ fn a_loop_that_was_ended_needs_a_person_and_keeps_saying_why() {
         ..Case::default()
     };
     let old = recording.status();
-    assert_eq!(old.r#loop.as_ref().unwrap().outcome, Some(Outcome::Failed));
-    let notices = events::of_status(&AgentStatus::default(), &old);
+    assert_eq!(old.r#loop.as_ref().unwrap().outcome, Some(LoopOutcome::Failed));
+    let notices = events::from_status(&AgentStatus::default(), &old);
     assert!(
         notices
             .iter()
@@ -98,12 +98,12 @@ fn a_loop_that_was_ended_needs_a_person_and_keeps_saying_why() {
     );
     let resting = Case {
         old,
-        intent: Intent::Rest(Rest::Completed),
+        intent: Intent::Rest(RestReason::Completed),
         pod: None,
         heard: None,
         ..Case::default()
     };
-    row(&resting, Verdict::Failed, LoopState::Stopped, "Failed");
+    row(&resting, KstatusVerdict::Failed, LoopState::Stopped, "Failed");
     let status = resting.status();
     let held = find(&status.conditions, ConditionType::LoopDetected).unwrap();
     assert_eq!((held.status.as_str(), held.reason.as_str()), ("True", "RepeatedError"));

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use kube::core::Status;
 
-use super::context::ErrorKind;
+use super::context::ReconcileErrorKind;
 
 /// Longest time one request to the API server may take; the client retries within it.
-const CALL: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A reconcile that is to be tried again.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::controller) enum Error {
+pub(in crate::controller) enum ReconcileError {
     /// No answer in time.
     #[error("{action}: no answer from the API server within {} s", .limit.as_secs())]
     Timeout {
@@ -31,13 +31,13 @@ pub(in crate::controller) enum Error {
     },
 }
 
-impl Error {
+impl ReconcileError {
     /// The kind, for metrics and logs.
-    pub(in crate::controller) fn kind(&self) -> ErrorKind {
+    pub(in crate::controller) fn kind(&self) -> ReconcileErrorKind {
         match (self, self.answer()) {
-            (Self::Timeout { .. }, _) => ErrorKind::Timeout,
-            (Self::Api { .. }, Some(status)) if status.code < 500 && status.code != 429 => ErrorKind::Refused,
-            (Self::Api { .. }, _) => ErrorKind::Unavailable,
+            (Self::Timeout { .. }, _) => ReconcileErrorKind::Timeout,
+            (Self::Api { .. }, Some(status)) if status.code < 500 && status.code != 429 => ReconcileErrorKind::Refused,
+            (Self::Api { .. }, _) => ReconcileErrorKind::Unavailable,
         }
     }
 
@@ -61,13 +61,16 @@ impl Error {
 pub(in crate::controller) async fn call<T>(
     action: &'static str,
     request: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, Error> {
-    match tokio::time::timeout(CALL, request).await {
-        Ok(result) => result.map_err(|source| Error::Api {
+) -> Result<T, ReconcileError> {
+    match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
+        Ok(result) => result.map_err(|source| ReconcileError::Api {
             action,
             source: Box::new(source),
         }),
-        Err(_) => Err(Error::Timeout { action, limit: CALL }),
+        Err(_) => Err(ReconcileError::Timeout {
+            action,
+            limit: REQUEST_TIMEOUT,
+        }),
     }
 }
 
@@ -75,7 +78,7 @@ pub(in crate::controller) async fn call<T>(
 pub(in crate::controller) async fn find<T>(
     action: &'static str,
     request: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<Option<T>, Error> {
+) -> Result<Option<T>, ReconcileError> {
     match call(action, request).await {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.is(Status::is_not_found) => Ok(None),

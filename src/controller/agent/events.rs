@@ -10,11 +10,11 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder};
 use tokio::sync::mpsc;
 
-use super::apply::Applied;
-use super::intent::Replace;
+use super::apply::AppliedPlan;
+use super::intent::ReplaceReason;
 use crate::api::AgentStatus;
 use crate::api::condition::{self, ConditionType};
-use crate::api::status::{LoopState, Outcome};
+use crate::api::status::{LoopOutcome, LoopState};
 
 /// Events waiting to be sent; more are dropped.
 const QUEUE: usize = 1024;
@@ -23,7 +23,7 @@ const SEND: Duration = Duration::from_secs(10);
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct KubeEvent {
     /// Whether somebody should look.
     pub warning: bool,
     /// Why.
@@ -34,7 +34,7 @@ pub struct Notice {
     pub note: String,
 }
 
-impl Notice {
+impl KubeEvent {
     /// Nobody need look.
     pub fn normal(reason: &str, action: &'static str, note: impl Into<String>) -> Self {
         Self {
@@ -65,7 +65,7 @@ const GUARDRAILS: [ConditionType; 6] = [
 ];
 
 /// What a written status has to tell. Pure.
-pub(super) fn of_status(old: &AgentStatus, new: &AgentStatus) -> Vec<Notice> {
+pub(super) fn from_status(old: &AgentStatus, new: &AgentStatus) -> Vec<KubeEvent> {
     let mut notices = Vec::new();
     let turned = |type_, status: &str| {
         let now = condition::find(&new.conditions, type_).filter(|now| now.status == status)?;
@@ -74,26 +74,26 @@ pub(super) fn of_status(old: &AgentStatus, new: &AgentStatus) -> Vec<Notice> {
     };
     for type_ in GUARDRAILS {
         if let Some(held) = turned(type_, "True") {
-            notices.push(Notice::warning(&held.type_, "Pause", held.message.clone()));
+            notices.push(KubeEvent::warning(&held.type_, "Pause", held.message.clone()));
         }
     }
     if let Some(held) = turned(ConditionType::LoopDetected, "True") {
-        notices.push(Notice::warning(&held.type_, "Watch", held.message.clone()));
+        notices.push(KubeEvent::warning(&held.type_, "Watch", held.message.clone()));
     }
     for (type_, action) in [
         (ConditionType::Accepted, "Validate"),
         (ConditionType::ModelAvailable, "CallModel"),
     ] {
         if let Some(held) = turned(type_, "False") {
-            notices.push(Notice::warning(&held.reason, action, held.message.clone()));
+            notices.push(KubeEvent::warning(&held.reason, action, held.message.clone()));
         }
     }
     // A matter of course, every day.
     if let Some(held) = turned(ConditionType::OutsideActiveHours, "True") {
-        notices.push(Notice::normal(&held.type_, "Pause", held.message.clone()));
+        notices.push(KubeEvent::normal(&held.type_, "Pause", held.message.clone()));
     }
     if turned(ConditionType::Suspended, "True").is_some() {
-        notices.push(Notice::normal(
+        notices.push(KubeEvent::normal(
             "Suspended",
             "Suspend",
             "spec.suspend was set; the state is kept",
@@ -101,51 +101,51 @@ pub(super) fn of_status(old: &AgentStatus, new: &AgentStatus) -> Vec<Notice> {
     }
     let was_suspended = condition::find(&old.conditions, ConditionType::Suspended).is_some_and(|c| c.status == "True");
     if was_suspended && turned(ConditionType::Suspended, "False").is_some() {
-        notices.push(Notice::normal("Resumed", "Resume", "spec.suspend was cleared"));
+        notices.push(KubeEvent::normal("Resumed", "Resume", "spec.suspend was cleared"));
     }
-    notices.extend(of_loop(old, new));
+    notices.extend(from_loop(old, new));
     notices
 }
 
-fn of_loop(old: &AgentStatus, new: &AgentStatus) -> Option<Notice> {
+fn from_loop(old: &AgentStatus, new: &AgentStatus) -> Option<KubeEvent> {
     let (before, now) = (old.r#loop.as_ref()?, new.r#loop.as_ref()?);
     match (before.outcome, now.outcome) {
-        (None, Some(Outcome::Completed)) => {
+        (None, Some(LoopOutcome::Completed)) => {
             let note = "the agent ended its loop itself";
-            return Some(Notice::normal(Outcome::Completed.as_ref(), "End", note));
+            return Some(KubeEvent::normal(LoopOutcome::Completed.as_ref(), "End", note));
         }
-        (None, Some(Outcome::Idle)) => {
+        (None, Some(LoopOutcome::Idle)) => {
             let held = condition::find(&new.conditions, ConditionType::IdleTimeoutReached)?;
-            return Some(Notice::warning(&held.type_, "End", held.message.clone()));
+            return Some(KubeEvent::warning(&held.type_, "End", held.message.clone()));
         }
-        (None, Some(Outcome::Failed)) => {
+        (None, Some(LoopOutcome::Failed)) => {
             let held = condition::find(&new.conditions, ConditionType::LoopDetected);
             let note = held.map_or("", |held| &held.message);
-            return Some(Notice::warning(Outcome::Failed.as_ref(), "End", note));
+            return Some(KubeEvent::warning(LoopOutcome::Failed.as_ref(), "End", note));
         }
         (Some(_), _) | (None, None) => {}
     }
     let up = matches!(now.state, LoopState::Running | LoopState::Sleeping | LoopState::Paused);
     (before.state == LoopState::Starting && up).then(|| {
         let note = format!("the loop runs in epoch {}", now.epoch);
-        Notice::normal("LoopStarted", "Start", note)
+        KubeEvent::normal("LoopStarted", "Start", note)
     })
 }
 
 /// What was done to the pod. Pure.
-pub(super) fn of_pod(applied: &Applied) -> Option<Notice> {
+pub(super) fn from_pod(applied: &AppliedPlan) -> Option<KubeEvent> {
     let epoch = applied.pod.as_ref().map_or(0, |pod| pod.epoch);
     if applied.created && epoch > 1 {
         let note = format!("made the pod of epoch {epoch}");
-        return Some(Notice::normal("PodCreated", "Create", note));
+        return Some(KubeEvent::normal("PodCreated", "Create", note));
     }
     let why = match applied.replaced? {
-        Replace::Outdated => "the spec changed",
-        Replace::Stopped => "its loop had stopped and is to go on",
-        Replace::Ended => "the pod had ended",
-        Replace::Foreign => "it was made for an earlier Agent of this name",
+        ReplaceReason::Outdated => "the spec changed",
+        ReplaceReason::Stopped => "its loop had stopped and is to go on",
+        ReplaceReason::Ended => "the pod had ended",
+        ReplaceReason::Foreign => "it was made for an earlier Agent of this name",
     };
-    Some(Notice::normal(
+    Some(KubeEvent::normal(
         "PodReplaced",
         "Delete",
         format!("deleted the pod, another follows: {why}"),
@@ -154,18 +154,18 @@ pub(super) fn of_pod(applied: &Applied) -> Option<Notice> {
 
 /// Where events go in.
 #[derive(Clone)]
-pub struct Sink(mpsc::Sender<(Notice, ObjectReference)>);
+pub struct EventSink(mpsc::Sender<(KubeEvent, ObjectReference)>);
 
-impl Sink {
+impl EventSink {
     /// A sink, and what comes out of it.
     #[must_use]
-    pub fn new() -> (Self, mpsc::Receiver<(Notice, ObjectReference)>) {
+    pub fn new() -> (Self, mpsc::Receiver<(KubeEvent, ObjectReference)>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Self(sender), receiver)
     }
 
     /// Sends in the background; dropped when too many wait.
-    pub fn send(&self, notices: impl IntoIterator<Item = Notice>, about: &ObjectReference) {
+    pub fn send(&self, notices: impl IntoIterator<Item = KubeEvent>, about: &ObjectReference) {
         for notice in notices {
             if let Err(error) = self.0.try_send((notice, about.clone())) {
                 tracing::debug!(%error, "an Event was dropped");
@@ -175,7 +175,7 @@ impl Sink {
 }
 
 /// Publishes what comes out of a sink, one at a time, until the sink is gone.
-pub async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<(Notice, ObjectReference)>) {
+pub async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<(KubeEvent, ObjectReference)>) {
     let mut warned = HashSet::new();
     while let Some((notice, about)) = queue.recv().await {
         let event = Event {

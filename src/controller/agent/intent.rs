@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::context::Settings;
-use super::manifest::Marks;
-use super::memory::Remembered;
+use super::context::ReconcilerSettings;
+use super::manifest::PodAnnotations;
 use super::pod_state::PodState;
-use super::{requests, silence};
+use super::reconcile_state::AgentReconcileState;
+use super::{liveness, requests};
 use crate::api::agent::UpdateStrategy;
-use crate::api::status::{LoopState, Outcome, PauseReason};
+use crate::api::status::{LoopOutcome, LoopState, PauseReason};
 use crate::api::tools::MAX_TIMEOUT_SECONDS;
 use crate::api::{Agent, AgentStatus};
-use crate::controller::loops::Heard;
+use crate::controller::pod_sessions::ReceivedReport;
 
 /// How long a pod has to say that it stopped before a suspended Agent's pod is deleted.
 pub(super) const SUSPEND_PATIENCE: Duration = Duration::from_secs(3);
@@ -26,7 +26,7 @@ const OVERDUE: Duration = Duration::from_secs(30);
 
 /// Why there is to be no pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum RestReason {
     /// `spec.suspend`.
     Suspended,
     /// The agent ended its loop itself.
@@ -35,7 +35,7 @@ pub(super) enum Rest {
 
 /// Why a pod is deleted so that another can follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Replace {
+pub(super) enum ReplaceReason {
     /// The spec changed.
     Outdated,
     /// Its loop stopped and is to go on.
@@ -58,47 +58,47 @@ pub(super) enum Intent {
     /// It is of an older spec; it stays until its loop is idle (true) or somebody deletes it (false).
     KeepOutdated(bool),
     /// Delete it; another follows.
-    Replace(Replace),
+    Replace(ReplaceReason),
     /// It was told to suspend: wait until it says that it stopped, or until this moment.
     AwaitStop(Timestamp),
     /// The loop has ended; first write that down, then delete the pod.
     RecordOutcome,
     /// Delete it; none follows.
-    Remove(Rest),
+    Remove(RestReason),
     /// There is none, and none is wanted.
-    Rest(Rest),
+    Rest(RestReason),
     /// It is ending: wait.
     Ending {
         /// None follows.
-        rest: Option<Rest>,
+        rest: Option<RestReason>,
         /// It should be gone long since: look at its node.
         overdue: bool,
     },
 }
 
 /// What the decision is made of.
-pub(super) struct Situation<'a> {
+pub(super) struct PodSituation<'a> {
     pub(super) agent: &'a Agent,
     pub(super) status: &'a AgentStatus,
     pub(super) pod: Option<&'a PodState>,
-    pub(super) marks: Marks<'a>,
-    pub(super) heard: Option<&'a Heard>,
+    pub(super) marks: PodAnnotations<'a>,
+    pub(super) heard: Option<&'a ReceivedReport>,
     pub(super) last_contact: Option<Timestamp>,
-    pub(super) memory: &'a Remembered,
-    pub(super) settings: &'a Settings,
+    pub(super) memory: &'a AgentReconcileState,
+    pub(super) settings: &'a ReconcilerSettings,
     pub(super) now: Timestamp,
 }
 
-impl Situation<'_> {
+impl PodSituation<'_> {
     /// The decision.
     pub(super) fn intent(&self) -> Intent {
         match self.pod {
             None => self.without_pod(),
             Some(pod) if pod.owner.as_deref() != self.agent.metadata.uid.as_deref() && !pod.ending() => {
-                Intent::Replace(Replace::Foreign)
+                Intent::Replace(ReplaceReason::Foreign)
             }
             Some(pod) if pod.ending() => Intent::Ending {
-                rest: self.rest(),
+                rest: self.rest_reason(),
                 overdue: pod.gone_by.is_some_and(|gone_by| self.now > gone_by + OVERDUE),
             },
             Some(pod) => self.with_pod(pod),
@@ -121,12 +121,12 @@ impl Situation<'_> {
         let listening = self.memory.listening.as_ref().filter(|(uid, _)| *uid == pod.uid);
         listening.is_some_and(|(_, since)| {
             let longest_run = SignedDuration::from_secs(longest_run.into());
-            silence::can_act_no_more(self.last_contact, *since, longest_run, self.now)
+            liveness::can_act_no_more(self.last_contact, *since, longest_run, self.now)
         })
     }
 
     fn without_pod(&self) -> Intent {
-        match (self.rest(), self.memory.no_pod_before) {
+        match (self.rest_reason(), self.memory.no_pod_before) {
             (Some(rest), _) => Intent::Rest(rest),
             (None, Some(moment)) if moment > self.now => Intent::CreateLater(moment),
             (None, _) => Intent::Create,
@@ -138,13 +138,13 @@ impl Situation<'_> {
             return self.suspend(pod);
         }
         if pod.ended {
-            return Intent::Replace(Replace::Ended);
+            return Intent::Replace(ReplaceReason::Ended);
         }
         let outdated = self.outdated(pod);
         let strategy = self.agent.spec.pod.update_strategy;
         if outdated && (strategy == UpdateStrategy::Immediate || strategy == UpdateStrategy::WhenIdle && self.idle(pod))
         {
-            return Intent::Replace(Replace::Outdated);
+            return Intent::Replace(ReplaceReason::Outdated);
         }
         let report = self.heard.and_then(|heard| heard.report.loop_.as_ref());
         let outcome = report.is_some_and(|report| report.outcome.is_some());
@@ -152,9 +152,9 @@ impl Situation<'_> {
         let unheard = report.is_none();
         if (outcome || unheard) && recorded {
             return if self.restart_wanted() {
-                Intent::Replace(Replace::Stopped)
+                Intent::Replace(ReplaceReason::Stopped)
             } else {
-                Intent::Remove(Rest::Completed)
+                Intent::Remove(RestReason::Completed)
             };
         }
         if outcome {
@@ -168,7 +168,7 @@ impl Situation<'_> {
                     .any(|held| held.reason == PauseReason::SuspendedBySpec)
         });
         if suspended {
-            return Intent::Replace(Replace::Stopped);
+            return Intent::Replace(ReplaceReason::Stopped);
         }
         if outdated {
             return Intent::KeepOutdated(strategy == UpdateStrategy::WhenIdle);
@@ -188,27 +188,27 @@ impl Situation<'_> {
         if listens && !stopped && !pod.ended && self.now < asked + patience {
             return Intent::AwaitStop(asked + patience);
         }
-        Intent::Remove(Rest::Suspended)
+        Intent::Remove(RestReason::Suspended)
     }
 
     /// Why no pod is wanted, if so.
-    fn rest(&self) -> Option<Rest> {
+    fn rest_reason(&self) -> Option<RestReason> {
         if self.agent.spec.suspend {
-            return Some(Rest::Suspended);
+            return Some(RestReason::Suspended);
         }
-        (self.recorded_outcome() && !self.restart_wanted()).then_some(Rest::Completed)
+        (self.recorded_outcome() && !self.restart_wanted()).then_some(RestReason::Completed)
     }
 
     /// A loop that ended starts again for a new spec or a new request; an idle one has nothing to resume.
     fn restart_wanted(&self) -> bool {
         let open = requests::open(self.agent, self.status);
-        let idle = self.outcome() == Some(Outcome::Idle);
+        let idle = self.outcome() == Some(LoopOutcome::Idle);
         self.status.observed_generation != self.agent.metadata.generation
             || open.wake.is_some()
             || open.resume.is_some() && !idle
     }
 
-    fn outcome(&self) -> Option<Outcome> {
+    fn outcome(&self) -> Option<LoopOutcome> {
         self.status.r#loop.as_ref().and_then(|status| status.outcome)
     }
 

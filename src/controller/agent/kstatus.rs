@@ -5,7 +5,7 @@ use crate::api::condition::{ConditionType, find};
 
 /// kstatus's verdicts that a live object can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Verdict {
+pub(super) enum KstatusVerdict {
     Current,
     InProgress,
     Failed,
@@ -13,19 +13,19 @@ pub(super) enum Verdict {
 
 /// `Compute` of kstatus: generation first, then Reconciling and Stalled, then Ready; without Ready an object counts as
 /// done.
-pub(super) fn verdict(generation: Option<i64>, status: &AgentStatus) -> Verdict {
+pub(super) fn verdict(generation: Option<i64>, status: &AgentStatus) -> KstatusVerdict {
     if status.observed_generation.is_some() && status.observed_generation != generation {
-        return Verdict::InProgress;
+        return KstatusVerdict::InProgress;
     }
     let says = |type_, value: &str| find(&status.conditions, type_).is_some_and(|c| c.status == value);
     if says(ConditionType::Reconciling, "True") {
-        return Verdict::InProgress;
+        return KstatusVerdict::InProgress;
     }
     if says(ConditionType::Stalled, "True") {
-        return Verdict::Failed;
+        return KstatusVerdict::Failed;
     }
     match find(&status.conditions, ConditionType::Ready) {
-        Some(ready) if ready.status != "True" => Verdict::InProgress,
-        Some(_) | None => Verdict::Current,
+        Some(ready) if ready.status != "True" => KstatusVerdict::InProgress,
+        Some(_) | None => KstatusVerdict::Current,
     }
 }

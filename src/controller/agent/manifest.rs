@@ -14,11 +14,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt};
 
-use super::context::Settings;
+use super::context::ReconcilerSettings;
 use super::{names, objects};
-use crate::api::agent::{KeyRef, PodSettings, Skill, UpdateStrategy};
+use crate::api::agent::{KeyRef, PodSettings, SkillSpec, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
-use crate::controller::restricted;
+use crate::controller::pod_security;
 use crate::link::pod::{
     API_KEY_FILE, AgentEgress, CONFIG_ENV, GATEWAY_UID, GRACE_SECONDS, INSTRUCTIONS_FILE, JOURNAL_DIR,
     LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig, RECORD_DIR,
@@ -34,7 +34,7 @@ const TOKEN_SECONDS: i64 = 3600;
 const GROUP_READABLE: i32 = 0o440;
 
 /// The whole pod.
-pub(super) fn pod(agent: &Agent, epoch: i64, settings: &Settings) -> Pod {
+pub(super) fn pod(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Pod {
     let chosen = &agent.spec.pod;
     let mut labels = chosen.labels.clone();
     labels.extend(objects::labels(agent));
@@ -73,7 +73,7 @@ pub(super) fn spec_hash(spec: &AgentSpec) -> String {
 }
 
 /// Configuration of a container as the value of its variable. The gateway does not get the instructions.
-pub(super) fn config(agent: &Agent, epoch: i64, settings: &Settings, container: &str) -> String {
+pub(super) fn config(agent: &Agent, epoch: i64, settings: &ReconcilerSettings, container: &str) -> String {
     let mut spec = agent.spec.clone();
     spec.pod = PodSettings::default();
     let is_gateway = container == names::GATEWAY;
@@ -99,7 +99,7 @@ pub(super) fn config(agent: &Agent, epoch: i64, settings: &Settings, container: 
         .replace('$', "\\u0024")
 }
 
-fn pod_spec(agent: &Agent, epoch: i64, settings: &Settings) -> PodSpec {
+fn pod_spec(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> PodSpec {
     let chosen = agent.spec.pod.clone();
     PodSpec {
         service_account_name: Some(SERVICE_ACCOUNT.into()),
@@ -107,7 +107,7 @@ fn pod_spec(agent: &Agent, epoch: i64, settings: &Settings) -> PodSpec {
         enable_service_links: Some(false),
         restart_policy: Some("Always".into()),
         termination_grace_period_seconds: Some(GRACE_SECONDS),
-        security_context: Some(restricted::pod()),
+        security_context: Some(pod_security::pod()),
         init_containers: Some(vec![gateway(agent, epoch, settings)]),
         containers: vec![worker(agent, epoch, settings)],
         volumes: Some(volumes(agent)),
@@ -127,7 +127,7 @@ fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
 }
 
 /// A native sidecar: it serves before the worker starts and ends after it.
-fn gateway(agent: &Agent, epoch: i64, settings: &Settings) -> Container {
+fn gateway(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Container {
     let mut mounts = vec![
         mount("socket", SOCKET_DIR, false),
         sub_path("state", RECORD_DIR, names::GATEWAY),
@@ -169,7 +169,7 @@ fn gateway(agent: &Agent, epoch: i64, settings: &Settings) -> Container {
     }
 }
 
-fn worker(agent: &Agent, epoch: i64, settings: &Settings) -> Container {
+fn worker(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Container {
     let mut mounts = vec![
         mount("socket", SOCKET_DIR, false),
         sub_path("state", JOURNAL_DIR, names::WORKER),
@@ -192,7 +192,7 @@ fn worker(agent: &Agent, epoch: i64, settings: &Settings) -> Container {
 }
 
 /// What both containers have: the image, its configuration, and the `restricted` profile.
-fn container(agent: &Agent, epoch: i64, settings: &Settings, name: &str, uid: i64) -> Container {
+fn container(agent: &Agent, epoch: i64, settings: &ReconcilerSettings, name: &str, uid: i64) -> Container {
     Container {
         name: name.into(),
         image: Some(settings.image.clone()),
@@ -217,7 +217,7 @@ fn container(agent: &Agent, epoch: i64, settings: &Settings, name: &str, uid: i6
                 ..EnvVar::default()
             },
         ]),
-        security_context: Some(restricted::container(uid)),
+        security_context: Some(pod_security::container(uid)),
         ..Container::default()
     }
 }
@@ -334,8 +334,8 @@ fn ca_volume() -> Volume {
 }
 
 /// One volume for all, so that edits arrive together.
-fn skills_volume(skills: &[Skill]) -> Volume {
-    let source = |skill: &Skill| VolumeProjection {
+fn skills_volume(skills: &[SkillSpec]) -> Volume {
+    let source = |skill: &SkillSpec| VolumeProjection {
         config_map: Some(ConfigMapProjection {
             name: skill.config_map_key_ref.name.clone(),
             items: Some(vec![item(&skill.config_map_key_ref, &skill.name)]),
@@ -417,9 +417,9 @@ fn file(path: &str) -> &str {
 }
 
 /// Annotations of a pod that this module wrote, read back.
-pub(super) struct Marks<'a>(pub(super) Option<&'a BTreeMap<String, String>>);
+pub(super) struct PodAnnotations<'a>(pub(super) Option<&'a BTreeMap<String, String>>);
 
-impl Marks<'_> {
+impl PodAnnotations<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         self.0?.get(key).map(String::as_str)
     }

@@ -8,41 +8,41 @@ pub(in crate::controller) mod backoff;
 mod claims;
 mod conditions;
 mod context;
+mod controller;
 mod desired;
 #[cfg(test)]
 mod detection_tests;
 pub(in crate::controller) mod error;
 pub(in crate::controller) mod events;
+mod gateway_loop_detection;
 mod intent;
 #[cfg(test)]
 mod kstatus;
-mod leftovers;
+mod liveness;
 mod manifest;
-mod memory;
 mod names;
-pub(in crate::controller) mod namespaces;
+mod namespace_cleanup;
+pub(in crate::controller) mod namespace_objects;
 mod objects;
 mod observe;
-mod outside;
-pub(in crate::controller) mod pace;
 pub(in crate::controller) mod pod_state;
-mod precheck;
+mod preflight;
 pub(in crate::controller) mod publish;
 mod reconcile;
+mod reconcile_state;
 mod requests;
-mod run;
 mod scripts;
 #[cfg(test)]
 mod sensor_tests;
-mod silence;
 mod status;
 #[cfg(test)]
 mod status_tests;
+pub(in crate::controller) mod status_throttle;
 mod totals;
 mod triggers;
 mod validate;
 
-pub use context::{AgentsView, Clock, ErrorKind, Finished, Observer, Settings};
-pub use events::{Notice, Sink};
-pub use precheck::{Referred, problem};
-pub use run::{Parts, recorder, run};
+pub use context::{AgentsView, ReconcileErrorKind, ReconcileObserver, ReconcileResult, ReconcilerSettings, WallClock};
+pub use controller::{ReconcilerParts, recorder, run};
+pub use events::{EventSink, KubeEvent};
+pub use preflight::{ReferenceKind, find_problem};

@@ -13,20 +13,20 @@ use kube::api::Api;
 use kube::core::Status;
 use kube::runtime::reflector::ObjectRef;
 
-use super::claims::{self, Claim, Standing};
-use super::error::{Error, call, find};
-use super::intent::{Intent, Situation};
-use super::manifest::Marks;
-use super::memory::Remembered;
-use super::outside::{self, Finding};
+use super::claims::{self, ClaimState, VolumeClaim};
+use super::error::{ReconcileError, call, find};
+use super::gateway_loop_detection::{self, LoopFinding};
+use super::intent::{Intent, PodSituation};
+use super::manifest::PodAnnotations;
 use super::pod_state::{PodReason, PodState};
-use super::reconcile::{Context, Subject};
+use super::reconcile::{ReconcileContext, ReconciledAgent};
+use super::reconcile_state::AgentReconcileState;
 use super::totals;
-use super::validate::{Looked, ModelReferences, References};
+use super::validate::{AgentReferences, ModelReferences, ReferenceLookup};
 use crate::api::AgentStatus;
-use crate::api::agent::{KeyRef, Model};
-use crate::controller::loops::Heard;
-use crate::link::messages::Known;
+use crate::api::agent::{KeyRef, ModelSpec};
+use crate::controller::pod_sessions::ReceivedReport;
+use crate::link::messages::LoopTotals;
 
 /// What is known of the node of a pod that should be gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,46 +42,46 @@ pub(super) enum NodeState {
 }
 
 /// All that was read.
-pub(super) struct Observed {
+pub(super) struct ObservedAgent {
     /// The pod.
     pub(super) pod: Option<PodState>,
     /// What the pod last said.
-    pub(super) heard: Option<Heard>,
+    pub(super) heard: Option<ReceivedReport>,
     /// What is to become of the pod.
     pub(super) intent: Intent,
     /// What the references led to; `None` when they did not matter.
-    pub(super) references: Option<References>,
+    pub(super) references: Option<AgentReferences>,
     /// The volume claims and what was found under their names; empty when they did not matter.
-    pub(super) claims: Vec<Claim>,
+    pub(super) claims: Vec<VolumeClaim>,
     /// The node of a pod that should be gone.
     pub(super) node: Option<NodeState>,
     /// All that is known to have been used: written, remembered, and just said.
-    pub(super) known: Known,
+    pub(super) known: LoopTotals,
     /// A loop that is seen from outside.
-    pub(super) finding: Option<Finding>,
+    pub(super) finding: Option<LoopFinding>,
 }
 
 /// Reads what this Agent needs.
 pub(super) async fn observe(
-    ctx: &Context,
-    subject: &Subject<'_>,
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
     status: &AgentStatus,
-    memory: &Remembered,
+    memory: &AgentReconcileState,
     now: Timestamp,
-) -> Result<Observed, Error> {
+) -> Result<ObservedAgent, ReconcileError> {
     let found = current_pod(ctx, subject, memory);
     let pod = found.as_deref().map(PodState::of);
     let heard = pod
         .as_ref()
-        .and_then(|pod| ctx.shared.loops.heard(&subject.key, &pod.uid));
+        .and_then(|pod| ctx.shared.loops.last_report(&subject.key, &pod.uid));
     let last_contact = pod
         .as_ref()
         .and_then(|pod| ctx.shared.loops.last_contact(&subject.key, &pod.uid));
-    let situation = Situation {
+    let situation = PodSituation {
         agent: subject.agent,
         status,
         pod: pod.as_ref(),
-        marks: Marks(found.as_ref().and_then(|pod| pod.metadata.annotations.as_ref())),
+        marks: PodAnnotations(found.as_ref().and_then(|pod| pod.metadata.annotations.as_ref())),
         heard: heard.as_ref(),
         last_contact,
         memory,
@@ -90,12 +90,12 @@ pub(super) async fn observe(
     };
     let intent = situation.intent();
     let looked = async {
-        if matter(intent, subject, memory) {
+        if needs_references(intent, subject, memory) {
             return Box::pin(references(ctx, subject)).await.map(Some);
         }
         Ok(None)
     };
-    let needed = claims_to_look_at(intent, subject, pod.as_ref(), memory);
+    let needed = claims_to_check(intent, subject, pod.as_ref(), memory);
     let (references, claims) = tokio::try_join!(looked, claims(ctx, subject, needed))?;
     let node = match (intent, pod.as_ref().and_then(|pod| pod.node.as_deref())) {
         (Intent::Ending { overdue: true, .. }, Some(name)) => Some(node(ctx, name).await?),
@@ -108,18 +108,18 @@ pub(super) async fn observe(
             node
         }
     });
-    let parted = parting_word(ctx, subject, memory, pod.as_ref());
+    let parted = final_report(ctx, subject, memory, pod.as_ref());
     let known = totals::known(status, memory.known.as_ref(), heard.as_ref().or(parted.as_ref()));
     if parted.is_some() {
-        subject.remember(ctx, |memory| memory.known = Some(known.clone()));
+        subject.update_state(ctx, |memory| memory.known = Some(known.clone()));
     }
-    let finding = outside::look(
+    let finding = gateway_loop_detection::detect(
         subject.agent,
         status,
         heard.as_ref(),
         &ctx.shared.budgets.windows(&subject.key),
     );
-    Ok(Observed {
+    Ok(ObservedAgent {
         pod,
         heard,
         intent,
@@ -132,11 +132,11 @@ pub(super) async fn observe(
 }
 
 /// Claims are looked at before a pod is made, and while one waits for a node: one may be gone by then.
-fn claims_to_look_at(
+fn claims_to_check(
     intent: Intent,
-    subject: &Subject<'_>,
+    subject: &ReconciledAgent<'_>,
     pod: Option<&PodState>,
-    memory: &Remembered,
+    memory: &AgentReconcileState,
 ) -> Vec<PersistentVolumeClaim> {
     let wanted = claims::wanted(subject.agent);
     if intent == Intent::Create {
@@ -153,37 +153,57 @@ fn claims_to_look_at(
     wanted.into_iter().filter(unknown).collect()
 }
 
-async fn claims(ctx: &Context, subject: &Subject<'_>, wanted: Vec<PersistentVolumeClaim>) -> Result<Vec<Claim>, Error> {
+async fn claims(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    wanted: Vec<PersistentVolumeClaim>,
+) -> Result<Vec<VolumeClaim>, ReconcileError> {
     let looks = wanted.into_iter().map(|wanted| async move {
-        let standing = claim(ctx, subject, &wanted.name_any()).await?;
-        Ok(Claim { wanted, standing })
+        let standing = claim_state(ctx, subject, &wanted.name_any()).await?;
+        Ok(VolumeClaim { wanted, standing })
     });
     futures::future::try_join_all(looks).await
 }
 
 /// What there is under the name of a claim. Only its metadata is read.
-pub(super) async fn claim(ctx: &Context, subject: &Subject<'_>, name: &str) -> Result<Standing, Error> {
+pub(super) async fn claim_state(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    name: &str,
+) -> Result<ClaimState, ReconcileError> {
     let api: Api<PersistentVolumeClaim> = subject.api(ctx);
     let found = find("get a volume claim", api.get_metadata(name)).await?;
-    Ok(found.map_or(Standing::Absent, |found| claims::judge(&found, subject.agent)))
+    Ok(found.map_or(ClaimState::Absent, |found| claims::judge(&found, subject.agent)))
 }
 
 /// What this Agent's pod said last, when it is gone since: both may have come while something else was done.
-fn parting_word(ctx: &Context, subject: &Subject<'_>, memory: &Remembered, pod: Option<&PodState>) -> Option<Heard> {
-    let (parted, heard) = ctx.shared.loops.part(&subject.key, pod.map(|pod| pod.uid.as_str()))?;
+fn final_report(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    memory: &AgentReconcileState,
+    pod: Option<&PodState>,
+) -> Option<ReceivedReport> {
+    let (parted, heard) = ctx
+        .shared
+        .loops
+        .detach_other(&subject.key, pod.map(|pod| pod.uid.as_str()))?;
     // An Agent of the same name before this one had a pod that this one never listened to.
     let listened = memory.listening.as_ref().is_some_and(|(uid, _)| *uid == parted.uid);
     listened.then_some(heard)
 }
 
 /// The pod as the watch has it, or the one just made that the watch does not have yet.
-fn current_pod(ctx: &Context, subject: &Subject<'_>, memory: &Remembered) -> Option<Arc<Pod>> {
+fn current_pod(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    memory: &AgentReconcileState,
+) -> Option<Arc<Pod>> {
     let reference = ObjectRef::new(&subject.key.name).within(&subject.key.namespace);
     ctx.pods.get(&reference).or_else(|| memory.created.clone())
 }
 
 /// References are looked at when a pod is about to be made of them, and once per generation of a spec that waits.
-fn matter(intent: Intent, subject: &Subject<'_>, memory: &Remembered) -> bool {
+fn needs_references(intent: Intent, subject: &ReconciledAgent<'_>, memory: &AgentReconcileState) -> bool {
     let unseen = memory.accepted_generation != subject.agent.metadata.generation;
     match intent {
         Intent::Create | Intent::Replace(_) => true,
@@ -197,10 +217,10 @@ fn matter(intent: Intent, subject: &Subject<'_>, memory: &Remembered) -> bool {
     }
 }
 
-async fn references(ctx: &Context, subject: &Subject<'_>) -> Result<References, Error> {
+async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Result<AgentReferences, ReconcileError> {
     let spec = &subject.agent.spec;
-    let model = of_model(ctx, subject, Some(&spec.model));
-    let light = of_model(ctx, subject, spec.light_model.as_ref());
+    let model = model_references(ctx, subject, Some(&spec.model));
+    let light = model_references(ctx, subject, spec.light_model.as_ref());
     let instructions = async {
         match &spec.instructions_from {
             Some(source) => text(ctx, subject, &source.config_map_key_ref).await.map(Some),
@@ -220,7 +240,7 @@ async fn references(ctx: &Context, subject: &Subject<'_>) -> Result<References, 
         workspace(ctx, subject),
         headers
     )?;
-    Ok(References {
+    Ok(AgentReferences {
         model,
         light,
         instructions,
@@ -230,7 +250,11 @@ async fn references(ctx: &Context, subject: &Subject<'_>) -> Result<References, 
     })
 }
 
-async fn of_model(ctx: &Context, subject: &Subject<'_>, model: Option<&Model>) -> Result<ModelReferences, Error> {
+async fn model_references(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    model: Option<&ModelSpec>,
+) -> Result<ModelReferences, ReconcileError> {
     let key = async {
         match model.and_then(|model| model.api_key_secret_ref.as_ref()) {
             Some(reference) => secret(ctx, subject, reference).await.map(Some),
@@ -240,9 +264,9 @@ async fn of_model(ctx: &Context, subject: &Subject<'_>, model: Option<&Model>) -
     let script = async {
         match model.and_then(|model| model.scripted.as_ref()) {
             Some(source) => Ok(Some(match text(ctx, subject, &source.config_map_key_ref).await? {
-                Looked::Found(text) => Looked::Found(ctx.shared.scripts.check(text).await),
-                Looked::NoObject => Looked::NoObject,
-                Looked::NoKey => Looked::NoKey,
+                ReferenceLookup::Found(text) => ReferenceLookup::Found(ctx.shared.scripts.check(text).await),
+                ReferenceLookup::NoObject => ReferenceLookup::NoObject,
+                ReferenceLookup::NoKey => ReferenceLookup::NoKey,
             })),
             None => Ok(None),
         }
@@ -252,26 +276,40 @@ async fn of_model(ctx: &Context, subject: &Subject<'_>, model: Option<&Model>) -
 }
 
 /// Only whether the key is there; what it says is dropped at once.
-async fn secret(ctx: &Context, subject: &Subject<'_>, reference: &KeyRef) -> Result<Looked<()>, Error> {
+async fn secret(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    reference: &KeyRef,
+) -> Result<ReferenceLookup<()>, ReconcileError> {
     let api: Api<Secret> = subject.api(ctx);
     let secret = find("get a Secret", api.get(&reference.name)).await?;
     Ok(match secret {
-        None => Looked::NoObject,
-        Some(secret) if secret.data.iter().flatten().any(|(key, _)| *key == reference.key) => Looked::Found(()),
-        Some(_) => Looked::NoKey,
+        None => ReferenceLookup::NoObject,
+        Some(secret) if secret.data.iter().flatten().any(|(key, _)| *key == reference.key) => {
+            ReferenceLookup::Found(())
+        }
+        Some(_) => ReferenceLookup::NoKey,
     })
 }
 
 /// The keys of a Secret; what they hold is dropped at once.
-async fn keys(ctx: &Context, subject: &Subject<'_>, name: &str) -> Result<Looked<Vec<String>>, Error> {
+async fn keys(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    name: &str,
+) -> Result<ReferenceLookup<Vec<String>>, ReconcileError> {
     let api: Api<Secret> = subject.api(ctx);
     let secret = find("get a Secret", api.get(name)).await?;
-    Ok(secret.map_or(Looked::NoObject, |secret| {
-        Looked::Found(secret.data.unwrap_or_default().into_keys().collect())
+    Ok(secret.map_or(ReferenceLookup::NoObject, |secret| {
+        ReferenceLookup::Found(secret.data.unwrap_or_default().into_keys().collect())
     }))
 }
 
-async fn text(ctx: &Context, subject: &Subject<'_>, reference: &KeyRef) -> Result<Looked<String>, Error> {
+async fn text(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    reference: &KeyRef,
+) -> Result<ReferenceLookup<String>, ReconcileError> {
     Ok(key_of(
         texts(ctx, subject, &reference.name).await?.as_ref(),
         &reference.key,
@@ -279,7 +317,10 @@ async fn text(ctx: &Context, subject: &Subject<'_>, reference: &KeyRef) -> Resul
 }
 
 /// The texts of the skills, in their order. They often share a ConfigMap, which is read once.
-async fn skills(ctx: &Context, subject: &Subject<'_>) -> Result<Vec<Looked<String>>, Error> {
+async fn skills(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+) -> Result<Vec<ReferenceLookup<String>>, ReconcileError> {
     let references = || {
         let skills = subject.agent.spec.skills.iter();
         skills.map(|skill| &skill.config_map_key_ref)
@@ -287,7 +328,7 @@ async fn skills(ctx: &Context, subject: &Subject<'_>) -> Result<Vec<Looked<Strin
     let names: BTreeSet<&String> = references().map(|reference| &reference.name).collect();
     let reads = names.into_iter().map(|name| async move {
         let texts = texts(ctx, subject, name).await?;
-        Ok::<_, Error>((name, texts))
+        Ok::<_, ReconcileError>((name, texts))
     });
     let read = futures::future::try_join_all(reads).await?;
     let maps: BTreeMap<_, _> = read.into_iter().collect();
@@ -296,32 +337,41 @@ async fn skills(ctx: &Context, subject: &Subject<'_>) -> Result<Vec<Looked<Strin
 }
 
 /// The claim that the workspace names.
-async fn workspace(ctx: &Context, subject: &Subject<'_>) -> Result<Option<Looked<Option<String>>>, Error> {
+async fn workspace(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+) -> Result<Option<ReferenceLookup<Option<String>>>, ReconcileError> {
     let workspace = subject.agent.spec.workspace.as_ref();
     let Some(name) = workspace.and_then(|workspace| workspace.claim_name.as_ref()) else {
         return Ok(None);
     };
     let api: Api<PersistentVolumeClaim> = subject.api(ctx);
     let claim = find("get a volume claim", api.get_metadata(name)).await?;
-    Ok(Some(claim.map_or(Looked::NoObject, |claim| {
-        Looked::Found(claims::not_a_workspace(&claim, subject.agent))
+    Ok(Some(claim.map_or(ReferenceLookup::NoObject, |claim| {
+        ReferenceLookup::Found(claims::workspace_problem(&claim, subject.agent))
     })))
 }
 
 /// The data of a ConfigMap; `None`: there is none of this name.
-async fn texts(ctx: &Context, subject: &Subject<'_>, name: &str) -> Result<Option<BTreeMap<String, String>>, Error> {
+async fn texts(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    name: &str,
+) -> Result<Option<BTreeMap<String, String>>, ReconcileError> {
     let api: Api<ConfigMap> = subject.api(ctx);
     let config_map = find("get a ConfigMap", api.get(name)).await?;
     Ok(config_map.map(|config_map| config_map.data.unwrap_or_default()))
 }
 
-fn key_of(texts: Option<&BTreeMap<String, String>>, key: &str) -> Looked<String> {
-    texts.map_or(Looked::NoObject, |texts| {
-        texts.get(key).map_or(Looked::NoKey, |text| Looked::Found(text.clone()))
+fn key_of(texts: Option<&BTreeMap<String, String>>, key: &str) -> ReferenceLookup<String> {
+    texts.map_or(ReferenceLookup::NoObject, |texts| {
+        texts
+            .get(key)
+            .map_or(ReferenceLookup::NoKey, |text| ReferenceLookup::Found(text.clone()))
     })
 }
 
-async fn node(ctx: &Context, name: &str) -> Result<NodeState, Error> {
+async fn node(ctx: &ReconcileContext, name: &str) -> Result<NodeState, ReconcileError> {
     let api: Api<Node> = Api::all(ctx.shared.client.clone());
     let node = match call("get a Node", api.get(name)).await {
         Ok(node) => node,

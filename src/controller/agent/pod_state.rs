@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus as KubePodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::manifest::Marks;
+use super::manifest::PodAnnotations;
 use super::names;
 use crate::api::status::PodStatus;
 use crate::api::{AGENT_LABEL, SENSOR_LABEL};
@@ -89,7 +89,7 @@ impl PodState {
             name: meta.name.clone().unwrap_or_default(),
             uid: meta.uid.clone().unwrap_or_default(),
             owner: owner(pod),
-            epoch: Marks(meta.annotations.as_ref()).epoch(),
+            epoch: PodAnnotations(meta.annotations.as_ref()).epoch(),
             image: image(pod),
             gone_by,
             ended: matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")),

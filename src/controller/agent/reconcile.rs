@@ -14,60 +14,60 @@ use kube::{Client, Resource, ResourceExt};
 
 use super::apply::apply;
 use super::backoff;
-use super::context::{Clock, Finished, Observer, Settings};
+use super::context::{ReconcileObserver, ReconcileResult, ReconcilerSettings, WallClock};
 use super::desired::desired;
-use super::error::Error;
-use super::events::Sink;
+use super::error::ReconcileError;
+use super::events::EventSink;
+use super::gateway_loop_detection;
 use super::intent::Intent;
-use super::memory::{Memory, Remembered};
-use super::namespaces::Namespaces;
+use super::namespace_objects::NamespaceObjects;
 use super::observe::observe;
-use super::outside;
-use super::publish::{Outcome, publish, unreadable};
-use super::scripts::Scripts;
-use super::validate::{References, said_of_budgets, validate};
+use super::publish::{ReconcileOutcome, publish, unreadable};
+use super::reconcile_state::{AgentReconcileState, ReconcileStates};
+use super::scripts::ScriptChecker;
+use super::validate::{AgentReferences, reported_budget_problem, validate};
 use crate::api::{Agent, AgentStatus};
-use crate::controller::budget::Budgets;
-use crate::controller::loops::{AgentKey, Loops};
-use crate::controller::sensor::Sensors;
+use crate::controller::budget::BudgetLedger;
+use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::sensor::SensorRegistry;
 
 /// Longest time a whole reconcile may take.
-const WHOLE: Duration = Duration::from_mins(1);
+const RECONCILE_TIMEOUT: Duration = Duration::from_mins(1);
 /// How often an obstacle that nobody watches is looked at again.
-const OBSTACLE: Duration = Duration::from_secs(30);
+const OBSTACLE_RECHECK: Duration = Duration::from_secs(30);
 
 /// What all scopes share.
-pub(super) struct Shared {
+pub(super) struct SharedContext {
     pub(super) client: Client,
-    pub(super) settings: Settings,
-    pub(super) loops: Arc<Loops>,
-    pub(super) budgets: Arc<Budgets>,
-    pub(super) sensors: Arc<Sensors>,
-    pub(super) memory: Memory,
-    pub(super) namespaces: Namespaces,
-    pub(super) scripts: Scripts,
-    pub(super) events: Sink,
-    pub(super) observer: Arc<dyn Observer>,
-    pub(super) clock: Clock,
+    pub(super) settings: ReconcilerSettings,
+    pub(super) loops: Arc<PodSessions>,
+    pub(super) budgets: Arc<BudgetLedger>,
+    pub(super) sensors: Arc<SensorRegistry>,
+    pub(super) memory: ReconcileStates,
+    pub(super) namespaces: NamespaceObjects,
+    pub(super) scripts: ScriptChecker,
+    pub(super) events: EventSink,
+    pub(super) observer: Arc<dyn ReconcileObserver>,
+    pub(super) clock: WallClock,
 }
 
 /// What a reconcile works with.
-pub(super) struct Context {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct ReconcileContext {
+    pub(super) shared: Arc<SharedContext>,
     /// The pods of this scope, trimmed.
     pub(super) pods: Store<Pod>,
 }
 
 /// The Agent at hand.
-pub(super) struct Subject<'a> {
+pub(super) struct ReconciledAgent<'a> {
     pub(super) agent: &'a Agent,
     pub(super) key: AgentKey,
     pub(super) uid: &'a str,
 }
 
-impl Subject<'_> {
+impl ReconciledAgent<'_> {
     /// The API of a kind in the Agent's namespace.
-    pub(super) fn api<K>(&self, ctx: &Context) -> Api<K>
+    pub(super) fn api<K>(&self, ctx: &ReconcileContext) -> Api<K>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
     {
@@ -75,13 +75,16 @@ impl Subject<'_> {
     }
 
     /// Changes what is remembered of this Agent.
-    pub(super) fn remember(&self, ctx: &Context, change: impl FnOnce(&mut Remembered)) {
+    pub(super) fn update_state(&self, ctx: &ReconcileContext, change: impl FnOnce(&mut AgentReconcileState)) {
         ctx.shared.memory.update(&self.key, self.uid, change);
     }
 }
 
 /// Reconciles one Agent.
-pub(super) async fn reconcile(guard: Arc<DeserializeGuard<Agent>>, ctx: Arc<Context>) -> Result<Action, Error> {
+pub(super) async fn reconcile(
+    guard: Arc<DeserializeGuard<Agent>>,
+    ctx: Arc<ReconcileContext>,
+) -> Result<Action, ReconcileError> {
     let observer = &ctx.shared.observer;
     observer.started();
     let start = tokio::time::Instant::now();
@@ -91,27 +94,29 @@ pub(super) async fn reconcile(guard: Arc<DeserializeGuard<Agent>>, ctx: Arc<Cont
             Err(invalid) => unreadable(&ctx, invalid).await,
         }
     };
-    let result = tokio::time::timeout(WHOLE, whole).await.unwrap_or(Err(Error::Timeout {
-        action: "reconcile",
-        limit: WHOLE,
-    }));
+    let result = tokio::time::timeout(RECONCILE_TIMEOUT, whole)
+        .await
+        .unwrap_or(Err(ReconcileError::Timeout {
+            action: "reconcile",
+            limit: RECONCILE_TIMEOUT,
+        }));
     let how = match &result {
-        Ok(action) if *action == Action::await_change() => Finished::Success,
-        Ok(_) => Finished::RequeueAfter,
-        Err(error) => Finished::Error(error.kind()),
+        Ok(action) if *action == Action::await_change() => ReconcileResult::Success,
+        Ok(_) => ReconcileResult::RequeueAfter,
+        Err(error) => ReconcileResult::Error(error.kind()),
     };
     observer.finished(how, start.elapsed());
     result
 }
 
 /// Says when a failed reconcile is tried again.
-pub(super) fn on_error(guard: &DeserializeGuard<Agent>, error: &Error, ctx: &Context) -> Action {
+pub(super) fn on_error(guard: &DeserializeGuard<Agent>, error: &ReconcileError, ctx: &ReconcileContext) -> Action {
     let meta = guard.meta();
     let key = AgentKey {
         namespace: meta.namespace.clone().unwrap_or_default(),
         name: meta.name.clone().unwrap_or_default(),
     };
-    let attempts = ctx.shared.memory.failed(&key);
+    let attempts = ctx.shared.memory.count_failure(&key);
     let delay = backoff::ERRORS.delay(attempts, meta.uid.as_deref().unwrap_or_default());
     tracing::warn!(
         namespace = key.namespace,
@@ -125,8 +130,8 @@ pub(super) fn on_error(guard: &DeserializeGuard<Agent>, error: &Error, ctx: &Con
     Action::requeue(delay)
 }
 
-async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
-    let subject = Subject {
+async fn steps(ctx: &ReconcileContext, agent: &Agent) -> Result<Action, ReconcileError> {
+    let subject = ReconciledAgent {
         agent,
         key: AgentKey {
             namespace: agent.namespace().unwrap_or_default(),
@@ -141,30 +146,30 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
         return Ok(Action::await_change());
     }
     let now = (ctx.shared.clock)();
-    let memory = ctx.shared.memory.recall(&subject.key, subject.uid, now);
+    let memory = ctx.shared.memory.load(&subject.key, subject.uid, now);
     let (version, old) = last_status(ctx, &subject, &memory);
 
     let observed = observe(ctx, &subject, &old, &memory, now).await?;
     if let Some(said) = observed.heard.as_ref().and_then(|heard| heard.report.loop_.as_ref()) {
-        ctx.shared.sensors.reported(&subject.key, &said.sensors);
+        ctx.shared.sensors.report_received(&subject.key, &said.sensors);
     }
     // Before the directives, so that a request to go on and the end of the block come together.
-    let block = outside::blocked(agent, observed.finding.as_ref());
+    let block = gateway_loop_detection::call_block(agent, observed.finding.as_ref());
     ctx.shared.budgets.block(&subject.key, block);
-    let none = References::default();
+    let none = AgentReferences::default();
     let references = observed.references.as_ref();
     let verdict = validate(agent, references.unwrap_or(&none), &ctx.shared.settings).and_then(|()| {
         if !ctx.shared.budgets.has_decided() {
-            return said_of_budgets(&old).map_or(Ok(()), Err);
+            return reported_budget_problem(&old).map_or(Ok(()), Err);
         }
         let decision = ctx.shared.budgets.decision(&subject.key);
         let obstacle = decision.and_then(|decision| decision.obstacle);
         obstacle.map_or(Ok(()), |obstacle| Err(obstacle.into()))
     });
-    note_verdict(ctx, &subject, references.is_some(), verdict.is_ok());
+    record_verdict(ctx, &subject, references.is_some(), verdict.is_ok());
     let plan = desired(agent, &old, &observed, &verdict, &memory, &ctx.shared.settings);
     let applied = Box::pin(apply(ctx, &subject, &observed, plan, &memory, now)).await?;
-    let outcome = Outcome {
+    let outcome = ReconcileOutcome {
         old: &old,
         version: version.as_deref(),
         observed: &observed,
@@ -174,9 +179,9 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
     };
     let next = publish(ctx, &subject, &outcome).await?;
 
-    subject.remember(ctx, |memory| memory.errors = 0);
-    let recalled = ctx.shared.memory.recall(&subject.key, subject.uid, now);
-    let delays = [next, follow_up(&subject, &outcome, &recalled)];
+    subject.update_state(ctx, |memory| memory.errors = 0);
+    let recalled = ctx.shared.memory.load(&subject.key, subject.uid, now);
+    let delays = [next, recheck_after(&subject, &outcome, &recalled)];
     Ok(delays
         .into_iter()
         .flatten()
@@ -185,13 +190,17 @@ async fn steps(ctx: &Context, agent: &Agent) -> Result<Action, Error> {
 }
 
 /// The status as it is, and the version of the object that has it: the watch may lag behind our own last write.
-fn last_status(ctx: &Context, subject: &Subject<'_>, memory: &Remembered) -> (Option<String>, AgentStatus) {
+fn last_status(
+    ctx: &ReconcileContext,
+    subject: &ReconciledAgent<'_>,
+    memory: &AgentReconcileState,
+) -> (Option<String>, AgentStatus) {
     let seen = subject.agent.resource_version();
     if let Some((version, status)) = memory.written.as_deref() {
         if seen.as_deref().and_then(number) < number(version) {
             return (Some(version.clone()), status.clone());
         }
-        subject.remember(ctx, |memory| memory.written = None);
+        subject.update_state(ctx, |memory| memory.written = None);
     }
     (seen, subject.agent.status.clone().unwrap_or_default())
 }
@@ -200,8 +209,8 @@ fn number(version: &str) -> Option<u64> {
     version.parse().ok()
 }
 
-fn note_verdict(ctx: &Context, subject: &Subject<'_>, looked: bool, valid: bool) {
-    subject.remember(ctx, |memory| {
+fn record_verdict(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>, looked: bool, valid: bool) {
+    subject.update_state(ctx, |memory| {
         if !valid {
             memory.missing = memory.missing.saturating_add(1);
             memory.accepted_generation = None;
@@ -213,7 +222,11 @@ fn note_verdict(ctx: &Context, subject: &Subject<'_>, looked: bool, valid: bool)
 }
 
 /// When to look again although nothing that is watched changed.
-fn follow_up(subject: &Subject<'_>, outcome: &Outcome<'_>, memory: &Remembered) -> Option<Duration> {
+fn recheck_after(
+    subject: &ReconciledAgent<'_>,
+    outcome: &ReconcileOutcome<'_>,
+    memory: &AgentReconcileState,
+) -> Option<Duration> {
     let (observed, now) = (outcome.observed, outcome.now);
     if outcome.verdict.is_err() && observed.references.is_some() {
         return Some(backoff::REFERENCES.delay(memory.missing, subject.uid));
@@ -228,13 +241,13 @@ fn follow_up(subject: &Subject<'_>, outcome: &Outcome<'_>, memory: &Remembered) 
         return Some(if obstacle.is_claim() {
             backoff::REFERENCES.delay(memory.claim_looks, subject.uid)
         } else {
-            OBSTACLE
+            OBSTACLE_RECHECK
         });
     }
     match observed.intent {
         Intent::AwaitStop(moment) | Intent::CreateLater(moment) => Some(until(moment, now)),
         // A deletion of which no event comes is noticed even so.
-        Intent::Ending { .. } | Intent::Replace(_) | Intent::Remove(_) => Some(OBSTACLE),
+        Intent::Ending { .. } | Intent::Replace(_) | Intent::Remove(_) => Some(OBSTACLE_RECHECK),
         Intent::Create | Intent::Keep | Intent::KeepOutdated(_) | Intent::RecordOutcome | Intent::Rest(_) => None,
     }
 }

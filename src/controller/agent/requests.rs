@@ -8,7 +8,7 @@ use crate::api::{Agent, AgentStatus};
 
 /// Requests not handled yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Open {
+pub(super) struct OpenRequests {
     /// Value of the wake annotation.
     pub(super) wake: Option<String>,
     /// Value of the resume annotation.
@@ -16,10 +16,10 @@ pub(super) struct Open {
 }
 
 /// The requests of an Agent that its status does not remember.
-pub(super) fn open(agent: &Agent, status: &AgentStatus) -> Open {
+pub(super) fn open(agent: &Agent, status: &AgentStatus) -> OpenRequests {
     let handled = status.last_handled_requests.clone().unwrap_or_default();
-    let asked = asked(agent);
-    Open {
+    let asked = requested(agent);
+    OpenRequests {
         wake: asked.wake.filter(|value| handled.wake.as_ref() != Some(value)),
         resume: asked.resume.filter(|value| handled.resume.as_ref() != Some(value)),
     }
@@ -32,7 +32,7 @@ pub(super) fn remember(
     reported: Option<&HandledRequests>,
     all: bool,
 ) -> Option<HandledRequests> {
-    let asked = asked(agent);
+    let asked = requested(agent);
     let old = old.cloned().unwrap_or_default();
     let reported = reported.cloned().unwrap_or_default();
     let one = |asked: Option<String>, old: Option<String>, reported: Option<String>| {
@@ -49,12 +49,12 @@ pub(super) fn remember(
     (handled != HandledRequests::default()).then_some(handled)
 }
 
-fn asked(agent: &Agent) -> Open {
+fn requested(agent: &Agent) -> OpenRequests {
     let value = |key| {
         let value = agent.annotations().get(key).filter(|value| !value.is_empty());
         value.map(|value| value.chars().take(256).collect())
     };
-    Open {
+    OpenRequests {
         wake: value(names::WAKE),
         resume: value(names::RESUME),
     }

@@ -15,16 +15,16 @@ use super::validate::script;
 const MAX_VERDICTS: usize = 1024;
 
 /// What is wrong with a script, if anything.
-pub(super) type Verdict = Result<(), String>;
+pub(super) type ScriptVerdict = Result<(), String>;
 
 /// The verdicts by hash of the script.
-pub(super) struct Scripts {
-    verdicts: Mutex<HashMap<[u8; 32], Verdict>>,
+pub(super) struct ScriptChecker {
+    verdicts: Mutex<HashMap<[u8; 32], ScriptVerdict>>,
     /// One check at a time.
     turn: Arc<Semaphore>,
 }
 
-impl Scripts {
+impl ScriptChecker {
     pub(super) fn new() -> Self {
         Self {
             verdicts: Mutex::default(),
@@ -33,7 +33,7 @@ impl Scripts {
     }
 
     /// Whether this text is a script.
-    pub(super) async fn check(&self, text: String) -> Verdict {
+    pub(super) async fn check(&self, text: String) -> ScriptVerdict {
         let mut key = [0; 32];
         key.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
         if let Some(known) = self.known(&key) {
@@ -61,7 +61,7 @@ impl Scripts {
         verdict
     }
 
-    fn known(&self, key: &[u8; 32]) -> Option<Verdict> {
+    fn known(&self, key: &[u8; 32]) -> Option<ScriptVerdict> {
         self.verdicts
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -76,7 +76,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_verdict_is_kept_by_the_text_and_the_store_is_bounded() {
-        let scripts = Scripts::new();
+        let scripts = ScriptChecker::new();
         let kept = || scripts.verdicts.lock().unwrap().len();
         let good = "turns: [{text: a}]";
         assert_eq!(scripts.check(good.into()).await, Ok(()));
@@ -94,7 +94,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_script_is_checked_at_a_time_and_known_ones_do_not_wait() {
-        let scripts = Scripts::new();
+        let scripts = ScriptChecker::new();
         let known = "turns: [{text: a}]".to_owned();
         scripts.check(known.clone()).await.unwrap();
         let turn = scripts.turn.clone().acquire_owned().await.unwrap();

@@ -2,15 +2,15 @@
 
 use super::status_tests::Case;
 use crate::api::condition::{ConditionType, find};
-use crate::api::sensor::Totals;
-use crate::link::sensors::SensorReport;
+use crate::api::sensor::SensorTotals;
+use crate::link::sensor_messages::SensorReport;
 
 #[test]
 fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
     let report = |uid: &str, failure: Option<&str>| SensorReport {
         uid: uid.into(),
         generation: 1,
-        totals: Totals::default(),
+        totals: SensorTotals::default(),
         last: None,
         consecutive_failures: 0,
         failure: failure.map(Into::into),

@@ -7,29 +7,29 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::apply::Obstacle;
+use super::apply::PodObstacle;
 use super::conditions;
-use super::intent::{Intent, Rest};
-use super::outside::Finding;
+use super::gateway_loop_detection::LoopFinding;
+use super::intent::{Intent, RestReason};
 use super::pod_state::{PodReason, PodState};
 use super::requests;
 use super::totals;
-use super::validate::Invalid;
-use crate::api::status::{LoopState, LoopStatus, PauseReason, Summary, Usage};
+use super::validate::InvalidAgent;
+use crate::api::status::{AgentSummary, LoopState, LoopStatus, LoopUsage, PauseReason};
 use crate::api::{Agent, AgentStatus};
-use crate::controller::budget::shares::Shares;
-use crate::controller::budget::words;
-use crate::controller::loops::Heard;
-use crate::link::messages::{Known, LoopReport};
+use crate::controller::budget::format;
+use crate::controller::budget::shares::LimitShares;
+use crate::controller::pod_sessions::ReceivedReport;
+use crate::link::messages::{LoopReport, LoopTotals};
 
 /// What a status is made of.
-pub(super) struct Facts<'a> {
+pub(super) struct AgentStatusInput<'a> {
     /// The Agent.
     pub(super) agent: &'a Agent,
     /// Its status as last written.
     pub(super) old: &'a AgentStatus,
     /// Whether it can run.
-    pub(super) verdict: &'a Result<(), Invalid>,
+    pub(super) verdict: &'a Result<(), InvalidAgent>,
     /// Whether its references were looked at.
     pub(super) looked: bool,
     /// What is to become of its pod.
@@ -37,33 +37,33 @@ pub(super) struct Facts<'a> {
     /// The pod that is there.
     pub(super) pod: Option<&'a PodState>,
     /// What it last said.
-    pub(super) heard: Option<&'a Heard>,
+    pub(super) heard: Option<&'a ReceivedReport>,
     /// Totals; they never step back, whatever a pod says.
-    pub(super) known: &'a Known,
+    pub(super) known: &'a LoopTotals,
     /// A loop that is seen from outside.
-    pub(super) finding: Option<&'a Finding>,
+    pub(super) finding: Option<&'a LoopFinding>,
     /// What its limits have left; `None`: not known yet.
-    pub(super) shares: Option<&'a Shares>,
+    pub(super) shares: Option<&'a LimitShares>,
     /// Names of the Sensors that it receives from, by uid.
     pub(super) sensors: &'a BTreeMap<String, String>,
     /// What keeps Sensors with pods of their own from listening, by name; `None`: not all were looked at.
     pub(super) troubles: Option<&'a [(String, String)]>,
     /// What stands in the way.
-    pub(super) obstacle: Option<&'a Obstacle>,
+    pub(super) obstacle: Option<&'a PodObstacle>,
     /// No contact for the whole run lease.
     pub(super) silent: bool,
     /// Now.
     pub(super) now: Timestamp,
 }
 
-impl Facts<'_> {
+impl AgentStatusInput<'_> {
     /// Why no pod is wanted, if so.
-    pub(super) fn rest(&self) -> Option<Rest> {
+    pub(super) fn rest(&self) -> Option<RestReason> {
         match self.intent {
             Intent::Remove(rest) | Intent::Rest(rest) => Some(rest),
             Intent::Ending { rest, .. } => rest,
-            Intent::AwaitStop(_) => Some(Rest::Suspended),
-            Intent::RecordOutcome => Some(Rest::Completed),
+            Intent::AwaitStop(_) => Some(RestReason::Suspended),
+            Intent::RecordOutcome => Some(RestReason::Completed),
             Intent::Create | Intent::CreateLater(_) | Intent::Keep | Intent::KeepOutdated(_) | Intent::Replace(_) => {
                 None
             }
@@ -89,10 +89,10 @@ impl Facts<'_> {
 }
 
 /// The status that an Agent should have.
-pub(super) fn compute(facts: &Facts<'_>) -> AgentStatus {
+pub(super) fn compute(facts: &AgentStatusInput<'_>) -> AgentStatus {
     let old = facts.old;
     let status = loop_status(facts);
-    let usage = (facts.known.usage != Usage::default()).then(|| facts.known.usage.clone());
+    let usage = (facts.known.usage != LoopUsage::default()).then(|| facts.known.usage.clone());
     let restarted = old.r#loop.as_ref().is_some_and(|old| old.outcome.is_some()) && status.outcome.is_none();
     let handled = facts.report().map(|report| &report.handled);
     let new = AgentStatus {
@@ -113,12 +113,12 @@ pub(super) fn compute(facts: &Facts<'_>) -> AgentStatus {
         // Written by the ledger alone: what does not differ is not in the patch.
         ledger: old.ledger.clone(),
     };
-    if_worth_it(old, new)
+    suppress_minor_changes(old, new)
 }
 
 /// What a shared budget has left changes with every call of others. That alone is no reason to write: it is shown with
 /// the next change of this Agent's own, or once a budget is spent or has room again.
-fn if_worth_it(old: &AgentStatus, mut new: AgentStatus) -> AgentStatus {
+fn suppress_minor_changes(old: &AgentStatus, mut new: AgentStatus) -> AgentStatus {
     let spent = |status: &AgentStatus| -> Vec<(String, bool)> {
         let budgets = status.budgets.iter();
         budgets.map(|share| (share.name.clone(), share.exhausted)).collect()
@@ -141,10 +141,10 @@ fn if_worth_it(old: &AgentStatus, mut new: AgentStatus) -> AgentStatus {
     new
 }
 
-fn loop_status(facts: &Facts<'_>) -> LoopStatus {
+fn loop_status(facts: &AgentStatusInput<'_>) -> LoopStatus {
     let old = facts.old.r#loop.clone().unwrap_or_default();
     let mut status = match facts.rest() {
-        Some(Rest::Suspended) => LoopStatus {
+        Some(RestReason::Suspended) => LoopStatus {
             state: if facts.pod.is_some() {
                 LoopState::Stopping
             } else {
@@ -154,7 +154,7 @@ fn loop_status(facts: &Facts<'_>) -> LoopStatus {
             outcome: old.outcome,
             ..LoopStatus::default()
         },
-        Some(Rest::Completed) => LoopStatus {
+        Some(RestReason::Completed) => LoopStatus {
             state: LoopState::Stopped,
             outcome: facts.report().and_then(|report| report.outcome).or(old.outcome),
             ..LoopStatus::default()
@@ -174,7 +174,7 @@ fn loop_status(facts: &Facts<'_>) -> LoopStatus {
 }
 
 /// A loop that is meant to run.
-fn live(facts: &Facts<'_>, old: &LoopStatus) -> LoopStatus {
+fn live(facts: &AgentStatusInput<'_>, old: &LoopStatus) -> LoopStatus {
     let plain = |state| LoopStatus {
         state,
         ..LoopStatus::default()
@@ -225,7 +225,7 @@ fn reported(report: &LoopReport) -> LoopStatus {
     }
 }
 
-fn summary(facts: &Facts<'_>, status: &LoopStatus, usage: Option<&Usage>) -> Summary {
+fn summary(facts: &AgentStatusInput<'_>, status: &LoopStatus, usage: Option<&LoopUsage>) -> AgentSummary {
     let reasons: Vec<&str> = status.reasons.iter().map(AsRef::as_ref).collect();
     let reason = if !reasons.is_empty() {
         Some(reasons.join(","))
@@ -240,10 +240,10 @@ fn summary(facts: &Facts<'_>, status: &LoopStatus, usage: Option<&Usage>) -> Sum
             .filter(|reason| !calm.contains(reason))
             .map(|reason| reason.as_ref().to_owned())
     };
-    Summary {
+    AgentSummary {
         cost: usage
             .filter(|usage| usage.cost > 0)
-            .map(|usage| words::dollars(usage.cost)),
+            .map(|usage| format::dollars(usage.cost)),
         budget: facts.shares.map_or_else(
             || facts.old.summary.as_ref().and_then(|old| old.budget.clone()),
             |shares| shares.used_percent.map(|percent| format!("{percent}%")),

@@ -5,23 +5,23 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use strum::IntoEnumIterator;
 
-use super::apply::Obstacle;
-use super::events::{self, Notice};
-use super::intent::{Intent, Replace, Rest};
-use super::kstatus::{Verdict, verdict};
-use super::outside::Finding;
+use super::apply::PodObstacle;
+use super::events::{self, KubeEvent};
+use super::gateway_loop_detection::LoopFinding;
+use super::intent::{Intent, ReplaceReason, RestReason};
+use super::kstatus::{KstatusVerdict, verdict};
 use super::pod_state::{PodReason, PodState};
-use super::status::{Facts, compute};
+use super::status::{AgentStatusInput, compute};
 use super::totals;
-use super::validate::{Invalid, InvalidReason};
+use super::validate::{InvalidAgent, InvalidReason};
 use crate::api::agent::DetectionMode;
 use crate::api::condition::{ConditionType, LoopSign, find};
 use crate::api::failure::FailureKind;
-use crate::api::status::{BudgetShare, LoopState, LoopStatus, Outcome, PauseReason, Usage};
+use crate::api::status::{BudgetShare, LoopOutcome, LoopState, LoopStatus, LoopUsage, PauseReason};
 use crate::api::{Agent, AgentStatus};
-use crate::controller::budget::shares::Shares;
-use crate::controller::loops::Heard;
-use crate::link::messages::{HeldReason, LoopReport, ModelReport, Report};
+use crate::controller::budget::shares::LimitShares;
+use crate::controller::pod_sessions::ReceivedReport;
+use crate::link::messages::{HeldReason, LoopReport, ModelReport, PodReport};
 
 const GENERATION: Option<i64> = Some(3);
 
@@ -49,20 +49,20 @@ pub(super) fn pod(reason: PodReason) -> PodState {
     pod
 }
 
-pub(super) fn heard(state: LoopState) -> Heard {
-    Heard {
-        report: Report {
+pub(super) fn heard(state: LoopState) -> ReceivedReport {
+    ReceivedReport {
+        report: PodReport {
             loop_: Some(LoopReport {
                 state,
                 ..LoopReport::default()
             }),
-            ..Report::default()
+            ..PodReport::default()
         },
         at: now(),
     }
 }
 
-pub(super) fn held(state: LoopState, reason: PauseReason) -> Heard {
+pub(super) fn held(state: LoopState, reason: PauseReason) -> ReceivedReport {
     let mut heard = heard(state);
     heard.report.loop_.as_mut().unwrap().reasons = vec![HeldReason {
         reason,
@@ -72,7 +72,7 @@ pub(super) fn held(state: LoopState, reason: PauseReason) -> Heard {
     heard
 }
 
-fn failing(kind: FailureKind) -> Heard {
+fn failing(kind: FailureKind) -> ReceivedReport {
     let mut heard = heard(LoopState::Running);
     heard.report.model = Some(ModelReport {
         failure: Some(kind),
@@ -84,15 +84,15 @@ fn failing(kind: FailureKind) -> Heard {
 /// Everything a test may vary; the rest is a running Agent.
 pub(super) struct Case {
     pub(super) suspend: bool,
-    pub(super) verdict: Result<(), Invalid>,
+    pub(super) verdict: Result<(), InvalidAgent>,
     pub(super) intent: Intent,
     pub(super) pod: Option<PodState>,
-    pub(super) heard: Option<Heard>,
-    pub(super) obstacle: Option<Obstacle>,
+    pub(super) heard: Option<ReceivedReport>,
+    pub(super) obstacle: Option<PodObstacle>,
     pub(super) silent: bool,
-    pub(super) finding: Option<Finding>,
+    pub(super) finding: Option<LoopFinding>,
     pub(super) enforce: bool,
-    pub(super) shares: Shares,
+    pub(super) shares: LimitShares,
     pub(super) sensors: BTreeMap<String, String>,
     pub(super) troubles: Option<Vec<(String, String)>>,
     pub(super) old: AgentStatus,
@@ -110,7 +110,7 @@ impl Default for Case {
             silent: false,
             finding: None,
             enforce: false,
-            shares: Shares::default(),
+            shares: LimitShares::default(),
             sensors: BTreeMap::new(),
             troubles: Some(Vec::new()),
             old: AgentStatus::default(),
@@ -127,7 +127,7 @@ impl Case {
         } else {
             DetectionMode::Warn
         };
-        compute(&Facts {
+        compute(&AgentStatusInput {
             agent: &agent,
             old: &self.old,
             verdict: &self.verdict,
@@ -147,14 +147,14 @@ impl Case {
     }
 }
 
-fn invalid(reason: InvalidReason) -> Result<(), Invalid> {
-    Err(Invalid {
+fn invalid(reason: InvalidReason) -> Result<(), InvalidAgent> {
+    Err(InvalidAgent {
         reason,
         message: "field and fix".into(),
     })
 }
 
-pub(super) fn row(case: &Case, kstatus: Verdict, state: LoopState, ready: &str) {
+pub(super) fn row(case: &Case, kstatus: KstatusVerdict, state: LoopState, ready: &str) {
     let status = case.status();
     let condition = find(&status.conditions, ConditionType::Ready).unwrap();
     let seen = (
@@ -173,46 +173,61 @@ fn each_situation_of_the_contract_has_its_verdict() {
         heard: Some(heard),
         ..Case::default()
     };
-    row(&Case::default(), Verdict::Current, Running, "LoopRunning");
-    row(&of(heard(Sleeping)), Verdict::Current, Sleeping, "LoopRunning");
+    row(&Case::default(), KstatusVerdict::Current, Running, "LoopRunning");
+    row(&of(heard(Sleeping)), KstatusVerdict::Current, Sleeping, "LoopRunning");
     for reason in [
         PauseReason::ActionsPerMinute,
         PauseReason::RateWindow,
         PauseReason::ProviderRateLimit,
     ] {
-        row(&of(held(Paused, reason)), Verdict::Current, Paused, "RateLimited");
+        row(
+            &of(held(Paused, reason)),
+            KstatusVerdict::Current,
+            Paused,
+            "RateLimited",
+        );
     }
     let turns = held(Sleeping, PauseReason::MaxConsecutiveTurns);
-    row(&of(turns), Verdict::Current, Sleeping, "TurnLimitReached");
+    row(&of(turns), KstatusVerdict::Current, Sleeping, "TurnLimitReached");
     let closed = held(Paused, PauseReason::OutsideActiveHours);
-    row(&of(closed), Verdict::Current, Paused, "OutsideActiveHours");
+    row(&of(closed), KstatusVerdict::Current, Paused, "OutsideActiveHours");
     for reason in [
         PauseReason::ConsecutiveErrors,
         PauseReason::CrashLoop,
         PauseReason::ModelRefused,
     ] {
-        row(&of(held(Paused, reason)), Verdict::Current, Paused, "ErrorLimitReached");
+        row(
+            &of(held(Paused, reason)),
+            KstatusVerdict::Current,
+            Paused,
+            "ErrorLimitReached",
+        );
     }
     row(
         &of(held(Paused, PauseReason::LinkLost)),
-        Verdict::InProgress,
+        KstatusVerdict::InProgress,
         Paused,
         "LinkLost",
     );
     let away = held(Paused, PauseReason::ModelUnreachable);
-    row(&of(away), Verdict::InProgress, Paused, "Unreachable");
+    row(&of(away), KstatusVerdict::InProgress, Paused, "Unreachable");
     for reason in [PauseReason::AuthenticationFailed, PauseReason::QuotaExceeded] {
-        row(&of(held(Paused, reason)), Verdict::Failed, Paused, reason.as_ref());
+        row(
+            &of(held(Paused, reason)),
+            KstatusVerdict::Failed,
+            Paused,
+            reason.as_ref(),
+        );
     }
     for kind in [FailureKind::AuthenticationFailed, FailureKind::QuotaExceeded] {
-        row(&of(failing(kind)), Verdict::Failed, Running, kind.as_ref());
+        row(&of(failing(kind)), KstatusVerdict::Failed, Running, kind.as_ref());
     }
     for kind in [FailureKind::Unreachable, FailureKind::Timeout, FailureKind::BadResponse] {
-        row(&of(failing(kind)), Verdict::InProgress, Running, kind.as_ref());
+        row(&of(failing(kind)), KstatusVerdict::InProgress, Running, kind.as_ref());
     }
     row(
         &of(failing(FailureKind::Cancelled)),
-        Verdict::Current,
+        KstatusVerdict::Current,
         Running,
         "LoopRunning",
     );
@@ -220,13 +235,13 @@ fn each_situation_of_the_contract_has_its_verdict() {
         silent: true,
         ..Case::default()
     };
-    row(&silent, Verdict::InProgress, Paused, "LinkLost");
+    row(&silent, KstatusVerdict::InProgress, Paused, "LinkLost");
     for (enforce, kstatus, ready) in [
-        (false, Verdict::Current, "LoopRunning"),
-        (true, Verdict::Failed, "LoopDetected"),
+        (false, KstatusVerdict::Current, "LoopRunning"),
+        (true, KstatusVerdict::Failed, "LoopDetected"),
     ] {
         let looping = Case {
-            finding: Some(Finding {
+            finding: Some(LoopFinding {
                 sign: LoopSign::RepeatedCall,
                 message: "what was seen".into(),
             }),
@@ -242,31 +257,36 @@ fn each_situation_of_the_contract_has_its_verdict() {
         );
     }
     let resting = |rest, pod| Case {
-        suspend: rest == Rest::Suspended,
+        suspend: rest == RestReason::Suspended,
         intent: Intent::Rest(rest),
         pod,
         heard: None,
         ..Case::default()
     };
     row(
-        &resting(Rest::Suspended, None),
-        Verdict::Current,
+        &resting(RestReason::Suspended, None),
+        KstatusVerdict::Current,
         Stopped,
         "SuspendedBySpec",
     );
-    row(&resting(Rest::Completed, None), Verdict::Current, Stopped, "Completed");
-    let stopping = resting(Rest::Suspended, Some(pod(PodReason::Absent)));
-    row(&stopping, Verdict::InProgress, Stopping, "SuspendedBySpec");
+    row(
+        &resting(RestReason::Completed, None),
+        KstatusVerdict::Current,
+        Stopped,
+        "Completed",
+    );
+    let stopping = resting(RestReason::Suspended, Some(pod(PodReason::Absent)));
+    row(&stopping, KstatusVerdict::InProgress, Stopping, "SuspendedBySpec");
     let waiting = Case {
         intent: Intent::KeepOutdated(true),
         ..Case::default()
     };
-    row(&waiting, Verdict::InProgress, Running, "UpdatePending");
+    row(&waiting, KstatusVerdict::InProgress, Running, "UpdatePending");
     let by_hand = Case {
         intent: Intent::KeepOutdated(false),
         ..Case::default()
     };
-    row(&by_hand, Verdict::Current, Running, "LoopRunning");
+    row(&by_hand, KstatusVerdict::Current, Running, "LoopRunning");
     for reason in InvalidReason::iter() {
         let case = Case {
             verdict: invalid(reason),
@@ -275,7 +295,7 @@ fn each_situation_of_the_contract_has_its_verdict() {
             heard: None,
             ..Case::default()
         };
-        row(&case, Verdict::Failed, Stopped, reason.as_ref());
+        row(&case, KstatusVerdict::Failed, Stopped, reason.as_ref());
     }
     for reason in [
         PodReason::Unschedulable,
@@ -287,17 +307,17 @@ fn each_situation_of_the_contract_has_its_verdict() {
             heard: None,
             ..Case::default()
         };
-        row(&case, Verdict::InProgress, Starting, reason.as_ref());
+        row(&case, KstatusVerdict::InProgress, Starting, reason.as_ref());
     }
     let lost = Case {
         intent: Intent::Ending {
             rest: None,
             overdue: true,
         },
-        obstacle: Some(Obstacle::NodeLost("node-1".into())),
+        obstacle: Some(PodObstacle::NodeLost("node-1".into())),
         ..Case::default()
     };
-    row(&lost, Verdict::Failed, Stopping, "NodeLost");
+    row(&lost, KstatusVerdict::Failed, Stopping, "NodeLost");
 }
 
 #[test]
@@ -310,18 +330,22 @@ fn hours_that_end_are_told_once_as_a_matter_of_course() {
     let new = closed.status();
     let condition = find(&new.conditions, ConditionType::OutsideActiveHours).unwrap();
     assert_eq!(condition.message, "why; goes on at 2026-11-22T14:05:00Z");
-    let notices = events::of_status(&old, &new);
+    let notices = events::from_status(&old, &new);
     assert_eq!(
         notices,
-        [Notice::normal("OutsideActiveHours", "Pause", condition.message.clone())]
+        [KubeEvent::normal(
+            "OutsideActiveHours",
+            "Pause",
+            condition.message.clone()
+        )]
     );
-    assert_eq!(events::of_status(&new, &new), []);
+    assert_eq!(events::from_status(&new, &new), []);
 }
 
 #[test]
 fn an_idle_loop_that_was_ended_needs_nobody_and_says_how_to_start_it_until_it_starts() {
     let mut ending = Case::default();
-    ending.heard.as_mut().unwrap().report.loop_.as_mut().unwrap().outcome = Some(Outcome::Idle);
+    ending.heard.as_mut().unwrap().report.loop_.as_mut().unwrap().outcome = Some(LoopOutcome::Idle);
     ending.intent = Intent::RecordOutcome;
     let old = Case::default().status();
     let ended = ending.status();
@@ -336,17 +360,22 @@ fn an_idle_loop_that_was_ended_needs_nobody_and_says_how_to_start_it_until_it_st
     );
     assert!(idle.message.contains("agentloop.dev/wake"), "{}", idle.message);
     assert_eq!(
-        events::of_status(&old, &ended),
-        [Notice::warning("IdleTimeoutReached", "End", idle.message.clone())]
+        events::from_status(&old, &ended),
+        [KubeEvent::warning("IdleTimeoutReached", "End", idle.message.clone())]
     );
     let mut resting = Case {
-        intent: Intent::Rest(Rest::Completed),
+        intent: Intent::Rest(RestReason::Completed),
         pod: None,
         heard: None,
         old: ended,
         ..Case::default()
     };
-    row(&resting, Verdict::Current, LoopState::Stopped, "IdleTimeoutReached");
+    row(
+        &resting,
+        KstatusVerdict::Current,
+        LoopState::Stopped,
+        "IdleTimeoutReached",
+    );
     assert_eq!(resting.status().summary.unwrap().reason.as_deref(), Some("Idle"));
     resting.intent = Intent::Create;
     let again = resting.status();
@@ -365,19 +394,19 @@ fn every_combination_keeps_the_rules_of_conditions() {
         Intent::CreateLater(now()),
         Intent::Keep,
         Intent::KeepOutdated(true),
-        Intent::Replace(Replace::Outdated),
+        Intent::Replace(ReplaceReason::Outdated),
         Intent::AwaitStop(now()),
         Intent::RecordOutcome,
-        Intent::Remove(Rest::Completed),
-        Intent::Rest(Rest::Suspended),
+        Intent::Remove(RestReason::Completed),
+        Intent::Rest(RestReason::Suspended),
     ];
     let obstacles = [
         None,
-        Some(Obstacle::Foreign),
-        Some(Obstacle::Refused("quota".into())),
-        Some(Obstacle::NodeLost("n".into())),
-        Some(Obstacle::ClaimEnding("c".into())),
-        Some(Obstacle::ClaimForeign("c".into())),
+        Some(PodObstacle::Foreign),
+        Some(PodObstacle::Refused("quota".into())),
+        Some(PodObstacle::NodeLost("n".into())),
+        Some(PodObstacle::ClaimEnding("c".into())),
+        Some(PodObstacle::ClaimForeign("c".into())),
     ];
     let mut seen = std::collections::BTreeSet::new();
     for intent in intents {
@@ -403,7 +432,7 @@ fn every_combination_keeps_the_rules_of_conditions() {
     assert_eq!(seen.len(), 3, "all verdicts occur");
 }
 
-fn rules(status: &AgentStatus) -> Verdict {
+fn rules(status: &AgentStatus) -> KstatusVerdict {
     let conditions = &status.conditions;
     let of_others = [
         ConditionType::NearLimit,
@@ -447,9 +476,9 @@ fn what_nobody_has_spoken_of_yet_stays_as_it_was() {
         heard: Some(held(LoopState::Paused, PauseReason::ConsecutiveErrors)),
         ..Case::default()
     };
-    before.heard.as_mut().unwrap().report.usage = Usage {
+    before.heard.as_mut().unwrap().report.usage = LoopUsage {
         calls: 7,
-        ..Usage::default()
+        ..LoopUsage::default()
     };
     let written = before.status();
     let after = Case {
@@ -482,7 +511,7 @@ fn an_outcome_is_kept_while_resting_and_cleared_with_its_request_when_the_loop_s
     let old = AgentStatus {
         r#loop: Some(LoopStatus {
             state: LoopState::Stopped,
-            outcome: Some(Outcome::Completed),
+            outcome: Some(LoopOutcome::Completed),
             epoch: 2,
             ..LoopStatus::default()
         }),
@@ -495,14 +524,14 @@ fn an_outcome_is_kept_while_resting_and_cleared_with_its_request_when_the_loop_s
         heard: None,
         ..Case::default()
     };
-    let resting = case(Intent::Rest(Rest::Completed)).status();
-    assert_eq!(resting.r#loop.unwrap().outcome, Some(Outcome::Completed));
+    let resting = case(Intent::Rest(RestReason::Completed)).status();
+    assert_eq!(resting.r#loop.unwrap().outcome, Some(LoopOutcome::Completed));
     let again = case(Intent::Create).status();
     assert_eq!(again.r#loop.unwrap().outcome, None);
 }
 
 /// A loop that a limit holds; until a moment, or for ever.
-fn spent(reason: PauseReason, until: Option<Timestamp>) -> Heard {
+fn spent(reason: PauseReason, until: Option<Timestamp>) -> ReceivedReport {
     let mut heard = held(LoopState::Paused, reason);
     let report = heard.report.loop_.as_mut().unwrap();
     report.reasons[0].until = until;
@@ -564,8 +593,8 @@ fn an_open_question_waits_by_design_and_a_broken_bound_does_not() {
     assert_eq!(stalled.reason, "BoundViolated");
 }
 
-fn share(remaining: i64, exhausted: bool) -> Shares {
-    Shares {
+fn share(remaining: i64, exhausted: bool) -> LimitShares {
+    LimitShares {
         budgets: vec![BudgetShare {
             name: "team".into(),
             remaining_tokens: Some(remaining),

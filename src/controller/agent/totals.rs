@@ -1,17 +1,21 @@
 //! Arithmetic of usage totals. Pure.
 
 use crate::api::AgentStatus;
-use crate::api::status::{ModelUsage, Usage};
-use crate::api::tally::{merge_tools, merge_trips};
-use crate::controller::loops::Heard;
-use crate::link::messages::Known;
+use crate::api::status::{LoopUsage, ModelUsage};
+use crate::api::usage_counts::{merge_tools, merge_trips};
+use crate::controller::pod_sessions::ReceivedReport;
+use crate::link::messages::LoopTotals;
 
 /// Most models shown.
 const MOST_MODELS: usize = 10;
 
 /// All that is known of a loop. What a pod said and nobody wrote yet is remembered, so that it outlives the pod.
-pub(super) fn known(status: &AgentStatus, remembered: Option<&Known>, heard: Option<&Heard>) -> Known {
-    let mut known = Known {
+pub(super) fn known(
+    status: &AgentStatus,
+    remembered: Option<&LoopTotals>,
+    heard: Option<&ReceivedReport>,
+) -> LoopTotals {
+    let mut known = LoopTotals {
         usage: status.usage.clone().unwrap_or_default(),
         turn: status.r#loop.as_ref().map_or(0, |status| status.turn),
     };
@@ -36,7 +40,7 @@ pub(super) fn known(status: &AgentStatus, remembered: Option<&Known>, heard: Opt
 }
 
 /// The greater of both in each field: totals never step back.
-pub(super) fn merge(old: Usage, new: Usage) -> Usage {
+pub(super) fn merge(old: LoopUsage, new: LoopUsage) -> LoopUsage {
     let mut by_model = old.by_model;
     for model in new.by_model {
         match by_model.iter_mut().find(|known| known.model == model.model) {
@@ -48,7 +52,7 @@ pub(super) fn merge(old: Usage, new: Usage) -> Usage {
     let (mut by_tool, mut guardrail_trips) = (old.by_tool, old.guardrail_trips);
     merge_tools(&mut by_tool, &new.by_tool);
     merge_trips(&mut guardrail_trips, &new.guardrail_trips);
-    Usage {
+    LoopUsage {
         calls: old.calls.max(new.calls),
         unknown_calls: old.unknown_calls.max(new.unknown_calls),
         estimated_calls: old.estimated_calls.max(new.estimated_calls),
@@ -80,7 +84,7 @@ fn raise(known: &mut ModelUsage, new: &ModelUsage) {
 }
 
 /// All tokens; the kinds are disjoint, and reasoning is a part of the output.
-pub(super) fn tokens(usage: &Usage) -> i64 {
+pub(super) fn tokens(usage: &LoopUsage) -> i64 {
     usage
         .input_tokens
         .saturating_add(usage.output_tokens)
@@ -141,23 +145,23 @@ mod tests {
             calls,
             ..ModelUsage::default()
         };
-        let old = Usage {
+        let old = LoopUsage {
             calls: 5,
             input_tokens: 100,
             turns: 3,
             tool_calls: 7,
             actions: 2,
             by_model: vec![model("a", 5)],
-            ..Usage::default()
+            ..LoopUsage::default()
         };
-        let new = Usage {
+        let new = LoopUsage {
             calls: 4,
             input_tokens: 120,
             turns: 0,
             tool_calls: 0,
             actions: 4,
             by_model: vec![model("a", 4), model("b", 1)],
-            ..Usage::default()
+            ..LoopUsage::default()
         };
         let merged = merge(old, new);
         assert_eq!((merged.calls, merged.input_tokens, merged.turns), (5, 120, 3));
@@ -167,20 +171,20 @@ mod tests {
 
     #[test]
     fn reasoning_is_not_counted_twice() {
-        let usage = Usage {
+        let usage = LoopUsage {
             input_tokens: 1,
             output_tokens: 20,
             cache_read_tokens: 300,
             reasoning_tokens: 7,
-            ..Usage::default()
+            ..LoopUsage::default()
         };
         assert_eq!(tokens(&usage), 321);
     }
 
     #[test]
     fn counts_of_tools_and_limits_come_with_the_report_and_never_step_back() {
-        use crate::api::tally::{of_tool, of_trip};
-        let mut usage = Usage::default();
+        use crate::api::usage_counts::{of_tool, of_trip};
+        let mut usage = LoopUsage::default();
         of_tool(&mut usage.by_tool, "a").ok = 5;
         of_trip(&mut usage.guardrail_trips, "IdleTimeout", "kill").count = 2;
         let status = AgentStatus {
@@ -190,10 +194,10 @@ mod tests {
         let mut report = crate::link::messages::LoopReport::default();
         of_tool(&mut report.by_tool, "a").error = 1;
         of_trip(&mut report.guardrail_trips, "IdleTimeout", "kill").count = 1;
-        let heard = Heard {
-            report: crate::link::messages::Report {
+        let heard = ReceivedReport {
+            report: crate::link::messages::PodReport {
                 loop_: Some(report),
-                ..crate::link::messages::Report::default()
+                ..crate::link::messages::PodReport::default()
             },
             at: jiff::Timestamp::UNIX_EPOCH,
         };

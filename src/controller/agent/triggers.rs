@@ -10,11 +10,11 @@ use super::names;
 
 /// What was last seen of each Agent, by uid.
 #[derive(Default)]
-pub(super) struct Triggers {
+pub(super) struct ReconcileTriggers {
     seen: HashMap<String, u64>,
 }
 
-impl Triggers {
+impl ReconcileTriggers {
     /// Whether this object asks for a reconcile.
     pub(super) fn is_new<K: Resource>(&mut self, object: &K) -> bool {
         let print = print(object);
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_status_write_asks_for_nothing() {
-        let mut triggers = Triggers::default();
+        let mut triggers = ReconcileTriggers::default();
         assert!(triggers.is_new(&object(1, None)));
         let mut written = object(1, None);
         written.metadata.resource_version = Some("77".into());
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn another_label_asks_once_since_other_budgets_may_select_it() {
-        let mut triggers = Triggers::default();
+        let mut triggers = ReconcileTriggers::default();
         assert!(triggers.is_new(&object(1, None)));
         let mut labelled = object(1, None);
         labelled.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_new_spec_and_each_new_request_ask_once() {
-        let mut triggers = Triggers::default();
+        let mut triggers = ReconcileTriggers::default();
         assert!(triggers.is_new(&object(1, None)));
         assert!(triggers.is_new(&object(2, None)));
         assert!(triggers.is_new(&object(2, Some("a"))));

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use jiff::tz::TimeZone;
 use kube::ResourceExt;
 
-use super::context::Settings;
+use super::context::ReconcilerSettings;
 use super::manifest;
 use super::names;
-use crate::api::agent::{AgentSpec, KeyRef, Model, Skill};
+use crate::api::agent::{AgentSpec, KeyRef, ModelSpec, SkillSpec};
 use crate::api::condition::{self, ConditionType};
 use crate::api::tools::is_tool_header;
 use crate::api::{Agent, AgentStatus};
-use crate::controller::budget::scope::{Obstacle as Unlimited, ScopeReason};
+use crate::controller::budget::assignment::{CallObstacle as Unlimited, CallObstacleReason};
 use crate::link::pod::MOST_SKILL_BYTES;
 
 /// Longest value of a label, and longest host name of a pod.
@@ -24,7 +24,7 @@ const LONGEST_INSTRUCTIONS: usize = 32 * 1024;
 
 /// What a reference led to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Looked<T> {
+pub(super) enum ReferenceLookup<T> {
     /// The object is not there.
     NoObject,
     /// The object has no such key.
@@ -35,28 +35,28 @@ pub(super) enum Looked<T> {
 
 /// What the references of an Agent led to; `None` where it has none, or they were not looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct References {
+pub(super) struct AgentReferences {
     /// Those of `model`.
     pub(super) model: ModelReferences,
     /// Those of `lightModel`.
     pub(super) light: ModelReferences,
     /// `instructionsFrom`.
-    pub(super) instructions: Option<Looked<String>>,
+    pub(super) instructions: Option<ReferenceLookup<String>>,
     /// `skills`, in their order.
-    pub(super) skills: Vec<Looked<String>>,
+    pub(super) skills: Vec<ReferenceLookup<String>>,
     /// `workspace.claimName`; whether it is there, and what keeps it from being a workspace.
-    pub(super) workspace: Option<Looked<Option<String>>>,
+    pub(super) workspace: Option<ReferenceLookup<Option<String>>>,
     /// `tools.servers[].headersSecretRef`, by the server's name: the keys, never what they hold.
-    pub(super) headers: BTreeMap<String, Looked<Vec<String>>>,
+    pub(super) headers: BTreeMap<String, ReferenceLookup<Vec<String>>>,
 }
 
 /// What the references of a model led to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ModelReferences {
     /// `apiKeySecretRef`; whether it is there, never what it says.
-    pub(super) key: Option<Looked<()>>,
+    pub(super) key: Option<ReferenceLookup<()>>,
     /// `scripted`: what is wrong with the script, if anything.
-    pub(super) script: Option<Looked<Result<(), String>>>,
+    pub(super) script: Option<ReferenceLookup<Result<(), String>>>,
 }
 
 /// Reasons of `Accepted=False`.
@@ -84,13 +84,13 @@ pub(super) enum InvalidReason {
     NotAllowed,
 }
 
-impl From<Unlimited> for Invalid {
+impl From<Unlimited> for InvalidAgent {
     fn from(obstacle: Unlimited) -> Self {
         let reason = match obstacle.reason {
-            ScopeReason::BudgetNotFound => InvalidReason::BudgetNotFound,
-            ScopeReason::BudgetRequired => InvalidReason::BudgetRequired,
-            ScopeReason::PriceUnknown => InvalidReason::PriceUnknown,
-            ScopeReason::BudgetUnavailable => InvalidReason::BudgetUnavailable,
+            CallObstacleReason::BudgetNotFound => InvalidReason::BudgetNotFound,
+            CallObstacleReason::BudgetRequired => InvalidReason::BudgetRequired,
+            CallObstacleReason::PriceUnknown => InvalidReason::PriceUnknown,
+            CallObstacleReason::BudgetUnavailable => InvalidReason::BudgetUnavailable,
         };
         Self {
             reason,
@@ -100,7 +100,7 @@ impl From<Unlimited> for Invalid {
 }
 
 /// What a status says of the budgets of an Agent that cannot run for their sake. It stands until they are listed.
-pub(super) fn said_of_budgets(status: &AgentStatus) -> Option<Invalid> {
+pub(super) fn reported_budget_problem(status: &AgentStatus) -> Option<InvalidAgent> {
     let of_budgets = [
         InvalidReason::BudgetNotFound,
         InvalidReason::BudgetRequired,
@@ -109,7 +109,7 @@ pub(super) fn said_of_budgets(status: &AgentStatus) -> Option<Invalid> {
     ];
     let said = condition::find(&status.conditions, ConditionType::Accepted).filter(|said| said.status == "False")?;
     let reason = of_budgets.into_iter().find(|reason| reason.as_ref() == said.reason)?;
-    Some(Invalid {
+    Some(InvalidAgent {
         reason,
         message: said.message.clone(),
     })
@@ -117,14 +117,14 @@ pub(super) fn said_of_budgets(status: &AgentStatus) -> Option<Invalid> {
 
 /// A user's mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Invalid {
+pub(super) struct InvalidAgent {
     /// What kind.
     pub(super) reason: InvalidReason,
     /// Field and fix.
     pub(super) message: String,
 }
 
-impl Invalid {
+impl InvalidAgent {
     fn spec(message: impl Into<String>) -> Self {
         Self {
             reason: InvalidReason::InvalidSpec,
@@ -134,12 +134,16 @@ impl Invalid {
 }
 
 /// Checks an Agent and what its references led to.
-pub(super) fn validate(agent: &Agent, references: &References, settings: &Settings) -> Result<(), Invalid> {
+pub(super) fn validate(
+    agent: &Agent,
+    references: &AgentReferences,
+    settings: &ReconcilerSettings,
+) -> Result<(), InvalidAgent> {
     name(agent)?;
     size(agent, settings)?;
     zone(agent)?;
     if let Some(message) = settings.policy.pods.problem(&agent.spec.pod) {
-        return Err(Invalid {
+        return Err(InvalidAgent {
             reason: InvalidReason::NotAllowed,
             message,
         });
@@ -164,7 +168,7 @@ pub(super) fn validate(agent: &Agent, references: &References, settings: &Settin
     Ok(())
 }
 
-fn of_model(path: &str, model: &Model, references: &ModelReferences) -> Result<(), Invalid> {
+fn of_model(path: &str, model: &ModelSpec, references: &ModelReferences) -> Result<(), InvalidAgent> {
     if let (Some(reference), Some(looked)) = (&model.api_key_secret_ref, &references.key) {
         let field = format!("{path}.apiKeySecretRef");
         found(looked, "Secret", InvalidReason::SecretNotFound, &field, reference)?;
@@ -175,7 +179,7 @@ fn of_model(path: &str, model: &Model, references: &ModelReferences) -> Result<(
         let verdict = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, &field, reference)?;
         verdict.as_ref().map_err(|error| {
             let (name, key) = (&reference.name, &reference.key);
-            Invalid::spec(format!(
+            InvalidAgent::spec(format!(
                 "{field}: key {key} of ConfigMap {name} is no valid script: {error}"
             ))
         })?;
@@ -184,7 +188,7 @@ fn of_model(path: &str, model: &Model, references: &ModelReferences) -> Result<(
 }
 
 /// Fields with an address of plain HTTP to which a Secret is sent, and that Secret.
-pub(super) fn clear_text(spec: &AgentSpec) -> impl Iterator<Item = (String, &str)> {
+pub(super) fn plain_http_secrets(spec: &AgentSpec) -> impl Iterator<Item = (String, &str)> {
     let models = [
         ("spec.model", Some(&spec.model)),
         ("spec.lightModel", spec.light_model.as_ref()),
@@ -209,21 +213,21 @@ pub(super) fn clear_text(spec: &AgentSpec) -> impl Iterator<Item = (String, &str
         .map(|(field, _, secret)| (field, secret))
 }
 
-fn headers(looked: &Looked<Vec<String>>, server: &str, secret: &str) -> Result<(), Invalid> {
+fn headers(looked: &ReferenceLookup<Vec<String>>, server: &str, secret: &str) -> Result<(), InvalidAgent> {
     let field = format!("spec.tools.servers[{server}].headersSecretRef");
-    let missing = |message| Invalid {
+    let missing = |message| InvalidAgent {
         reason: InvalidReason::SecretNotFound,
         message,
     };
     let keys = match looked {
-        Looked::NoObject => {
+        ReferenceLookup::NoObject => {
             return Err(missing(format!(
                 "{field}: Secret {secret} does not exist in this namespace: create it with a key for each header, such as \
                  Authorization, or correct the name"
             )));
         }
-        Looked::Found(keys) if !keys.is_empty() => keys,
-        Looked::Found(_) | Looked::NoKey => {
+        ReferenceLookup::Found(keys) if !keys.is_empty() => keys,
+        ReferenceLookup::Found(_) | ReferenceLookup::NoKey => {
             return Err(missing(format!(
                 "{field}: Secret {secret} has no key: add one for each header, such as Authorization"
             )));
@@ -231,28 +235,28 @@ fn headers(looked: &Looked<Vec<String>>, server: &str, secret: &str) -> Result<(
     };
     match keys.iter().find(|key| !is_tool_header(key)) {
         None => Ok(()),
-        Some(key) => Err(Invalid::spec(format!(
+        Some(key) => Err(InvalidAgent::spec(format!(
             "{field}: Secret {secret} has the key {key}, which is no header that can be sent; each of its keys is sent as a \
              header: remove it, or name another Secret"
         ))),
     }
 }
 
-fn workspace(agent: &Agent, looked: Option<&Looked<Option<String>>>) -> Result<(), Invalid> {
+fn workspace(agent: &Agent, looked: Option<&ReferenceLookup<Option<String>>>) -> Result<(), InvalidAgent> {
     let named = agent
         .spec
         .workspace
         .as_ref()
         .and_then(|workspace| workspace.claim_name.as_ref());
     match (named, looked) {
-        (Some(name), Some(Looked::NoObject)) => Err(Invalid {
+        (Some(name), Some(ReferenceLookup::NoObject)) => Err(InvalidAgent {
             reason: InvalidReason::VolumeClaimNotFound,
             message: format!(
                 "spec.workspace.claimName: PersistentVolumeClaim {name} does not exist in this namespace: create it, correct \
                  the name, or remove claimName to have a claim made"
             ),
         }),
-        (Some(name), Some(Looked::Found(Some(why)))) => Err(Invalid {
+        (Some(name), Some(ReferenceLookup::Found(Some(why)))) => Err(InvalidAgent {
             reason: InvalidReason::VolumeClaimInUse,
             message: format!(
                 "spec.workspace.claimName: PersistentVolumeClaim {name} {why}: name a claim of your own, or remove claimName \
@@ -263,33 +267,33 @@ fn workspace(agent: &Agent, looked: Option<&Looked<Option<String>>>) -> Result<(
     }
 }
 
-fn name(agent: &Agent) -> Result<(), Invalid> {
+fn name(agent: &Agent) -> Result<(), InvalidAgent> {
     let length = agent.name_any().len();
     if length <= LONGEST_NAME {
         return Ok(());
     }
-    Err(Invalid::spec(format!(
+    Err(InvalidAgent::spec(format!(
         "metadata.name has {length} characters; its pod takes at most {LONGEST_NAME}: make the Agent again under a shorter name"
     )))
 }
 
-fn size(agent: &Agent, settings: &Settings) -> Result<(), Invalid> {
+fn size(agent: &Agent, settings: &ReconcilerSettings) -> Result<(), InvalidAgent> {
     let length = manifest::config(agent, i64::MAX, settings, names::WORKER).len();
     if length <= LONGEST_CONFIG {
         return Ok(());
     }
-    Err(Invalid::spec(format!(
+    Err(InvalidAgent::spec(format!(
         "spec has {length} bytes as JSON; a container takes at most {LONGEST_CONFIG}: move spec.instructions to a \
          ConfigMap and name it in spec.instructionsFrom"
     )))
 }
 
-fn zone(agent: &Agent) -> Result<(), Invalid> {
+fn zone(agent: &Agent) -> Result<(), InvalidAgent> {
     let Some(hours) = &agent.spec.guardrails.active_hours else {
         return Ok(());
     };
     TimeZone::get(&hours.time_zone).map(|_| ()).map_err(|_| {
-        Invalid::spec(format!(
+        InvalidAgent::spec(format!(
             "spec.guardrails.activeHours.timeZone {} is no IANA time zone: write one such as Europe/Berlin or UTC",
             hours.time_zone
         ))
@@ -298,20 +302,20 @@ fn zone(agent: &Agent) -> Result<(), Invalid> {
 
 /// What is wrong with a script, if anything.
 pub(super) fn script(text: &str) -> Result<(), String> {
-    crate::scripted::Script::parse(text)
+    crate::scripted::ModelScript::parse(text)
         .map(|_| ())
         .map_err(|error| error.to_string())
 }
 
-fn instructions(text: &str, field: &str, reference: &KeyRef) -> Result<(), Invalid> {
+fn instructions(text: &str, field: &str, reference: &KeyRef) -> Result<(), InvalidAgent> {
     let (name, key) = (&reference.name, &reference.key);
     if text.trim().is_empty() {
-        return Err(Invalid::spec(format!(
+        return Err(InvalidAgent::spec(format!(
             "{field}: key {key} of ConfigMap {name} is empty: write the system prompt into it"
         )));
     }
     if text.len() > LONGEST_INSTRUCTIONS {
-        return Err(Invalid::spec(format!(
+        return Err(InvalidAgent::spec(format!(
             "{field}: key {key} of ConfigMap {name} has {} bytes; a system prompt has at most {LONGEST_INSTRUCTIONS}",
             text.len()
         )));
@@ -320,7 +324,7 @@ fn instructions(text: &str, field: &str, reference: &KeyRef) -> Result<(), Inval
 }
 
 /// `looked` is empty when nobody looked.
-fn skills(skills: &[Skill], looked: &[Looked<String>]) -> Result<(), Invalid> {
+fn skills(skills: &[SkillSpec], looked: &[ReferenceLookup<String>]) -> Result<(), InvalidAgent> {
     let mut all = 0;
     for (skill, looked) in skills.iter().zip(looked) {
         let field = format!("spec.skills[{}].configMapKeyRef", skill.name);
@@ -328,14 +332,14 @@ fn skills(skills: &[Skill], looked: &[Looked<String>]) -> Result<(), Invalid> {
         let text = found(looked, "ConfigMap", InvalidReason::ConfigMapNotFound, &field, reference)?;
         if text.trim().is_empty() {
             let (name, key) = (&reference.name, &reference.key);
-            return Err(Invalid::spec(format!(
+            return Err(InvalidAgent::spec(format!(
                 "{field}: key {key} of ConfigMap {name} is empty: write the skill into it, or remove it from spec.skills"
             )));
         }
         all += text.len();
     }
     if all > MOST_SKILL_BYTES {
-        return Err(Invalid::spec(format!(
+        return Err(InvalidAgent::spec(format!(
             "spec.skills: the texts together have {all} bytes and may have {MOST_SKILL_BYTES}: shorten them, or name fewer"
         )));
     }
@@ -343,23 +347,23 @@ fn skills(skills: &[Skill], looked: &[Looked<String>]) -> Result<(), Invalid> {
 }
 
 fn found<'a, T>(
-    looked: &'a Looked<T>,
+    looked: &'a ReferenceLookup<T>,
     kind: &str,
     reason: InvalidReason,
     field: &str,
     reference: &KeyRef,
-) -> Result<&'a T, Invalid> {
+) -> Result<&'a T, InvalidAgent> {
     let (name, key) = (&reference.name, &reference.key);
     let message = match looked {
-        Looked::Found(value) => return Ok(value),
-        Looked::NoObject => {
+        ReferenceLookup::Found(value) => return Ok(value),
+        ReferenceLookup::NoObject => {
             format!(
                 "{field}: {kind} {name} does not exist in this namespace: create it with the key {key}, or correct the name"
             )
         }
-        Looked::NoKey => format!("{field}: {kind} {name} has no key {key}: add it, or correct the key"),
+        ReferenceLookup::NoKey => format!("{field}: {kind} {name} has no key {key}: add it, or correct the key"),
     };
-    Err(Invalid { reason, message })
+    Err(InvalidAgent { reason, message })
 }
 
 #[cfg(test)]
@@ -382,16 +386,16 @@ mod tests {
         };
         let key = serde_json::json!({"name": "key", "key": "k"});
         let open = spec("http", &key);
-        let told: Vec<_> = clear_text(&open).collect();
+        let told: Vec<_> = plain_http_secrets(&open).collect();
         let fields = [
             ("spec.model.baseURL", "key"),
             ("spec.lightModel.baseURL", "key"),
             ("spec.tools.servers[hub].url", "hub"),
         ];
         assert_eq!(told, fields.map(|(field, secret)| (field.to_owned(), secret)));
-        assert_eq!(clear_text(&spec("https", &key)).count(), 0);
+        assert_eq!(plain_http_secrets(&spec("https", &key)).count(), 0);
         assert_eq!(
-            clear_text(&spec("http", &serde_json::Value::Null)).count(),
+            plain_http_secrets(&spec("http", &serde_json::Value::Null)).count(),
             0,
             "nothing is sent"
         );

@@ -8,10 +8,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use strum::IntoEnumIterator;
 
-use super::gate;
-use super::status::{BLOCKS, Input, Spent};
-use super::words;
-use crate::api::amount::{Amount, Kind};
+use super::approval;
+use super::format;
+use super::status::{BLOCKS, BudgetExhaustion, BudgetStatusInput};
+use crate::api::amount::{Amount, AmountKind};
 use crate::api::budget::{BudgetGate, OnExhausted, TopUp};
 use crate::api::condition::{self, ConditionType};
 use crate::ledger::limits::limit_amounts;
@@ -21,7 +21,7 @@ const INACTIVE: &str = "Inactive";
 
 /// Why a budget is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct InvalidBudget {
     /// Reason of the condition.
     pub(super) reason: &'static str,
     /// Field and fix.
@@ -29,16 +29,16 @@ pub(super) struct Refusal {
 }
 
 /// What is wrong with the spec, as far as admission could not see it.
-pub(super) fn refusal(input: &Input<'_>) -> Option<Refusal> {
+pub(super) fn refusal(input: &BudgetStatusInput<'_>) -> Option<InvalidBudget> {
     if let Err(problem) = &input.entry {
         let message = format!("{problem}. The Agents that draw on this budget make no calls until then");
-        return Some(Refusal {
+        return Some(InvalidBudget {
             reason: "InvalidSpec",
             message,
         });
     }
     let elsewhere = input.budget.namespace().as_deref() != Some(input.own_namespace);
-    (elsewhere && input.budget.spec.namespace_selector.is_some()).then(|| Refusal {
+    (elsewhere && input.budget.spec.namespace_selector.is_some()).then(|| InvalidBudget {
         reason: "NamespaceSelectorRefused",
         message: format!(
             "spec.namespaceSelector is honoured only in namespace {}, the controller's own: remove it, or make the \
@@ -50,19 +50,19 @@ pub(super) fn refusal(input: &Input<'_>) -> Option<Refusal> {
 
 /// All conditions.
 pub(super) fn compute(
-    input: &Input<'_>,
-    refusal: Option<&Refusal>,
-    spent: Option<&Spent>,
+    input: &BudgetStatusInput<'_>,
+    refusal: Option<&InvalidBudget>,
+    spent: Option<&BudgetExhaustion>,
     gate: Option<&BudgetGate>,
 ) -> Vec<Condition> {
-    let mut list = List {
+    let mut list = BudgetConditions {
         input,
         conditions: input.old.conditions.clone(),
     };
     if let Some(refusal) = refusal {
         list.set(ConditionType::Accepted, false, refusal.reason, refusal.message.clone());
     } else {
-        let of_no_use = of_no_use(input).map_or_else(String::new, |what| format!(". {what}"));
+        let of_no_use = useless_top_up(input).map_or_else(String::new, |what| format!(". {what}"));
         let message = format!("the spec is usable{of_no_use}");
         list.set(ConditionType::Accepted, true, "Accepted", message);
     }
@@ -78,15 +78,15 @@ pub(super) fn compute(
     list.conditions
 }
 
-struct List<'a> {
-    input: &'a Input<'a>,
+struct BudgetConditions<'a> {
+    input: &'a BudgetStatusInput<'a>,
     conditions: Vec<Condition>,
 }
 
-impl List<'_> {
+impl BudgetConditions<'_> {
     fn set(&mut self, type_: ConditionType, status: bool, reason: &str, message: impl Into<String>) {
         let generation = self.input.budget.metadata.generation;
-        let now = words::whole_second(self.input.now);
+        let now = format::whole_second(self.input.now);
         let new = condition::condition(type_, status, reason, message, generation, now);
         condition::set(&mut self.conditions, new);
     }
@@ -95,12 +95,12 @@ impl List<'_> {
         let percent = i64::from(self.input.budget.spec.warn_at_percent);
         let near = self.input.entry.ok().and_then(|entry| {
             let (limits, used) = (entry.account().limits(), entry.account().used());
-            let near = |kind: &Kind| {
+            let near = |kind: &AmountKind| {
                 limits
                     .get(*kind)
                     .is_some_and(|limit| limit > 0 && reaches(used.get(*kind), limit, percent))
             };
-            Kind::iter()
+            AmountKind::iter()
                 .find(near)
                 .map(|kind| (kind, used.get(kind), limits.get(kind).unwrap_or_default()))
         });
@@ -108,8 +108,8 @@ impl List<'_> {
             Some((kind, used, limit)) => {
                 let message = format!(
                     "{} of {} are used, {percent} % or more (spec.warnAtPercent). {}",
-                    words::exact(kind, used),
-                    words::exact(kind, limit),
+                    format::exact(kind, used),
+                    format::exact(kind, limit),
                     how_to_add(self.input, None)
                 );
                 self.set(ConditionType::NearLimit, true, "WarnAtPercent", message);
@@ -118,7 +118,7 @@ impl List<'_> {
         }
     }
 
-    fn what_is_spent(&self, spent: &Spent, gate: Option<&BudgetGate>) -> String {
+    fn what_is_spent(&self, spent: &BudgetExhaustion, gate: Option<&BudgetGate>) -> String {
         if let Some(field) = spent.zero {
             return self.what_blocks(field, spent.kind);
         }
@@ -128,9 +128,9 @@ impl List<'_> {
             let limit = account.limits().get(spent.kind).unwrap_or_default();
             parts.push(format!(
                 "no room for the next call: {} of {} used and {} reserved",
-                words::exact(spent.kind, account.used().get(spent.kind)),
-                words::exact(spent.kind, limit),
-                words::number(spent.kind, account.reserved().get(spent.kind)),
+                format::exact(spent.kind, account.used().get(spent.kind)),
+                format::exact(spent.kind, limit),
+                format::number(spent.kind, account.reserved().get(spent.kind)),
             ));
             let most: Vec<String> = account
                 .shares()
@@ -141,7 +141,7 @@ impl List<'_> {
                         "{}/{} ({})",
                         agent.namespace,
                         agent.name,
-                        words::number(spent.kind, used.get(spent.kind))
+                        format::number(spent.kind, used.get(spent.kind))
                     )
                 })
                 .collect();
@@ -151,18 +151,18 @@ impl List<'_> {
         }
         parts.push(match (spent.held, spent.resets_at) {
             (true, _) => "onExhausted is Stop: it stays so until limits are raised or topped up".into(),
-            (false, Some(at)) => format!("by itself there is room again at {}", words::moment(at)),
+            (false, Some(at)) => format!("by itself there is room again at {}", format::moment(at)),
             (false, None) => "by itself there is never room again".into(),
         });
         parts.push(match gate {
-            Some(gate) => gate::how_to_answer(self.input.budget, gate),
+            Some(gate) => approval::how_to_answer(self.input.budget, gate),
             None => how_to_add(self.input, Some(spent.kind)),
         });
         parts.join(". ")
     }
 
-    fn what_blocks(&self, field: &str, kind: Kind) -> String {
-        let blocks = format!("{field}.{} is 0, which blocks every call", words::field(kind));
+    fn what_blocks(&self, field: &str, kind: AmountKind) -> String {
+        let blocks = format!("{field}.{} is 0, which blocks every call", format::field(kind));
         if field == "spec.perAgent" {
             return format!("{blocks} of every Agent: raise it, or remove it to limit no single Agent");
         }
@@ -172,7 +172,12 @@ impl List<'_> {
         )
     }
 
-    fn standing(&mut self, refusal: Option<&Refusal>, spent: Option<&Spent>, gate: Option<&BudgetGate>) {
+    fn standing(
+        &mut self,
+        refusal: Option<&InvalidBudget>,
+        spent: Option<&BudgetExhaustion>,
+        gate: Option<&BudgetGate>,
+    ) {
         let text = |conditions: &[Condition], type_| {
             condition::find(conditions, type_).map_or_else(String::new, |condition| condition.message.clone())
         };
@@ -202,7 +207,7 @@ impl List<'_> {
 }
 
 /// The first top-up of a kind that is not limited: admission lets it in with a new budget, or the limit was removed.
-fn of_no_use(input: &Input<'_>) -> Option<String> {
+fn useless_top_up(input: &BudgetStatusInput<'_>) -> Option<String> {
     let spec = &input.budget.spec;
     let limits = limit_amounts(&spec.limits).ok()?;
     let unlimited = |top_up: &TopUp| {
@@ -213,7 +218,7 @@ fn of_no_use(input: &Input<'_>) -> Option<String> {
         .top_ups
         .iter()
         .find_map(|top_up| Some((top_up, unlimited(top_up)?)))?;
-    let field = words::field(kind);
+    let field = format::field(kind);
     Some(format!(
         "spec.topUps[{}].{field} adds nothing: spec.limits has no {field}",
         top_up.id
@@ -226,27 +231,27 @@ fn reaches(used: i64, limit: i64, percent: i64) -> bool {
 }
 
 /// The command that adds room; for `kind` alone, or a quarter of everything.
-pub(super) fn how_to_add(input: &Input<'_>, kind: Option<Kind>) -> String {
+pub(super) fn how_to_add(input: &BudgetStatusInput<'_>, kind: Option<AmountKind>) -> String {
     let budget = input.budget;
     let (namespace, name) = (budget.namespace().unwrap_or_default(), budget.name_any());
     let limits = input
         .entry
         .map(|entry| entry.account().terms().limits)
         .unwrap_or_default();
-    let quarter = words::quarter(&limits);
-    let more = Amount::each(|each| match kind {
+    let quarter = format::quarter(&limits);
+    let more = Amount::from_fn(|each| match kind {
         Some(kind) if kind != each => 0,
         Some(_) | None => quarter.get(each),
     });
     // Of limits of 0 a quarter is nothing: one is, at least, a beginning.
     let more = if more.is_zero() {
-        let kind = kind.or_else(|| limits.kinds().next()).unwrap_or(Kind::Tokens);
-        Amount::each(|each| i64::from(each == kind))
+        let kind = kind.or_else(|| limits.kinds().next()).unwrap_or(AmountKind::Tokens);
+        Amount::from_fn(|each| i64::from(each == kind))
     } else {
         more
     };
     let id = free_id(input);
-    let entry = format!("{{\"id\":\"{id}\",{}}}", words::fields(&more));
+    let entry = format!("{{\"id\":\"{id}\",{}}}", format::fields(&more));
     let (path, value) = if budget.spec.top_ups.is_empty() {
         ("/spec/topUps", format!("[{entry}]"))
     } else {
@@ -259,7 +264,7 @@ pub(super) fn how_to_add(input: &Input<'_>, kind: Option<Kind>) -> String {
 }
 
 /// An id that no top-up has yet.
-fn free_id(input: &Input<'_>) -> String {
+fn free_id(input: &BudgetStatusInput<'_>) -> String {
     let taken = |id: &String| input.budget.spec.top_ups.iter().any(|top_up| top_up.id == *id);
     let known = input.budget.spec.top_ups.len();
     // Of one more than there are, one is free.
@@ -269,7 +274,7 @@ fn free_id(input: &Input<'_>) -> String {
         .unwrap_or_default()
 }
 
-impl Spent {
+impl BudgetExhaustion {
     /// Reason of the condition.
     fn reason(&self) -> &'static str {
         match self.on_exhausted {
@@ -282,6 +287,6 @@ impl Spent {
 }
 
 /// When a spent budget has room by itself, for those that wait.
-pub(super) fn resets(spent: Option<&Spent>) -> Option<Timestamp> {
+pub(super) fn resets(spent: Option<&BudgetExhaustion>) -> Option<Timestamp> {
     spent.filter(|spent| !spent.held).and_then(|spent| spent.resets_at)
 }

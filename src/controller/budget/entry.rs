@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::api::amount::{Amount, Kind, LimitAmounts};
-use crate::ledger::account::{Account, AgentName, Ask, Refused, Room, Who};
+use crate::api::amount::{Amount, AmountKind, LimitAmounts};
+use crate::ledger::account::{Account, AccountRoom, AgentName, GrantRefusal, GrantRequest, LeaseHolder};
 
 /// A limit of which not more than one part in so many is left can be found spent by the Agents that asked; with more
 /// left, only by all that draw on it.
@@ -17,34 +17,34 @@ const FIRST_ASKS: SignedDuration = SignedDuration::from_secs(30);
 
 /// An Agent whose last ask was refused, and has no room yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blocked {
+pub struct BlockedAgent {
     /// Its gateway.
-    pub who: Who,
+    pub who: LeaseHolder,
     /// What it asked for.
-    pub ask: Ask,
+    pub ask: GrantRequest,
     /// Why it got nothing.
-    pub refused: Refused,
+    pub refused: GrantRefusal,
     /// When, by the ledger's time.
     pub at: Timestamp,
 }
 
 /// One account and who waits for room in it.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct AccountEntry {
     pub(super) account: Account,
     /// When this leader began to keep it, by the ledger's time.
     pub(super) begun: Timestamp,
-    pub(super) blocked: BTreeMap<AgentName, Blocked>,
+    pub(super) blocked: BTreeMap<AgentName, BlockedAgent>,
     /// The least that each Agent wanted for its last call.
     pub(super) asks: BTreeMap<AgentName, Amount>,
     /// The room that `blocked` was last looked at with.
-    pub(super) looked: Option<Room>,
+    pub(super) looked: Option<AccountRoom>,
     /// Somebody was blocked in this term and is not any more.
     pub(super) released: bool,
     pub(super) revision: i64,
 }
 
-impl Entry {
+impl AccountEntry {
     /// The account: used, reserved, limits, shares.
     #[must_use]
     pub fn account(&self) -> &Account {
@@ -53,7 +53,7 @@ impl Entry {
 
     /// Agents that were refused and have no room yet.
     #[must_use]
-    pub fn blocked(&self) -> &BTreeMap<AgentName, Blocked> {
+    pub fn blocked(&self) -> &BTreeMap<AgentName, BlockedAgent> {
         &self.blocked
     }
 
@@ -86,13 +86,13 @@ impl Entry {
     /// Agent last asked for. As long as more than a quarter of the limit is left, all Agents must have asked; with less
     /// left, Agents that sleep do not count, since nobody knows when they ask again.
     #[must_use]
-    pub fn exhausted(&self, agents: usize) -> Option<(&AgentName, &Blocked)> {
+    pub fn exhausted(&self, agents: usize) -> Option<(&AgentName, &BlockedAgent)> {
         if self.blocked.is_empty() {
             return None;
         }
         let awake = self.account.holders().map(|who| &who.agent);
         let awake: BTreeSet<&AgentName> = awake.chain(self.blocked.keys()).collect();
-        let shows = |refused: &Refused| {
+        let shows = |refused: &GrantRefusal| {
             !refused.per_agent && !refused.never && !refused.contended && self.fits_nobody(refused.kind, agents, &awake)
         };
         let spent = self.blocked.iter().filter(|(_, blocked)| shows(&blocked.refused));
@@ -103,7 +103,7 @@ impl Entry {
     }
 
     /// Whether there is too little of a kind for the smallest call that was last asked for.
-    fn fits_nobody(&self, kind: Kind, agents: usize, awake: &BTreeSet<&AgentName>) -> bool {
+    fn fits_nobody(&self, kind: AmountKind, agents: usize, awake: &BTreeSet<&AgentName>) -> bool {
         let limits = self.account.limits();
         let left = limits.left_after(&self.account.used());
         let (Some(limit), Some(left)) = (limits.get(kind), left.get(kind)) else {
@@ -121,14 +121,14 @@ impl Entry {
     }
 
     /// An Agent wants a call, or waits for none any more.
-    pub(super) fn asked(&mut self, who: &Who, ask: &Ask, refused: Option<&Refused>) {
+    pub(super) fn asked(&mut self, who: &LeaseHolder, ask: &GrantRequest, refused: Option<&GrantRefusal>) {
         // Who asks ahead wants no call yet.
         if !ask.least.is_zero() {
             self.asks.insert(who.agent.clone(), ask.least);
         }
         match refused {
             Some(refused) => {
-                let blocked = Blocked {
+                let blocked = BlockedAgent {
                     who: who.clone(),
                     ask: ask.clone(),
                     refused: refused.clone(),
@@ -148,7 +148,7 @@ impl Entry {
     }
 
     /// Lets go who has room by now, or knows better when.
-    pub(super) fn look_again(&mut self) {
+    pub(super) fn release_blocked(&mut self) {
         let room = self.account.room();
         if self.looked.as_ref() == Some(&room) {
             return;

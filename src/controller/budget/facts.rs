@@ -8,14 +8,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt;
 use kube::core::Selector;
 
-use super::book::{DocumentId, DocumentKind, Part};
-use crate::api::agent::Model;
+use super::accounts::{DocumentId, DocumentKind, DocumentPart};
+use crate::api::agent::ModelSpec;
 use crate::api::amount::{Amount, LimitAmounts};
-use crate::api::budget::{LedgerRecord, Limits};
-use crate::api::status::Usage;
+use crate::api::budget::{BudgetLimits, LedgerRecord};
+use crate::api::status::LoopUsage;
 use crate::api::{Agent, AgentBudget};
-use crate::controller::loops::AgentKey;
-use crate::ledger::account::{AgentName, Terms};
+use crate::controller::pod_sessions::AgentKey;
+use crate::ledger::account::{AgentName, LedgerTerms};
 use crate::ledger::limits::{added_amount, limit_amounts};
 use crate::ledger::price::micro_usd;
 use crate::ledger::window::WindowRule;
@@ -34,7 +34,7 @@ pub struct AgentFacts {
     /// Budgets that it names.
     pub refs: Vec<String>,
     /// The terms of its own limits, and the records they go on from; or what is wrong with them.
-    pub own: Result<Vec<Own>, String>,
+    pub own: Result<Vec<OwnLimit>, String>,
     /// The models it names, with the prices it gives.
     pub models: Vec<ModelFacts>,
     /// Its storage dies with its pod.
@@ -56,11 +56,11 @@ pub struct ModelFacts {
 
 /// One of an Agent's own limits.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Own {
+pub struct OwnLimit {
     /// Which.
-    pub part: Part,
+    pub part: DocumentPart,
     /// Its terms; without limits when only the record is left of it.
-    pub terms: Terms,
+    pub terms: LedgerTerms,
     /// As it was last written.
     pub record: Option<LedgerRecord>,
     /// What the Agent used in its whole life, by its status; nothing for limits of a window.
@@ -72,7 +72,7 @@ impl AgentFacts {
     #[must_use]
     pub fn unset(&self) -> Vec<String> {
         let Ok(own) = &self.own else { return Vec::new() };
-        [Part::TokensPerHour, Part::Total]
+        [DocumentPart::TokensPerHour, DocumentPart::Total]
             .into_iter()
             .filter(|part| own.iter().all(|own| own.part != *part))
             .map(|part| self.document.account(part))
@@ -112,7 +112,7 @@ fn models(agent: &Agent) -> Vec<ModelFacts> {
         ("spec.model", Some(&agent.spec.model)),
         ("spec.lightModel", agent.spec.light_model.as_ref()),
     ];
-    let of = |(field, model): (&'static str, Option<&Model>)| {
+    let of = |(field, model): (&'static str, Option<&ModelSpec>)| {
         let model = model?;
         Some(ModelFacts {
             field,
@@ -125,7 +125,7 @@ fn models(agent: &Agent) -> Vec<ModelFacts> {
     named.into_iter().filter_map(of).collect()
 }
 
-fn own(agent: &Agent) -> Result<Vec<Own>, String> {
+fn own(agent: &Agent) -> Result<Vec<OwnLimit>, String> {
     let guardrails = &agent.spec.guardrails;
     let status = agent.status.as_ref();
     let ledger = status.and_then(|status| status.ledger.clone()).unwrap_or_default();
@@ -146,14 +146,14 @@ fn own(agent: &Agent) -> Result<Vec<Own>, String> {
     let used = status.and_then(|status| status.usage.as_ref()).map(life);
     let parts = [
         (
-            Part::TokensPerHour,
+            DocumentPart::TokensPerHour,
             WindowRule::Rolling(HOUR),
             hourly,
             ledger.tokens_per_hour,
             Amount::ZERO,
         ),
         (
-            Part::Total,
+            DocumentPart::Total,
             WindowRule::Lifetime,
             total,
             ledger.total,
@@ -164,9 +164,9 @@ fn own(agent: &Agent) -> Result<Vec<Own>, String> {
         .into_iter()
         .filter(|(_, _, limits, record, _)| limits.is_some() || record.is_some());
     Ok(set
-        .map(|(part, window, limits, record, used)| Own {
+        .map(|(part, window, limits, record, used)| OwnLimit {
             part,
-            terms: Terms {
+            terms: LedgerTerms {
                 limits: limits.unwrap_or_default(),
                 per_agent: LimitAmounts::default(),
                 window,
@@ -178,7 +178,7 @@ fn own(agent: &Agent) -> Result<Vec<Own>, String> {
 }
 
 /// What a life total counts of an Agent's usage: cache writes are new tokens, cache reads are not.
-fn life(usage: &Usage) -> Amount {
+fn life(usage: &LoopUsage) -> Amount {
     let tokens = [usage.cache_write_tokens, usage.output_tokens]
         .into_iter()
         .fold(usage.input_tokens, i64::saturating_add);
@@ -197,14 +197,14 @@ pub struct BudgetFacts {
     /// As it was last seen.
     pub object: Arc<AgentBudget>,
     /// Whom it selects; or why nobody knows that.
-    pub selects: Result<Selects, String>,
+    pub selects: Result<BudgetSelector, String>,
     /// Its terms, and additions by id; or what is wrong with it.
-    pub terms: Result<(Terms, Vec<(String, Amount)>), String>,
+    pub terms: Result<(LedgerTerms, Vec<(String, Amount)>), String>,
 }
 
 /// Whom a budget selects.
 #[derive(Clone, Debug)]
-pub struct Selects {
+pub struct BudgetSelector {
     /// The Agents; `None`: none.
     pub agents: Option<Selector>,
     /// The namespaces whose Agents; `None`: its own.
@@ -223,7 +223,7 @@ impl BudgetFacts {
             object: budget.clone(),
             selects: agents.and_then(|agents| {
                 let namespaces = namespaces?;
-                Ok(Selects { agents, namespaces })
+                Ok(BudgetSelector { agents, namespaces })
             }),
             terms: terms(budget),
         }
@@ -245,14 +245,14 @@ impl BudgetFacts {
     /// Whether any of its limits is one of money.
     #[must_use]
     pub fn limits_cost(&self) -> bool {
-        let limits = |terms: &Terms| terms.limits.cost.is_some() || terms.per_agent.cost.is_some();
+        let limits = |terms: &LedgerTerms| terms.limits.cost.is_some() || terms.per_agent.cost.is_some();
         self.terms.as_ref().is_ok_and(|(terms, _)| limits(terms))
     }
 }
 
-fn terms(budget: &AgentBudget) -> Result<(Terms, Vec<(String, Amount)>), String> {
+fn terms(budget: &AgentBudget) -> Result<(LedgerTerms, Vec<(String, Amount)>), String> {
     let spec = &budget.spec;
-    let read = |field: &str, limits: &Limits| {
+    let read = |field: &str, limits: &BudgetLimits| {
         limit_amounts(limits)
             .map_err(|error| error.within(field).to_string())
             .and_then(|limits| {
@@ -260,7 +260,7 @@ fn terms(budget: &AgentBudget) -> Result<(Terms, Vec<(String, Amount)>), String>
                 negative.map_or(Ok(limits), |kind| Err(format!("{field}.{kind} must not be negative")))
             })
     };
-    let terms = Terms {
+    let terms = LedgerTerms {
         limits: read("spec.limits", &spec.limits)?,
         per_agent: spec
             .per_agent

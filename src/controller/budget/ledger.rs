@@ -13,40 +13,42 @@ use serde_json::{Map, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
-use super::book::{Book, DocumentId, DocumentKind, Part};
-use super::bury::{PodFact, Witness};
+use super::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
+use super::assignment::{AccountAssignments, LimitDecision, WindowedLimit};
 use super::clock::LeaderClock;
-use super::entry::Entry;
+use super::entry::AccountEntry;
 use super::facts::{AgentFacts, BudgetFacts, agent_key, document, ledger_name};
-use super::persist::Paper;
-use super::refusals::{later, of_another};
-use super::scope::{Decision, Scope, WindowedLimit};
-use super::view::{BudgetView, Face, Held};
-use crate::api::failure::{Failure, FailureKind};
+use super::forfeit::{HolderLiveness, PodFacts};
+use super::record_writer::StatusDocument;
+use super::refusals::{foreign_record, try_later};
+use super::view::{BudgetHold, BudgetPresentation, BudgetView};
+use crate::api::failure::{CallFailure, FailureKind};
 use crate::api::{Agent, AgentBudget};
-use crate::controller::loops::{AgentKey, Loops};
-use crate::controller::policy::Policy;
-use crate::ledger::account::Who;
-use crate::link::messages::{AccountTerms, BudgetTerms, LeaseAnswer, LeaseRequest, LimitName, PricedModel, Refusal};
+use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::policy::PlatformPolicy;
+use crate::ledger::account::LeaseHolder;
+use crate::link::messages::{
+    AccountTerms, BudgetTerms, LeaseRequest, LeaseResponse, LimitName, PodRefusal, PricedModel,
+};
 use crate::telemetry::metrics::Metrics;
 
 /// How long a request waits for its record to be written.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a ledger is made of.
-pub struct Setup {
+pub struct LedgerSetup {
     /// Speaks to the API server.
     pub client: Client,
     /// Prices and rules of the platform.
-    pub policy: Policy,
+    pub policy: PlatformPolicy,
     /// The controller's own namespace.
     pub namespace: String,
     /// Namespaces whose Agents are served; empty: all.
     pub watch_namespaces: Vec<String>,
     /// Where gateways get their directives from.
-    pub loops: Arc<Loops>,
+    pub loops: Arc<PodSessions>,
     /// Shows budgets.
-    pub face: Arc<dyn Face>,
+    pub face: Arc<dyn BudgetPresentation>,
     /// Counts what is lost.
     pub metrics: Arc<Metrics>,
     /// The wall clock at the take-over.
@@ -54,51 +56,51 @@ pub struct Setup {
 }
 
 /// The ledger of one leader.
-pub struct Budgets {
+pub struct BudgetLedger {
     pub(super) client: Client,
     pub(super) watch_namespaces: Vec<String>,
     pub(super) namespace: String,
     pub(super) clock: LeaderClock,
-    pub(super) face: Arc<dyn Face>,
+    pub(super) face: Arc<dyn BudgetPresentation>,
     /// Something may have to be written.
     pub(super) kick: Notify,
-    loops: Arc<Loops>,
+    loops: Arc<PodSessions>,
     pub(super) metrics: Arc<Metrics>,
     wrote: watch::Sender<u64>,
     decided: watch::Sender<bool>,
-    state: Mutex<State>,
+    state: Mutex<LedgerState>,
 }
 
 /// Everything that is known.
 #[derive(Default)]
-pub struct State {
+pub struct LedgerState {
     /// The accounts.
-    pub book: Book,
+    pub book: AccountBook,
     /// Who draws on what.
-    pub scope: Scope,
-    pub(super) papers: BTreeMap<DocumentId, Paper>,
-    pub(super) witness: Witness,
-    pub(super) listed: Listed,
+    pub scope: AccountAssignments,
+    pub(super) papers: BTreeMap<DocumentId, StatusDocument>,
+    pub(super) witness: HolderLiveness,
+    pub(super) listed: ListedWatches,
     /// Agents that may make no call for a reason of the controller's.
-    blocks: BTreeMap<AgentKey, Failure>,
+    blocks: BTreeMap<AgentKey, CallFailure>,
 }
 
 /// Which watches have listed all there is.
 #[derive(Debug, Default)]
-pub(super) struct Listed {
+pub(super) struct ListedWatches {
     pub(super) budgets: BTreeSet<Option<String>>,
     pub(super) agents: BTreeSet<Option<String>>,
     pub(super) pods: BTreeSet<Option<String>>,
     pub(super) namespaces: bool,
 }
 
-impl Budgets {
+impl BudgetLedger {
     /// A ledger that knows nothing yet.
     #[must_use]
-    pub fn new(setup: Setup) -> Self {
-        let state = State {
-            scope: Scope::new(setup.policy, &setup.namespace),
-            ..State::default()
+    pub fn new(setup: LedgerSetup) -> Self {
+        let state = LedgerState {
+            scope: AccountAssignments::new(setup.policy, &setup.namespace),
+            ..LedgerState::default()
         };
         Self {
             client: setup.client,
@@ -116,7 +118,7 @@ impl Budgets {
     }
 
     /// Looks at everything that is known.
-    pub fn look<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+    pub fn inspect<T>(&self, look: impl FnOnce(&LedgerState) -> T) -> T {
         look(&self.lock())
     }
 
@@ -128,9 +130,9 @@ impl Budgets {
 
     /// What limits an Agent; `None` until budgets and namespaces are listed: nothing is decided on a part of them.
     #[must_use]
-    pub fn decision(&self, agent: &AgentKey) -> Option<Decision> {
+    pub fn decision(&self, agent: &AgentKey) -> Option<LimitDecision> {
         let state = self.lock();
-        self.decides(&state).then(|| state.scope.decision(agent).cloned())?
+        self.can_decide(&state).then(|| state.scope.decision(agent).cloned())?
     }
 
     /// Waits until budgets and namespaces are listed, so that it is known who draws on what. An Agent that is looked at
@@ -169,7 +171,7 @@ impl Budgets {
     }
 
     /// No call is made for this Agent for a reason of the controller's own, or it is made again.
-    pub fn block(&self, agent: &AgentKey, why: Option<Failure>) {
+    pub fn block(&self, agent: &AgentKey, why: Option<CallFailure>) {
         let mut state = self.lock();
         if state.blocks.get(agent) == why.as_ref() {
             return;
@@ -178,14 +180,14 @@ impl Budgets {
             Some(why) => state.blocks.insert(agent.clone(), why),
             None => state.blocks.remove(agent),
         };
-        self.tell(&mut state, [agent.clone()]);
+        self.send_terms(&mut state, [agent.clone()]);
     }
 
     /// Changes accounts from outside the link, such as by an approved top-up, and tells gateways.
-    pub fn change<T>(&self, change: impl FnOnce(&mut Book, Timestamp) -> T) -> T {
+    pub fn update_accounts<T>(&self, change: impl FnOnce(&mut AccountBook, Timestamp) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state.book, self.now());
-        self.tell(&mut state, []);
+        self.send_terms(&mut state, []);
         result
     }
 
@@ -208,16 +210,16 @@ impl Budgets {
         for own in facts.own.iter().flatten() {
             let (terms, record) = (own.terms.clone(), own.record.as_ref());
             if !state.papers.contains_key(&facts.document) {
-                let paper = Paper::of_agent(agent.status.as_ref());
+                let paper = StatusDocument::of_agent(agent.status.as_ref());
                 state.papers.insert(facts.document.clone(), paper);
             }
             let account = facts.document.account(own.part);
-            let limits = |entry: &Entry| !entry.account().terms().limits.is_empty();
+            let limits = |entry: &AccountEntry| !entry.account().terms().limits.is_empty();
             let limited = state.book.entry(&account).is_some_and(|(_, entry)| limits(entry));
             state.book.load(&facts.document, own.part, terms, record, now);
             // What it used while nothing limited it counts too: the limit is for its whole life.
             if !limited && !own.terms.limits.is_empty() {
-                state.book.cover(&account, &ledger_name(&key), &own.used, now);
+                state.book.raise_used(&account, &ledger_name(&key), &own.used, now);
             }
         }
         state.witness.calls.insert(key.clone(), facts.longest_call);
@@ -227,10 +229,10 @@ impl Budgets {
         }
         let known = state.scope.agent(&key).is_some();
         let changed = state.scope.put_agent(&key, facts);
-        self.tell(state, changed.then_some(key.clone()));
+        self.send_terms(state, changed.then_some(key.clone()));
         // One seen for the first time is looked at anyway.
         if changed && known {
-            self.loops.wake(&key);
+            self.loops.request_reconcile(&key);
         }
     }
 
@@ -238,7 +240,7 @@ impl Budgets {
     pub fn models_seen(&self, agent: &AgentKey, models: &[PricedModel]) {
         let mut state = self.lock();
         if state.scope.put_running(agent, models) {
-            self.tell(&mut state, [agent.clone()]);
+            self.send_terms(&mut state, [agent.clone()]);
         }
     }
 
@@ -248,11 +250,11 @@ impl Budgets {
         let document = state.scope.agent(agent).map(|facts| facts.document.clone());
         if let Some(document) = document {
             self.drop_agent(&mut state, agent, &document);
-            self.tell(&mut state, []);
+            self.send_terms(&mut state, []);
         }
     }
 
-    fn drop_agent(&self, state: &mut State, agent: &AgentKey, document: &DocumentId) {
+    fn drop_agent(&self, state: &mut LedgerState, agent: &AgentKey, document: &DocumentId) {
         let accounts = state.scope.decision(agent).map(|decision| decision.accounts.clone());
         for (account, _) in accounts.unwrap_or_default() {
             state.book.withdraw(&account, &ledger_name(agent), self.now());
@@ -262,12 +264,12 @@ impl Budgets {
         state.scope.remove_agent(agent);
         state.blocks.remove(agent);
         state.witness.speakers.remove(agent);
-        self.loops.limit(agent, None);
+        self.loops.set_budget_terms(agent, None);
     }
 
     /// These are all Agents of a scope.
     pub fn agents_listed(&self, namespace: Option<&str>, present: &BTreeSet<AgentKey>) {
-        let gone: Vec<AgentKey> = self.look(|state| {
+        let gone: Vec<AgentKey> = self.inspect(|state| {
             let known = state.scope.agents(namespace);
             known.into_iter().filter(|agent| !present.contains(agent)).collect()
         });
@@ -280,11 +282,11 @@ impl Budgets {
     /// The pod of an Agent is there, perhaps changed.
     pub fn pod_seen(&self, agent: &AgentKey, pod: &Pod) {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        let fact = PodFact {
+        let fact = PodFacts {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             ended: matches!(phase, Some("Failed" | "Succeeded")),
         };
-        self.lock().witness.see(agent, fact);
+        self.lock().witness.pod_seen(agent, fact);
     }
 
     /// The pod of an Agent is gone.
@@ -314,22 +316,22 @@ impl Budgets {
         let known = state.scope.budget(&id.uid);
         let edited = known.is_some_and(|known| known.object.metadata.generation != budget.metadata.generation);
         let paper = state.papers.entry(id.clone());
-        let paper = paper.or_insert_with(|| Paper::of_budget(budget.status.as_ref()));
+        let paper = paper.or_insert_with(|| StatusDocument::of_budget(budget.status.as_ref()));
         paper.hurry |= edited;
         if let Ok((terms, top_ups)) = &facts.terms {
             let record = budget.status.as_ref().and_then(|status| status.ledger.as_ref());
-            state.book.load(&id, Part::Budget, terms.clone(), record, now);
+            state.book.load(&id, DocumentPart::Budget, terms.clone(), record, now);
             for (top_up, amount) in top_ups {
                 state.book.top_up(&id.uid, top_up, *amount, now);
             }
         }
         let changed = state.scope.put_budget(facts);
         self.answer_gate(state, &id);
-        self.tell_changed(state, changed);
+        self.send_changed_terms(state, changed);
     }
 
     /// Adds what a person has approved on the object; once, since the account knows the gate.
-    fn answer_gate(&self, state: &mut State, id: &DocumentId) {
+    fn answer_gate(&self, state: &mut LedgerState, id: &DocumentId) {
         let Some(facts) = state.scope.budget(&id.uid) else {
             return;
         };
@@ -348,7 +350,7 @@ impl Budgets {
         );
         let mut state = self.lock();
         let changed = state.scope.put_unreadable(&id.uid, &id.namespace, &id.name, problem);
-        self.tell_changed(&mut state, changed);
+        self.send_changed_terms(&mut state, changed);
     }
 
     /// A budget is gone.
@@ -357,12 +359,12 @@ impl Budgets {
         state.book.remove(id);
         state.papers.remove(id);
         let changed = state.scope.remove_budget(&id.uid);
-        self.tell_changed(&mut state, changed);
+        self.send_changed_terms(&mut state, changed);
     }
 
     /// These are all budgets of a scope.
     pub(super) fn budgets_listed(&self, namespace: Option<&str>, present: &BTreeSet<String>) {
-        let gone: Vec<DocumentId> = self.look(|state| {
+        let gone: Vec<DocumentId> = self.inspect(|state| {
             let of = |id: &&DocumentId| namespace.is_none_or(|namespace| id.namespace == namespace);
             let known = state.scope.budgets().values().map(|facts| &facts.document);
             known
@@ -384,7 +386,7 @@ impl Budgets {
         if let Some(all) = all {
             let mut state = self.lock();
             let changed = state.scope.put_namespaces(all);
-            self.tell_changed(&mut state, changed);
+            self.send_changed_terms(&mut state, changed);
         }
         self.note_listed(|listed| listed.namespaces = true);
     }
@@ -393,30 +395,30 @@ impl Budgets {
     pub(super) fn namespace_seen(&self, name: &str, labels: Option<BTreeMap<String, String>>) {
         let mut state = self.lock();
         let changed = state.scope.put_namespace(name, labels);
-        self.tell_changed(&mut state, changed);
+        self.send_changed_terms(&mut state, changed);
     }
 
     /// Once all is listed that decides, every gateway is told.
-    fn note_listed(&self, note: impl FnOnce(&mut Listed)) {
+    fn note_listed(&self, note: impl FnOnce(&mut ListedWatches)) {
         let mut state = self.lock();
-        let before = self.decides(&state);
+        let before = self.can_decide(&state);
         note(&mut state.listed);
-        if !before && self.decides(&state) {
+        if !before && self.can_decide(&state) {
             self.decided.send_replace(true);
             let all = state.scope.agents(None);
-            self.tell_changed(&mut state, all);
+            self.send_changed_terms(&mut state, all);
         }
     }
 
     /// Whether it is known who draws on what.
-    pub(super) fn decides(&self, state: &State) -> bool {
+    pub(super) fn can_decide(&self, state: &LedgerState) -> bool {
         state.listed.namespaces && state.listed.budgets.len() >= self.budget_scopes().len()
     }
 
     /// Whether it is known which holders are dead.
-    pub(super) fn knows_the_dead(&self, state: &State) -> bool {
+    pub(super) fn can_judge_holders(&self, state: &LedgerState) -> bool {
         let scopes = self.watch_namespaces.len().max(1);
-        self.decides(state) && state.listed.agents.len() >= scopes && state.listed.pods.len() >= scopes
+        self.can_decide(state) && state.listed.agents.len() >= scopes && state.listed.pods.len() >= scopes
     }
 
     /// Namespaces whose budgets are watched; `None`: all.
@@ -430,63 +432,63 @@ impl Budgets {
     }
 
     /// A gateway says what became of its leases and asks for more. Answered once all that it grants is written.
-    pub async fn lease(&self, who: &Who, request: &LeaseRequest) -> Result<LeaseAnswer, Refusal> {
+    pub async fn lease(&self, who: &LeaseHolder, request: &LeaseRequest) -> Result<LeaseResponse, PodRefusal> {
         let agent = agent_key(&who.agent);
         let mut wrote = self.wrote.subscribe();
         let deadline = Instant::now() + PATIENCE;
         let heard = {
             let mut guard = self.lock();
             let state = &mut *guard;
-            if !self.decides(state) || state.scope.decision(&agent).is_none() {
-                return Err(later(
+            if !self.can_decide(state) || state.scope.decision(&agent).is_none() {
+                return Err(try_later(
                     "the controller has not looked at this Agent's budgets yet; try again",
                 ));
             }
-            if state.book.is_of_another(who, request) {
-                return Err(of_another());
+            if state.book.names_foreign_record(who, request) {
+                return Err(foreign_record());
             }
             let applies = self.drawn_on(state, &agent);
             let is_there = |account: &str| state.scope.knows(account);
-            state.book.miss(request, is_there, self.now());
+            state.book.track_missing(request, is_there, self.now());
             let speaker = (who.record.clone(), who.pod_uid.clone());
             state.witness.speakers.insert(agent.clone(), speaker);
             let heard = state
                 .book
-                .request(who, |account| applies.contains(account), request, self.now());
+                .apply_request(who, |account| applies.contains(account), request, self.now());
             // What is left for it has changed.
-            self.tell(state, [agent.clone()]);
+            self.send_terms(state, [agent.clone()]);
             heard
         };
         loop {
             {
                 let state = self.lock();
                 if state.book.must_wait(who, request, &heard).is_empty() {
-                    return Ok(state.book.answer(who, request, &heard));
+                    return Ok(state.book.response(who, request, &heard));
                 }
             }
             self.kick.notify_one();
             if timeout_at(deadline, wrote.changed()).await.is_err() {
-                return Err(later("the ledger's record could not be written in time; try again"));
+                return Err(try_later("the ledger's record could not be written in time; try again"));
             }
         }
     }
 
     /// A pod that may not ask any more, since its Agent was deleted or has another pod, says what became of the leases that
     /// it was the last to hold: its token proves the pod, and the record says the rest. `None`: it holds nothing, or asks.
-    pub fn take_back(&self, who: &Who, request: &LeaseRequest) -> Option<LeaseAnswer> {
+    pub fn accept_returns(&self, who: &LeaseHolder, request: &LeaseRequest) -> Option<LeaseResponse> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        if !self.decides(state) || request.accounts.iter().any(|part| part.ask.is_some()) {
+        if !self.can_decide(state) || request.accounts.iter().any(|part| part.ask.is_some()) {
             return None;
         }
-        let request = state.book.last_words(who, request)?;
-        let heard = state.book.request(who, |_| false, &request, self.now());
-        self.tell(state, []);
-        Some(state.book.answer(who, &request, &heard))
+        let request = state.book.final_statements(who, request)?;
+        let heard = state.book.apply_request(who, |_| false, &request, self.now());
+        self.send_terms(state, []);
+        Some(state.book.response(who, &request, &heard))
     }
 
     /// Accounts that the Agent may be granted more of now.
-    fn drawn_on(&self, state: &State, agent: &AgentKey) -> BTreeSet<String> {
+    fn drawn_on(&self, state: &LedgerState, agent: &AgentKey) -> BTreeSet<String> {
         let Some(decision) = state.scope.decision(agent) else {
             return BTreeSet::new();
         };
@@ -494,7 +496,7 @@ impl Budgets {
             return BTreeSet::new();
         }
         let accounts = decision.accounts.iter();
-        let free = accounts.filter(|(account, name)| self.held(state, account, name).is_none());
+        let free = accounts.filter(|(account, name)| self.budget_hold(state, account, name).is_none());
         free.map(|(account, _)| account.clone()).collect()
     }
 
@@ -503,27 +505,27 @@ impl Budgets {
         self.wrote.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    fn tell_changed(&self, state: &mut State, agents: Vec<AgentKey>) {
+    fn send_changed_terms(&self, state: &mut LedgerState, agents: Vec<AgentKey>) {
         for agent in &agents {
-            self.loops.wake(agent);
+            self.loops.request_reconcile(agent);
         }
-        self.tell(state, agents);
+        self.send_terms(state, agents);
     }
 
     /// Tells the gateways of these Agents, and of all whose accounts changed; and whoever writes records.
-    pub(super) fn tell(&self, state: &mut State, agents: impl IntoIterator<Item = AgentKey>) {
+    pub(super) fn send_terms(&self, state: &mut LedgerState, agents: impl IntoIterator<Item = AgentKey>) {
         let mut agents: BTreeSet<AgentKey> = agents.into_iter().collect();
         for account in state.book.take_changed() {
             agents.extend(state.scope.members(&account).cloned());
         }
         for agent in agents {
-            self.loops.limit(&agent, self.terms_in(state, &agent));
+            self.loops.set_budget_terms(&agent, self.terms_in(state, &agent));
         }
         self.kick.notify_one();
     }
 
-    fn terms_in(&self, state: &State, agent: &AgentKey) -> Option<BudgetTerms> {
-        if !self.decides(state) {
+    fn terms_in(&self, state: &LedgerState, agent: &AgentKey) -> Option<BudgetTerms> {
+        if !self.can_decide(state) {
             return None;
         }
         let decision = state.scope.decision(agent)?;
@@ -534,7 +536,7 @@ impl Budgets {
             ..BudgetTerms::default()
         };
         if let Some(obstacle) = &decision.obstacle {
-            terms.blocked = Some(Failure {
+            terms.blocked = Some(CallFailure {
                 kind: FailureKind::BudgetUnavailable,
                 message: obstacle.message.clone(),
                 retry_after_milliseconds: None,
@@ -543,7 +545,7 @@ impl Budgets {
         }
         for (account, limit) in &decision.accounts {
             let (_, entry) = state.book.entry(account)?;
-            let held = self.held(state, account, limit);
+            let held = self.budget_hold(state, account, limit);
             terms.cut |= held.as_ref().is_some_and(|held| held.cut);
             terms.accounts.push(AccountTerms {
                 account: account.clone(),
@@ -559,13 +561,13 @@ impl Budgets {
         Some(terms)
     }
 
-    fn held(&self, state: &State, account: &str, name: &LimitName) -> Option<Held> {
+    fn budget_hold(&self, state: &LedgerState, account: &str, name: &LimitName) -> Option<BudgetHold> {
         let facts = state.scope.budget(account)?;
-        self.face.held(&self.view(state, facts), name)
+        self.face.hold(&self.view(state, facts), name)
     }
 
-    pub(super) fn view<'a>(&self, state: &'a State, facts: &'a BudgetFacts) -> BudgetView<'a> {
-        let account = facts.document.account(Part::Budget);
+    pub(super) fn view<'a>(&self, state: &'a LedgerState, facts: &'a BudgetFacts) -> BudgetView<'a> {
+        let account = facts.document.account(DocumentPart::Budget);
         let entry = state.book.entry(&account).map(|(_, entry)| entry);
         BudgetView {
             budget: &facts.object,
@@ -584,7 +586,7 @@ impl Budgets {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, LedgerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,36 +2,36 @@
 
 use strum::IntoEnumIterator;
 
-use super::entry::Entry;
+use super::entry::AccountEntry;
 use super::facts::ledger_name;
-use super::ledger::Budgets;
-use crate::api::amount::{Kind, LimitAmounts};
+use super::ledger::BudgetLedger;
+use crate::api::amount::{AmountKind, LimitAmounts};
 use crate::api::status::BudgetShare;
-use crate::controller::loops::AgentKey;
+use crate::controller::pod_sessions::AgentKey;
 use crate::ledger::account::AgentName;
-use crate::link::messages::{Left, LimitName};
+use crate::link::messages::{AccountRemaining, LimitName};
 
 /// What an Agent's limits have left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shares {
+pub struct LimitShares {
     /// The AgentBudgets that it draws on.
     pub budgets: Vec<BudgetShare>,
     /// Percent used of the limit nearest to being spent, its own limits included.
     pub used_percent: Option<i64>,
 }
 
-impl Budgets {
+impl BudgetLedger {
     /// Whether all that decides what an Agent draws on has been listed. Until then its budgets look as if there were none.
     #[must_use]
     pub fn has_decided(&self) -> bool {
-        self.look(|state| self.decides(state))
+        self.inspect(|state| self.can_decide(state))
     }
 
     /// What the limits of an Agent have left.
     #[must_use]
-    pub fn shares(&self, agent: &AgentKey) -> Shares {
-        self.look(|state| {
-            let mut shares = Shares::default();
+    pub fn shares(&self, agent: &AgentKey) -> LimitShares {
+        self.inspect(|state| {
+            let mut shares = LimitShares::default();
             let decision = state.scope.decision(agent);
             let accounts = decision.into_iter().flat_map(|decision| &decision.accounts);
             for (account, limit) in accounts {
@@ -46,13 +46,13 @@ impl Budgets {
     }
 }
 
-impl Shares {
-    fn add(&mut self, limit: &LimitName, (entry, agents): (&Entry, usize), agent: &AgentName) {
+impl LimitShares {
+    fn add(&mut self, limit: &LimitName, (entry, agents): (&AccountEntry, usize), agent: &AgentName) {
         let account = entry.account();
         let own = account.share_of(agent);
         let (all, used, part) = (account.limits(), account.used(), account.per_agent());
         for (limits, used) in [(&all, &used), (&part, &own)] {
-            let percents = Kind::iter().filter_map(|kind| percent(used.get(kind), limits.get(kind)?));
+            let percents = AmountKind::iter().filter_map(|kind| percent(used.get(kind), limits.get(kind)?));
             self.used_percent = self.used_percent.max(percents.max());
         }
         if let LimitName::Budget(name) = limit {
@@ -60,8 +60,8 @@ impl Shares {
             let left = |kind| least(of_all.get(kind), of_own.get(kind));
             self.budgets.push(BudgetShare {
                 name: name.clone(),
-                remaining_tokens: left(Kind::Tokens),
-                remaining_cost_micro_usd: left(Kind::Cost),
+                remaining_tokens: left(AmountKind::Tokens),
+                remaining_cost_micro_usd: left(AmountKind::Cost),
                 exhausted: entry.exhausted(agents).is_some() || entry.blocked().contains_key(agent),
             });
         }
@@ -69,10 +69,10 @@ impl Shares {
 }
 
 /// What is left of a limit for one Agent, as far as it was settled: what gateways hold and may not spend counts as left.
-pub(super) fn left(entry: &Entry, agent: &AgentName) -> Left {
+pub(super) fn left(entry: &AccountEntry, agent: &AgentName) -> AccountRemaining {
     let account = entry.account();
     let tenths = |limits: LimitAmounts, left: LimitAmounts| {
-        LimitAmounts::each(|kind| {
+        LimitAmounts::from_fn(|kind| {
             let limit = i128::from(limits.get(kind)?.max(1));
             i64::try_from(i128::from(left.get(kind)?) * 10 / limit).ok()
         })
@@ -80,7 +80,7 @@ pub(super) fn left(entry: &Entry, agent: &AgentName) -> Left {
     let (limits, part) = (account.limits(), account.per_agent());
     let window = &account.terms().window;
     let resets_at = window.end(account.time());
-    Left {
+    AccountRemaining {
         of_limits: tenths(limits, limits.left_after(&account.used())),
         of_per_agent: tenths(part, part.left_after(&account.share_of(agent))),
         rolling_seconds: window.seconds(account.time()).filter(|_| resets_at.is_none()),
@@ -105,11 +105,11 @@ fn percent(used: i64, limit: i64) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::book::{Book, DocumentId, DocumentKind, Part};
+    use super::super::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
     use super::*;
     use crate::api::amount::Amount;
-    use crate::api::budget::{Bucket, LedgerRecord, Share};
-    use crate::ledger::account::Terms;
+    use crate::api::budget::{LedgerRecord, ShareRecord, UsageBucket};
+    use crate::ledger::account::LedgerTerms;
     use crate::ledger::window::WindowRule;
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
     }
 
     /// Of a budget of 1000 tokens, 100 for each Agent.
-    fn left_of(window: &serde_json::Value, used: i64, own: i64) -> Left {
+    fn left_of(window: &serde_json::Value, used: i64, own: i64) -> AccountRemaining {
         let start = jiff::Timestamp::constant(1_800_000_000, 0);
         let document = DocumentId {
             kind: DocumentKind::Budget,
@@ -136,11 +136,11 @@ mod tests {
             tokens: Some(tokens),
             ..LimitAmounts::default()
         };
-        let bucket = |tokens| Bucket {
+        let bucket = |tokens| UsageBucket {
             start,
             amount: Amount { tokens, ..Amount::ZERO },
         };
-        let terms = Terms {
+        let terms = LedgerTerms {
             limits: tokens(1000),
             per_agent: tokens(100),
             window: WindowRule::read(&serde_json::from_value(window.clone()).unwrap()).unwrap(),
@@ -148,15 +148,15 @@ mod tests {
         let record = LedgerRecord {
             watermark: start,
             buckets: vec![bucket(used)],
-            shares: vec![Share {
+            shares: vec![ShareRecord {
                 namespace: "ns".into(),
                 name: "coast".into(),
                 buckets: vec![bucket(own)],
             }],
             ..LedgerRecord::default()
         };
-        let mut book = Book::default();
-        book.load(&document, Part::Budget, terms, Some(&record), start);
+        let mut book = AccountBook::default();
+        book.load(&document, DocumentPart::Budget, terms, Some(&record), start);
         left(book.entry("b").unwrap().1, &agent)
     }
 

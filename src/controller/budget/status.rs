@@ -5,17 +5,17 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
 
+use super::approval::{self, GateAnswer};
 use super::conditions;
-use super::entry::Entry;
-use super::gate::{self, Answer};
-use super::words;
+use super::entry::AccountEntry;
+use super::format;
 use crate::api::AgentBudget;
-use crate::api::amount::{Amount, Kind};
+use crate::api::amount::{Amount, AmountKind};
 use crate::api::budget::{
     AgentBudgetStatus, BudgetGate, BudgetSummary, HandledAnswers, OnExhausted, TopAgent, WindowStatus,
 };
 use crate::api::condition::{self, ConditionType};
-use crate::ledger::account::{AgentName, Ask, Who};
+use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder};
 use crate::ledger::window::WindowRule;
 
 /// Reason of a limit of 0.
@@ -24,13 +24,13 @@ pub(super) const BLOCKS: &str = "BlocksEverything";
 const MOST_AGENTS: usize = 10;
 
 /// What a status is made of.
-pub struct Input<'a> {
+pub struct BudgetStatusInput<'a> {
     /// The object.
     pub budget: &'a AgentBudget,
     /// Its status as last written.
     pub old: &'a AgentBudgetStatus,
     /// Its account, or what is wrong with its spec.
-    pub entry: Result<&'a Entry, &'a str>,
+    pub entry: Result<&'a AccountEntry, &'a str>,
     /// Agents that draw on it.
     pub agents: usize,
     /// Why its records cannot be written at the moment.
@@ -43,9 +43,9 @@ pub struct Input<'a> {
 
 /// A budget without room for the next call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spent {
+pub struct BudgetExhaustion {
     /// What there is not enough of.
-    pub kind: Kind,
+    pub kind: AmountKind,
     /// When there is room by itself.
     pub resets_at: Option<Timestamp>,
     /// What follows from it.
@@ -59,10 +59,10 @@ pub struct Spent {
 
 /// Whether a budget is spent.
 #[must_use]
-pub fn spent(input: &Input<'_>) -> Option<Spent> {
+pub fn exhaustion(input: &BudgetStatusInput<'_>) -> Option<BudgetExhaustion> {
     let entry = input.entry.ok()?;
     let on_exhausted = input.budget.spec.on_exhausted;
-    let make = |kind, resets_at, held| Spent {
+    let make = |kind, resets_at, held| BudgetExhaustion {
         kind,
         resets_at,
         on_exhausted,
@@ -72,7 +72,7 @@ pub fn spent(input: &Input<'_>) -> Option<Spent> {
     let (limits, per_agent) = (entry.account().limits(), entry.account().per_agent());
     for (field, limits) in [("spec.limits", limits), ("spec.perAgent", per_agent)] {
         if let Some(kind) = limits.kinds().find(|kind| limits.get(*kind) == Some(0)) {
-            return Some(Spent {
+            return Some(BudgetExhaustion {
                 on_exhausted: OnExhausted::Pause,
                 zero: Some(field),
                 ..make(kind, None, false)
@@ -85,23 +85,23 @@ pub fn spent(input: &Input<'_>) -> Option<Spent> {
     }
     let account = entry.account();
     let used = account.used();
-    let full = |kind: &Kind| limits.get(*kind).is_some_and(|limit| used.get(*kind) >= limit);
+    let full = |kind: &AmountKind| limits.get(*kind).is_some_and(|limit| used.get(*kind) >= limit);
     if let Some(kind) = limits.kinds().find(full) {
-        let one = Amount::each(|each| i64::from(each == kind));
-        let ask = Ask {
+        let one = Amount::from_fn(|each| i64::from(each == kind));
+        let ask = GrantRequest {
             lease: None,
             open: Amount::ZERO,
             least: one,
             full: one,
         };
-        return Some(make(kind, account.resets_at(&Who::default(), &ask), stops));
+        return Some(make(kind, account.resets_at(&LeaseHolder::default(), &ask), stops));
     }
-    remembered(input, entry).map(|(kind, resets_at)| make(kind, resets_at, stops))
+    remembered_refusal(input, entry).map(|(kind, resets_at)| make(kind, resets_at, stops))
 }
 
 /// A refusal that only the status remembers: one of `Stop` holds until limits are raised, and one that an earlier leader
 /// saw until its moment, or until somebody waits no more.
-fn remembered(input: &Input<'_>, entry: &Entry) -> Option<(Kind, Option<Timestamp>)> {
+fn remembered_refusal(input: &BudgetStatusInput<'_>, entry: &AccountEntry) -> Option<(AmountKind, Option<Timestamp>)> {
     let old = input.old;
     let holds = |condition: &&Condition| condition.status == "True" && condition.reason != BLOCKS;
     condition::find(&old.conditions, ConditionType::Exhausted).filter(holds)?;
@@ -118,7 +118,7 @@ fn remembered(input: &Input<'_>, entry: &Entry) -> Option<(Kind, Option<Timestam
         .as_ref()
         .and_then(|window| window.resets_at.as_ref())
         .map(|at| at.0);
-    let kind = tightest(input).map_or(Kind::Tokens, |(kind, _, _)| kind);
+    let kind = tightest(input).map_or(AmountKind::Tokens, |(kind, _, _)| kind);
     if input.budget.spec.on_exhausted == OnExhausted::Stop {
         return Some((kind, resets_at));
     }
@@ -131,7 +131,7 @@ fn remembered(input: &Input<'_>, entry: &Entry) -> Option<(Kind, Option<Timestam
 }
 
 /// The limit nearest to being spent: its kind, the limit, and what is used of it.
-fn tightest(input: &Input<'_>) -> Option<(Kind, i64, i64)> {
+fn tightest(input: &BudgetStatusInput<'_>) -> Option<(AmountKind, i64, i64)> {
     let account = input.entry.ok()?.account();
     let (limits, used) = (account.limits(), account.used());
     let all = limits
@@ -146,9 +146,9 @@ fn tightest(input: &Input<'_>) -> Option<(Kind, i64, i64)> {
 
 /// The status, whole, but for the ledger.
 #[must_use]
-pub fn compute(input: &Input<'_>) -> AgentBudgetStatus {
+pub fn compute(input: &BudgetStatusInput<'_>) -> AgentBudgetStatus {
     let refusal = conditions::refusal(input);
-    let spent = spent(input);
+    let spent = exhaustion(input);
     let (gate, handled) = gates(input, spent.as_ref());
     let mut status = AgentBudgetStatus {
         observed_generation: input.budget.metadata.generation,
@@ -173,18 +173,21 @@ pub fn compute(input: &Input<'_>) -> AgentBudgetStatus {
 }
 
 /// The open gate, and the answers that were handled.
-fn gates(input: &Input<'_>, spent: Option<&Spent>) -> (Option<BudgetGate>, Option<HandledAnswers>) {
+fn gates(
+    input: &BudgetStatusInput<'_>,
+    spent: Option<&BudgetExhaustion>,
+) -> (Option<BudgetGate>, Option<HandledAnswers>) {
     let old = input.old;
     let mut handled = old.last_handled_requests.clone();
     let mut approved = false;
-    if let Some(answer) = gate::answer(input.budget, old) {
+    if let Some(answer) = approval::answer(input.budget, old) {
         let known = handled.get_or_insert_default();
         match answer {
-            Answer::Approved { by, value, .. } => {
+            GateAnswer::Approved { by, value, .. } => {
                 (known.approve, known.approved_by) = (Some(value), Some(by));
                 approved = true;
             }
-            Answer::Denied { value } => {
+            GateAnswer::Denied { value } => {
                 known.deny = Some(value);
                 // Like Pause from here on: the window frees it, or a person adds.
                 return (None, handled);
@@ -196,7 +199,7 @@ fn gates(input: &Input<'_>, spent: Option<&Spent>) -> (Option<BudgetGate>, Optio
     }
     let asked = old.gates.first().filter(|_| !approved);
     // A question whose terms were edited is put anew.
-    if let Some(gate) = asked.filter(|gate| gate.arguments_hash == gate::hash(input.budget, &gate.id)) {
+    if let Some(gate) = asked.filter(|gate| gate.arguments_hash == approval::hash(input.budget, &gate.id)) {
         return (Some(gate.clone()), handled);
     }
     let was = condition::find(&old.conditions, ConditionType::Exhausted).is_some_and(|old| old.status == "True");
@@ -204,12 +207,12 @@ fn gates(input: &Input<'_>, spent: Option<&Spent>) -> (Option<BudgetGate>, Optio
     let ask = !was || approved || edited || asked.is_some();
     let epoch = input.entry.map_or(0, |entry| entry.account().epoch()) + 1;
     (
-        ask.then(|| gate::open(input.budget, epoch, input.now)).flatten(),
+        ask.then(|| approval::open(input.budget, epoch, input.now)).flatten(),
         handled,
     )
 }
 
-fn window(input: &Input<'_>, entry: &Entry, spent: Option<&Spent>) -> WindowStatus {
+fn window(input: &BudgetStatusInput<'_>, entry: &AccountEntry, spent: Option<&BudgetExhaustion>) -> WindowStatus {
     let account = entry.account();
     let rule = &account.terms().window;
     let started_at = match rule {
@@ -223,7 +226,7 @@ fn window(input: &Input<'_>, entry: &Entry, spent: Option<&Spent>) -> WindowStat
     };
     WindowStatus {
         started_at,
-        resets_at: resets_at.map(|at| Time(words::whole_second(at))),
+        resets_at: resets_at.map(|at| Time(format::whole_second(at))),
     }
 }
 
@@ -236,20 +239,20 @@ fn top_agent((agent, used): (AgentName, Amount)) -> TopAgent {
     }
 }
 
-fn summary(input: &Input<'_>, entry: &Entry, window: &WindowStatus) -> BudgetSummary {
+fn summary(input: &BudgetStatusInput<'_>, entry: &AccountEntry, window: &WindowStatus) -> BudgetSummary {
     let mut summary = BudgetSummary {
-        window: words::window(&input.budget.spec.window),
+        window: format::window(&input.budget.spec.window),
         resets: window
             .resets_at
             .as_ref()
-            .map_or_else(String::new, |at| words::clock(at.0, &input.budget.spec.window)),
+            .map_or_else(String::new, |at| format::clock(at.0, &input.budget.spec.window)),
         ..BudgetSummary::default()
     };
     if let Some((kind, limit, used)) = tightest(input) {
-        summary.limit = words::short(kind, limit);
-        summary.used = words::number(kind, used);
+        summary.limit = format::short(kind, limit);
+        summary.used = format::number(kind, used);
         summary.used_percent = percent(used, limit);
-        summary.reserved = words::number(kind, entry.account().reserved().get(kind));
+        summary.reserved = format::number(kind, entry.account().reserved().get(kind));
     }
     summary
 }

@@ -6,15 +6,15 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
-use super::book::{Book, DocumentId, DocumentKind, Part};
+use super::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
+use super::approval;
 use super::facts::BudgetFacts;
-use super::gate;
-use super::status::{Input, compute, is_news, spent};
+use super::status::{BudgetStatusInput, compute, exhaustion, is_news};
 use crate::api::AgentBudget;
 use crate::api::amount::Amount;
 use crate::api::budget::AgentBudgetStatus;
 use crate::api::condition::{ConditionType, find};
-use crate::ledger::account::{AgentName, Ask, Statement, Terms, Who};
+use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder, LeaseStatement, LedgerTerms};
 use crate::ledger::limits::limit_amounts;
 use crate::ledger::window::WindowRule;
 use crate::link::messages::{AccountRequest, LeaseRequest};
@@ -33,7 +33,7 @@ fn tokens(tokens: i64) -> Amount {
 /// A budget with its account, and the status as it was written.
 struct World {
     budget: AgentBudget,
-    book: Book,
+    book: AccountBook,
     status: AgentBudgetStatus,
 }
 
@@ -49,11 +49,11 @@ impl World {
         budget.metadata.generation = Some(1);
         let mut world = Self {
             budget,
-            book: Book::default(),
+            book: AccountBook::default(),
             status: AgentBudgetStatus::default(),
         };
         let (document, terms) = (World::document(), world.terms());
-        world.book.load(&document, Part::Budget, terms, None, START);
+        world.book.load(&document, DocumentPart::Budget, terms, None, START);
         world
     }
 
@@ -66,9 +66,9 @@ impl World {
         }
     }
 
-    fn terms(&self) -> Terms {
+    fn terms(&self) -> LedgerTerms {
         let spec = &self.budget.spec;
-        Terms {
+        LedgerTerms {
             limits: limit_amounts(&spec.limits).unwrap(),
             per_agent: spec
                 .per_agent
@@ -78,8 +78,8 @@ impl World {
         }
     }
 
-    fn input(&self, seconds: i64) -> Input<'_> {
-        Input {
+    fn input(&self, seconds: i64) -> BudgetStatusInput<'_> {
+        BudgetStatusInput {
             budget: &self.budget,
             old: &self.status,
             entry: Ok(self.book.entry("b").unwrap().1),
@@ -98,7 +98,7 @@ impl World {
 
     /// Writes the status with the records, as persistence does.
     fn write(&mut self, seconds: i64) -> &AgentBudgetStatus {
-        if let Some((id, amount)) = gate::approved(&self.budget, &self.status) {
+        if let Some((id, amount)) = approval::approved(&self.budget, &self.status) {
             self.book.top_up("b", &id, amount, at(seconds));
         }
         let writes = self.book.compose(&Self::document(), at(seconds));
@@ -109,7 +109,7 @@ impl World {
     }
 
     fn request(&mut self, agent: &str, part: AccountRequest, seconds: i64) -> bool {
-        let who = Who {
+        let who = LeaseHolder {
             record: format!("record-of-{agent}"),
             agent: AgentName {
                 namespace: "ns".into(),
@@ -122,13 +122,13 @@ impl World {
             accounts: vec![part],
             ..LeaseRequest::default()
         };
-        let heard = self.book.request(&who, |_| true, &request, at(seconds));
-        self.book.answer(&who, &request, &heard).accounts[0].refused.is_none()
+        let heard = self.book.apply_request(&who, |_| true, &request, at(seconds));
+        self.book.response(&who, &request, &heard).accounts[0].refused.is_none()
     }
 
     /// Asks for room for a call. Whether there is.
     fn ask(&mut self, agent: &str, least: i64, seconds: i64) -> bool {
-        let ask = Ask {
+        let ask = GrantRequest {
             lease: None,
             open: Amount::ZERO,
             least: tokens(least),
@@ -146,7 +146,7 @@ impl World {
     fn spend(&mut self, agent: &str, lease: i64, amount: i64, seconds: i64) {
         assert!(self.ask(agent, amount, seconds), "there is room for {amount}");
         self.write(seconds);
-        let statement = Statement {
+        let statement = LeaseStatement {
             lease,
             spent: tokens(amount),
             returned: tokens(1_000_000),
@@ -189,7 +189,7 @@ fn says(status: &AgentBudgetStatus, type_: ConditionType) -> (&str, &str) {
 }
 
 fn held(world: &World, seconds: i64) -> bool {
-    spent(&world.input(seconds)).is_some_and(|spent| spent.held)
+    exhaustion(&world.input(seconds)).is_some_and(|spent| spent.held)
 }
 
 #[test]
@@ -313,8 +313,14 @@ fn the_next_leader_does_not_call_a_spent_budget_free_before_its_moment() {
     let record = world.book.compose(&World::document(), at(2)).remove(0).record;
     world.status = world.look(2);
     let resets = world.status.window.clone().unwrap().resets_at.unwrap().0;
-    let mut next = Book::default();
-    next.load(&World::document(), Part::Budget, world.terms(), Some(&record), at(3));
+    let mut next = AccountBook::default();
+    next.load(
+        &World::document(),
+        DocumentPart::Budget,
+        world.terms(),
+        Some(&record),
+        at(3),
+    );
     world.book = next;
     assert_eq!(says(&world.look(3), ConditionType::Exhausted).0, "True");
     let moment = resets.duration_since(START).as_secs();
@@ -347,10 +353,10 @@ fn stop_holds_through_its_window_and_a_failover_until_more_is_added() {
     assert_eq!(says(&world.status, ConditionType::Ready), ("False", "Exhausted"));
     assert_eq!(says(&world.status, ConditionType::Exhausted).1, "Stopped");
     let record = world.book.compose(&World::document(), at(3)).remove(0).record;
-    let mut next = Book::default();
+    let mut next = AccountBook::default();
     next.load(
         &World::document(),
-        Part::Budget,
+        DocumentPart::Budget,
         world.terms(),
         Some(&record),
         at(100_000),
@@ -386,13 +392,13 @@ fn ask_opens_one_gate_and_its_approval_adds_once() {
         "the question stays the same"
     );
     let value = format!("{}:{}", gate.id, gate.arguments_hash);
-    world.annotate(&[(gate::APPROVE, &value)]);
+    world.annotate(&[(approval::APPROVE, &value)]);
     assert_eq!(
-        gate::approved(&world.budget, &world.status),
+        approval::approved(&world.budget, &world.status),
         None,
         "nobody says who approves"
     );
-    world.annotate(&[(gate::APPROVE, &value), (gate::APPROVED_BY, "ann")]);
+    world.annotate(&[(approval::APPROVE, &value), (approval::APPROVED_BY, "ann")]);
     let status = world.write(3).clone();
     assert_eq!(status.limits.unwrap().tokens, Some(1050));
     assert_eq!(status.gates, []);
@@ -422,12 +428,12 @@ fn an_approval_of_other_terms_is_none() {
     world.spend("a", 1, 1000, 1);
     let gate = world.status.gates[0].clone();
     let value = format!("{}:{}", gate.id, gate.arguments_hash);
-    world.annotate(&[(gate::APPROVE, &value), (gate::APPROVED_BY, "ann")]);
+    world.annotate(&[(approval::APPROVE, &value), (approval::APPROVED_BY, "ann")]);
     world.edit(&json!({"ask": {"topUp": {"tokens": 1_000_000}}}), 2);
     let status = world.write(2);
     assert_eq!(status.limits.unwrap().tokens, Some(1000));
     assert_ne!(status.gates[0].arguments_hash, gate.arguments_hash, "it is asked anew");
-    world.annotate(&[(gate::APPROVE, "ask-0:0000"), (gate::APPROVED_BY, "ann")]);
+    world.annotate(&[(approval::APPROVE, "ask-0:0000"), (approval::APPROVED_BY, "ann")]);
     assert_eq!(world.write(3).limits.unwrap().tokens, Some(1000));
 }
 
@@ -436,7 +442,7 @@ fn a_denied_gate_waits_for_its_window_and_asks_again_only_in_the_next_need() {
     let mut world = World::new(&json!({"onExhausted": "Ask"}));
     world.spend("a", 1, 1000, 1);
     let gate = world.status.gates[0].clone();
-    world.annotate(&[(gate::DENY, &gate.id)]);
+    world.annotate(&[(approval::DENY, &gate.id)]);
     let status = world.write(2).clone();
     assert_eq!(status.gates, []);
     assert_eq!(
@@ -455,7 +461,7 @@ fn a_denied_gate_waits_for_its_window_and_asks_again_only_in_the_next_need() {
 #[test]
 fn a_quarter_is_offered_where_nobody_says_how_much() {
     let world = World::new(&json!({"onExhausted": "Ask", "limits": {"tokens": 1000, "costUSD": "2.00"}}));
-    let offer = gate::offer(&world.budget);
+    let offer = approval::offer(&world.budget);
     assert_eq!((offer.tokens, offer.cost, offer.calls), (250, 500_000, 0));
 }
 
@@ -478,7 +484,7 @@ fn a_platform_budget_outside_the_controllers_namespace_says_that_it_selects_nobo
 #[test]
 fn a_spec_that_cannot_be_used_is_said_and_shows_no_figures() {
     let world = World::new(&json!({}));
-    let input = Input {
+    let input = BudgetStatusInput {
         entry: Err("spec.window.calendar.timeZone Mars/Base is no IANA time zone"),
         ..world.input(0)
     };
@@ -543,7 +549,7 @@ fn a_selector_that_cannot_be_read_is_said_on_the_budget() {
     let broken = json!({"matchExpressions": [{"key": "team", "operator": "In"}]});
     let world = World::new(&json!({"selector": broken}));
     let facts = BudgetFacts::of(&Arc::new(world.budget.clone()));
-    let input = Input {
+    let input = BudgetStatusInput {
         entry: Err(facts.problem().unwrap()),
         ..world.input(0)
     };
@@ -572,7 +578,7 @@ fn a_record_that_is_refused_is_said_until_one_is_written() {
     let mut world = World::new(&json!({}));
     world.write(0);
     let message = "admission webhook \"policy\" denied the request";
-    let input = Input {
+    let input = BudgetStatusInput {
         trouble: Some(message),
         ..world.input(1)
     };

@@ -3,10 +3,10 @@
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::entry::Entry;
+use super::entry::AccountEntry;
 use crate::api::AgentBudget;
 use crate::api::amount::Amount;
-use crate::api::failure::Failure;
+use crate::api::failure::CallFailure;
 use crate::link::messages::LimitName;
 
 /// A budget as it stands.
@@ -16,7 +16,7 @@ pub struct BudgetView<'a> {
     /// Its status as last written, without `ledger`.
     pub shown: &'a Map<String, Value>,
     /// Its account, or what is wrong with the spec.
-    pub entry: Result<&'a Entry, &'a str>,
+    pub entry: Result<&'a AccountEntry, &'a str>,
     /// Agents that draw on it.
     pub agents: usize,
     /// Why its records cannot be written at the moment.
@@ -27,15 +27,15 @@ pub struct BudgetView<'a> {
 
 /// Why no call that needs this budget may be made, though it is not the account that refuses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct BudgetHold {
     /// `BudgetAsk` or `BudgetExhausted`.
-    pub failure: Failure,
+    pub failure: CallFailure,
     /// Calls in flight are cut too.
     pub cut: bool,
 }
 
 /// Makes a budget's status, and holds its calls. Called under the ledger's lock: it computes and nothing else.
-pub trait Face: Send + Sync {
+pub trait BudgetPresentation: Send + Sync {
     /// The status, whole, without `ledger`; written with the next record, at least 15 s after the last one.
     fn status(&self, view: &BudgetView<'_>) -> Map<String, Value>;
 
@@ -46,7 +46,7 @@ pub trait Face: Send + Sync {
     fn approved(&self, view: &BudgetView<'_>) -> Option<(String, Amount)>;
 
     /// What holds its calls. `name`: as the Agent that would be told sees it.
-    fn held(&self, view: &BudgetView<'_>, name: &LimitName) -> Option<Held>;
+    fn hold(&self, view: &BudgetView<'_>, name: &LimitName) -> Option<BudgetHold>;
 
     /// A status was written in place of another.
     fn written(&self, budget: &AgentBudget, before: &Map<String, Value>, after: &Map<String, Value>);

@@ -12,18 +12,18 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
-use super::book::DocumentKind;
+use super::accounts::DocumentKind;
 use super::facts::document;
-use super::ledger::Budgets;
-use super::persist::Conflict;
+use super::ledger::BudgetLedger;
+use super::record_writer::RecordConflictError;
 use crate::api::AgentBudget;
 use crate::controller::connection::watching;
 
-type Guarded = DeserializeGuard<AgentBudget>;
+type GuardedBudget = DeserializeGuard<AgentBudget>;
 
-impl Budgets {
+impl BudgetLedger {
     /// Watches and writes until `stop`, or until another leader is found to have written.
-    pub async fn run(self: Arc<Self>, stop: CancellationToken) -> Result<(), Conflict> {
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) -> Result<(), RecordConflictError> {
         let budgets = future::join_all(self.budget_scopes().into_iter().map(|scope| self.watch_budgets(scope)));
         tokio::select! {
             () = stop.cancelled() => Ok(()),
@@ -34,7 +34,7 @@ impl Budgets {
     }
 
     async fn watch_budgets(&self, namespace: Option<String>) {
-        let api: Api<Guarded> = match &namespace {
+        let api: Api<GuardedBudget> = match &namespace {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         };
@@ -60,14 +60,14 @@ impl Budgets {
         }
     }
 
-    fn seen(&self, guard: Guarded) {
+    fn seen(&self, guard: GuardedBudget) {
         match guard.0 {
             Ok(mut budget) => {
                 budget.meta_mut().managed_fields = None;
                 self.budget_seen(budget);
             }
             Err(invalid) => {
-                let id = super::book::DocumentId {
+                let id = super::accounts::DocumentId {
                     kind: DocumentKind::Budget,
                     namespace: invalid.metadata.namespace.clone().unwrap_or_default(),
                     name: invalid.metadata.name.clone().unwrap_or_default(),

@@ -19,23 +19,23 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::children::{Child, Children, Kind, Seen};
+use super::children::{AppliedChild, ChildKind, ObservedChild, SensorChildren};
 use super::conditions::{INVALID_SPEC, NAME_TAKEN, REFUSED, SECRET_NOT_FOUND, SECRET_UNUSABLE};
-use super::drift::Drift;
+use super::drift::DriftAction;
 use super::index::SensorKey;
-use super::pod::{self, EDIT, Edit, LONGEST_CONFIG, MANAGER};
+use super::pod::{self, EDIT, LONGEST_CONFIG, MANAGER, SpecEdit};
+use super::registry::{ObservedSensor, SensorRegistry};
 use super::secrets;
-use super::sensors::{Observed, Sensors};
 use crate::api::Sensor;
-use crate::controller::agent::error::{Error, call, find};
+use crate::controller::agent::error::{ReconcileError, call, find};
 use crate::controller::agent::pod_state::PodReason;
 use crate::link::deliveries::{ReceiverTerms, SensorDirectives};
-use crate::link::sensors::SensorTerms;
+use crate::link::sensor_messages::SensorTerms;
 use crate::sensing::source::webhook::signature::unusable;
 
 /// Why there is no pod as the spec wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Obstacle {
+pub(super) struct SensorObstacle {
     /// Reason of the condition.
     pub(super) reason: &'static str,
     /// What it is and what to do.
@@ -44,7 +44,7 @@ pub(super) struct Obstacle {
     pub(super) of_spec: bool,
 }
 
-impl Obstacle {
+impl SensorObstacle {
     fn spec(reason: &'static str, message: String) -> Self {
         Self {
             reason,
@@ -64,15 +64,15 @@ impl Obstacle {
 
 /// What became of it.
 #[derive(Debug, Default)]
-pub(super) struct Applied {
+pub(super) struct ApplyOutcome {
     /// What stands in the way.
-    pub(super) obstacle: Option<Obstacle>,
+    pub(super) obstacle: Option<SensorObstacle>,
     /// In how long to look again at what has to wait.
     pub(super) again: Option<Duration>,
 }
 
 /// Whether an object is to be applied.
-enum Due<K> {
+enum ApplyDecision<K> {
     /// It is there as it should be.
     No,
     /// It is not there, or was applied as another one.
@@ -83,7 +83,7 @@ enum Due<K> {
     Later(Duration),
 }
 
-impl<K> Due<K> {
+impl<K> ApplyDecision<K> {
     fn wait(&self) -> Option<Duration> {
         match self {
             Self::Later(wait) => Some(*wait),
@@ -98,12 +98,12 @@ impl<K> Due<K> {
 
 /// Brings the objects of a Sensor to what its spec wants. `children`: what there is.
 pub(super) async fn apply(
-    sensors: &Sensors,
+    sensors: &SensorRegistry,
     key: &SensorKey,
-    observed: &Observed,
-    children: &Children,
-) -> Result<Applied, Error> {
-    let work = Work {
+    observed: &ObservedSensor,
+    children: &SensorChildren,
+) -> Result<ApplyOutcome, ReconcileError> {
+    let work = ObjectApplier {
         sensors,
         key,
         sensor: &observed.known.object,
@@ -112,21 +112,21 @@ pub(super) async fn apply(
     if !pod::has_pod(&work.sensor.spec.source) {
         sensors.setup.relay.forget(key);
         work.clear().await?;
-        return Ok(Applied::default());
+        return Ok(ApplyOutcome::default());
     }
     // What a spec that cannot be used was before goes on to deliver what it has.
     let applied = match observed.known.problem {
-        Some(_) => Applied::default(),
+        Some(_) => ApplyOutcome::default(),
         None => Box::pin(work.make()).await?,
     };
-    if let Some(uid) = work.speaker() {
-        sensors.setup.relay.expect(key, uid, directives(observed));
+    if let Some(uid) = work.speaking_pod() {
+        sensors.setup.relay.expect_pod(key, uid, directives(observed));
     }
     Ok(applied)
 }
 
 /// What the pod is to do.
-fn directives(observed: &Observed) -> SensorDirectives {
+fn directives(observed: &ObservedSensor) -> SensorDirectives {
     let receivers = observed.receivers.iter().map(|receiver| ReceiverTerms {
         uid: receiver.facts.uid.clone(),
         name: receiver.name.clone(),
@@ -140,7 +140,7 @@ fn directives(observed: &Observed) -> SensorDirectives {
 }
 
 /// One that cannot be used hears nothing: without its rules, so that the pod can follow that.
-fn terms(observed: &Observed) -> SensorTerms {
+fn terms(observed: &ObservedSensor) -> SensorTerms {
     let mut terms = pod::terms(&observed.known.object);
     if observed.known.problem.is_some() {
         terms.spec.suspend = true;
@@ -152,26 +152,26 @@ fn terms(observed: &Observed) -> SensorTerms {
     terms
 }
 
-struct Work<'a> {
-    sensors: &'a Sensors,
+struct ObjectApplier<'a> {
+    sensors: &'a SensorRegistry,
     key: &'a SensorKey,
     sensor: &'a Sensor,
-    children: &'a Children,
+    children: &'a SensorChildren,
 }
 
-impl Work<'_> {
-    fn is_ours(&self, child: &Child) -> bool {
+impl ObjectApplier<'_> {
+    fn is_ours(&self, child: &AppliedChild) -> bool {
         child.owner.is_some() && child.owner == self.sensor.uid()
     }
 
     /// Uid of the pod that may speak for the Sensor: that of the set that is the Sensor's.
-    fn speaker(&self) -> Option<&str> {
+    fn speaking_pod(&self) -> Option<&str> {
         let (set, pod) = (self.children.set.as_ref()?, self.children.pod.as_ref()?);
         (self.is_ours(set) && pod.owner.as_ref() == Some(&set.uid)).then_some(pod.uid.as_str())
     }
 
     /// Takes away what a source of another kind needed.
-    async fn clear(&self) -> Result<(), Error> {
+    async fn clear(&self) -> Result<(), ReconcileError> {
         let (children, name) = (self.children, &self.key.name);
         self.delete::<StatefulSet>(&pod::set_name(name), children.set.as_ref())
             .await?;
@@ -181,107 +181,116 @@ impl Work<'_> {
             .await
     }
 
-    async fn make(&self) -> Result<Applied, Error> {
+    async fn make(&self) -> Result<ApplyOutcome, ReconcileError> {
         let children = self.children;
         let set = pod::stateful_set(self.sensor, &self.sensors.setup.pods);
-        let set = self.in_turn(self.due(Kind::Set, set, children.set.as_ref()));
+        let set = self.in_turn(self.due(ChildKind::Set, set, children.set.as_ref()));
         let policy = pod::network_policy(self.sensor);
-        let policy = self.due(Kind::Policy, policy, children.policy.as_ref());
+        let policy = self.due(ChildKind::Policy, policy, children.policy.as_ref());
         let service = if self.sensor.spec.source.webhook.is_some() {
-            self.due(Kind::Service, pod::service(self.sensor), children.service.as_ref())
+            self.due(ChildKind::Service, pod::service(self.sensor), children.service.as_ref())
         } else {
             let name = pod::service_name(&self.key.name);
             self.delete::<Service>(&name, children.service.as_ref()).await?;
-            Due::No
+            ApplyDecision::No
         };
         let again = [set.wait(), service.wait(), policy.wait()];
         let again = again.into_iter().flatten().min();
         if !(set.is_now() || service.is_now() || policy.is_now()) {
-            return Ok(Applied { obstacle: None, again });
+            return Ok(ApplyOutcome { obstacle: None, again });
         }
-        let mut obstacle = self.unusable().await?;
+        let mut obstacle = self.unusable_secret().await?;
         if obstacle.is_none() {
             obstacle = Box::pin(self.put_all(set, service, policy)).await?;
         }
-        Ok(Applied { obstacle, again })
+        Ok(ApplyOutcome { obstacle, again })
     }
 
     /// The pod comes last: its network is closed before it is there.
     async fn put_all(
         &self,
-        set: Due<StatefulSet>,
-        service: Due<Service>,
-        policy: Due<NetworkPolicy>,
-    ) -> Result<Option<Obstacle>, Error> {
+        set: ApplyDecision<StatefulSet>,
+        service: ApplyDecision<Service>,
+        policy: ApplyDecision<NetworkPolicy>,
+    ) -> Result<Option<SensorObstacle>, ReconcileError> {
         let children = self.children;
         if let Some(taken) = self.sensors.namespaces.ensure(&self.key.namespace).await? {
-            return Ok(Some(Obstacle::cluster(NAME_TAKEN, taken)));
+            return Ok(Some(SensorObstacle::cluster(NAME_TAKEN, taken)));
         }
-        let mut obstacle = self.put(policy, children.policy.as_ref(), Seen::policy).await?;
+        let mut obstacle = self
+            .put(policy, children.policy.as_ref(), ObservedChild::policy)
+            .await?;
         if obstacle.is_none() {
-            obstacle = self.put(service, children.service.as_ref(), Seen::service).await?;
+            obstacle = self
+                .put(service, children.service.as_ref(), ObservedChild::service)
+                .await?;
         }
         if obstacle.is_none() {
-            obstacle = self.put(set, children.set.as_ref(), Seen::set).await?;
+            obstacle = self.put(set, children.set.as_ref(), ObservedChild::set).await?;
         }
         Ok(obstacle)
     }
 
     /// The object as it is to be applied, unless it is there as it should be.
-    fn due<K: ResourceExt + Serialize>(&self, kind: Kind, object: K, known: Option<&Child>) -> Due<K> {
+    fn due<K: ResourceExt + Serialize>(
+        &self,
+        kind: ChildKind,
+        object: K,
+        known: Option<&AppliedChild>,
+    ) -> ApplyDecision<K> {
         let (object, hash) = pod::hashed(object);
         let Some(child) = known.filter(|child| self.is_ours(child)) else {
-            return Due::Other(object);
+            return ApplyDecision::Other(object);
         };
         let current = child.hash.as_ref() == Some(&hash);
         match self.sensors.drift(self.key, kind, child, current) {
-            Drift::Now => Due::Changed(object),
-            _ if !current => Due::Other(object),
-            Drift::Later(wait) => Due::Later(wait),
-            Drift::None => Due::No,
+            DriftAction::Now => ApplyDecision::Changed(object),
+            _ if !current => ApplyDecision::Other(object),
+            DriftAction::Later(wait) => ApplyDecision::Later(wait),
+            DriftAction::None => ApplyDecision::No,
         }
     }
 
     /// The set, when it may be applied. What somebody wrote into the Sensor or changed in the set is applied at once, and so is
     /// a set that is not there.
-    fn in_turn(&self, due: Due<StatefulSet>) -> Due<StatefulSet> {
-        let edit = Edit::of(self.sensor);
+    fn in_turn(&self, due: ApplyDecision<StatefulSet>) -> ApplyDecision<StatefulSet> {
+        let edit = SpecEdit::of(self.sensor);
         let marked = |mut set: StatefulSet| {
             set.annotations_mut().insert(EDIT.into(), edit.text());
             set
         };
         let set = match due {
-            Due::Other(set) => marked(set),
-            Due::Changed(set) => return Due::Changed(marked(set)),
-            Due::No | Due::Later(_) => return due,
+            ApplyDecision::Other(set) => marked(set),
+            ApplyDecision::Changed(set) => return ApplyDecision::Changed(marked(set)),
+            ApplyDecision::No | ApplyDecision::Later(_) => return due,
         };
         let present = self.children.set.as_ref().filter(|child| self.is_ours(child));
-        let edited = |before: &Edit| edit.is_other_than(before);
+        let edited = |before: &SpecEdit| edit.is_other_than(before);
         if present.is_none_or(|child| child.edit.as_ref().is_some_and(edited)) {
-            return Due::Other(set);
+            return ApplyDecision::Other(set);
         }
         let pod = self.children.pod.as_ref();
         let runs = pod.is_some_and(|pod| pod.reason == PodReason::Running);
         match self.sensors.take_turn(self.key, runs) {
-            Ok(()) => Due::Other(set),
-            Err(wait) => Due::Later(wait),
+            Ok(()) => ApplyDecision::Other(set),
+            Err(wait) => ApplyDecision::Later(wait),
         }
     }
 
     /// Applies an object, unless one of that name is somebody else's.
     async fn put<K>(
         &self,
-        due: Due<K>,
-        known: Option<&Child>,
-        seen: impl Fn(&K) -> Seen,
-    ) -> Result<Option<Obstacle>, Error>
+        due: ApplyDecision<K>,
+        known: Option<&AppliedChild>,
+        seen: impl Fn(&K) -> ObservedChild,
+    ) -> Result<Option<SensorObstacle>, ReconcileError>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
     {
         let (object, mends) = match due {
-            Due::Other(object) => (object, false),
-            Due::Changed(object) => (object, true),
-            Due::No | Due::Later(_) => return Ok(None),
+            ApplyDecision::Other(object) => (object, false),
+            ApplyDecision::Changed(object) => (object, true),
+            ApplyDecision::No | ApplyDecision::Later(_) => return Ok(None),
         };
         let api: Api<K> = self.api();
         let (kind, name) = (K::kind(&()), object.name_any());
@@ -289,13 +298,13 @@ impl Work<'_> {
             self.is_ours(child)
         } else {
             let found = find("get the metadata of an object of a Sensor", api.get_metadata(&name)).await?;
-            found.is_none_or(|found| self.is_ours(&Child::of(&found)))
+            found.is_none_or(|found| self.is_ours(&AppliedChild::of(&found)))
         };
         if !ours {
             let message = format!(
                 "{kind} {name} exists and belongs to something else: delete it, or make the Sensor under another name"
             );
-            return Ok(Some(Obstacle::cluster(NAME_TAKEN, message)));
+            return Ok(Some(SensorObstacle::cluster(NAME_TAKEN, message)));
         }
         let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(&object));
         match call("apply an object of a Sensor", api.patch(&name, &params, &patch)).await {
@@ -311,13 +320,13 @@ impl Work<'_> {
                 let message = format!("the API server refuses {kind} {name}: {}", status.message);
                 // The service account of the namespace may have been deleted: make sure of it next time.
                 self.sensors.namespaces.forget(&self.key.namespace);
-                Ok(Some(Obstacle::cluster(REFUSED, message)))
+                Ok(Some(SensorObstacle::cluster(REFUSED, message)))
             }
         }
     }
 
     /// Deletes an object of ours.
-    async fn delete<K>(&self, name: &str, known: Option<&Child>) -> Result<(), Error>
+    async fn delete<K>(&self, name: &str, known: Option<&AppliedChild>) -> Result<(), ReconcileError>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
@@ -347,20 +356,20 @@ impl Work<'_> {
     }
 
     /// What admission could not see.
-    async fn unusable(&self) -> Result<Option<Obstacle>, Error> {
+    async fn unusable_secret(&self) -> Result<Option<SensorObstacle>, ReconcileError> {
         let settings = &self.sensors.setup.pods;
         if let Some(message) = size(pod::config(self.sensor, settings).len()) {
-            return Ok(Some(Obstacle::spec(INVALID_SPEC, message)));
+            return Ok(Some(SensorObstacle::spec(INVALID_SPEC, message)));
         }
         let source = &self.sensor.spec.source;
-        for needed in secrets::needed(source) {
+        for needed in secrets::required(source) {
             let secret = find("get a Secret", self.api::<Secret>().get(needed.name)).await?;
             let Some(secret) = secret else {
-                return Ok(Some(Obstacle::spec(SECRET_NOT_FOUND, needed.absent())));
+                return Ok(Some(SensorObstacle::spec(SECRET_NOT_FOUND, needed.absent())));
             };
             let found = secret.data.unwrap_or_default();
-            if let Some(message) = needed.lacks(&found.keys().cloned().collect::<Vec<_>>()) {
-                return Ok(Some(Obstacle::spec(SECRET_NOT_FOUND, message)));
+            if let Some(message) = needed.missing_keys(&found.keys().cloned().collect::<Vec<_>>()) {
+                return Ok(Some(SensorObstacle::spec(SECRET_NOT_FOUND, message)));
             }
             let unusable = source.webhook.as_ref().and_then(|webhook| {
                 let key = &found.get(&webhook.secret_key_ref.key)?.0;
@@ -368,7 +377,7 @@ impl Work<'_> {
                     .map(|why| format!("{}: Secret {}: its key {why}", needed.field, needed.name))
             });
             if let Some(message) = unusable {
-                return Ok(Some(Obstacle::spec(SECRET_UNUSABLE, message)));
+                return Ok(Some(SensorObstacle::spec(SECRET_UNUSABLE, message)));
             }
         }
         Ok(None)

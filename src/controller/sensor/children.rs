@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use super::drift::Fields;
+use super::drift::FieldOwnership;
 use super::index::SensorKey;
-use super::pod::{self, EDIT, Edit, HASH};
+use super::pod::{self, EDIT, HASH, SpecEdit};
 use crate::controller::agent::pod_state::PodState;
 
 /// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::EnumIter)]
-pub(super) enum Kind {
+pub(super) enum ChildKind {
     Set,
     Service,
     Policy,
@@ -23,19 +23,19 @@ pub(super) enum Kind {
 
 /// An object that the controller applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Child {
+pub(super) struct AppliedChild {
     pub(super) uid: String,
     /// Uid of the object that controls it.
     pub(super) owner: Option<String>,
     /// What it was applied as.
     pub(super) hash: Option<String>,
     /// Of a set: the Sensor that it was made of.
-    pub(super) edit: Option<Edit>,
+    pub(super) edit: Option<SpecEdit>,
     /// Whose its fields are.
-    pub(super) fields: Fields,
+    pub(super) fields: FieldOwnership,
 }
 
-impl Child {
+impl AppliedChild {
     pub(super) fn of(object: &impl ResourceExt) -> Self {
         let owners = object.owner_references();
         let owner = owners.iter().find(|owner| owner.controller == Some(true));
@@ -43,32 +43,32 @@ impl Child {
             uid: object.uid().unwrap_or_default(),
             owner: owner.map(|owner| owner.uid.clone()),
             hash: object.annotations().get(HASH).cloned(),
-            edit: object.annotations().get(EDIT).and_then(|text| Edit::parse(text)),
-            fields: Fields::of(object.managed_fields()),
+            edit: object.annotations().get(EDIT).and_then(|text| SpecEdit::parse(text)),
+            fields: FieldOwnership::of(object.managed_fields()),
         }
     }
 }
 
 /// An object that was seen.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Seen {
-    Set(Child),
-    Service(Child),
-    Policy(Child),
+pub(super) enum ObservedChild {
+    Set(AppliedChild),
+    Service(AppliedChild),
+    Policy(AppliedChild),
     Pod(PodState),
 }
 
-impl Seen {
+impl ObservedChild {
     pub(super) fn set(object: &impl ResourceExt) -> Self {
-        Self::Set(Child::of(object))
+        Self::Set(AppliedChild::of(object))
     }
 
     pub(super) fn service(object: &impl ResourceExt) -> Self {
-        Self::Service(Child::of(object))
+        Self::Service(AppliedChild::of(object))
     }
 
     pub(super) fn policy(object: &impl ResourceExt) -> Self {
-        Self::Policy(Child::of(object))
+        Self::Policy(AppliedChild::of(object))
     }
 
     pub(super) fn pod(object: &Pod) -> Self {
@@ -76,24 +76,24 @@ impl Seen {
     }
 
     /// An object that the controller applies.
-    pub(super) fn child(&self) -> Option<(Kind, &Child)> {
+    pub(super) fn child(&self) -> Option<(ChildKind, &AppliedChild)> {
         match self {
-            Self::Set(child) => Some((Kind::Set, child)),
-            Self::Service(child) => Some((Kind::Service, child)),
-            Self::Policy(child) => Some((Kind::Policy, child)),
+            Self::Set(child) => Some((ChildKind::Set, child)),
+            Self::Service(child) => Some((ChildKind::Service, child)),
+            Self::Policy(child) => Some((ChildKind::Policy, child)),
             Self::Pod(_) => None,
         }
     }
 }
 
 /// The Sensor that an object of this kind is made for.
-pub(super) fn key(object: &impl ResourceExt, kind: Kind) -> Option<SensorKey> {
+pub(super) fn key(object: &impl ResourceExt, kind: ChildKind) -> Option<SensorKey> {
     let sensor = pod::sensor_of(object)?;
     let name = match kind {
-        Kind::Set => pod::set_name(&sensor),
-        Kind::Service => pod::service_name(&sensor),
-        Kind::Policy => pod::policy_name(&sensor),
-        Kind::Pod => pod::pod_name(&sensor),
+        ChildKind::Set => pod::set_name(&sensor),
+        ChildKind::Service => pod::service_name(&sensor),
+        ChildKind::Policy => pod::policy_name(&sensor),
+        ChildKind::Pod => pod::pod_name(&sensor),
     };
     (object.name_any() == name).then(|| SensorKey {
         namespace: object.namespace().unwrap_or_default(),
@@ -103,56 +103,56 @@ pub(super) fn key(object: &impl ResourceExt, kind: Kind) -> Option<SensorKey> {
 
 /// The objects of one Sensor.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Children {
-    pub(super) set: Option<Child>,
-    pub(super) service: Option<Child>,
-    pub(super) policy: Option<Child>,
+pub(super) struct SensorChildren {
+    pub(super) set: Option<AppliedChild>,
+    pub(super) service: Option<AppliedChild>,
+    pub(super) policy: Option<AppliedChild>,
     pub(super) pod: Option<PodState>,
 }
 
-impl Children {
+impl SensorChildren {
     /// Whether that is new.
-    fn put(&mut self, seen: Seen) -> bool {
+    fn put(&mut self, seen: ObservedChild) -> bool {
         let before = self.clone();
         match seen {
-            Seen::Set(set) => self.set = Some(set),
-            Seen::Service(service) => self.service = Some(service),
-            Seen::Policy(policy) => self.policy = Some(policy),
-            Seen::Pod(pod) => self.pod = Some(pod),
+            ObservedChild::Set(set) => self.set = Some(set),
+            ObservedChild::Service(service) => self.service = Some(service),
+            ObservedChild::Policy(policy) => self.policy = Some(policy),
+            ObservedChild::Pod(pod) => self.pod = Some(pod),
         }
         *self != before
     }
 
-    fn remove(&mut self, kind: Kind) {
+    fn remove(&mut self, kind: ChildKind) {
         match kind {
-            Kind::Set => self.set = None,
-            Kind::Service => self.service = None,
-            Kind::Policy => self.policy = None,
-            Kind::Pod => self.pod = None,
+            ChildKind::Set => self.set = None,
+            ChildKind::Service => self.service = None,
+            ChildKind::Policy => self.policy = None,
+            ChildKind::Pod => self.pod = None,
         }
     }
 
-    fn has(&self, kind: Kind) -> bool {
+    fn has(&self, kind: ChildKind) -> bool {
         match kind {
-            Kind::Set => self.set.is_some(),
-            Kind::Service => self.service.is_some(),
-            Kind::Policy => self.policy.is_some(),
-            Kind::Pod => self.pod.is_some(),
+            ChildKind::Set => self.set.is_some(),
+            ChildKind::Service => self.service.is_some(),
+            ChildKind::Policy => self.policy.is_some(),
+            ChildKind::Pod => self.pod.is_some(),
         }
     }
 }
 
 /// The objects of all Sensors.
 #[derive(Default)]
-pub(super) struct Table {
-    all: BTreeMap<SensorKey, Children>,
+pub(super) struct ChildIndex {
+    all: BTreeMap<SensorKey, SensorChildren>,
     /// Kinds and scopes (`None`: all namespaces) that have been listed once.
-    listed: BTreeSet<(Kind, Option<String>)>,
+    listed: BTreeSet<(ChildKind, Option<String>)>,
 }
 
-impl Table {
+impl ChildIndex {
     /// The objects of a Sensor; `None` while not all are known.
-    pub(super) fn of(&self, key: &SensorKey) -> Option<Children> {
+    pub(super) fn of(&self, key: &SensorKey) -> Option<SensorChildren> {
         self.is_whole(&key.namespace)
             .then(|| self.all.get(key).cloned().unwrap_or_default())
     }
@@ -170,19 +170,19 @@ impl Table {
     fn is_whole(&self, namespace: &str) -> bool {
         let scopes = [None, Some(namespace.to_owned())];
         let known = |kind| scopes.iter().any(|scope| self.listed.contains(&(kind, scope.clone())));
-        <Kind as strum::IntoEnumIterator>::iter().all(known)
+        <ChildKind as strum::IntoEnumIterator>::iter().all(known)
     }
 
     /// An object is there; true: that is new.
-    pub(super) fn seen(&mut self, key: &SensorKey, seen: Seen) -> bool {
+    pub(super) fn seen(&mut self, key: &SensorKey, seen: ObservedChild) -> bool {
         self.all.entry(key.clone()).or_default().put(seen)
     }
 
     /// An object is gone.
-    pub(super) fn gone(&mut self, key: &SensorKey, kind: Kind) {
+    pub(super) fn gone(&mut self, key: &SensorKey, kind: ChildKind) {
         if let Some(children) = self.all.get_mut(key) {
             children.remove(kind);
-            if *children == Children::default() {
+            if *children == SensorChildren::default() {
                 self.all.remove(key);
             }
         }
@@ -191,8 +191,8 @@ impl Table {
     /// These are all objects of a kind in a scope: the Sensors that something is new of.
     pub(super) fn listed(
         &mut self,
-        (kind, scope): (Kind, Option<&str>),
-        present: BTreeMap<SensorKey, Seen>,
+        (kind, scope): (ChildKind, Option<&str>),
+        present: BTreeMap<SensorKey, ObservedChild>,
     ) -> BTreeSet<SensorKey> {
         let within = |key: &SensorKey| scope.is_none_or(|scope| scope == key.namespace);
         let here = self
@@ -242,35 +242,35 @@ mod tests {
 
     #[test]
     fn an_object_counts_by_label_and_name_and_says_who_owns_it() {
-        assert_eq!(key(&set("s-sensor", "o"), Kind::Set), Some(of("n")));
-        assert_eq!(key(&set("s-sensor", "o"), Kind::Service), None);
-        assert_eq!(key(&set("other", "o"), Kind::Set), None);
-        let child = Child::of(&set("s-sensor", "o"));
+        assert_eq!(key(&set("s-sensor", "o"), ChildKind::Set), Some(of("n")));
+        assert_eq!(key(&set("s-sensor", "o"), ChildKind::Service), None);
+        assert_eq!(key(&set("other", "o"), ChildKind::Set), None);
+        let child = AppliedChild::of(&set("s-sensor", "o"));
         assert_eq!((child.owner.as_deref(), child.hash.as_deref()), (Some("o"), Some("h")));
     }
 
     #[test]
     fn nothing_is_known_before_each_kind_was_listed_and_a_list_says_what_went_meanwhile() {
-        let mut table = Table::default();
-        let here = || BTreeMap::from([(of("n"), Seen::set(&set("s-sensor", "o")))]);
-        assert_eq!(table.listed((Kind::Set, None), here()), [of("n")].into());
+        let mut table = ChildIndex::default();
+        let here = || BTreeMap::from([(of("n"), ObservedChild::set(&set("s-sensor", "o")))]);
+        assert_eq!(table.listed((ChildKind::Set, None), here()), [of("n")].into());
         assert_eq!(table.of(&of("n")), None);
-        table.listed((Kind::Service, None), BTreeMap::new());
-        table.listed((Kind::Policy, None), BTreeMap::new());
-        table.listed((Kind::Pod, Some("n")), BTreeMap::new());
+        table.listed((ChildKind::Service, None), BTreeMap::new());
+        table.listed((ChildKind::Policy, None), BTreeMap::new());
+        table.listed((ChildKind::Pod, Some("n")), BTreeMap::new());
         assert!(table.of(&of("n")).unwrap().set.is_some());
         assert_eq!(table.of(&of("m")), None, "pods of that namespace were not listed");
         assert_eq!(
-            table.listed((Kind::Set, None), here()),
+            table.listed((ChildKind::Set, None), here()),
             BTreeSet::new(),
             "the same again"
         );
         assert_eq!(
-            table.listed((Kind::Set, Some("m")), BTreeMap::new()),
+            table.listed((ChildKind::Set, Some("m")), BTreeMap::new()),
             BTreeSet::new(),
             "of another namespace"
         );
-        assert_eq!(table.listed((Kind::Set, None), BTreeMap::new()), [of("n")].into());
-        assert_eq!(table.of(&of("n")), Some(Children::default()));
+        assert_eq!(table.listed((ChildKind::Set, None), BTreeMap::new()), [of("n")].into());
+        assert_eq!(table.of(&of("n")), Some(SensorChildren::default()));
     }
 }

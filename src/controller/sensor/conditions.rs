@@ -7,10 +7,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 
 use super::pod;
-use super::status::{Facts, Own};
+use super::status::{OwnPod, SensorStatusInput};
 use crate::api::condition::{self, ConditionType};
 use crate::controller::agent::pod_state::{PodReason, PodState};
-use crate::controller::relay::SILENCE;
+use crate::controller::delivery_relay::SILENCE;
 use crate::link::pod::SENSOR_SERVICE_ACCOUNT;
 
 /// Reason of a condition that does not hold.
@@ -41,8 +41,8 @@ const NO_LIGHT_MODEL: &str = "NoLightModel";
 const MOST_NAMES: usize = 3;
 
 /// All conditions.
-pub(super) fn compute(facts: &Facts<'_>) -> Vec<Condition> {
-    let mut list = List {
+pub(super) fn compute(facts: &SensorStatusInput<'_>) -> Vec<Condition> {
+    let mut list = SensorConditions {
         facts,
         conditions: facts.old.conditions.clone(),
     };
@@ -54,12 +54,12 @@ pub(super) fn compute(facts: &Facts<'_>) -> Vec<Condition> {
     list.conditions
 }
 
-struct List<'a> {
-    facts: &'a Facts<'a>,
+struct SensorConditions<'a> {
+    facts: &'a SensorStatusInput<'a>,
     conditions: Vec<Condition>,
 }
 
-impl List<'_> {
+impl SensorConditions<'_> {
     fn set(&mut self, type_: ConditionType, status: &str, reason: &str, message: impl Into<String>) {
         let generation = self.facts.sensor.metadata.generation;
         let mut new = condition::condition(type_, false, reason, message, generation, self.facts.now);
@@ -138,7 +138,7 @@ impl List<'_> {
     }
 
     /// One with a pod of its own.
-    fn own(&mut self, own: &Own<'_>) {
+    fn own(&mut self, own: &OwnPod<'_>) {
         let type_ = ConditionType::Connected;
         if let Some(obstacle) = own.obstacle {
             return self.set(type_, "False", obstacle.reason, obstacle.message.clone());
@@ -181,7 +181,7 @@ impl List<'_> {
     }
 
     /// Its own pod has been silent for too long: whatever it said before, nobody knows whether it listens.
-    fn silent(&mut self, own: &Own<'_>) {
+    fn silent(&mut self, own: &OwnPod<'_>) {
         let type_ = ConditionType::Connected;
         let pod = pod::pod_name(&self.facts.sensor.name_any());
         if own.pod.is_some_and(PodState::ending) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use tokio::time::Instant;
 
-use super::children::{Child, Kind};
+use super::children::{AppliedChild, ChildKind};
 use super::pod::{self, MANAGER};
 
 /// Time between two mends of one object: whoever changes it again and again gets no quarrel at full speed.
@@ -18,14 +18,14 @@ const PAUSE: Duration = Duration::from_secs(30);
 
 /// Whose the fields of an object are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Fields {
+pub(super) struct FieldOwnership {
     /// Hash of those that are ours; `None`: none is.
     ours: Option<String>,
     /// Whether somebody else may have changed something after our last change.
     touched: bool,
 }
 
-impl Fields {
+impl FieldOwnership {
     pub(super) fn of(entries: &[ManagedFieldsEntry]) -> Self {
         // Its status is not what is applied.
         let of_spec = |entry: &&ManagedFieldsEntry| entry.subresource.as_deref() != Some("status");
@@ -51,10 +51,10 @@ fn is_ours(entry: &ManagedFieldsEntry) -> bool {
 
 /// What our last applies of the objects of one Sensor were answered.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Baselines(BTreeMap<Kind, Baseline>);
+pub(super) struct DriftBaselines(BTreeMap<ChildKind, DriftBaseline>);
 
 #[derive(Clone, Debug)]
-struct Baseline {
+struct DriftBaseline {
     uid: String,
     ours: Option<String>,
     /// When it was last mended.
@@ -63,7 +63,7 @@ struct Baseline {
 
 /// What is to be done about an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Drift {
+pub(super) enum DriftAction {
     /// Nothing: it is as it was applied.
     None,
     /// It is to be applied again.
@@ -72,34 +72,38 @@ pub(super) enum Drift {
     Later(Duration),
 }
 
-impl Baselines {
+impl DriftBaselines {
     /// Looks at an object. `current`: it is said to be as it is wanted. If so, one that was not applied by this leader is taken
     /// as it is, unless somebody may have changed it.
-    pub(super) fn look(&mut self, kind: Kind, child: &Child, current: bool, now: Instant) -> Drift {
+    pub(super) fn check(&mut self, kind: ChildKind, child: &AppliedChild, current: bool, now: Instant) -> DriftAction {
         let known = self.0.get(&kind).filter(|known| known.uid == child.uid);
         let Some(known) = known else {
             if !current {
-                return Drift::None;
+                return DriftAction::None;
             }
             if child.fields.touched {
-                return Drift::Now;
+                return DriftAction::Now;
             }
             self.applied(kind, child, None);
-            return Drift::None;
+            return DriftAction::None;
         };
         if known.ours == child.fields.ours {
-            return Drift::None;
+            return DriftAction::None;
         }
         let left = known
             .mended
             .map_or(Duration::ZERO, |at| (at + PAUSE).saturating_duration_since(now));
-        if left.is_zero() { Drift::Now } else { Drift::Later(left) }
+        if left.is_zero() {
+            DriftAction::Now
+        } else {
+            DriftAction::Later(left)
+        }
     }
 
     /// An object was applied and this is the answer. `mended`: when that was a mend.
-    pub(super) fn applied(&mut self, kind: Kind, child: &Child, mended: Option<Instant>) {
+    pub(super) fn applied(&mut self, kind: ChildKind, child: &AppliedChild, mended: Option<Instant>) {
         let before = self.0.get(&kind).filter(|known| known.uid == child.uid);
-        let baseline = Baseline {
+        let baseline = DriftBaseline {
             uid: child.uid.clone(),
             ours: child.fields.ours.clone(),
             mended: mended.or(before.and_then(|known| known.mended)),
@@ -121,14 +125,14 @@ mod tests {
         })
     }
 
-    fn child(entries: &[Value]) -> Child {
+    fn child(entries: &[Value]) -> AppliedChild {
         let entries: Vec<ManagedFieldsEntry> = serde_json::from_value(json!(entries)).unwrap();
-        Child {
+        AppliedChild {
             uid: "u".into(),
             owner: None,
             hash: None,
             edit: None,
-            fields: Fields::of(&entries),
+            fields: FieldOwnership::of(&entries),
         }
     }
 
@@ -140,44 +144,61 @@ mod tests {
     fn what_takes_a_field_from_us_is_mended_and_what_adds_its_own_is_not() {
         let (whole, part) = (json!({"f:replicas": {}, "f:template": {}}), json!({"f:template": {}}));
         let now = Instant::now();
-        let mut baselines = Baselines::default();
-        baselines.applied(Kind::Set, &child(&[ours(&whole)]), None);
+        let mut baselines = DriftBaselines::default();
+        baselines.applied(ChildKind::Set, &child(&[ours(&whole)]), None);
         let mut look = |entries: &[Value], later: u64| {
-            baselines.look(Kind::Set, &child(entries), true, now + Duration::from_secs(later))
+            baselines.check(ChildKind::Set, &child(entries), true, now + Duration::from_secs(later))
         };
         let scaled = [ours(&part), entry("kubectl", "scale", &json!({"f:replicas": {}}), 20)];
-        assert_eq!(look(&scaled, 0), Drift::Now);
+        assert_eq!(look(&scaled, 0), DriftAction::Now);
         let status = entry("kube-controller-manager", "status", &json!({"f:status": {}}), 20);
-        assert_eq!(look(&[ours(&whole), status], 0), Drift::None);
+        assert_eq!(look(&[ours(&whole), status], 0), DriftAction::None);
         let annotated = entry("kubectl", "", &json!({"f:annotations": {}}), 20);
-        assert_eq!(look(&[ours(&whole), annotated], 0), Drift::None);
-        assert_eq!(look(&[], 0), Drift::Now, "even that we applied it is gone");
+        assert_eq!(look(&[ours(&whole), annotated], 0), DriftAction::None);
+        assert_eq!(look(&[], 0), DriftAction::Now, "even that we applied it is gone");
     }
 
     #[test]
     fn a_quarrel_goes_slowly() {
         let now = Instant::now();
-        let mut baselines = Baselines::default();
-        baselines.applied(Kind::Policy, &child(&[ours(&json!({"f:a": {}}))]), Some(now));
+        let mut baselines = DriftBaselines::default();
+        baselines.applied(ChildKind::Policy, &child(&[ours(&json!({"f:a": {}}))]), Some(now));
         let changed = child(&[ours(&json!({}))]);
         let soon = now + Duration::from_secs(1);
         let left = Duration::from_secs(29);
-        assert_eq!(baselines.look(Kind::Policy, &changed, true, soon), Drift::Later(left));
-        assert_eq!(baselines.look(Kind::Policy, &changed, true, now + PAUSE), Drift::Now);
+        assert_eq!(
+            baselines.check(ChildKind::Policy, &changed, true, soon),
+            DriftAction::Later(left)
+        );
+        assert_eq!(
+            baselines.check(ChildKind::Policy, &changed, true, now + PAUSE),
+            DriftAction::Now
+        );
         // What is applied for another reason is no mend, and leaves the pause as it is.
-        baselines.applied(Kind::Policy, &child(&[ours(&json!({"f:b": {}}))]), None);
-        assert_eq!(baselines.look(Kind::Policy, &changed, true, soon), Drift::Later(left));
+        baselines.applied(ChildKind::Policy, &child(&[ours(&json!({"f:b": {}}))]), None);
+        assert_eq!(
+            baselines.check(ChildKind::Policy, &changed, true, soon),
+            DriftAction::Later(left)
+        );
     }
 
     #[test]
     fn a_new_leader_applies_again_only_what_somebody_touched_last() {
         let now = Instant::now();
         let fields = json!({"f:a": {}});
-        let look = |entries: &[Value], current| Baselines::default().look(Kind::Set, &child(entries), current, now);
-        assert_eq!(look(&[ours(&fields)], true), Drift::None);
-        assert_eq!(look(&[ours(&fields), entry("x", "", &fields, 9)], true), Drift::None);
+        let look =
+            |entries: &[Value], current| DriftBaselines::default().check(ChildKind::Set, &child(entries), current, now);
+        assert_eq!(look(&[ours(&fields)], true), DriftAction::None);
+        assert_eq!(
+            look(&[ours(&fields), entry("x", "", &fields, 9)], true),
+            DriftAction::None
+        );
         let touched = [ours(&fields), entry("x", "", &fields, 10)];
-        assert_eq!(look(&touched, true), Drift::Now);
-        assert_eq!(look(&touched, false), Drift::None, "it is applied anyway, in its turn");
+        assert_eq!(look(&touched, true), DriftAction::Now);
+        assert_eq!(
+            look(&touched, false),
+            DriftAction::None,
+            "it is applied anyway, in its turn"
+        );
     }
 }

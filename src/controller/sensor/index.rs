@@ -12,9 +12,9 @@ use kube::core::{Selector, SelectorExt};
 
 use super::pod;
 use crate::api::{Agent, Sensor};
-use crate::controller::loops::AgentKey;
-pub(super) use crate::controller::relay::SensorKey;
-use crate::link::sensors::{SensorReport, SensorTerms};
+pub(super) use crate::controller::delivery_relay::SensorKey;
+use crate::controller::pod_sessions::AgentKey;
+use crate::link::sensor_messages::{SensorReport, SensorTerms};
 
 impl SensorKey {
     pub(super) fn of(object: &impl ResourceExt) -> Self {
@@ -27,7 +27,7 @@ impl SensorKey {
 
 /// What of an Agent matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct AgentFacts {
+pub(super) struct ReceiverFacts {
     pub(super) uid: String,
     pub(super) labels: BTreeMap<String, String>,
     /// `spec.suspend`: its pod is not there, by design.
@@ -38,7 +38,7 @@ pub(super) struct AgentFacts {
     pub(super) scores: bool,
 }
 
-impl AgentFacts {
+impl ReceiverFacts {
     pub(super) fn of(agent: &Agent) -> Self {
         Self {
             uid: agent.uid().unwrap_or_default(),
@@ -52,7 +52,7 @@ impl AgentFacts {
 
 /// A Sensor as it was last seen.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct IndexedSensor {
     pub(super) object: Arc<Sensor>,
     /// Whom it selects by labels; `None`: nobody.
     pub(super) selector: Option<Selector>,
@@ -60,8 +60,8 @@ pub(super) struct Known {
     pub(super) problem: Option<String>,
 }
 
-impl Known {
-    fn receives(&self, agent: &AgentKey, facts: &AgentFacts) -> bool {
+impl IndexedSensor {
+    fn receives(&self, agent: &AgentKey, facts: &ReceiverFacts) -> bool {
         self.object.namespace().as_deref() == Some(&agent.namespace)
             && (self.names(agent)
                 || self
@@ -84,7 +84,7 @@ impl Known {
 
 /// What a change asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct IndexChange {
     /// Agents whose Sensors are others now.
     pub(super) agents: BTreeSet<AgentKey>,
     /// Sensors of which something else is to be said.
@@ -93,26 +93,26 @@ pub(super) struct Change {
 
 /// A receiver of a Sensor.
 #[derive(Clone, Debug)]
-pub(super) struct Receiving {
+pub(super) struct SensorReceiver {
     pub(super) name: String,
-    pub(super) facts: AgentFacts,
+    pub(super) facts: ReceiverFacts,
     /// What its pod last said of the Sensor.
     pub(super) report: Option<SensorReport>,
 }
 
 /// All that is known.
 #[derive(Default)]
-pub(super) struct Index {
-    agents: BTreeMap<AgentKey, AgentFacts>,
-    sensors: BTreeMap<SensorKey, Known>,
+pub(super) struct ReceiverIndex {
+    agents: BTreeMap<AgentKey, ReceiverFacts>,
+    sensors: BTreeMap<SensorKey, IndexedSensor>,
     reports: BTreeMap<AgentKey, Vec<SensorReport>>,
     /// Scopes (`None`: all namespaces) that have been listed once.
     agents_listed: BTreeSet<Option<String>>,
     sensors_listed: BTreeSet<Option<String>>,
 }
 
-impl Index {
-    pub(super) fn sensor(&self, key: &SensorKey) -> Option<&Known> {
+impl ReceiverIndex {
+    pub(super) fn sensor(&self, key: &SensorKey) -> Option<&IndexedSensor> {
         self.sensors.get(key)
     }
 
@@ -152,12 +152,12 @@ impl Index {
     }
 
     /// The Sensors that an Agent receives from and that are to stay. `None` while not all are known.
-    fn received<'a>(&'a self, agent: &'a AgentKey) -> Option<impl Iterator<Item = (&'a SensorKey, &'a Known)>> {
+    fn received<'a>(&'a self, agent: &'a AgentKey) -> Option<impl Iterator<Item = (&'a SensorKey, &'a IndexedSensor)>> {
         if !listed(&self.sensors_listed, &agent.namespace) {
             return None;
         }
         let facts = self.agents.get(agent)?;
-        let stays = |known: &Known| known.object.metadata.deletion_timestamp.is_none();
+        let stays = |known: &IndexedSensor| known.object.metadata.deletion_timestamp.is_none();
         let all = self.of_namespace(&agent.namespace);
         Some(all.filter(move |(_, known)| stays(known) && known.receives(agent, facts)))
     }
@@ -183,14 +183,14 @@ impl Index {
     }
 
     /// Those who receive from a Sensor, in the order of their names.
-    pub(super) fn receivers(&self, known: &Known) -> Vec<Receiving> {
+    pub(super) fn receivers(&self, known: &IndexedSensor) -> Vec<SensorReceiver> {
         let uid = known.object.uid().unwrap_or_default();
         let report = |agent: &AgentKey| {
             let reports = self.reports.get(agent)?;
             reports.iter().find(|report| report.uid == uid).cloned()
         };
-        self.those(known)
-            .map(|(agent, facts)| Receiving {
+        self.receiving_agents(known)
+            .map(|(agent, facts)| SensorReceiver {
                 name: agent.name.clone(),
                 facts: facts.clone(),
                 report: report(agent),
@@ -199,7 +199,7 @@ impl Index {
     }
 
     /// Agents that a Sensor names and that are not there.
-    pub(super) fn absent(&self, known: &Known) -> Vec<String> {
+    pub(super) fn absent(&self, known: &IndexedSensor) -> Vec<String> {
         let namespace = known.object.namespace().unwrap_or_default();
         let there = |name: &&String| {
             let agent = AgentKey {
@@ -217,9 +217,9 @@ impl Index {
         agents.map(|(_, facts)| facts.uid.clone()).collect()
     }
 
-    pub(super) fn sensor_seen(&mut self, known: Known) -> Change {
+    pub(super) fn sensor_seen(&mut self, known: IndexedSensor) -> IndexChange {
         let key = SensorKey::of(known.object.as_ref());
-        let mut change = Change::default();
+        let mut change = IndexChange::default();
         if let Some(before) = self.sensors.get(&key) {
             let same = (known.object.uid(), known.object.metadata.generation)
                 == (before.object.uid(), before.object.metadata.generation)
@@ -229,31 +229,37 @@ impl Index {
                 self.sensors.insert(key, known);
                 return change;
             }
-            change.agents.extend(self.those(before).map(|(agent, _)| agent.clone()));
+            change
+                .agents
+                .extend(self.receiving_agents(before).map(|(agent, _)| agent.clone()));
         }
-        change.agents.extend(self.those(&known).map(|(agent, _)| agent.clone()));
+        change
+            .agents
+            .extend(self.receiving_agents(&known).map(|(agent, _)| agent.clone()));
         change.sensors.insert(key.clone());
         self.sensors.insert(key, known);
         change
     }
 
-    pub(super) fn sensor_gone(&mut self, key: &SensorKey) -> Change {
-        let mut change = Change::default();
+    pub(super) fn sensor_gone(&mut self, key: &SensorKey) -> IndexChange {
+        let mut change = IndexChange::default();
         if let Some(known) = self.sensors.remove(key) {
-            change.agents.extend(self.those(&known).map(|(agent, _)| agent.clone()));
+            change
+                .agents
+                .extend(self.receiving_agents(&known).map(|(agent, _)| agent.clone()));
         }
         change
     }
 
     /// These are all Sensors of a scope: others are gone, and from now on it is known who receives what.
-    pub(super) fn sensors_listed(&mut self, scope: Option<&str>, present: &BTreeSet<SensorKey>) -> Change {
+    pub(super) fn sensors_listed(&mut self, scope: Option<&str>, present: &BTreeSet<SensorKey>) -> IndexChange {
         let gone: Vec<SensorKey> = self
             .sensors
             .keys()
             .filter(|key| scope.is_none_or(|scope| scope == key.namespace) && !present.contains(*key))
             .cloned()
             .collect();
-        let mut change = Change::default();
+        let mut change = IndexChange::default();
         for key in gone {
             change.agents.extend(self.sensor_gone(&key).agents);
         }
@@ -264,8 +270,8 @@ impl Index {
         change
     }
 
-    pub(super) fn agent_seen(&mut self, agent: &AgentKey, facts: AgentFacts) -> Change {
-        let mut change = Change::default();
+    pub(super) fn agent_seen(&mut self, agent: &AgentKey, facts: ReceiverFacts) -> IndexChange {
+        let mut change = IndexChange::default();
         let before = self.agents.get(agent);
         if before == Some(&facts) {
             return change;
@@ -284,21 +290,21 @@ impl Index {
     }
 
     /// The same of one that cannot be read: its metadata can, and the rest is as it was, if it is still the same.
-    pub(super) fn agent_unreadable(&mut self, agent: &AgentKey, meta: &ObjectMeta) -> Change {
+    pub(super) fn agent_unreadable(&mut self, agent: &AgentKey, meta: &ObjectMeta) -> IndexChange {
         let uid = meta.uid.clone().unwrap_or_default();
         let before = self.agents.get(agent).filter(|before| before.uid == uid);
-        let facts = before.cloned().unwrap_or_else(|| AgentFacts {
+        let facts = before.cloned().unwrap_or_else(|| ReceiverFacts {
             // Of a light model nothing is known: that it is missing is not to be said.
             scores: true,
-            ..AgentFacts::default()
+            ..ReceiverFacts::default()
         });
         let labels = meta.labels.clone().unwrap_or_default();
-        self.agent_seen(agent, AgentFacts { uid, labels, ..facts })
+        self.agent_seen(agent, ReceiverFacts { uid, labels, ..facts })
     }
 
-    pub(super) fn agent_gone(&mut self, agent: &AgentKey) -> Change {
+    pub(super) fn agent_gone(&mut self, agent: &AgentKey) -> IndexChange {
         self.reports.remove(agent);
-        let mut change = Change::default();
+        let mut change = IndexChange::default();
         if let Some(facts) = self.agents.remove(agent) {
             let received = self.of_namespace(&agent.namespace);
             let received = received.filter(|(_, known)| known.receives(agent, &facts));
@@ -309,12 +315,12 @@ impl Index {
     }
 
     /// These are all Agents of a scope.
-    pub(super) fn agents_listed(&mut self, scope: Option<&str>, present: &BTreeSet<AgentKey>) -> Change {
+    pub(super) fn agents_listed(&mut self, scope: Option<&str>, present: &BTreeSet<AgentKey>) -> IndexChange {
         let gone: Vec<AgentKey> = self
             .agents_within(scope)
             .filter(|agent| !present.contains(agent))
             .collect();
-        let mut change = Change::default();
+        let mut change = IndexChange::default();
         for agent in gone {
             let gone = self.agent_gone(&agent);
             change.agents.extend(gone.agents);
@@ -328,8 +334,8 @@ impl Index {
     }
 
     /// A pod has spoken: the Sensors of which it says something new.
-    pub(super) fn reported(&mut self, agent: &AgentKey, reports: &[SensorReport]) -> Change {
-        let mut change = Change::default();
+    pub(super) fn report_received(&mut self, agent: &AgentKey, reports: &[SensorReport]) -> IndexChange {
+        let mut change = IndexChange::default();
         let before = self.reports.get(agent).map_or(&[] as &[SensorReport], Vec::as_slice);
         if before == reports {
             return change;
@@ -353,7 +359,7 @@ impl Index {
         change
     }
 
-    fn those(&self, known: &Known) -> impl Iterator<Item = (&AgentKey, &AgentFacts)> {
+    fn receiving_agents(&self, known: &IndexedSensor) -> impl Iterator<Item = (&AgentKey, &ReceiverFacts)> {
         let namespace = known.object.namespace().unwrap_or_default();
         let agents = self.agents_of(&namespace);
         agents
@@ -362,7 +368,7 @@ impl Index {
             .into_iter()
     }
 
-    fn agents_of(&self, namespace: &str) -> impl Iterator<Item = (&AgentKey, &AgentFacts)> {
+    fn agents_of(&self, namespace: &str) -> impl Iterator<Item = (&AgentKey, &ReceiverFacts)> {
         let first = AgentKey {
             namespace: namespace.to_owned(),
             name: String::new(),
@@ -382,7 +388,7 @@ impl Index {
             .into_iter()
     }
 
-    fn of_namespace(&self, namespace: &str) -> impl Iterator<Item = (&SensorKey, &Known)> {
+    fn of_namespace(&self, namespace: &str) -> impl Iterator<Item = (&SensorKey, &IndexedSensor)> {
         let first = SensorKey {
             namespace: namespace.to_owned(),
             name: String::new(),
@@ -403,7 +409,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::sensor::Totals;
+    use crate::api::sensor::SensorTotals;
     use crate::controller::sensor::validate::validate;
 
     fn agent(name: &str) -> AgentKey {
@@ -413,15 +419,15 @@ mod tests {
         }
     }
 
-    fn facts(team: &str) -> AgentFacts {
-        AgentFacts {
+    fn facts(team: &str) -> ReceiverFacts {
+        ReceiverFacts {
             uid: "u".into(),
             labels: [("team".to_owned(), team.to_owned())].into(),
-            ..AgentFacts::default()
+            ..ReceiverFacts::default()
         }
     }
 
-    fn sensor_in(namespace: &str, name: &str, generation: i64, receivers: &Value) -> Known {
+    fn sensor_in(namespace: &str, name: &str, generation: i64, receivers: &Value) -> IndexedSensor {
         let mut spec = json!({"source": {"schedule": {"cron": "* * * * *"}}});
         for (field, value) in receivers.as_object().unwrap() {
             spec[field] = value.clone();
@@ -433,32 +439,32 @@ mod tests {
         }))
         .unwrap();
         let (selector, problem) = validate(&object.spec);
-        Known {
+        IndexedSensor {
             object: Arc::new(object),
             selector,
             problem,
         }
     }
 
-    fn sensor(name: &str, generation: i64, receivers: &Value) -> Known {
+    fn sensor(name: &str, generation: i64, receivers: &Value) -> IndexedSensor {
         sensor_in("n", name, generation, receivers)
     }
 
-    fn names(change: &Change) -> (Vec<&str>, Vec<&str>) {
+    fn names(change: &IndexChange) -> (Vec<&str>, Vec<&str>) {
         (
             change.agents.iter().map(|agent| agent.name.as_str()).collect(),
             change.sensors.iter().map(|sensor| sensor.name.as_str()).collect(),
         )
     }
 
-    fn run_by(index: &Index, name: &str) -> Vec<String> {
+    fn run_by(index: &ReceiverIndex, name: &str) -> Vec<String> {
         let terms = index.terms(&agent(name)).unwrap_or_default();
         terms.into_iter().map(|terms| terms.name).collect()
     }
 
     /// Two Agents: a of team red, b of team blue.
-    fn index() -> Index {
-        let mut index = Index::default();
+    fn index() -> ReceiverIndex {
+        let mut index = ReceiverIndex::default();
         index.agent_seen(&agent("a"), facts("red"));
         index.agent_seen(&agent("b"), facts("blue"));
         index.agents_listed(None, &[agent("a"), agent("b")].into());
@@ -475,7 +481,7 @@ mod tests {
             1,
             &json!({"agentSelector": {"matchLabels": {"team": "red"}}}),
         ));
-        let names = |index: &Index, sensor: &str| {
+        let names = |index: &ReceiverIndex, sensor: &str| {
             let key = SensorKey {
                 namespace: "n".into(),
                 name: sensor.into(),
@@ -582,7 +588,7 @@ mod tests {
 
     #[test]
     fn nothing_is_decided_before_all_are_known() {
-        let mut index = Index::default();
+        let mut index = ReceiverIndex::default();
         index.agent_seen(&agent("a"), facts("red"));
         index.sensor_seen(sensor("s", 1, &json!({"agentNames": ["a"]})));
         assert_eq!(index.terms(&agent("a")), None, "another may be on its way");
@@ -631,9 +637,9 @@ mod tests {
         let report = |uid: &str, events| SensorReport {
             uid: uid.into(),
             generation: 1,
-            totals: Totals {
+            totals: SensorTotals {
                 events,
-                ..Totals::default()
+                ..SensorTotals::default()
             },
             last: None,
             consecutive_failures: 0,
@@ -641,10 +647,10 @@ mod tests {
             next_attempt_at: None,
         };
         let first = [report("uid-of-s", 1), report("uid-of-t", 1)];
-        assert_eq!(names(&index.reported(&agent("a"), &first)).1, ["s", "t"]);
-        assert_eq!(names(&index.reported(&agent("a"), &first)).1, [""; 0]);
+        assert_eq!(names(&index.report_received(&agent("a"), &first)).1, ["s", "t"]);
+        assert_eq!(names(&index.report_received(&agent("a"), &first)).1, [""; 0]);
         let second = [report("uid-of-s", 1), report("uid-of-t", 2)];
-        assert_eq!(names(&index.reported(&agent("a"), &second)).1, ["t"]);
+        assert_eq!(names(&index.report_received(&agent("a"), &second)).1, ["t"]);
         let known = index
             .sensor(&SensorKey {
                 namespace: "n".into(),

@@ -7,18 +7,18 @@
 mod apply;
 mod children;
 mod conditions;
+mod controller;
 mod drift;
+mod events;
 mod index;
-mod notices;
 pub mod pod;
 mod publish;
-mod run;
+mod registry;
+mod rollout;
 pub mod secrets;
-mod sensors;
 mod status;
 #[cfg(test)]
 mod status_tests;
-mod turns;
 mod validate;
 
-pub use sensors::{Sensors, Setup};
+pub use registry::{SensorRegistry, SensorSetup};

@@ -19,21 +19,21 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
 
-use super::secrets::{self, Needed};
-use crate::api::sensor::Source;
+use super::secrets::{self, RequiredSecret};
+use crate::api::sensor::SensorSource;
 use crate::api::{LINK_AUDIENCE, SENSOR_LABEL, Sensor};
-use crate::controller::restricted;
+use crate::controller::pod_security;
 use crate::link::pod::{
     CONFIG_ENV, LINK_CA_CONFIGMAP, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_HEALTH_SOCKET,
     SENSOR_SERVICE_ACCOUNT, SensorPodConfig, WEBHOOK_PORT, WORKER_UID,
 };
-use crate::link::sensors::SensorTerms;
+use crate::link::sensor_messages::SensorTerms;
 
 /// The field manager of what is applied.
 pub(super) const MANAGER: &str = "agentloop-controller";
 /// Annotation: hash of the object as it was applied.
 pub(super) const HASH: &str = "agentloop.dev/spec-hash";
-/// Annotation on a set: the [`Edit`] of the Sensor that it was made of.
+/// Annotation on a set: the [`SpecEdit`] of the Sensor that it was made of.
 pub(super) const EDIT: &str = "agentloop.dev/sensor-edit";
 /// Longest configuration of a container: Linux allows 128 KiB for one variable, its name included.
 pub(super) const LONGEST_CONFIG: usize = 120 * 1024;
@@ -65,7 +65,7 @@ pub struct SensorPodSettings {
 
 /// Whether a source listens in a pod of the Sensor's own.
 #[must_use]
-pub fn has_pod(source: &Source) -> bool {
+pub fn has_pod(source: &SensorSource) -> bool {
     source.poll.is_some() || source.stream.is_some() || source.webhook.is_some()
 }
 
@@ -117,12 +117,12 @@ pub(super) fn hash(value: &impl Serialize) -> String {
 
 /// What somebody wrote into a Sensor, as far as its pod is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Edit {
+pub(super) struct SpecEdit {
     generation: i64,
     hash: String,
 }
 
-impl Edit {
+impl SpecEdit {
     /// Of a Sensor.
     pub(super) fn of(sensor: &Sensor) -> Self {
         let mut terms = terms(sensor);
@@ -309,7 +309,7 @@ fn pod_spec(sensor: &Sensor, settings: &SensorPodSettings) -> PodSpec {
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         termination_grace_period_seconds: Some(GRACE_SECONDS),
-        security_context: Some(restricted::pod()),
+        security_context: Some(pod_security::pod()),
         containers: vec![container(sensor, settings)],
         volumes: Some(volumes(sensor)),
         ..PodSpec::default()
@@ -323,7 +323,7 @@ fn container(sensor: &Sensor, settings: &SensorPodSettings) -> Container {
         mount("link-token", directory(LINK_TOKEN_FILE), true),
         mount("link-ca", directory(LINK_CA_FILE), true),
     ];
-    mounts.extend(secrets::needed(source).iter().map(Needed::mount));
+    mounts.extend(secrets::required(source).iter().map(RequiredSecret::mount));
     let webhook = source.webhook.is_some();
     Container {
         name: "sensor".into(),
@@ -349,7 +349,7 @@ fn container(sensor: &Sensor, settings: &SensorPodSettings) -> Container {
         liveness_probe: Some(probe(10, 6)),
         resources: Some(settings.resources.clone()),
         volume_mounts: Some(mounts),
-        security_context: Some(restricted::container(WORKER_UID)),
+        security_context: Some(pod_security::container(WORKER_UID)),
         ..Container::default()
     }
 }
@@ -419,7 +419,11 @@ fn volumes(sensor: &Sensor) -> Vec<Volume> {
             ..Volume::default()
         });
     }
-    volumes.extend(secrets::needed(&sensor.spec.source).iter().map(Needed::volume));
+    volumes.extend(
+        secrets::required(&sensor.spec.source)
+            .iter()
+            .map(RequiredSecret::volume),
+    );
     volumes
 }
 
@@ -579,14 +583,14 @@ mod tests {
 
     #[test]
     fn an_edit_is_what_somebody_wrote_for_the_pod() {
-        let before = Edit::of(&webhook());
-        assert_eq!(Edit::parse(&before.text()), Some(before.clone()));
-        assert_eq!(Edit::parse("of another version"), None);
+        let before = SpecEdit::of(&webhook());
+        assert_eq!(SpecEdit::parse(&before.text()), Some(before.clone()));
+        assert_eq!(SpecEdit::parse("of another version"), None);
         let edit = |generation: i64, change: fn(&mut Sensor)| {
             let mut sensor = webhook();
             sensor.metadata.generation = Some(generation);
             change(&mut sensor);
-            Edit::of(&sensor)
+            SpecEdit::of(&sensor)
         };
         assert!(edit(4, |sensor| sensor.spec.limits.per_minute = 7).is_other_than(&before));
         assert!(!edit(4, |sensor| sensor.spec.agent_names.push("y".into())).is_other_than(&before));
@@ -597,7 +601,7 @@ mod tests {
     #[test]
     fn nothing_in_the_configuration_is_left_to_expand() {
         let mut sensor = webhook();
-        sensor.spec.notification = Some(crate::api::sensor::Notification {
+        sensor.spec.notification = Some(crate::api::sensor::NotificationSpec {
             text: "'$(HOME) $$'".into(),
         });
         let config = config(&sensor, &SensorPodSettings::default());

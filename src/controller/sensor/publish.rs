@@ -11,25 +11,25 @@ use kube::runtime::controller::Action;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 
-use super::apply::{Applied, Obstacle, apply};
-use super::children::Children;
+use super::apply::{ApplyOutcome, SensorObstacle, apply};
+use super::children::SensorChildren;
 use super::conditions::{self, INVALID_SPEC};
+use super::events;
 use super::index::SensorKey;
-use super::notices;
 use super::pod;
-use super::sensors::{Observed, Sensors};
-use super::status::{self, Computed, Facts, Own, compute, urgent};
+use super::registry::{ObservedSensor, SensorRegistry};
+use super::status::{self, ComputedStatus, OwnPod, SensorStatusInput, compute, urgent};
 use crate::api::Sensor;
 use crate::api::condition::{self, ConditionType, condition};
 use crate::api::sensor::SensorStatus;
 use crate::controller::agent::backoff::REFERENCES;
-use crate::controller::agent::error::{Error, find};
-use crate::controller::agent::publish::{CONFLICT, difference};
-use crate::controller::loops::AgentKey;
-use crate::controller::relay::SILENCE;
+use crate::controller::agent::error::{ReconcileError, find};
+use crate::controller::agent::publish::{CONFLICT_RETRY, merge_patch};
+use crate::controller::delivery_relay::SILENCE;
+use crate::controller::pod_sessions::AgentKey;
 
 /// Makes what a Sensor needs, and says how it is.
-pub(super) async fn reconcile(sensors: &Sensors, key: &SensorKey) -> Result<Action, Error> {
+pub(super) async fn reconcile(sensors: &SensorRegistry, key: &SensorKey) -> Result<Action, ReconcileError> {
     let Some(observed) = sensors.observe(key) else {
         return Ok(Action::await_change());
     };
@@ -40,11 +40,11 @@ pub(super) async fn reconcile(sensors: &Sensors, key: &SensorKey) -> Result<Acti
         return Ok(Action::await_change());
     }
     let has_pod = pod::has_pod(&sensor.spec.source);
-    let Applied { obstacle, again: waits } = match &observed.children {
+    let ApplyOutcome { obstacle, again: waits } = match &observed.children {
         Some(children) => Box::pin(apply(sensors, key, &observed, children)).await?,
         // It is asked for again when they are known.
         None if has_pod => return Ok(Action::await_change()),
-        None => Applied::default(),
+        None => ApplyOutcome::default(),
     };
     let uid = &observed.memory.uid;
     let obstructed = obstacle.as_ref().map(|_| observed.memory.obstructed.saturating_add(1));
@@ -59,23 +59,23 @@ pub(super) async fn reconcile(sensors: &Sensors, key: &SensorKey) -> Result<Acti
 
 /// Computes and, when it is due, writes the status of a Sensor; else says when it is.
 async fn publish(
-    sensors: &Sensors,
+    sensors: &SensorRegistry,
     key: &SensorKey,
-    observed: &Observed,
-    obstacle: Option<&Obstacle>,
-) -> Result<Option<Duration>, Error> {
+    observed: &ObservedSensor,
+    obstacle: Option<&SensorObstacle>,
+) -> Result<Option<Duration>, ReconcileError> {
     let now = (sensors.setup.clock)();
     let sensor = &observed.known.object;
-    let (said, none) = (sensors.setup.relay.heard(key), Children::default());
+    let (said, none) = (sensors.setup.relay.last_report(key), SensorChildren::default());
     let (silent, look_again) = silence(sensors, key, observed);
-    let own = pod::has_pod(&sensor.spec.source).then(|| Own {
+    let own = pod::has_pod(&sensor.spec.source).then(|| OwnPod {
         silent,
         pod: observed.children.as_ref().unwrap_or(&none).pod.as_ref(),
         said: said.as_ref(),
         obstacle,
     });
     let (version, old) = last_status(observed);
-    let computed = compute(&Facts {
+    let computed = compute(&SensorStatusInput {
         sensor,
         old: &old,
         problem: observed.known.problem.as_deref(),
@@ -87,14 +87,14 @@ async fn publish(
         now,
     });
     let new = &computed.status;
-    tell_receivers(sensors, key, observed, new);
+    wake_receivers(sensors, key, observed, new);
     let look_again = look_again.filter(|_| own.is_some());
     if old == *new {
         return Ok(look_again);
     }
     let pace = observed.memory.pace;
     let due = if status::news(&old) == status::news(new) {
-        pace.rarely()
+        pace.next_minor()
     } else {
         pace.next(urgent(&old) != urgent(new))
     };
@@ -102,16 +102,16 @@ async fn publish(
         return Ok(Some(until(due, now)));
     }
     let about = sensor.object_ref(&());
-    let notices = notices::of_status(&old, new);
+    let notices = events::from_status(&old, new);
     if !write(sensors, key, observed, (version.as_deref(), &old), computed, now).await? {
-        return Ok(Some(CONFLICT));
+        return Ok(Some(CONFLICT_RETRY));
     }
     sensors.setup.events.send(notices, &about);
     Ok(look_again)
 }
 
 /// Whether its own pod is silent, and when to look again: a pod that does not come to be is in no sweep.
-fn silence(sensors: &Sensors, key: &SensorKey, observed: &Observed) -> (bool, Option<Duration>) {
+fn silence(sensors: &SensorRegistry, key: &SensorKey, observed: &ObservedSensor) -> (bool, Option<Duration>) {
     if let Some(silent) = sensors.setup.relay.is_silent(key) {
         return (silent, None);
     }
@@ -120,7 +120,7 @@ fn silence(sensors: &Sensors, key: &SensorKey, observed: &Observed) -> (bool, Op
 }
 
 /// What keeps a Sensor's own pod from listening is a condition of its receivers too: they look when it begins and ends.
-fn tell_receivers(sensors: &Sensors, key: &SensorKey, observed: &Observed, status: &SensorStatus) {
+fn wake_receivers(sensors: &SensorRegistry, key: &SensorKey, observed: &ObservedSensor, status: &SensorStatus) {
     let own = pod::has_pod(&observed.known.object.spec.source);
     let connected = condition::find(&status.conditions, ConditionType::Connected).filter(|_| own);
     let trouble = connected.filter(|held| conditions::is_failing(&held.reason));
@@ -132,7 +132,7 @@ fn tell_receivers(sensors: &Sensors, key: &SensorKey, observed: &Observed, statu
         (memory.trouble, memory.looked) = (trouble, true);
     });
     for receiver in &observed.receivers {
-        sensors.setup.loops.wake(&AgentKey {
+        sensors.setup.loops.request_reconcile(&AgentKey {
             namespace: key.namespace.clone(),
             name: receiver.name.clone(),
         });
@@ -140,7 +140,7 @@ fn tell_receivers(sensors: &Sensors, key: &SensorKey, observed: &Observed, statu
 }
 
 /// The status as it is, and the version of the object that has it: the watch may lag behind our own last write.
-fn last_status(observed: &Observed) -> (Option<String>, SensorStatus) {
+fn last_status(observed: &ObservedSensor) -> (Option<String>, SensorStatus) {
     let sensor = &observed.known.object;
     let seen = sensor.resource_version();
     if let Some((version, status)) = &observed.memory.written
@@ -157,13 +157,13 @@ fn number(version: &str) -> Option<u64> {
 
 /// Writes a status in place of the one it was computed from, and of no other; false: that is not the present one any more.
 async fn write(
-    sensors: &Sensors,
+    sensors: &SensorRegistry,
     key: &SensorKey,
-    observed: &Observed,
+    observed: &ObservedSensor,
     (version, old): (Option<&str>, &SensorStatus),
-    computed: Computed,
+    computed: ComputedStatus,
     now: Timestamp,
-) -> Result<bool, Error> {
+) -> Result<bool, ReconcileError> {
     let api: Api<Sensor> = Api::namespaced(sensors.setup.client.clone(), &key.namespace);
     // The first time all is written, so that no column is empty where it should say 0.
     let before = if old.observed_generation.is_some() {
@@ -173,7 +173,7 @@ async fn write(
     };
     let patch = json!({
         "metadata": { "resourceVersion": version },
-        "status": difference(&before, &json!(computed.status)),
+        "status": merge_patch(&before, &json!(computed.status)),
     });
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
     let patched = api.patch_status(&key.name, &params, &patch);
@@ -185,7 +185,7 @@ async fn write(
         Err(error) => return Err(error),
     };
     sensors.remember(key, &observed.memory.uid, |memory| {
-        memory.pace.wrote(now);
+        memory.pace.record_write(now);
         memory.beyond = computed.beyond;
         memory.written = written.resource_version().map(|version| (version, computed.status));
     });
@@ -197,7 +197,7 @@ fn until(moment: Timestamp, now: Timestamp) -> Duration {
 }
 
 /// An object that this version cannot read says so itself; it is watched as it was last read.
-pub(super) async fn unreadable(sensors: &Sensors, object: &InvalidObject) -> Result<Action, Error> {
+pub(super) async fn unreadable(sensors: &SensorRegistry, object: &InvalidObject) -> Result<Action, ReconcileError> {
     let (meta, error) = (&object.metadata, object.error.as_str());
     let (namespace, name) = (
         meta.namespace.clone().unwrap_or_default(),

@@ -4,21 +4,21 @@ use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMo
 
 use super::pod::{GROUP_READABLE, directory, file, mount};
 use crate::api::endpoint::{CERTIFICATE_KEY, PRIVATE_KEY_KEY, ROOTS_KEY};
-use crate::api::sensor::Source;
+use crate::api::sensor::SensorSource;
 use crate::link::pod::{SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE};
 
 /// A Secret that a source needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Needed<'a> {
+pub struct RequiredSecret<'a> {
     /// The field that names it.
     pub field: String,
     /// Its name.
     pub name: &'a str,
-    what: What<'a>,
+    what: SecretUse<'a>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What<'a> {
+enum SecretUse<'a> {
     /// Each key is a header.
     Headers,
     /// The key of a webhook.
@@ -31,23 +31,23 @@ enum What<'a> {
 
 /// The Secrets of a source.
 #[must_use]
-pub fn needed(source: &Source) -> Vec<Needed<'_>> {
+pub fn required(source: &SensorSource) -> Vec<RequiredSecret<'_>> {
     let Some(endpoint) = source.endpoint() else {
-        let webhook = source.webhook.as_ref().map(|webhook| Needed {
+        let webhook = source.webhook.as_ref().map(|webhook| RequiredSecret {
             field: "spec.source.webhook.secretKeyRef".into(),
             name: &webhook.secret_key_ref.name,
-            what: What::Key(&webhook.secret_key_ref.key),
+            what: SecretUse::Key(&webhook.secret_key_ref.key),
         });
         return webhook.into_iter().collect();
     };
     let secrets = [
-        (endpoint.headers_secret(), What::Headers),
-        (endpoint.ca_secret(), What::Authority),
-        (endpoint.certificate_secret(), What::Certificate),
+        (endpoint.headers_secret(), SecretUse::Headers),
+        (endpoint.ca_secret(), SecretUse::Authority),
+        (endpoint.certificate_secret(), SecretUse::Certificate),
     ];
     let needed = secrets.into_iter().filter_map(|(named, what)| {
         let named = named?;
-        Some(Needed {
+        Some(RequiredSecret {
             field: named.field,
             name: &named.secret.name,
             what,
@@ -56,7 +56,7 @@ pub fn needed(source: &Source) -> Vec<Needed<'_>> {
     needed.collect()
 }
 
-impl<'a> What<'a> {
+impl<'a> SecretUse<'a> {
     /// The keys that are used; `None`: all.
     fn keys(self) -> Option<Vec<&'a str>> {
         match self {
@@ -86,7 +86,7 @@ impl<'a> What<'a> {
     }
 }
 
-impl Needed<'_> {
+impl RequiredSecret<'_> {
     /// That there is no such Secret.
     pub(super) fn absent(&self) -> String {
         let with = match self.what.keys() {
@@ -101,7 +101,7 @@ impl Needed<'_> {
 
     /// What the Secret lacks, by the keys that it has.
     #[must_use]
-    pub fn lacks(&self, found: &[String]) -> Option<String> {
+    pub fn missing_keys(&self, found: &[String]) -> Option<String> {
         let Self { field, name, what } = self;
         let Some(keys) = what.keys() else {
             return found
@@ -110,8 +110,8 @@ impl Needed<'_> {
         };
         let key = keys.into_iter().find(|key| !found.iter().any(|found| found == key))?;
         let fix = match what {
-            What::Key(_) => "correct the key",
-            What::Headers | What::Authority | What::Certificate => "name another Secret",
+            SecretUse::Key(_) => "correct the key",
+            SecretUse::Headers | SecretUse::Authority | SecretUse::Certificate => "name another Secret",
         };
         Some(format!("{field}: Secret {name} has no key {key}: add it, or {fix}"))
     }
@@ -120,7 +120,7 @@ impl Needed<'_> {
     pub(super) fn volume(&self) -> Volume {
         let item = |key: &str| KeyToPath {
             key: key.into(),
-            path: if let What::Key(_) = self.what {
+            path: if let SecretUse::Key(_) = self.what {
                 file(SENSOR_KEY_FILE)
             } else {
                 key
@@ -154,13 +154,13 @@ mod tests {
     use super::*;
 
     fn missing(source: Value, found: Option<&[&str]>) -> Vec<String> {
-        let source: Source = serde_json::from_value(source).unwrap();
+        let source: SensorSource = serde_json::from_value(source).unwrap();
         let found: Option<Vec<String>> = found.map(|keys| keys.iter().map(|key| (*key).to_owned()).collect());
-        let missing = |needed: &Needed<'_>| match &found {
+        let missing = |needed: &RequiredSecret<'_>| match &found {
             None => Some(needed.absent()),
-            Some(found) => needed.lacks(found),
+            Some(found) => needed.missing_keys(found),
         };
-        needed(&source).iter().filter_map(missing).collect()
+        required(&source).iter().filter_map(missing).collect()
     }
 
     #[test]

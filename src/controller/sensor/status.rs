@@ -8,15 +8,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use kube::ResourceExt;
 
-use super::apply::Obstacle;
-use super::index::Receiving;
+use super::apply::SensorObstacle;
+use super::index::SensorReceiver;
 use super::{conditions, pod};
 use crate::api::Sensor;
 use crate::api::condition::{self, ConditionType};
-use crate::api::sensor::{Receiver, SensorStatus, Source, SourceType, Totals};
+use crate::api::sensor::{ReceiverStatus, SensorSource, SensorStatus, SensorTotals, SourceType};
 use crate::controller::agent::pod_state::PodState;
 use crate::link::deliveries::SensorPodReport;
-use crate::link::sensors::SensorReport;
+use crate::link::sensor_messages::SensorReport;
 
 /// Receivers whose totals are kept in status, so that a restart of the controller counts nothing twice.
 pub(super) const MOST_RECEIVERS: usize = 100;
@@ -24,7 +24,7 @@ pub(super) const MOST_RECEIVERS: usize = 100;
 const ID_BYTES: usize = 253;
 
 /// What a status is made of.
-pub(super) struct Facts<'a> {
+pub(super) struct SensorStatusInput<'a> {
     /// The Sensor.
     pub(super) sensor: &'a Sensor,
     /// Its status as last written.
@@ -32,22 +32,22 @@ pub(super) struct Facts<'a> {
     /// What is wrong with its spec.
     pub(super) problem: Option<&'a str>,
     /// Its own pod; `None`: it runs in its receivers' pods.
-    pub(super) own: Option<Own<'a>>,
+    pub(super) own: Option<OwnPod<'a>>,
     /// Who receives, and what their pods said.
-    pub(super) receivers: &'a [Receiving],
+    pub(super) receivers: &'a [SensorReceiver],
     /// Agents that it names and that are not there.
     pub(super) absent: &'a [String],
     /// Uids of all Agents of its namespace.
     pub(super) agents: &'a BTreeSet<String>,
     /// Totals of receivers for whom status has no room, as last counted.
-    pub(super) beyond: &'a BTreeMap<String, Totals>,
+    pub(super) beyond: &'a BTreeMap<String, SensorTotals>,
     /// Now.
     pub(super) now: Timestamp,
 }
 
 /// What is known of a Sensor's own pod.
 #[derive(Clone, Copy)]
-pub(super) struct Own<'a> {
+pub(super) struct OwnPod<'a> {
     /// The pod.
     pub(super) pod: Option<&'a PodState>,
     /// What it last said.
@@ -55,11 +55,11 @@ pub(super) struct Own<'a> {
     /// It has said nothing for [`SILENCE`](crate::controller::relay::SILENCE), or there was none for as long.
     pub(super) silent: bool,
     /// Why there is none as the spec wants it.
-    pub(super) obstacle: Option<&'a Obstacle>,
+    pub(super) obstacle: Option<&'a SensorObstacle>,
 }
 
 /// A pod in which it runs.
-pub(super) struct Speaker<'a> {
+pub(super) struct ReportingPod<'a> {
     /// Uid by which its part of the totals is kept.
     uid: &'a str,
     /// Name of its Agent, or of the Sensor.
@@ -70,7 +70,7 @@ pub(super) struct Speaker<'a> {
     pub(super) report: &'a SensorReport,
 }
 
-impl Facts<'_> {
+impl SensorStatusInput<'_> {
     /// What is wrong with its spec or what that refers to, and the reason.
     pub(super) fn mistake(&self) -> Option<(&'static str, &str)> {
         let problem = self.problem.map(|problem| (conditions::INVALID_SPEC, problem));
@@ -84,13 +84,13 @@ impl Facts<'_> {
     }
 
     /// Receivers that should run it.
-    pub(super) fn awake(&self) -> impl Iterator<Item = &Receiving> {
+    pub(super) fn awake(&self) -> impl Iterator<Item = &SensorReceiver> {
         self.receivers.iter().filter(|receiver| !receiver.facts.suspended)
     }
 
     /// What was said, and by whom.
-    fn speakers(&self) -> impl Iterator<Item = Speaker<'_>> {
-        let own = self.own.and_then(|own| own.said).map(|said| Speaker {
+    fn speakers(&self) -> impl Iterator<Item = ReportingPod<'_>> {
+        let own = self.own.and_then(|own| own.said).map(|said| ReportingPod {
             uid: self.uid(),
             name: self.sensor.metadata.name.as_deref().unwrap_or_default(),
             awake: true,
@@ -101,9 +101,9 @@ impl Facts<'_> {
     }
 
     /// What the pods of receivers said.
-    fn in_receivers(&self) -> impl Iterator<Item = Speaker<'_>> {
+    fn in_receivers(&self) -> impl Iterator<Item = ReportingPod<'_>> {
         self.receivers.iter().filter_map(|receiver| {
-            Some(Speaker {
+            Some(ReportingPod {
                 uid: &receiver.facts.uid,
                 name: &receiver.name,
                 awake: !receiver.facts.suspended,
@@ -113,16 +113,16 @@ impl Facts<'_> {
     }
 
     /// Whose totals count. Of a Sensor with a pod of its own also receivers in whose pods scores did something.
-    fn counting(&self) -> impl Iterator<Item = Speaker<'_>> {
+    fn counting(&self) -> impl Iterator<Item = ReportingPod<'_>> {
         let scored = self.in_receivers().filter(|speaker| {
             let totals = speaker.report.totals;
-            self.own.is_some() && totals != Totals::default()
+            self.own.is_some() && totals != SensorTotals::default()
         });
         self.speakers().chain(scored)
     }
 
     /// What was said of the spec as it is now by pods that should run it.
-    pub(super) fn spoken(&self) -> impl Iterator<Item = Speaker<'_>> {
+    pub(super) fn spoken(&self) -> impl Iterator<Item = ReportingPod<'_>> {
         let generation = self.sensor.metadata.generation.unwrap_or_default();
         self.speakers()
             .filter(move |speaker| speaker.awake && speaker.report.generation == generation)
@@ -134,13 +134,13 @@ impl Facts<'_> {
 }
 
 /// A status, and what is to be remembered once it is written.
-pub(super) struct Computed {
+pub(super) struct ComputedStatus {
     pub(super) status: SensorStatus,
-    pub(super) beyond: BTreeMap<String, Totals>,
+    pub(super) beyond: BTreeMap<String, SensorTotals>,
 }
 
 /// The status that a Sensor should have.
-pub(super) fn compute(facts: &Facts<'_>) -> Computed {
+pub(super) fn compute(facts: &SensorStatusInput<'_>) -> ComputedStatus {
     let old = facts.old;
     let counted = count(facts);
     let mut status = SensorStatus {
@@ -161,7 +161,7 @@ pub(super) fn compute(facts: &Facts<'_>) -> Computed {
     if let Some(last) = last {
         // Whole seconds, as everywhere in the cluster.
         status.last_event_time = Timestamp::from_second(last.at.as_second()).ok();
-        status.last_delivery_id = Some(cut(&last.id));
+        status.last_delivery_id = Some(truncate_id(&last.id));
     }
     if !facts.listens() {
         (status.consecutive_failures, status.next_attempt_at) = (0, None);
@@ -173,14 +173,14 @@ pub(super) fn compute(facts: &Facts<'_>) -> Computed {
             .filter_map(|speaker| speaker.report.next_attempt_at)
             .min();
     }
-    Computed {
+    ComputedStatus {
         status,
         beyond: counted.beyond,
     }
 }
 
 /// Events that some receiver does not have yet. Without a word of the pod it stays as it was.
-fn pending(facts: &Facts<'_>) -> Option<i64> {
+fn pending(facts: &SensorStatusInput<'_>) -> Option<i64> {
     let said = facts.own?.said.map(|said| said.pending_deliveries.max(0));
     Some(said.or(facts.old.pending_deliveries).unwrap_or_default())
 }
@@ -210,11 +210,11 @@ pub(super) fn urgent(status: &SensorStatus) -> (Option<i64>, Vec<(&str, &str, &s
 }
 
 /// Whether a condition of this type has this status.
-pub(super) fn says(status: &SensorStatus, type_: ConditionType, value: &str) -> bool {
+pub(super) fn has_condition(status: &SensorStatus, type_: ConditionType, value: &str) -> bool {
     condition::find(&status.conditions, type_).is_some_and(|held| held.status == value)
 }
 
-fn type_of(source: &Source) -> SourceType {
+fn type_of(source: &SensorSource) -> SourceType {
     match (&source.poll, &source.stream, &source.webhook) {
         (Some(_), _, _) => SourceType::Poll,
         (_, Some(_), _) => SourceType::Stream,
@@ -224,26 +224,26 @@ fn type_of(source: &Source) -> SourceType {
     }
 }
 
-struct Counted {
-    totals: Totals,
-    receivers: Vec<Receiver>,
-    beyond: BTreeMap<String, Totals>,
+struct CountedTotals {
+    totals: SensorTotals,
+    receivers: Vec<ReceiverStatus>,
+    beyond: BTreeMap<String, SensorTotals>,
 }
 
 /// Adds what each receiver has done beyond what is counted already. Receivers that are gone keep their part of the sum.
-fn count(facts: &Facts<'_>) -> Counted {
+fn count(facts: &SensorStatusInput<'_>) -> CountedTotals {
     let kept = facts
         .old
         .receivers
         .iter()
         .filter(|known| facts.agents.contains(&known.uid) || known.uid == facts.uid());
-    let mut counted = Counted {
+    let mut counted = CountedTotals {
         totals: facts.old.totals,
         receivers: kept.cloned().collect(),
         beyond: facts.beyond.clone(),
     };
     counted.beyond.retain(|uid, _| facts.agents.contains(uid));
-    for Speaker { uid, name, report, .. } in facts.counting() {
+    for ReportingPod { uid, name, report, .. } in facts.counting() {
         let said = sane(report.totals);
         if let Some(known) = counted.receivers.iter_mut().find(|known| known.uid == uid) {
             counted.totals = add(counted.totals, since(known.totals, said));
@@ -253,7 +253,7 @@ fn count(facts: &Facts<'_>) -> Counted {
         let beyond = counted.beyond.remove(uid);
         if counted.receivers.len() < MOST_RECEIVERS {
             counted.totals = add(counted.totals, since(beyond.unwrap_or_default(), said));
-            counted.receivers.push(Receiver {
+            counted.receivers.push(ReceiverStatus {
                 uid: uid.to_owned(),
                 name: name.to_owned(),
                 totals: said,
@@ -268,7 +268,7 @@ fn count(facts: &Facts<'_>) -> Counted {
     counted
 }
 
-fn fields(totals: Totals) -> [i64; 7] {
+fn fields(totals: SensorTotals) -> [i64; 7] {
     [
         totals.events,
         totals.updates,
@@ -280,8 +280,8 @@ fn fields(totals: Totals) -> [i64; 7] {
     ]
 }
 
-fn of_fields([events, updates, notifications, filtered, dropped, refused, errors]: [i64; 7]) -> Totals {
-    Totals {
+fn of_fields([events, updates, notifications, filtered, dropped, refused, errors]: [i64; 7]) -> SensorTotals {
+    SensorTotals {
         events,
         updates,
         notifications,
@@ -293,12 +293,12 @@ fn of_fields([events, updates, notifications, filtered, dropped, refused, errors
 }
 
 /// No pod can have done less than nothing.
-fn sane(totals: Totals) -> Totals {
+fn sane(totals: SensorTotals) -> SensorTotals {
     of_fields(fields(totals).map(|total| total.max(0)))
 }
 
 /// What came on top. A total that stepped back is that of a new journal, which began at 0.
-fn since(before: Totals, now: Totals) -> Totals {
+fn since(before: SensorTotals, now: SensorTotals) -> SensorTotals {
     let (before, now) = (fields(before), fields(now));
     let anew = now.iter().zip(&before).any(|(now, before)| now < before);
     if anew {
@@ -311,7 +311,7 @@ fn since(before: Totals, now: Totals) -> Totals {
     of_fields(more)
 }
 
-fn add(totals: Totals, more: Totals) -> Totals {
+fn add(totals: SensorTotals, more: SensorTotals) -> SensorTotals {
     let mut sum = fields(totals);
     for (sum, more) in sum.iter_mut().zip(fields(more)) {
         *sum = sum.saturating_add(more);
@@ -319,7 +319,7 @@ fn add(totals: Totals, more: Totals) -> Totals {
     of_fields(sum)
 }
 
-fn cut(id: &str) -> String {
+fn truncate_id(id: &str) -> String {
     let mut end = id.len().min(ID_BYTES);
     while !id.is_char_boundary(end) {
         end -= 1;

@@ -8,26 +8,26 @@ use jiff::Timestamp;
 use pretty_assertions::assert_eq;
 use proptest::prelude::*;
 
-use super::apply::Obstacle;
-use super::index::{AgentFacts, Receiving};
-use super::notices;
-use super::status::{Computed, Facts, MOST_RECEIVERS, Own, compute, urgent};
+use super::apply::SensorObstacle;
+use super::events;
+use super::index::{ReceiverFacts, SensorReceiver};
+use super::status::{ComputedStatus, MOST_RECEIVERS, OwnPod, SensorStatusInput, compute, urgent};
 use crate::api::Sensor;
 use crate::api::condition::{ConditionType, find};
-use crate::api::sensor::{SensorStatus, SourceType, Totals};
+use crate::api::sensor::{SensorStatus, SensorTotals, SourceType};
 use crate::controller::agent::pod_state::PodState;
 use crate::link::deliveries::SensorPodReport;
-use crate::link::sensors::{LastEvent, SensorReport};
+use crate::link::sensor_messages::{LastEvent, SensorReport};
 
 fn now() -> Timestamp {
     "2026-11-22T14:00:00Z".parse().unwrap()
 }
 
-fn totals(events: i64) -> Totals {
-    Totals {
+fn totals(events: i64) -> SensorTotals {
+    SensorTotals {
         events,
         notifications: events / 2,
-        ..Totals::default()
+        ..SensorTotals::default()
     }
 }
 
@@ -43,12 +43,12 @@ fn report(events: i64) -> SensorReport {
     }
 }
 
-fn receiver(name: &str, report: Option<SensorReport>) -> Receiving {
-    Receiving {
+fn receiver(name: &str, report: Option<SensorReport>) -> SensorReceiver {
+    SensorReceiver {
         name: name.into(),
-        facts: AgentFacts {
+        facts: ReceiverFacts {
             uid: format!("uid-of-{name}"),
-            ..AgentFacts::default()
+            ..ReceiverFacts::default()
         },
         report,
     }
@@ -60,11 +60,11 @@ struct Case {
     /// Its signals.
     signals: serde_json::Value,
     problem: Option<&'static str>,
-    receivers: Vec<Receiving>,
+    receivers: Vec<SensorReceiver>,
     absent: Vec<String>,
     /// Agents that are there and do not receive.
     others: Vec<&'static str>,
-    beyond: BTreeMap<String, Totals>,
+    beyond: BTreeMap<String, SensorTotals>,
     old: SensorStatus,
     /// It has a pod of its own.
     own: Option<Owned>,
@@ -75,7 +75,7 @@ struct Case {
 struct Owned {
     pod: Option<PodState>,
     said: Option<SensorPodReport>,
-    obstacle: Option<Obstacle>,
+    obstacle: Option<SensorObstacle>,
     silent: bool,
 }
 
@@ -96,7 +96,7 @@ impl Default for Case {
 }
 
 impl Case {
-    fn compute(&self) -> Computed {
+    fn compute(&self) -> ComputedStatus {
         let mut sensor: Sensor = serde_json::from_value(serde_json::json!({
             "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor",
             "metadata": {"name": "clock", "namespace": "n", "uid": "s", "generation": 2},
@@ -107,11 +107,11 @@ impl Case {
         sensor.spec.signals = serde_json::from_value(self.signals.clone()).unwrap();
         let there = self.receivers.iter().map(|receiver| receiver.facts.uid.clone());
         let agents: BTreeSet<String> = there.chain(self.others.iter().map(|uid| (*uid).to_owned())).collect();
-        compute(&Facts {
+        compute(&SensorStatusInput {
             sensor: &sensor,
             old: &self.old,
             problem: self.problem,
-            own: self.own.as_ref().map(|own| Own {
+            own: self.own.as_ref().map(|own| OwnPod {
                 pod: own.pod.as_ref(),
                 said: own.said.as_ref(),
                 obstacle: own.obstacle.as_ref(),
@@ -150,7 +150,7 @@ impl Case {
 }
 
 fn told(old: &SensorStatus, new: &SensorStatus) -> Vec<String> {
-    let notices = notices::of_status(old, new);
+    let notices = events::from_status(old, new);
     notices.into_iter().map(|notice| notice.reason).collect()
 }
 
@@ -289,10 +289,10 @@ fn what_scores_did_in_receivers_counts_with_what_its_own_pod_did_and_says_nothin
     };
     let scored = |notifications, errors| SensorReport {
         generation: 0,
-        totals: Totals {
+        totals: SensorTotals {
             notifications,
             errors,
-            ..Totals::default()
+            ..SensorTotals::default()
         },
         ..report(0)
     };
@@ -400,10 +400,10 @@ fn totals_are_those_of_all_receivers_and_never_step_back() {
         receivers: vec![receiver("a", Some(report(5))), receiver("b", Some(report(2)))],
         ..Case::default()
     };
-    let both = Totals {
+    let both = SensorTotals {
         events: 7,
         notifications: 3,
-        ..Totals::default()
+        ..SensorTotals::default()
     };
     assert_eq!(case.write().totals, both);
     case.receivers[0].report = Some(report(6));

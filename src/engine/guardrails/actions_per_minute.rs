@@ -4,10 +4,10 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Guardrail, Trip};
+use super::{Guardrail, TrippedGuardrail};
 use crate::api::status::PauseReason;
-use crate::engine::resources::Tracker;
-use crate::engine::settings::Settings;
+use crate::engine::resources::ResourceTracker;
+use crate::engine::settings::EngineSettings;
 
 /// The longest that it holds: the minute, and a piece of it.
 pub const LONGEST: SignedDuration = SignedDuration::from_secs(61);
@@ -16,10 +16,15 @@ pub const LONGEST: SignedDuration = SignedDuration::from_secs(61);
 pub struct ActionsPerMinute;
 
 impl Guardrail for ActionsPerMinute {
-    fn before_action(&self, settings: &Settings, used: &Tracker, now: Timestamp) -> Option<Trip> {
+    fn before_action(
+        &self,
+        settings: &EngineSettings,
+        used: &ResourceTracker,
+        now: Timestamp,
+    ) -> Option<TrippedGuardrail> {
         let limit = settings.actions();
         let room_at = used.room_at(limit, 1, now)?;
-        Some(Trip {
+        Some(TrippedGuardrail {
             reason: PauseReason::ActionsPerMinute,
             wait: room_at.duration_since(now),
             message: format!(

@@ -8,29 +8,29 @@ use jiff::civil::{Date, DateTime, Time, Weekday};
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{SignedDuration, Timestamp, ToSpan};
 
-use super::{ByClock, Closed, Guardrail};
-use crate::api::agent::{self, Day};
+use super::{ClockDecision, ClockPause, Guardrail};
+use crate::api::agent::{self, DayOfWeek};
 use crate::api::status::PauseReason;
-use crate::engine::settings::Settings;
+use crate::engine::settings::EngineSettings;
 
 /// Days until the search for the next window gives up: a yearly change of the clocks may skip a weekly window.
 const LOOK_AHEAD: i32 = 40;
 
 /// The limit.
-pub struct Hours;
+pub struct ActiveHoursGuardrail;
 
-impl Guardrail for Hours {
-    fn by_clock(&self, settings: &Settings, now: Timestamp) -> Option<ByClock> {
+impl Guardrail for ActiveHoursGuardrail {
+    fn by_clock(&self, settings: &EngineSettings, now: Timestamp) -> Option<ClockDecision> {
         let at = settings.active_hours.as_ref().map(|hours| (hours, hours.at(now)));
         let (closed, changes) = match at {
             None => (None, None),
-            Some((_, At::Inside { end })) => (None, Some(end)),
-            Some((hours, At::Outside { next })) => {
+            Some((_, WindowPosition::Inside { end })) => (None, Some(end)),
+            Some((hours, WindowPosition::Outside { next })) => {
                 let message = format!("it is no time of guardrails.activeHours ({})", hours.words);
-                (Some(Closed { until: next, message }), next)
+                (Some(ClockPause { until: next, message }), next)
             }
         };
-        Some(ByClock {
+        Some(ClockDecision {
             reason: PauseReason::OutsideActiveHours,
             closed,
             changes,
@@ -54,7 +54,7 @@ pub struct ActiveHours {
 
 /// Active hours that cannot be used; admission refuses all but the first.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
-pub enum HoursError {
+pub enum ActiveHoursError {
     /// A zone that is not in the IANA database.
     #[error("spec.guardrails.activeHours.timeZone {0} is no IANA time zone, such as Europe/Berlin")]
     Zone(String),
@@ -65,7 +65,7 @@ pub enum HoursError {
 
 /// Where a moment lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum WindowPosition {
     /// In a window, which ends at `end`.
     Inside {
         /// The end, which may be the beginning of the next window.
@@ -80,9 +80,9 @@ pub enum At {
 
 impl ActiveHours {
     /// The windows of a spec.
-    pub fn read(hours: &agent::ActiveHours) -> Result<Self, HoursError> {
-        let zone = TimeZone::get(&hours.time_zone).map_err(|_| HoursError::Zone(hours.time_zone.clone()))?;
-        let time = |text: &String| text.parse::<Time>().map_err(|_| HoursError::Time(text.clone()));
+    pub fn read(hours: &agent::ActiveHoursSpec) -> Result<Self, ActiveHoursError> {
+        let zone = TimeZone::get(&hours.time_zone).map_err(|_| ActiveHoursError::Zone(hours.time_zone.clone()))?;
+        let time = |text: &String| text.parse::<Time>().map_err(|_| ActiveHoursError::Time(text.clone()));
         let start = time(&hours.start)?;
         let (end, past_midnight) = if hours.end == "24:00" {
             (Time::midnight(), true)
@@ -94,7 +94,7 @@ impl ActiveHours {
         for day in &hours.days {
             days[*day as usize] = true;
         }
-        let named: Vec<&str> = hours.days.iter().map(Day::as_ref).collect();
+        let named: Vec<&str> = hours.days.iter().map(DayOfWeek::as_ref).collect();
         let named = if named.is_empty() {
             "every day".to_owned()
         } else {
@@ -113,15 +113,15 @@ impl ActiveHours {
 
     /// Where `now` lies.
     #[must_use]
-    pub fn at(&self, now: Timestamp) -> At {
+    pub fn at(&self, now: Timestamp) -> WindowPosition {
         let today = self.zone.to_datetime(now).date();
         let window = |offset: i32| self.window(today.checked_add(offset.days()).ok()?);
         let mut around = (-2..=1).filter_map(window);
         if let Some((_, end)) = around.rfind(|(start, end)| (*start..*end).contains(&now)) {
-            return At::Inside { end };
+            return WindowPosition::Inside { end };
         }
         let next = (-1..=LOOK_AHEAD).filter_map(window).find(|(start, _)| *start > now);
-        At::Outside {
+        WindowPosition::Outside {
             next: next.map(|(start, _)| start),
         }
     }
@@ -160,8 +160,8 @@ impl ActiveHours {
 mod tests {
     use super::*;
 
-    fn hours(zone: &str, days: &[Day], start: &str, end: &str) -> ActiveHours {
-        ActiveHours::read(&agent::ActiveHours {
+    fn hours(zone: &str, days: &[DayOfWeek], start: &str, end: &str) -> ActiveHours {
+        ActiveHours::read(&agent::ActiveHoursSpec {
             time_zone: zone.into(),
             days: days.to_vec(),
             start: start.into(),
@@ -173,7 +173,7 @@ mod tests {
     /// Every change between inside and outside from a moment on, found by walking through time minute by minute.
     fn changes(hours: &ActiveHours, from: &str, days: i64) -> Vec<String> {
         let from: Timestamp = from.parse().unwrap();
-        let inside = |now| matches!(hours.at(now), At::Inside { .. });
+        let inside = |now| matches!(hours.at(now), WindowPosition::Inside { .. });
         let mut found = Vec::new();
         let mut before = inside(from);
         for minute in 1..=days * 24 * 60 {
@@ -194,8 +194,8 @@ mod tests {
         let mut found = Vec::new();
         loop {
             let (mark, next) = match hours.at(now) {
-                At::Inside { end } => ("-", Some(end)),
-                At::Outside { next } => ("+", next),
+                WindowPosition::Inside { end } => ("-", Some(end)),
+                WindowPosition::Outside { next } => ("+", next),
             };
             let Some(next) = next.filter(|next| *next <= end) else {
                 return found;
@@ -203,7 +203,7 @@ mod tests {
             assert!(next > now, "{next} after {now}");
             now = next;
             // One window may end where the next begins.
-            if (mark == "-") == matches!(hours.at(now), At::Outside { .. }) {
+            if (mark == "-") == matches!(hours.at(now), WindowPosition::Outside { .. }) {
                 found.push(format!("{mark}{}", now.strftime("%m-%dT%H:%M")));
             }
         }
@@ -219,10 +219,10 @@ mod tests {
     fn a_window_begins_with_its_first_moment_and_is_over_with_its_last() {
         let hours = hours("UTC", &[], "08:00", "23:00");
         let at = |text: &str| hours.at(text.parse().unwrap());
-        let next = |text: &str| At::Outside {
+        let next = |text: &str| WindowPosition::Outside {
             next: Some(text.parse().unwrap()),
         };
-        let inside = At::Inside {
+        let inside = WindowPosition::Inside {
             end: "2026-05-04T23:00:00Z".parse().unwrap(),
         };
         assert_eq!(at("2026-05-04T07:59:59.999999999Z"), next("2026-05-04T08:00:00Z"));
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_window_over_midnight_belongs_to_the_day_on_which_it_begins() {
-        let hours = hours("UTC", &[Day::Friday, Day::Saturday], "22:00", "02:00");
+        let hours = hours("UTC", &[DayOfWeek::Friday, DayOfWeek::Saturday], "22:00", "02:00");
         // 2026-05-04 is a Monday.
         let week = ["+05-08T22:00", "-05-09T02:00", "+05-09T22:00", "-05-10T02:00"];
         assert_eq!(both(&hours, "2026-05-04T00:00:00Z", 7), week);
@@ -241,7 +241,13 @@ mod tests {
 
     #[test]
     fn whole_days_follow_each_other_without_a_gap() {
-        let days = [Day::Monday, Day::Tuesday, Day::Wednesday, Day::Thursday, Day::Friday];
+        let days = [
+            DayOfWeek::Monday,
+            DayOfWeek::Tuesday,
+            DayOfWeek::Wednesday,
+            DayOfWeek::Thursday,
+            DayOfWeek::Friday,
+        ];
         let work = hours("UTC", &days, "00:00", "24:00");
         assert_eq!(
             both(&work, "2026-05-01T00:00:00Z", 9),
@@ -253,7 +259,7 @@ mod tests {
         );
         assert_eq!(
             both(
-                &hours("UTC", &[Day::Sunday], "20:00", "00:00"),
+                &hours("UTC", &[DayOfWeek::Sunday], "20:00", "00:00"),
                 "2026-05-01T00:00:00Z",
                 7
             ),
@@ -294,22 +300,22 @@ mod tests {
     #[test]
     fn a_time_that_the_clocks_skip_is_the_moment_at_which_they_jump() {
         // In Berlin 02:00 to 03:00 is not there on 29 March; the clocks jump at 01:00 UTC.
-        let night = hours("Europe/Berlin", &[Day::Sunday], "02:30", "04:00");
+        let night = hours("Europe/Berlin", &[DayOfWeek::Sunday], "02:30", "04:00");
         assert_eq!(
             both(&night, "2026-03-29T00:00:00Z", 1),
             ["+03-29T01:00", "-03-29T02:00"]
         );
-        let at_the_jump = hours("Europe/Berlin", &[Day::Sunday], "02:00", "04:00");
+        let at_the_jump = hours("Europe/Berlin", &[DayOfWeek::Sunday], "02:00", "04:00");
         assert_eq!(
             both(&at_the_jump, "2026-03-29T00:00:00Z", 1),
             ["+03-29T01:00", "-03-29T02:00"]
         );
-        let early = hours("Europe/Berlin", &[Day::Sunday], "01:00", "02:30");
+        let early = hours("Europe/Berlin", &[DayOfWeek::Sunday], "01:00", "02:30");
         assert_eq!(
             both(&early, "2026-03-28T12:00:00Z", 1),
             ["+03-29T00:00", "-03-29T01:00"]
         );
-        let skipped = hours("Europe/Berlin", &[Day::Sunday], "02:10", "02:50");
+        let skipped = hours("Europe/Berlin", &[DayOfWeek::Sunday], "02:10", "02:50");
         assert_eq!(
             both(&skipped, "2026-03-23T00:00:00Z", 14),
             ["+04-05T00:10", "-04-05T00:50"],
@@ -320,9 +326,9 @@ mod tests {
     #[test]
     fn of_a_time_that_the_clocks_show_twice_the_first_counts() {
         // In Berlin 02:00 to 03:00 comes twice on 25 October: from 00:00 and from 01:00 UTC.
-        let end = hours("Europe/Berlin", &[Day::Sunday], "01:00", "02:30");
+        let end = hours("Europe/Berlin", &[DayOfWeek::Sunday], "01:00", "02:30");
         assert_eq!(both(&end, "2026-10-24T12:00:00Z", 1), ["+10-24T23:00", "-10-25T00:30"]);
-        let start = hours("Europe/Berlin", &[Day::Sunday], "02:30", "05:00");
+        let start = hours("Europe/Berlin", &[DayOfWeek::Sunday], "02:30", "05:00");
         assert_eq!(
             both(&start, "2026-10-24T12:00:00Z", 1),
             ["+10-25T00:30", "-10-25T04:00"]
@@ -332,7 +338,7 @@ mod tests {
     #[test]
     fn a_day_that_a_zone_never_had_has_no_window() {
         // Samoa went from 29 to 31 December 2011; the 30th was a Friday.
-        let apia = hours("Pacific/Apia", &[Day::Friday], "08:00", "09:00");
+        let apia = hours("Pacific/Apia", &[DayOfWeek::Friday], "08:00", "09:00");
         assert_eq!(
             both(&apia, "2011-12-24T00:00:00Z", 14),
             ["+01-05T18:00", "-01-05T19:00"]
@@ -342,7 +348,7 @@ mod tests {
     #[test]
     fn what_is_no_zone_and_no_time_is_refused_by_name() {
         let read = |zone: &str, start: &str, end: &str| {
-            ActiveHours::read(&agent::ActiveHours {
+            ActiveHours::read(&agent::ActiveHoursSpec {
                 time_zone: zone.into(),
                 days: Vec::new(),
                 start: start.into(),
@@ -351,7 +357,13 @@ mod tests {
         };
         let error = read("Mars/Base", "08:00", "09:00").unwrap_err();
         assert!(error.to_string().contains("activeHours.timeZone Mars/Base"));
-        assert_eq!(read("UTC", "25:00", "09:00"), Err(HoursError::Time("25:00".into())));
-        assert_eq!(read("UTC", "08:00", "24:01"), Err(HoursError::Time("24:01".into())));
+        assert_eq!(
+            read("UTC", "25:00", "09:00"),
+            Err(ActiveHoursError::Time("25:00".into()))
+        );
+        assert_eq!(
+            read("UTC", "08:00", "24:01"),
+            Err(ActiveHoursError::Time("24:01".into()))
+        );
     }
 }

@@ -2,13 +2,13 @@
 //! It holds nothing, so there is nothing to clear: the next turn starts from zero.
 
 use super::Guardrail;
-use crate::engine::settings::Settings;
+use crate::engine::settings::EngineSettings;
 
 /// The limit.
 pub struct CallsPerTurn;
 
 impl Guardrail for CallsPerTurn {
-    fn before_call(&self, settings: &Settings, calls: u32) -> Option<String> {
+    fn before_call(&self, settings: &EngineSettings, calls: u32) -> Option<String> {
         (calls >= settings.max_calls_per_turn)
             .then(|| format!("the last turn reached maxCallsPerTurn ({calls}) and was ended"))
     }

@@ -4,9 +4,9 @@
 
 use jiff::SignedDuration;
 
-use super::{Guardrail, Rest, Trip};
+use super::{Guardrail, RestKind, TrippedGuardrail};
 use crate::api::status::PauseReason;
-use crate::engine::{clock, settings::Settings, snapshot::Counters};
+use crate::engine::{settings::EngineSettings, snapshot::StreakCounters, time_math};
 
 const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 
@@ -14,27 +14,32 @@ const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 pub struct ConsecutiveTurns;
 
 impl Guardrail for ConsecutiveTurns {
-    fn after_turn(&self, settings: &Settings, counters: &mut Counters, rest: Rest) -> Option<Trip> {
+    fn after_turn(
+        &self,
+        settings: &EngineSettings,
+        counters: &mut StreakCounters,
+        rest: RestKind,
+    ) -> Option<TrippedGuardrail> {
         match rest {
-            Rest::Sleep => {
+            RestKind::Sleep => {
                 counters.turns = 0;
                 counters.forced_sleeps = 0;
                 return None;
             }
-            Rest::Naps => {
+            RestKind::Naps => {
                 // The turn itself counts, and a minute of naps takes one off.
                 counters.forced_sleeps = 0;
                 return None;
             }
-            Rest::None => {}
+            RestKind::None => {}
         }
         counters.turns = counters.turns.saturating_add(1);
         if counters.turns < settings.max_consecutive_turns {
             return None;
         }
-        let wait = clock::doubled(FIRST_SLEEP, counters.forced_sleeps, settings.max_sleep);
+        let wait = time_math::doubled(FIRST_SLEEP, counters.forced_sleeps, settings.max_sleep);
         counters.forced_sleeps = counters.forced_sleeps.saturating_add(1);
-        Some(Trip {
+        Some(TrippedGuardrail {
             reason: PauseReason::MaxConsecutiveTurns,
             wait,
             message: format!(
@@ -45,7 +50,7 @@ impl Guardrail for ConsecutiveTurns {
         })
     }
 
-    fn cleared(&self, reason: PauseReason, counters: &mut Counters) {
+    fn cleared(&self, reason: PauseReason, counters: &mut StreakCounters) {
         if reason == PauseReason::MaxConsecutiveTurns {
             counters.turns = 0;
         }

@@ -12,8 +12,8 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
 use super::Guardrail;
-use crate::api::status::Outcome;
-use crate::engine::{settings::Settings, snapshot::Counters};
+use crate::api::status::LoopOutcome;
+use crate::engine::{settings::EngineSettings, snapshot::StreakCounters};
 
 /// Results of tools that are remembered: a loop that goes round among so many gets nothing done.
 const SEEN: usize = 32;
@@ -25,8 +25,8 @@ const LONGEST_COUNTED_CALL: SignedDuration = SignedDuration::from_secs(30);
 pub struct IdleTimeout;
 
 impl Guardrail for IdleTimeout {
-    fn ends(&self, settings: &Settings, counters: &Counters) -> Option<Outcome> {
-        (counters.idle.counted >= settings.idle_timeout).then_some(Outcome::Idle)
+    fn ends(&self, settings: &EngineSettings, counters: &StreakCounters) -> Option<LoopOutcome> {
+        (counters.idle.counted >= settings.idle_timeout).then_some(LoopOutcome::Idle)
     }
 }
 
@@ -90,7 +90,7 @@ impl IdleClock {
     }
 
     /// A tool gave this result. One that was not seen lately is an effective action.
-    pub fn result(&mut self, tool: &str, text: &str, now: Timestamp) {
+    pub fn observe_result(&mut self, tool: &str, text: &str, now: Timestamp) {
         let hash = hash(tool, text);
         if self.seen.contains(&hash) {
             return;

@@ -10,14 +10,14 @@ mod rate_limits;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{resources::Tracker, settings::Settings, snapshot::Counters};
-use crate::api::status::{Outcome, PauseReason};
+use super::{resources::ResourceTracker, settings::EngineSettings, snapshot::StreakCounters};
+use crate::api::status::{LoopOutcome, PauseReason};
 pub use actions_per_minute::LONGEST as LONGEST_HOLD_OF_ACTIONS;
 
 /// All guardrails.
 pub const ALL: [&dyn Guardrail; 6] = [
     &actions_per_minute::ActionsPerMinute,
-    &active_hours::Hours,
+    &active_hours::ActiveHoursGuardrail,
     &calls_per_turn::CallsPerTurn,
     &consecutive_turns::ConsecutiveTurns,
     &idle_timeout::IdleTimeout,
@@ -27,43 +27,58 @@ pub const ALL: [&dyn Guardrail; 6] = [
 /// One limit. Each method speaks up only when its limit is reached.
 pub trait Guardrail: Sync {
     /// Asked before one more call of a turn that has made `calls`. An answer ends the turn; it is a note for the model.
-    fn before_call(&self, _settings: &Settings, _calls: u32) -> Option<String> {
+    fn before_call(&self, _settings: &EngineSettings, _calls: u32) -> Option<String> {
         None
     }
 
     /// Asked before a tool run with side effects, and again until it says nothing any more. An answer pauses the loop; the run
     /// waits.
-    fn before_action(&self, _settings: &Settings, _used: &Tracker, _now: Timestamp) -> Option<Trip> {
+    fn before_action(
+        &self,
+        _settings: &EngineSettings,
+        _used: &ResourceTracker,
+        _now: Timestamp,
+    ) -> Option<TrippedGuardrail> {
         None
     }
 
     /// Asked before each attempt at a model call, and again until it says nothing any more. An answer pauses the loop.
-    fn before_attempt(&self, _settings: &Settings, _used: &Tracker, _now: Timestamp) -> Option<Trip> {
+    fn before_attempt(
+        &self,
+        _settings: &EngineSettings,
+        _used: &ResourceTracker,
+        _now: Timestamp,
+    ) -> Option<TrippedGuardrail> {
         None
     }
 
     /// Told after each completed turn, and how the agent rests now. An answer pauses the loop.
-    fn after_turn(&self, _settings: &Settings, _counters: &mut Counters, _rest: Rest) -> Option<Trip> {
+    fn after_turn(
+        &self,
+        _settings: &EngineSettings,
+        _counters: &mut StreakCounters,
+        _rest: RestKind,
+    ) -> Option<TrippedGuardrail> {
         None
     }
 
     /// Asked before one more call and after each completed turn. An answer ends the loop for good.
-    fn ends(&self, _settings: &Settings, _counters: &Counters) -> Option<Outcome> {
+    fn ends(&self, _settings: &EngineSettings, _counters: &StreakCounters) -> Option<LoopOutcome> {
         None
     }
 
     /// What a limit that depends on the clock alone says at a moment; its reason holds as long as it says so, and no longer.
-    fn by_clock(&self, _settings: &Settings, _now: Timestamp) -> Option<ByClock> {
+    fn by_clock(&self, _settings: &EngineSettings, _now: Timestamp) -> Option<ClockDecision> {
         None
     }
 
     /// Told that a reason was cleared by its own rule.
-    fn cleared(&self, _reason: PauseReason, _counters: &mut Counters) {}
+    fn cleared(&self, _reason: PauseReason, _counters: &mut StreakCounters) {}
 }
 
 /// How an agent rests after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum RestKind {
     /// It does not, or too shortly for anything to begin anew.
     None,
     /// It naps, and its naps come to a minute with this one.
@@ -74,7 +89,7 @@ pub enum Rest {
 
 /// A limit that was reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trip {
+pub struct TrippedGuardrail {
     /// The reason that now holds the loop.
     pub reason: PauseReason,
     /// For how long.
@@ -85,18 +100,18 @@ pub struct Trip {
 
 /// What a limit that depends on the clock alone says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ByClock {
+pub struct ClockDecision {
     /// The reason it raises.
     pub reason: PauseReason,
     /// Why the loop is held, when it is.
-    pub closed: Option<Closed>,
+    pub closed: Option<ClockPause>,
     /// When it says something else.
     pub changes: Option<Timestamp>,
 }
 
 /// Why the clock holds the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Closed {
+pub struct ClockPause {
     /// Until when; `None`: for ever.
     pub until: Option<Timestamp>,
     /// What happened and what to do.

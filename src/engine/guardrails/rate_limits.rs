@@ -5,19 +5,24 @@
 
 use jiff::Timestamp;
 
-use super::{Guardrail, Trip};
-use crate::api::agent::Resource;
+use super::{Guardrail, TrippedGuardrail};
+use crate::api::agent::LimitedResource;
 use crate::api::status::PauseReason;
-use crate::engine::resources::{Limit, Tracker};
-use crate::engine::settings::Settings;
+use crate::engine::resources::{ResourceLimit, ResourceTracker};
+use crate::engine::settings::EngineSettings;
 
 /// The limits.
 pub struct RateLimits;
 
 impl Guardrail for RateLimits {
-    fn before_attempt(&self, settings: &Settings, used: &Tracker, now: Timestamp) -> Option<Trip> {
-        let (wait, limit) = fullest(settings, used, now, |resource| resource != Resource::Actions)?;
-        Some(Trip {
+    fn before_attempt(
+        &self,
+        settings: &EngineSettings,
+        used: &ResourceTracker,
+        now: Timestamp,
+    ) -> Option<TrippedGuardrail> {
+        let (wait, limit) = fullest(settings, used, now, |resource| resource != LimitedResource::Actions)?;
+        Some(TrippedGuardrail {
             reason: PauseReason::RateWindow,
             wait,
             message: format!(
@@ -27,9 +32,14 @@ impl Guardrail for RateLimits {
         })
     }
 
-    fn before_action(&self, settings: &Settings, used: &Tracker, now: Timestamp) -> Option<Trip> {
-        let (wait, limit) = fullest(settings, used, now, |resource| resource == Resource::Actions)?;
-        Some(Trip {
+    fn before_action(
+        &self,
+        settings: &EngineSettings,
+        used: &ResourceTracker,
+        now: Timestamp,
+    ) -> Option<TrippedGuardrail> {
+        let (wait, limit) = fullest(settings, used, now, |resource| resource == LimitedResource::Actions)?;
+        Some(TrippedGuardrail {
             reason: PauseReason::RateWindow,
             wait,
             message: format!(
@@ -42,12 +52,12 @@ impl Guardrail for RateLimits {
 
 /// The limit that has room last, of those that have none now.
 fn fullest(
-    settings: &Settings,
-    used: &Tracker,
+    settings: &EngineSettings,
+    used: &ResourceTracker,
     now: Timestamp,
-    of: impl Fn(Resource) -> bool,
-) -> Option<(jiff::SignedDuration, Limit)> {
-    let full = |limit: &Limit| Some((used.room_at(*limit, 1, now)?, *limit));
+    of: impl Fn(LimitedResource) -> bool,
+) -> Option<(jiff::SignedDuration, ResourceLimit)> {
+    let full = |limit: &ResourceLimit| Some((used.room_at(*limit, 1, now)?, *limit));
     let limits = settings.rate_limits.iter().filter(|limit| of(limit.resource));
     let (room_at, limit) = limits.filter_map(full).max_by_key(|(at, _)| *at)?;
     Some((room_at.duration_since(now), limit))

@@ -3,7 +3,7 @@
 
 use jiff::Timestamp;
 
-use super::{Field, HotState, ago};
+use super::{FieldSchema, HotState, format_age};
 
 impl HotState {
     /// All fields, in the order of the schema. `None`: there are none.
@@ -15,11 +15,11 @@ impl HotState {
         Some(format!("Hot state:\n{}", lines.join("\n")))
     }
 
-    fn line(&self, field: &Field, now: Timestamp) -> String {
+    fn line(&self, field: &FieldSchema, now: Timestamp) -> String {
         let name = &field.name;
         let value = self.entries.get(name).map_or("(no value yet)", |entry| &entry.text);
         let stale = self.age(name, now).filter(|_| self.is_stale(field, now));
-        let stale = stale.map(|age| format!("stale: {} ago", ago(age)));
+        let stale = stale.map(|age| format!("stale: {} ago", format_age(age)));
         let trouble = self.troubles.get(name).cloned();
         let marks: Vec<String> = stale.into_iter().chain(trouble).collect();
         if marks.is_empty() {

@@ -11,7 +11,7 @@ const NONE: &str = "(no value)";
 
 /// The values that turns have shown to the model.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct ShownValues {
     /// In the call last sent.
     sent: Option<BTreeMap<String, String>>,
     /// In the last call of the last turn that was committed. `None`: this process has committed none.
@@ -20,14 +20,14 @@ pub(super) struct Seen {
 
 impl HotState {
     /// A call of a turn shows the values as they are now.
-    pub(in crate::engine) fn sent(&mut self) {
+    pub(in crate::engine) fn mark_sent(&mut self) {
         let texts = self.entries.iter();
         let texts = texts.map(|(name, entry)| (name.clone(), entry.text.clone()));
         self.seen.sent = Some(texts.collect());
     }
 
     /// The turn that showed them is committed.
-    pub(in crate::engine) fn committed(&mut self) {
+    pub(in crate::engine) fn mark_committed(&mut self) {
         if let Some(sent) = self.seen.sent.take() {
             self.seen.committed = Some(sent);
         }
@@ -46,7 +46,7 @@ impl HotState {
             if old == new {
                 same.push(name.as_str());
             } else {
-                lines.push(format!("{name}: {} -> {}", shown(old), shown(new)));
+                lines.push(format!("{name}: {} -> {}", render_value(old), render_value(new)));
             }
         }
         if lines.is_empty() {
@@ -60,7 +60,7 @@ impl HotState {
 }
 
 /// A value as JSON, which has no line breaks; of a long one the beginning.
-fn shown(text: Option<&String>) -> String {
+fn render_value(text: Option<&String>) -> String {
     let Some(text) = text else {
         return NONE.to_owned();
     };

@@ -9,21 +9,21 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::gate;
+use super::super::effects::{EffectBuffer, journal_line};
 use super::super::machine::Engine;
 use super::super::message::ToolCall;
-use super::super::outbox::{Outbox, line};
-use super::super::snapshot::Lifecycle;
+use super::super::snapshot::LifecyclePhase;
 use super::super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId};
-use super::super::work::{MOST_READS, Plan};
-use super::super::{Effect, OutcomeKind, Record, RecordKind, ToolLine};
-use super::Field;
+use super::super::tool_admission;
+use super::super::tool_batch::{MOST_READS, ToolRunPlan};
+use super::super::{EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine};
+use super::FieldSchema;
 use crate::api::hot_state::FieldType;
 
 /// The runs before the coming turn.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
-pub struct Refresh {
+pub struct HotStateRefresh {
     /// The turn that they precede.
     turn: i64,
     /// Runs that were planned for it so far.
@@ -36,12 +36,12 @@ pub struct Refresh {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 struct FieldRun {
     field: String,
-    plan: Plan,
+    plan: ToolRunPlan,
 }
 
 impl Engine {
     /// Does what must be done before the coming turn. True: it may begin.
-    pub(in crate::engine) fn prepare_turn(&mut self, out: &mut Outbox) -> bool {
+    pub(in crate::engine) fn prepare_turn(&mut self, out: &mut EffectBuffer) -> bool {
         if !std::mem::replace(&mut self.hot.refreshed, true) {
             self.plan_refresh(out);
         }
@@ -61,15 +61,15 @@ impl Engine {
         self.running.keys().any(|run| run.is_refresh())
     }
 
-    fn plan_refresh(&mut self, out: &mut Outbox) {
+    fn plan_refresh(&mut self, out: &mut EffectBuffer) {
         let coming = self.state.turns_begun.saturating_add(1);
         if self.state.refresh.turn != coming {
-            self.state.refresh = Refresh {
+            self.state.refresh = HotStateRefresh {
                 turn: coming,
-                ..Refresh::default()
+                ..HotStateRefresh::default()
             };
         }
-        let wanted: Vec<Field> = self.hot.wanting(out.now).cloned().collect();
+        let wanted: Vec<FieldSchema> = self.hot.fields_to_refresh(out.now).cloned().collect();
         for field in wanted {
             let runs = &self.state.refresh.runs;
             if !runs.values().any(|run| run.field == field.name) {
@@ -78,7 +78,7 @@ impl Engine {
         }
     }
 
-    fn plan_run(&mut self, field: &Field, out: &mut Outbox) {
+    fn plan_run(&mut self, field: &FieldSchema, out: &mut EffectBuffer) {
         let refresh = &self.state.refresh;
         let index = refresh.planned.saturating_add(1);
         let of = json!([self.agent, self.state.epoch, refresh.turn, 0, index]);
@@ -92,7 +92,7 @@ impl Engine {
         }
     }
 
-    fn planned(&self, field: &Field, of: &Value) -> Result<Plan, &'static str> {
+    fn planned(&self, field: &FieldSchema, of: &Value) -> Result<ToolRunPlan, &'static str> {
         let wanted = field.refresh_tool.as_deref().unwrap_or_default();
         let name = self
             .toolbox
@@ -103,31 +103,31 @@ impl Engine {
             name: name.to_owned(),
             arguments: "{}".to_owned(),
         };
-        let judged = self.toolbox.judge(&call, &BTreeMap::new());
+        let judged = self.toolbox.admit(&call, &BTreeMap::new());
         let (known, arguments) = judged.map_err(|_| "its refreshTool cannot be called without arguments")?;
         if known.spec.effect != ToolEffect::Read {
             return Err("its refreshTool is not run, since it does not only look (its effect is not Read)");
         }
-        Ok(Plan {
+        Ok(ToolRunPlan {
             tool: known.spec.name.clone(),
             effect: known.spec.effect,
             idempotent: known.spec.idempotent,
             on_unknown: known.spec.on_unknown,
             timeout: known.spec.timeout,
-            key: gate::idempotency_key(of, &known.spec.name, &arguments),
-            arguments: gate::arguments_hash(&arguments),
+            key: tool_admission::idempotency_key(of, &known.spec.name, &arguments),
+            arguments: tool_admission::arguments_hash(&arguments),
             tries: 0,
         })
     }
 
     /// Sends runs, as many as may be under way.
-    fn send_refreshes(&mut self, out: &mut Outbox) {
+    fn send_refreshes(&mut self, out: &mut EffectBuffer) {
         let turn = self.state.refresh.turn;
         let indices: Vec<u32> = self.state.refresh.runs.keys().copied().collect();
         for index in indices {
             let id = ToolRunId { turn, call: 0, index };
             let held = self.free_from().is_none_or(|moment| moment > out.now);
-            if held || self.state.lifecycle != Lifecycle::Active || self.running.len() >= MOST_READS {
+            if held || self.state.lifecycle != LifecyclePhase::Active || self.running.len() >= MOST_READS {
                 return;
             }
             if !self.running.contains_key(&id) {
@@ -136,7 +136,7 @@ impl Engine {
         }
     }
 
-    fn send_refresh(&mut self, id: ToolRunId, out: &mut Outbox) {
+    fn send_refresh(&mut self, id: ToolRunId, out: &mut EffectBuffer) {
         let Some(run) = self.state.refresh.runs.get_mut(&id.index) else {
             return;
         };
@@ -155,7 +155,7 @@ impl Engine {
             arguments: serde_json::Map::new(),
             idempotency_key: plan.key,
         };
-        out.push(Effect::RunTool(run, plan.timeout));
+        out.push(EngineEffect::RunTool(run, plan.timeout));
     }
 
     /// Name of the tool of a run that fills a field.
@@ -164,7 +164,7 @@ impl Engine {
     }
 
     /// A run that fills a field came to an end.
-    pub(in crate::engine) fn refresh_finished(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut Outbox) {
+    pub(in crate::engine) fn refresh_finished(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
         let Some(FieldRun { field, plan }) = self.state.refresh.runs.remove(&id.index) else {
             return;
         };
@@ -190,7 +190,7 @@ impl Engine {
 
 impl super::HotState {
     /// Fields that a tool is to fill now.
-    fn wanting(&self, now: jiff::Timestamp) -> impl Iterator<Item = &Field> {
+    fn fields_to_refresh(&self, now: jiff::Timestamp) -> impl Iterator<Item = &FieldSchema> {
         self.fields.iter().filter(move |field| {
             let lacks = !self.entries.contains_key(&field.name) || self.is_stale(field, now);
             lacks && field.refresh_tool.is_some()
@@ -199,24 +199,30 @@ impl super::HotState {
 }
 
 /// What a tool said, as a value for a field. Servers wrap a single value as `{"result": …}`.
-fn read(field: &Field, text: String) -> Value {
+fn read(field: &FieldSchema, text: String) -> Value {
     let Ok(value) = serde_json::from_str::<Value>(&text) else {
         return Value::String(text);
     };
-    if field.taken(value.clone()).is_ok() {
+    if field.coerce(value.clone()).is_ok() {
         return value;
     }
     let inner = value.as_object().filter(|object| object.len() == 1);
     match inner.and_then(|object| object.get("result")) {
-        Some(inner) if field.taken(inner.clone()).is_ok() => inner.clone(),
+        Some(inner) if field.coerce(inner.clone()).is_ok() => inner.clone(),
         // What looks like JSON is a text all the same.
         _ if field.kind == FieldType::String => Value::String(text),
         _ => value,
     }
 }
 
-fn tool_line(kind: RecordKind, id: ToolRunId, plan: &Plan, note: &str, outcome: Option<OutcomeKind>) -> Record {
-    Record {
+fn tool_line(
+    kind: RecordKind,
+    id: ToolRunId,
+    plan: &ToolRunPlan,
+    note: &str,
+    outcome: Option<OutcomeKind>,
+) -> JournalRecord {
+    JournalRecord {
         tool: Some(ToolLine {
             run: id,
             tool: Some(plan.tool.clone()),
@@ -225,6 +231,6 @@ fn tool_line(kind: RecordKind, id: ToolRunId, plan: &Plan, note: &str, outcome: 
             arguments: Some(plan.arguments.clone()),
             outcome,
         }),
-        ..line(kind, id.turn, note)
+        ..journal_line(kind, id.turn, note)
     }
 }

@@ -4,13 +4,13 @@ use jiff::{SignedDuration, Timestamp};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Field, HotState, MOST_BYTES, MOST_FIELD_BYTES, Refused};
+use super::{FieldSchema, FieldWriteError, HotState, MOST_BYTES, MOST_FIELD_BYTES};
 use crate::api::hot_state::FieldType;
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-fn field(name: &str, kind: FieldType) -> Field {
-    Field {
+fn field(name: &str, kind: FieldType) -> FieldSchema {
+    FieldSchema {
         name: name.into(),
         kind,
         ttl: None,
@@ -56,14 +56,14 @@ fn a_field_takes_values_of_its_type_and_no_others(#[case] kind: FieldType, #[cas
 #[test]
 fn only_what_the_schema_names_is_kept() {
     let mut hot = HotState::new(vec![field("f", FieldType::Number)]);
-    assert_eq!(hot.write("g", json!(1), NOW), Err(Refused::NoSuchField));
+    assert_eq!(hot.write("g", json!(1), NOW), Err(FieldWriteError::NoSuchField));
     hot.write("f", json!(1), NOW).unwrap();
     assert_eq!(hot.block(NOW).unwrap(), "Hot state:\nf: 1");
 }
 
 #[test]
 fn an_array_keeps_its_newest_items_as_many_as_it_may_have() {
-    let limited = Field {
+    let limited = FieldSchema {
         max_items: Some(3),
         ..field("f", FieldType::Array)
     };
@@ -84,7 +84,7 @@ fn a_value_may_be_as_large_as_the_bound_and_no_larger_and_the_last_good_one_stay
     let text = |bytes: usize| json!("x".repeat(bytes - 2));
     hot.write("f", text(MOST_FIELD_BYTES), NOW).unwrap();
     let refused = hot.write("f", text(MOST_FIELD_BYTES + 1), NOW).unwrap_err();
-    assert_eq!(refused, Refused::TooLarge(MOST_FIELD_BYTES + 1));
+    assert_eq!(refused, FieldWriteError::TooLarge(MOST_FIELD_BYTES + 1));
     assert_eq!(hot.version(), 1);
 }
 
@@ -96,7 +96,10 @@ fn all_values_together_are_bounded_and_a_smaller_one_makes_room() {
     for name in &names[..4] {
         hot.write(name, full(), NOW).unwrap();
     }
-    assert_eq!(hot.write("e", json!(""), NOW), Err(Refused::Full(MOST_BYTES + 2)));
+    assert_eq!(
+        hot.write("e", json!(""), NOW),
+        Err(FieldWriteError::Full(MOST_BYTES + 2))
+    );
     hot.write("a", json!("x".repeat(MOST_FIELD_BYTES - 4)), NOW).unwrap();
     hot.write("e", json!(""), NOW).unwrap();
 }
@@ -110,7 +113,7 @@ fn all_values_together_are_bounded_and_a_smaller_one_makes_room() {
 #[case(3600, "f: 7 (stale: 1h ago)")]
 #[case(86_400 * 3, "f: 7 (stale: 3d ago)")]
 fn a_value_is_marked_stale_from_its_ttl_on(#[case] age: i64, #[case] line: &str) {
-    let limited = Field {
+    let limited = FieldSchema {
         ttl: Some(SignedDuration::from_secs(30)),
         ..field("f", FieldType::Number)
     };
@@ -128,7 +131,7 @@ fn a_value_is_marked_stale_from_its_ttl_on(#[case] age: i64, #[case] line: &str)
 
 #[test]
 fn a_clock_that_was_set_back_neither_ages_nor_renews_a_value() {
-    let limited = Field {
+    let limited = FieldSchema {
         ttl: Some(SignedDuration::from_secs(30)),
         ..field("f", FieldType::Number)
     };
@@ -148,7 +151,7 @@ fn a_text_cannot_look_like_a_line_of_the_runtime() {
 
 #[test]
 fn the_summary_names_fields_and_no_values() {
-    let limited = Field {
+    let limited = FieldSchema {
         ttl: Some(SignedDuration::from_secs(30)),
         ..field("old", FieldType::String)
     };

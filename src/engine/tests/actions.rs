@@ -16,7 +16,7 @@ fn act(driver: &mut Driver, count: usize) {
 
 #[test]
 fn the_limit_of_actions_pauses_before_the_one_above_it_and_not_before() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         actions_per_minute: 3,
         ..settings()
     });
@@ -40,17 +40,17 @@ fn the_limit_of_actions_pauses_before_the_one_above_it_and_not_before() {
 
 #[test]
 fn the_limit_of_actions_clears_by_its_moment_only_and_for_one_action() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         actions_per_minute: 2,
         ..settings()
     });
     act(&mut driver, 2);
     driver.answer(wants(&["mail__send", "mail__send"]));
     for input in [
-        Input::WakeRequested { token: "w".into() },
-        Input::ResumeRequested { token: "r".into() },
-        Input::LinkBack,
-        Input::Timer,
+        EngineInput::WakeRequested { token: "w".into() },
+        EngineInput::ResumeRequested { token: "r".into() },
+        EngineInput::LinkBack,
+        EngineInput::Timer,
         happens("chat"),
     ] {
         driver.feed(input);
@@ -71,13 +71,13 @@ fn the_limit_of_actions_clears_by_its_moment_only_and_for_one_action() {
 
 #[test]
 fn actions_of_a_clock_that_is_set_back_age_as_before() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         actions_per_minute: 1,
         ..settings()
     });
     act(&mut driver, 1);
     driver.now = "2025-01-01T00:00:00Z".parse().unwrap();
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     driver.answer(wants(&["mail__send"]));
     assert!(driver.next_timer() <= seconds(60));
     assert_eq!(driver.running(), [1]);

@@ -1,7 +1,7 @@
 //! Calls that a budget refuses: what holds the loop, what lets it go on, and that nothing is lost meanwhile.
 
 use super::*;
-use crate::engine::budget::{LET_THROUGH, PROBE, SOON};
+use crate::engine::budget::{PROBE_DELAY, PROBE_INTERVAL, PROBE_TIMEOUT};
 
 /// The refusals that room ends, and the reason of each.
 const FOR_ROOM: [(FailureKind, PauseReason); 7] = [
@@ -19,36 +19,36 @@ const FOR_A_PERSON: [(FailureKind, PauseReason); 2] = [
     (FailureKind::LoopDetected, PauseReason::LoopDetected),
 ];
 
-fn until(driver: &Driver, wait: i64, kind: FailureKind) -> Failure {
-    Failure {
+fn until(driver: &Driver, wait: i64, kind: FailureKind) -> CallFailure {
+    CallFailure {
         resumes_at: Some(driver.now + seconds(wait)),
         ..failure(kind)
     }
 }
 
-fn revision(revision: u64) -> Budget {
-    Budget {
+fn revision(revision: u64) -> BudgetState {
+    BudgetState {
         revision,
-        ..Budget::default()
+        ..BudgetState::default()
     }
 }
 
-fn change(driver: &mut Driver, budget: Budget) {
-    driver.feed(Input::BudgetChanged { budget });
+fn change(driver: &mut Driver, budget: BudgetState) {
+    driver.feed(EngineInput::BudgetChanged { budget });
 }
 
 /// What ends no refusal.
 fn try_everything_else(driver: &mut Driver) {
-    driver.feed(Input::WakeRequested { token: "w".into() });
+    driver.feed(EngineInput::WakeRequested { token: "w".into() });
     driver.feed(happens("chat"));
-    driver.feed(Input::LinkBack);
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::LinkBack);
+    driver.feed(EngineInput::Timer);
     let same = driver.budget.clone();
     change(driver, same);
 }
 
 fn resume(driver: &mut Driver, token: &str) {
-    driver.feed(Input::ResumeRequested { token: token.into() });
+    driver.feed(EngineInput::ResumeRequested { token: token.into() });
 }
 
 /// A loop in the second call of its second turn, so that there is something to lose.
@@ -129,7 +129,7 @@ fn a_call_that_nobody_refuses_in_time_was_let_through() {
     let refusal = until(&driver, 600, FailureKind::BudgetExhausted);
     driver.fail_with(refusal);
     change(&mut driver, revision(2));
-    driver.pass(LET_THROUGH - seconds(1));
+    driver.pass(PROBE_TIMEOUT - seconds(1));
     assert_eq!(driver.reasons(), [PauseReason::BudgetExhausted]);
     driver.pass(seconds(1));
     assert_eq!((driver.state(), driver.reasons()), (LoopState::Running, vec![]));
@@ -178,7 +178,7 @@ fn where_others_hold_the_room_the_call_is_tried_again_and_where_a_person_must_ac
             None,
             "it is a guess, and nothing to show"
         );
-        driver.pass(PROBE - seconds(1));
+        driver.pass(PROBE_INTERVAL - seconds(1));
         assert_eq!(driver.in_flight, None);
         driver.pass(seconds(1));
         assert_eq!(driver.in_flight.is_some(), probed, "{kind}");
@@ -186,9 +186,9 @@ fn where_others_hold_the_room_the_call_is_tried_again_and_where_a_person_must_ac
         let mut driver = in_a_turn();
         change(
             &mut driver,
-            Budget {
+            BudgetState {
                 held: true,
-                ..Budget::default()
+                ..BudgetState::default()
             },
         );
         driver.fail(kind);
@@ -204,7 +204,7 @@ fn a_budget_that_changed_while_the_call_was_under_way_is_asked_again_soon() {
     let refusal = until(&driver, 600, FailureKind::TotalTokens);
     driver.fail_with(refusal.clone());
     assert_eq!(driver.reasons(), [PauseReason::TotalTokens]);
-    driver.pass(SOON);
+    driver.pass(PROBE_DELAY);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c2a2");
     driver.fail_with(refusal);
     driver.pass(seconds(500));
@@ -235,7 +235,7 @@ fn a_probe_that_finds_no_link_has_asked_nobody() {
     change(&mut driver, revision(1));
     driver.fail(FailureKind::LinkLost);
     assert_eq!(driver.reasons(), [PauseReason::LinkLost, PauseReason::BudgetExhausted]);
-    driver.feed(Input::LinkBack);
+    driver.feed(EngineInput::LinkBack);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c2a3");
     driver.fail(FailureKind::Unreachable);
     assert_eq!(driver.reasons(), [], "it was made, and failed for another reason");
@@ -263,12 +263,12 @@ fn what_a_person_must_look_at_clears_by_a_resume_request_only_once_per_token() {
     }
 }
 
-fn stops() -> Budget {
-    Budget {
+fn stops() -> BudgetState {
+    BudgetState {
         revision: 1,
         held: true,
         stop: Some("raise spec.limits".into()),
-        ..Budget::default()
+        ..BudgetState::default()
     }
 }
 
@@ -308,7 +308,7 @@ fn a_call_that_the_gateway_cut_before_the_worker_heard_why_counts_as_no_failure(
             // The worker heard, but the gateway's cut came first.
             let call = driver.in_flight.unwrap();
             driver.engine.state.budget = stops();
-            driver.feed(Input::Failed {
+            driver.feed(EngineInput::Failed {
                 call,
                 failure: failure(kind),
             });
@@ -339,7 +339,7 @@ fn a_sleeping_loop_is_not_disturbed_by_its_budget() {
 fn a_suspended_loop_with_a_spent_budget_is_suspended_and_remembers_the_budget() {
     let mut driver = in_a_turn();
     driver.fail(FailureKind::TotalTokens);
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Suspend,
     });
     assert_eq!(
@@ -357,14 +357,14 @@ fn a_clock_that_was_set_back_neither_brings_room_earlier_nor_keeps_a_probe_waiti
     let moment = refusal.resumes_at;
     driver.fail_with(refusal);
     driver.now -= seconds(5);
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     assert_eq!(driver.engine.view().resumes_at, moment, "the leader's clock counts");
 
     let mut driver = in_a_turn();
     driver.fail(FailureKind::BudgetExhausted);
     driver.now -= seconds(100_000);
-    driver.feed(Input::Timer);
-    driver.pass(PROBE);
+    driver.feed(EngineInput::Timer);
+    driver.pass(PROBE_INTERVAL);
     assert!(driver.in_flight.is_some());
 }
 
@@ -373,9 +373,9 @@ fn half_of_a_history_is_summed_up_when_the_call_is_larger_than_a_limit_and_the_l
     let mut driver = Driver::started(settings());
     change(
         &mut driver,
-        Budget {
+        BudgetState {
             tokens: Some(20_000),
-            ..Budget::default()
+            ..BudgetState::default()
         },
     );
     for _ in 0..20 {
@@ -387,12 +387,12 @@ fn half_of_a_history_is_summed_up_when_the_call_is_larger_than_a_limit_and_the_l
     assert_eq!((driver.state(), driver.reasons()), (LoopState::Running, vec![]));
     assert_eq!(
         (driver.in_flight.unwrap().to_string(), driver.purpose),
-        ("t21c1a2".into(), Purpose::Compaction)
+        ("t21c1a2".into(), CallPurpose::Compaction)
     );
     driver.answer(says("All was well."));
     assert_eq!(
         (driver.in_flight.unwrap().to_string(), driver.purpose),
-        ("t21c2a1".into(), Purpose::Turn)
+        ("t21c2a1".into(), CallPurpose::Turn)
     );
     assert!(driver.transcript.len() < before * 6 / 10, "{}", driver.transcript.len());
     assert!(driver.transcript.len() > before * 4 / 10, "{}", driver.transcript.len());
@@ -419,9 +419,9 @@ fn a_limit_that_no_call_fits_into_costs_no_history() {
         let before = driver.transcript.clone();
         change(
             &mut driver,
-            Budget {
+            BudgetState {
                 tokens,
-                ..Budget::default()
+                ..BudgetState::default()
             },
         );
         driver.fail(FailureKind::CallExceedsLimit);
@@ -468,7 +468,7 @@ impl Meter {
 
 #[test]
 fn a_limit_smaller_than_the_window_never_ends_a_loop_whose_turns_fit() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 10_000,
         ..settings()
     });
@@ -480,10 +480,10 @@ fn a_limit_smaller_than_the_window_never_ends_a_loop_whose_turns_fit() {
     };
     change(
         &mut driver,
-        Budget {
+        BudgetState {
             revision: 1,
             tokens: Some(20_000),
-            ..Budget::default()
+            ..BudgetState::default()
         },
     );
     for turn in 0..500 {

@@ -1,11 +1,11 @@
 //! The model hears what its limits have left, at the end of each prompt and nowhere else.
 
-use super::super::budget_health::Health;
+use super::super::budget_health::BudgetHealth;
 use super::*;
-use crate::api::agent::Resource;
+use crate::api::agent::LimitedResource;
 
-fn team(tenths: u8, until: Option<&str>) -> Health {
-    Health {
+fn team(tenths: u8, until: Option<&str>) -> BudgetHealth {
+    BudgetHealth {
         name: "AgentBudget team".into(),
         limit: "9000 tokens".into(),
         tenths,
@@ -13,12 +13,12 @@ fn team(tenths: u8, until: Option<&str>) -> Health {
     }
 }
 
-fn hear(driver: &mut Driver, health: Vec<Health>) {
-    let budget = Budget {
+fn hear(driver: &mut Driver, health: Vec<BudgetHealth>) {
+    let budget = BudgetState {
         health,
         ..driver.budget.clone()
     };
-    driver.feed(Input::BudgetChanged { budget });
+    driver.feed(EngineInput::BudgetChanged { budget });
 }
 
 fn block(driver: &Driver) -> &str {
@@ -70,8 +70,8 @@ fn what_was_left_of_a_window_is_no_longer_said_once_that_is_over() {
 
 #[test]
 fn rate_limits_say_what_they_have_left_and_recover_with_their_window() {
-    let mut driver = Driver::started(Settings {
-        rate_limits: vec![rates::limit(Resource::LLMCalls, 4, 60)],
+    let mut driver = Driver::started(EngineSettings {
+        rate_limits: vec![rates::limit(LimitedResource::LLMCalls, 4, 60)],
         ..settings()
     });
     let says = |driver: &Driver, left: &str| {
@@ -91,14 +91,14 @@ fn rate_limits_say_what_they_have_left_and_recover_with_their_window() {
 
 #[test]
 fn a_hot_state_comes_first_and_the_limits_after_it() {
-    let field = crate::engine::hot_state::Field {
+    let field = crate::engine::hot_state::FieldSchema {
         name: "balance".into(),
         kind: crate::api::hot_state::FieldType::Number,
         ttl: None,
         max_items: None,
         refresh_tool: None,
     };
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         hot_state: vec![field],
         ..settings()
     });

@@ -3,13 +3,13 @@
 use proptest::prelude::*;
 
 use super::super::compaction::{LEAST_REPLACED, MOST_BYTES};
-use super::super::context;
+use super::super::prompt_size;
 use super::*;
-use crate::api::agent::Resource;
+use crate::api::agent::LimitedResource;
 
 /// Room for about 1,900 tokens of transcript.
-fn narrow() -> Settings {
-    Settings {
+fn narrow() -> EngineSettings {
+    EngineSettings {
         max_consecutive_turns: 1000,
         context_tokens: 4096 + 2500,
         ..settings()
@@ -17,7 +17,7 @@ fn narrow() -> Settings {
 }
 
 /// A loop whose next call is for a summary.
-fn full(settings: Settings) -> Driver {
+fn full(settings: EngineSettings) -> Driver {
     let mut driver = Driver::started(settings);
     fill(&mut driver, 400);
     driver
@@ -25,7 +25,7 @@ fn full(settings: Settings) -> Driver {
 
 fn fill(driver: &mut Driver, bytes: usize) {
     for _ in 0..200 {
-        if driver.purpose == Purpose::Compaction && driver.in_flight.is_some() {
+        if driver.purpose == CallPurpose::Compaction && driver.in_flight.is_some() {
             return;
         }
         if driver.in_flight.is_some() {
@@ -53,7 +53,7 @@ fn text(message: &Message) -> &str {
 
 /// Estimated tokens of the prompt that the whole transcript would make.
 fn estimate(driver: &Driver) -> u64 {
-    context::size(&driver.engine.transcript, driver.engine.cleared()) + driver.engine.fixed_tokens()
+    prompt_size::messages_size(&driver.engine.transcript, driver.engine.cleared()) + driver.engine.fixed_tokens()
 }
 
 /// The largest prompt of many turns, and the smallest that was too large.
@@ -61,7 +61,7 @@ fn bounds(driver: &mut Driver) -> (u64, u64) {
     let (mut fits, mut too_large) = (0, u64::MAX);
     for _ in 0..300 {
         let now = estimate(driver);
-        if driver.purpose == Purpose::Compaction {
+        if driver.purpose == CallPurpose::Compaction {
             too_large = too_large.min(now);
             driver.answer(says("Nothing new so far."));
         } else {
@@ -76,7 +76,7 @@ fn bounds(driver: &mut Driver) -> (u64, u64) {
 
 #[test]
 fn a_summary_is_asked_for_beyond_80_percent_of_the_window_and_not_before() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         context_tokens: 5000,
         max_output_tokens: 100,
         ..narrow()
@@ -88,16 +88,16 @@ fn a_summary_is_asked_for_beyond_80_percent_of_the_window_and_not_before() {
 
 #[test]
 fn a_summary_is_asked_for_beyond_40_percent_of_the_smallest_limit_and_not_before() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1000,
         ..settings()
     });
-    let budget = Budget {
+    let budget = BudgetState {
         revision: 1,
         tokens: Some(10_000),
-        ..Budget::default()
+        ..BudgetState::default()
     };
-    driver.feed(Input::BudgetChanged { budget });
+    driver.feed(EngineInput::BudgetChanged { budget });
     let (fits, too_large) = bounds(&mut driver);
     assert!((3900..=4000).contains(&fits), "{fits}");
     assert!((4001..4100).contains(&too_large), "{too_large}");
@@ -105,7 +105,7 @@ fn a_summary_is_asked_for_beyond_40_percent_of_the_smallest_limit_and_not_before
 
 #[test]
 fn the_summary_takes_the_place_of_the_oldest_turns_and_the_turn_goes_on() {
-    let mut driver = full(Settings {
+    let mut driver = full(EngineSettings {
         max_calls_per_turn: 1,
         ..narrow()
     });
@@ -120,7 +120,7 @@ fn the_summary_takes_the_place_of_the_oldest_turns_and_the_turn_goes_on() {
     assert_eq!(driver.acknowledged.last(), Some(&asked));
     let own = driver.in_flight.unwrap();
     assert_eq!((own.turn, own.call, own.attempt), (asked.turn, 2, 1));
-    assert_eq!(driver.purpose, Purpose::Turn);
+    assert_eq!(driver.purpose, CallPurpose::Turn);
     let summary = text(&driver.prompt[1]);
     assert!(
         summary.starts_with("[From the runtime, not from a person: "),
@@ -164,7 +164,7 @@ fn the_next_summary_is_also_of_the_one_before_it() {
 
 #[test]
 fn a_summary_is_cut_at_its_bounds() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1000,
         ..settings()
     });
@@ -177,26 +177,26 @@ fn a_summary_is_cut_at_its_bounds() {
     driver.answer(says(&"x".repeat(20_000)));
     let summary = driver.engine.state.summary.clone().unwrap();
     assert!(summary.len() < 2000 * 4 / 2, "{}", summary.len());
-    assert_eq!(driver.purpose, Purpose::Turn);
+    assert_eq!(driver.purpose, CallPurpose::Turn);
 }
 
 #[test]
 fn without_text_the_turns_leave_at_once_and_nothing_is_run() {
     let tool = calls("files__write", "{}");
-    let refused = Answer {
-        finish: Finish::Refused,
+    let refused = ModelAnswer {
+        finish: FinishReason::Refused,
         ..says("No.")
     };
-    let length = Answer {
-        finish: Finish::Length,
-        ..Answer::default()
+    let length = ModelAnswer {
+        finish: FinishReason::Length,
+        ..ModelAnswer::default()
     };
-    for useless in [Answer::default(), says(" \n"), tool, refused, length] {
+    for useless in [ModelAnswer::default(), says(" \n"), tool, refused, length] {
         let mut driver = full(narrow());
         driver.offer(work::tools());
         driver.answer(useless.clone());
         assert_eq!((compacted(&driver), trimmed(&driver)), (0, 1), "{useless:?}");
-        assert_eq!((driver.purpose, driver.sent.len()), (Purpose::Turn, 0));
+        assert_eq!((driver.purpose, driver.sent.len()), (CallPurpose::Turn, 0));
         assert_eq!(driver.in_flight.unwrap().call, 2);
         driver.turn();
         driver.pass(seconds(1));
@@ -208,8 +208,8 @@ fn without_text_the_turns_leave_at_once_and_nothing_is_run() {
 #[test]
 fn a_summary_that_is_cut_at_the_output_limit_is_better_than_none() {
     let mut driver = full(narrow());
-    driver.answer(Answer {
-        finish: Finish::Length,
+    driver.answer(ModelAnswer {
+        finish: FinishReason::Length,
         ..says("The stars are")
     });
     assert_eq!(compacted(&driver), 1);
@@ -230,7 +230,7 @@ fn one_failure_is_tried_again_and_after_two_the_turns_leave_without_a_summary() 
     driver.fail(FailureKind::BadResponse);
     driver.pass(seconds(1));
     assert_eq!((compacted(&driver), trimmed(&driver)), (0, 1));
-    assert_eq!((driver.purpose, driver.in_flight.unwrap().call), (Purpose::Turn, 2));
+    assert_eq!((driver.purpose, driver.in_flight.unwrap().call), (CallPurpose::Turn, 2));
     assert_eq!(driver.engine.view().consecutive_errors, 0);
     // The next one is asked for when there is too much again.
     fill(&mut driver, 400);
@@ -248,7 +248,7 @@ fn a_server_that_is_away_costs_no_history() {
     }
     assert_eq!(driver.notes(RecordKind::TurnFailed), [""; 0]);
     assert_eq!((compacted(&driver), trimmed(&driver)), (0, 0));
-    assert_eq!(driver.purpose, Purpose::Compaction, "it is asked for again");
+    assert_eq!(driver.purpose, CallPurpose::Compaction, "it is asked for again");
     assert_eq!(
         (driver.in_flight.unwrap().turn, driver.in_flight.unwrap().call),
         (call.turn, call.call)
@@ -263,18 +263,18 @@ fn a_budget_without_room_holds_the_summary_and_one_that_is_too_small_for_it_cost
     driver.fail(FailureKind::BudgetExhausted);
     assert_eq!(driver.reasons(), [PauseReason::BudgetExhausted]);
     driver.pass(seconds(20));
-    assert_eq!(driver.purpose, Purpose::Compaction);
+    assert_eq!(driver.purpose, CallPurpose::Compaction);
     let mut other = driver.clone();
     other.answer(says("Found it."));
     assert_eq!((compacted(&other), trimmed(&other)), (1, 0));
     driver.fail(FailureKind::CallExceedsLimit);
     assert_eq!(
         (driver.purpose, trimmed(&driver)),
-        (Purpose::Compaction, 0),
+        (CallPurpose::Compaction, 0),
         "of half as much"
     );
     driver.fail(FailureKind::CallExceedsLimit);
-    assert_eq!((driver.purpose, compacted(&driver)), (Purpose::Turn, 0));
+    assert_eq!((driver.purpose, compacted(&driver)), (CallPurpose::Turn, 0));
     // Its own call that can never fit waits for a person.
     driver.fail(FailureKind::CallExceedsLimit);
     assert_eq!(driver.reasons(), [PauseReason::CallExceedsLimit]);
@@ -282,14 +282,14 @@ fn a_budget_without_room_holds_the_summary_and_one_that_is_too_small_for_it_cost
 
 /// Estimated tokens of what the call in flight asks to be summed up.
 fn summed_up(driver: &Driver) -> u64 {
-    assert_eq!(driver.purpose, Purpose::Compaction);
+    assert_eq!(driver.purpose, CallPurpose::Compaction);
     let heads = usize::from(driver.engine.head().is_some());
-    context::size(&driver.prompt[1 + heads..driver.prompt.len() - 1], 0)
+    prompt_size::messages_size(&driver.prompt[1 + heads..driver.prompt.len() - 1], 0)
 }
 
 #[test]
 fn a_summary_whose_call_exceeds_a_limit_is_of_half_as_much_until_it_is_worth_none() {
-    let mut driver = full(Settings {
+    let mut driver = full(EngineSettings {
         context_tokens: 4096 + 12_000,
         ..narrow()
     });
@@ -301,7 +301,7 @@ fn a_summary_whose_call_exceeds_a_limit_is_of_half_as_much_until_it_is_worth_non
         assert_eq!((compacted(&taken), trimmed(&taken)), (1, 0), "the rest takes another");
         driver.fail(FailureKind::CallExceedsLimit);
         assert_eq!(driver.in_flight.unwrap().turn, turn);
-        if driver.purpose == Purpose::Turn {
+        if driver.purpose == CallPurpose::Turn {
             break;
         }
         let now = summed_up(&driver);
@@ -317,7 +317,7 @@ fn a_summary_whose_call_exceeds_a_limit_is_of_half_as_much_until_it_is_worth_non
 
 #[test]
 fn of_a_history_that_does_not_fit_into_one_call_each_part_is_summed_up() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         context_tokens: 4096 + 12_000,
         ..narrow()
     });
@@ -326,17 +326,17 @@ fn of_a_history_that_does_not_fit_into_one_call_each_part_is_summed_up() {
         driver.pass(seconds(3));
     }
     assert_eq!((compacted(&driver), trimmed(&driver)), (0, 0));
-    driver.feed(Input::BudgetChanged {
-        budget: Budget {
+    driver.feed(EngineInput::BudgetChanged {
+        budget: BudgetState {
             revision: 1,
             tokens: Some(3500),
-            ..Budget::default()
+            ..BudgetState::default()
         },
     });
     driver.turn();
     let turn = driver.in_flight.unwrap().turn;
     let mut parts = 0;
-    while driver.purpose == Purpose::Compaction {
+    while driver.purpose == CallPurpose::Compaction {
         let tokens = summed_up(&driver);
         let whole = tokens + driver.engine.fixed_tokens();
         assert!(whole <= 3500 && tokens > 500, "{tokens} of {whole}");
@@ -350,8 +350,8 @@ fn of_a_history_that_does_not_fit_into_one_call_each_part_is_summed_up() {
 
 #[test]
 fn a_rate_limit_does_not_end_a_turn_that_has_only_summed_up() {
-    let mut driver = full(Settings {
-        rate_limits: vec![rates::limit(Resource::LLMCalls, 1, 3)],
+    let mut driver = full(EngineSettings {
+        rate_limits: vec![rates::limit(LimitedResource::LLMCalls, 1, 3)],
         ..narrow()
     });
     let turn = driver.in_flight.unwrap().turn;
@@ -367,7 +367,10 @@ fn a_restart_asks_for_the_same_summary_and_keeps_one_that_was_given() {
     let mut driver = full(narrow());
     let (call, prompt) = (driver.in_flight.unwrap(), driver.prompt.clone());
     driver.restart(1);
-    assert_eq!((driver.in_flight, driver.purpose), (Some(call), Purpose::Compaction));
+    assert_eq!(
+        (driver.in_flight, driver.purpose),
+        (Some(call), CallPurpose::Compaction)
+    );
     assert_eq!(driver.prompt, prompt);
     driver.answer(says("The stars are quiet."));
     let prompt = driver.prompt.clone();
@@ -397,12 +400,16 @@ fn a_text_beside_a_tool_call_is_a_summary_unless_it_only_says_what_the_call_is_f
     ] {
         let mut driver = full(narrow());
         driver.offer(work::tools());
-        driver.answer(Answer {
+        driver.answer(ModelAnswer {
             text: Some(text),
             ..work::wants(&["files__write", "yield"])
         });
         assert_eq!(compacted(&driver), usize::from(counts));
-        assert_eq!((driver.purpose, driver.sent.len()), (Purpose::Turn, 0), "it is not run");
+        assert_eq!(
+            (driver.purpose, driver.sent.len()),
+            (CallPurpose::Turn, 0),
+            "it is not run"
+        );
     }
 }
 
@@ -421,7 +428,7 @@ fn notifications_are_not_seen_in_a_call_for_a_summary() {
     driver.feed(notified(super::super::notifications::Notification {
         id: "n".into(),
         source: "sensor/prices".into(),
-        priority: super::super::notifications::Priority::Normal,
+        priority: super::super::notifications::NotificationPriority::Normal,
         text: "ACME is up".into(),
         at: driver.now,
     }));
@@ -478,26 +485,26 @@ proptest! {
         cleared in 0..60_usize,
         goal in 0_u64..6000,
     ) {
-        let all = context::size(&transcript, cleared);
-        let rendered: Vec<_> = context::rendered(&transcript, cleared).collect();
-        prop_assert_eq!(context::size(&rendered, 0), all);
+        let all = prompt_size::messages_size(&transcript, cleared);
+        let rendered: Vec<_> = prompt_size::rendered(&transcript, cleared).collect();
+        prop_assert_eq!(prompt_size::messages_size(&rendered, 0), all);
         prop_assert_eq!(ids(&rendered, true), ids(&transcript, true));
-        let oldest = context::oldest(&transcript, cleared, transcript.len(), goal);
-        let first = context::first(&transcript, cleared, goal);
+        let oldest = prompt_size::oldest_to_drop(&transcript, cleared, transcript.len(), goal);
+        let first = prompt_size::longest_prefix(&transcript, cleared, goal);
         for cut in [Some(oldest), first].into_iter().flatten() {
             let (gone, left) = transcript.split_at(cut);
             for part in [gone, left] {
                 prop_assert_eq!(ids(part, false), ids(part, true));
             }
-            prop_assert_eq!(context::size(gone, cleared) + context::size(left, cleared.saturating_sub(cut)), all);
+            prop_assert_eq!(prompt_size::messages_size(gone, cleared) + prompt_size::messages_size(left, cleared.saturating_sub(cut)), all);
         }
         if let Some(first) = first {
-            prop_assert!(context::size(&transcript[..first], cleared) <= goal);
+            prop_assert!(prompt_size::messages_size(&transcript[..first], cleared) <= goal);
         }
         let begins_turn = transcript.get(oldest).is_none_or(|message| matches!(**message, Message::User { .. }));
         prop_assert!(begins_turn, "whole turns");
-        if let Some(more) = context::clear_until(&transcript, cleared, transcript.len(), goal) {
-            prop_assert!(more > cleared && context::size(&transcript, more) < all);
+        if let Some(more) = prompt_size::clear_until(&transcript, cleared, transcript.len(), goal) {
+            prop_assert!(more > cleared && prompt_size::messages_size(&transcript, more) < all);
         }
     }
 }

@@ -3,8 +3,8 @@
 use super::*;
 
 /// Room for about `tokens` of transcript.
-fn small(tokens: u32) -> Settings {
-    Settings {
+fn small(tokens: u32) -> EngineSettings {
+    EngineSettings {
         // The system prompt takes about 450.
         context_tokens: 4096 + 850 + tokens,
         ..settings()
@@ -16,9 +16,9 @@ fn whole_oldest_turns_leave_and_the_model_is_told() {
     let mut driver = Driver::started(small(3000));
     let mut trimmed = 0;
     for round in 0..80 {
-        if driver.purpose == Purpose::Compaction {
+        if driver.purpose == CallPurpose::Compaction {
             // No summary is to be had.
-            driver.answer(Answer::default());
+            driver.answer(ModelAnswer::default());
         }
         driver.answer(if round % 2 == 0 {
             calls("shell", &"x".repeat(200))
@@ -57,7 +57,7 @@ fn nothing_leaves_a_prompt_that_fits() {
 
 #[test]
 fn a_turn_that_cannot_fit_fails_and_names_the_field() {
-    let mut driver = Driver::fresh(Settings {
+    let mut driver = Driver::fresh(EngineSettings {
         context_tokens: 4096,
         ..settings()
     });
@@ -120,18 +120,18 @@ fn largest(driver: &mut Driver) -> usize {
 
 fn limit(driver: &mut Driver, tokens: Option<u64>) {
     let revision = driver.budget.revision + 1;
-    driver.feed(Input::BudgetChanged {
-        budget: Budget {
+    driver.feed(EngineInput::BudgetChanged {
+        budget: BudgetState {
             revision,
             tokens,
-            ..Budget::default()
+            ..BudgetState::default()
         },
     });
 }
 
 #[test]
 fn a_history_takes_at_most_40_percent_of_the_smallest_limit_and_more_once_that_is_raised() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1000,
         ..settings()
     });
@@ -146,7 +146,7 @@ fn a_history_takes_at_most_40_percent_of_the_smallest_limit_and_more_once_that_i
 
 #[test]
 fn a_history_takes_at_most_80_percent_of_the_window() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1000,
         context_tokens: 10_000,
         max_output_tokens: 100,

@@ -92,7 +92,7 @@ struct Player<'a> {
 
 impl<'a> Player<'a> {
     fn new(case: &'a Case) -> Self {
-        let settings = Settings {
+        let settings = EngineSettings {
             max_consecutive_turns: 10_000,
             idle_timeout: SignedDuration::from_hours(10_000),
             actions_per_minute: 600,
@@ -123,7 +123,7 @@ impl<'a> Player<'a> {
             .replace("{h}", &format!("{round:04x}"))
     }
 
-    fn answer(&self, round: usize, step: &Script) -> Answer {
+    fn answer(&self, round: usize, step: &Script) -> ModelAnswer {
         let call = |id: String, name: &str, arguments: &Value| ToolCall {
             id,
             name: name.into(),
@@ -134,16 +134,16 @@ impl<'a> Player<'a> {
             .map(|(place, wanted)| call(place.to_string(), &wanted.tool, &wanted.arguments))
             .collect();
         tool_calls.extend(step.r#yield.iter().map(|pace| call("y".into(), "yield", pace)));
-        Answer {
+        ModelAnswer {
             text: step.say.as_ref().map(|said| self.filled(round, said)),
             finish: if tool_calls.is_empty() {
-                Finish::Stop
+                FinishReason::Stop
             } else {
-                Finish::ToolCalls
+                FinishReason::ToolCalls
             },
             tool_calls,
             tokens: Some(1),
-            ..Answer::default()
+            ..ModelAnswer::default()
         }
     }
 
@@ -168,7 +168,7 @@ impl<'a> Player<'a> {
                 (None, None, Some(message)) => ToolOutcome::Unavailable { message },
                 _ => panic!("{}: one of result, error and down", self.case.name),
             };
-            self.driver.feed(Input::ToolFinished { run: run_id, outcome });
+            self.driver.feed(EngineInput::ToolFinished { run: run_id, outcome });
         }
         self.note();
     }

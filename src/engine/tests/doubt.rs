@@ -185,5 +185,5 @@ fn what_is_left_out_is_the_first_to_leave_when_there_is_no_room() {
         (driver.engine.left_out(), driver.notes(RecordKind::Trimmed).len()),
         (0, 1)
     );
-    assert_eq!(driver.purpose, Purpose::Compaction, "half of it is still too much");
+    assert_eq!(driver.purpose, CallPurpose::Compaction, "half of it is still too much");
 }

@@ -3,28 +3,28 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{Effect, Input, RecordKind};
+use super::{EngineEffect, EngineInput, RecordKind};
 use crate::engine::notifications::Notification;
-use crate::engine::sensors::{Notice, Sensed};
+use crate::engine::sensor_events::{SensedEvent, SensedNotice};
 
 /// An event of this name.
-pub(super) fn happens(name: &str) -> Input {
-    Input::Sensed(Sensed {
+pub(super) fn happens(name: &str) -> EngineInput {
+    EngineInput::Sensed(SensedEvent {
         wakes: vec![name.into()],
         ..event_of("event", Timestamp::MAX)
     })
 }
 
 /// A value for a field of the hot state, as of now.
-pub(super) fn value_of(field: &str, value: Value) -> Input {
-    Input::Sensed(Sensed {
+pub(super) fn value_of(field: &str, value: Value) -> EngineInput {
+    EngineInput::Sensed(SensedEvent {
         updates: vec![(field.into(), value)],
         ..event_of("event", Timestamp::MAX)
     })
 }
 
 /// A notification.
-pub(super) fn notified(notification: Notification) -> Input {
+pub(super) fn notified(notification: Notification) -> EngineInput {
     let Notification {
         id,
         source,
@@ -32,15 +32,15 @@ pub(super) fn notified(notification: Notification) -> Input {
         text,
         at,
     } = notification;
-    Input::Sensed(Sensed {
-        notices: vec![Notice { source, priority, text }],
+    EngineInput::Sensed(SensedEvent {
+        notices: vec![SensedNotice { source, priority, text }],
         ..event_of(&id, at)
     })
 }
 
 /// An event of a Sensor that does nothing. One of a later moment is of now.
-fn event_of(id: &str, at: Timestamp) -> Sensed {
-    Sensed {
+fn event_of(id: &str, at: Timestamp) -> SensedEvent {
+    SensedEvent {
         id: id.into(),
         sensor: "outside".into(),
         at,
@@ -51,7 +51,7 @@ fn event_of(id: &str, at: Timestamp) -> Sensed {
 }
 
 /// What an event did, but for the line that it came.
-pub(super) fn without_its_line(effects: Vec<Effect>) -> Vec<Effect> {
-    let came = |effect: &Effect| matches!(effect, Effect::Record(record) if record.kind == RecordKind::SensorUpdated);
+pub(super) fn without_its_line(effects: Vec<EngineEffect>) -> Vec<EngineEffect> {
+    let came = |effect: &EngineEffect| matches!(effect, EngineEffect::Record(record) if record.kind == RecordKind::SensorUpdated);
     effects.into_iter().filter(|effect| !came(effect)).collect()
 }

@@ -101,7 +101,7 @@ fn a_refused_key_and_an_empty_account_are_tried_once_a_minute_whatever_the_limit
         (FailureKind::AuthenticationFailed, PauseReason::AuthenticationFailed),
         (FailureKind::QuotaExceeded, PauseReason::QuotaExceeded),
     ] {
-        let mut driver = Driver::with_tools(Settings {
+        let mut driver = Driver::with_tools(EngineSettings {
             max_consecutive_errors: 50,
             ..settings()
         });
@@ -126,7 +126,7 @@ fn a_refused_key_and_an_empty_account_are_tried_once_a_minute_whatever_the_limit
 #[test]
 fn an_attempt_waits_at_least_as_long_as_the_server_asked() {
     let mut driver = Driver::started(settings());
-    driver.fail_with(Failure {
+    driver.fail_with(CallFailure {
         retry_after_milliseconds: Some(20_000),
         ..failure(FailureKind::Unreachable)
     });
@@ -150,7 +150,7 @@ fn each_call_of_a_turn_has_attempts_of_its_own() {
 #[test]
 fn a_turn_after_a_failed_one_also_waits_as_long_as_the_server_asked() {
     let mut driver = Driver::started(settings());
-    driver.fail_with(Failure {
+    driver.fail_with(CallFailure {
         retry_after_milliseconds: Some(20_000),
         ..failure(FailureKind::BadResponse)
     });
@@ -161,8 +161,8 @@ fn a_turn_after_a_failed_one_also_waits_as_long_as_the_server_asked() {
 #[test]
 fn what_a_failed_turn_would_have_told_the_next_one_is_told() {
     let mut driver = Driver::started(settings());
-    driver.answer(Answer {
-        finish: Finish::Length,
+    driver.answer(ModelAnswer {
+        finish: FinishReason::Length,
         ..says("and so on and")
     });
     for _ in 0..2 {
@@ -179,7 +179,7 @@ fn what_a_failed_turn_would_have_told_the_next_one_is_told() {
 #[test]
 fn an_absurd_wait_is_clamped() {
     let mut driver = Driver::started(settings());
-    driver.fail_with(Failure {
+    driver.fail_with(CallFailure {
         retry_after_milliseconds: Some(u64::MAX),
         ..failure(FailureKind::RateLimited)
     });
@@ -191,7 +191,7 @@ fn a_provider_that_asks_to_wait_again_and_again_is_never_called_before() {
     let mut driver = Driver::started(settings());
     for attempt in 1..10 {
         assert_eq!(driver.in_flight.unwrap().to_string(), format!("t1c1a{attempt}"));
-        driver.fail_with(Failure {
+        driver.fail_with(CallFailure {
             retry_after_milliseconds: Some(600_000),
             ..failure(FailureKind::RateLimited)
         });
@@ -240,7 +240,7 @@ fn a_call_refused_for_want_of_the_link_waits_for_it_and_does_not_count() {
     for _ in 0..20 {
         driver.fail(FailureKind::LinkLost);
         assert_eq!(driver.reasons(), [PauseReason::LinkLost]);
-        driver.feed(Input::LinkBack);
+        driver.feed(EngineInput::LinkBack);
     }
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a21");
     assert_eq!(driver.engine.view().consecutive_errors, 0);
@@ -252,7 +252,7 @@ fn a_call_refused_for_want_of_the_link_waits_for_it_and_does_not_count() {
     );
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a22");
     driver.fail(FailureKind::LinkLost);
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     driver.pass(seconds(100));
     assert_eq!(
         driver.in_flight, None,
@@ -262,7 +262,7 @@ fn a_call_refused_for_want_of_the_link_waits_for_it_and_does_not_count() {
 
 #[test]
 fn a_turn_that_fails_at_its_first_call_leaves_no_message_and_passes_its_notes_on() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_calls_per_turn: 2,
         ..settings()
     });
@@ -308,7 +308,7 @@ fn a_turn_that_fails_later_keeps_what_its_calls_brought_until_the_next_one_fails
 #[test]
 fn an_empty_first_answer_is_asked_for_once_more_and_then_the_turn_fails() {
     let mut driver = Driver::started(settings());
-    for answer in [Answer::default(), says(" \n")] {
+    for answer in [ModelAnswer::default(), says(" \n")] {
         assert_eq!(driver.notes(RecordKind::TurnFailed), [""; 0]);
         driver.answer(answer);
     }
@@ -317,7 +317,7 @@ fn an_empty_first_answer_is_asked_for_once_more_and_then_the_turn_fails() {
     assert_eq!(driver.engine.view().consecutive_errors, 1);
     assert_eq!(driver.acknowledged.len(), 2);
     driver.next_timer();
-    driver.answer(Answer::default());
+    driver.answer(ModelAnswer::default());
     driver.answer(says("better"));
     assert_eq!(driver.engine.view().turns_completed, 1);
 }
@@ -327,7 +327,7 @@ fn an_empty_answer_after_results_of_tools_completes_the_turn() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(work::wants(&["files__read"]));
     driver.done(1, "read");
-    driver.answer(Answer::default());
+    driver.answer(ModelAnswer::default());
     assert_eq!(
         (
             driver.notes(RecordKind::TurnFailed).len(),
@@ -345,9 +345,9 @@ fn an_answer_that_was_cut_before_it_said_anything_names_the_limit_to_raise() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(work::wants(&["files__read"]));
     driver.done(1, "read");
-    driver.answer(Answer {
-        finish: Finish::Length,
-        ..Answer::default()
+    driver.answer(ModelAnswer {
+        finish: FinishReason::Length,
+        ..ModelAnswer::default()
     });
     assert_eq!(driver.notes(RecordKind::TurnFailed), ["BadResponse"]);
     let message = driver.engine.view().last_error.unwrap().1.message;
@@ -361,7 +361,7 @@ fn the_last_call_of_a_cut_answer_is_never_run_and_the_model_is_told_why() {
         let mut driver = Driver::with_tools(settings());
         let mut answer = work::wants(&["files__read", "mail__send"]);
         answer.tool_calls[1].arguments = arguments.into();
-        answer.finish = Finish::Length;
+        answer.finish = FinishReason::Length;
         driver.answer(answer);
         assert_eq!(driver.running(), [1], "{arguments}");
         driver.done(1, "read");
@@ -375,8 +375,8 @@ fn the_last_call_of_a_cut_answer_is_never_run_and_the_model_is_told_why() {
         assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
     }
     let mut driver = Driver::with_tools(settings());
-    driver.answer(Answer {
-        finish: Finish::Length,
+    driver.answer(ModelAnswer {
+        finish: FinishReason::Length,
         ..calls("yield", r#"{"mode": "shutdown"}"#)
     });
     assert_eq!(
@@ -392,8 +392,8 @@ fn a_refused_answer_leaves_the_conversation_with_what_its_turn_has_read() {
     let before = driver.transcript.len() - 1;
     driver.answer(work::wants(&["files__read"]));
     driver.done(1, "poison");
-    driver.answer(Answer {
-        finish: Finish::Refused,
+    driver.answer(ModelAnswer {
+        finish: FinishReason::Refused,
         ..work::wants(&["mail__send"])
     });
     assert_eq!((driver.sent.len(), driver.transcript.len()), (1, before));

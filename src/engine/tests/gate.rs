@@ -92,8 +92,8 @@ fn a_tool_whose_schema_cannot_be_used_is_not_offered_and_another_documents_is_no
 #[test]
 fn the_answer_that_a_provider_refused_runs_nothing() {
     let mut driver = Driver::with_tools(settings());
-    driver.answer(Answer {
-        finish: Finish::Refused,
+    driver.answer(ModelAnswer {
+        finish: FinishReason::Refused,
         ..wants(&["files__read"])
     });
     assert_eq!(driver.sent, []);

@@ -1,12 +1,12 @@
 //! The heartbeat: when it comes, and that it leaves the agent's own turns and sleep as they were.
 
-use super::super::heartbeat::{Heartbeat, MOST_LAST_BYTES};
+use super::super::heartbeat::{HeartbeatSettings, MOST_LAST_BYTES};
 use super::*;
-use crate::engine::snapshot::Step;
+use crate::engine::snapshot::CallStep;
 
-fn every(seconds: i64) -> Settings {
-    Settings {
-        heartbeat: Some(Heartbeat {
+fn every(seconds: i64) -> EngineSettings {
+    EngineSettings {
+        heartbeat: Some(HeartbeatSettings {
             every: SignedDuration::from_secs(seconds),
             prompt: "Is all well?".into(),
         }),
@@ -16,7 +16,7 @@ fn every(seconds: i64) -> Settings {
 }
 
 /// A loop that sleeps for an hour, from `00:00:00` on.
-fn asleep(settings: Settings) -> Driver {
+fn asleep(settings: EngineSettings) -> Driver {
     let mut driver = Driver::with_tools(settings);
     driver.answer(calls("yield", r#"{"sleep": 3600}"#));
     assert_eq!(driver.state(), LoopState::Sleeping);
@@ -36,7 +36,7 @@ fn it_comes_in_a_sleep_at_its_time_and_not_before_and_the_sleep_ends_when_it_wou
     driver.pass(seconds(599));
     assert_eq!((driver.in_flight, beats(&driver)), (None, 0));
     driver.pass(seconds(1));
-    assert_eq!((beats(&driver), driver.purpose), (1, Purpose::Heartbeat));
+    assert_eq!((beats(&driver), driver.purpose), (1, CallPurpose::Heartbeat));
     assert_eq!(driver.state(), LoopState::Running);
     assert_eq!(driver.prompt.len(), 2, "a conversation of its own: {:?}", driver.prompt);
     assert!(driver.observed().ends_with("\n\nIs all well?"), "{}", driver.observed());
@@ -60,8 +60,8 @@ fn it_comes_in_a_sleep_at_its_time_and_not_before_and_the_sleep_ends_when_it_wou
     assert_eq!((beats(&driver), driver.transcript.len()), (2, transcript.len()));
     // The agent's own next turn knows nothing of them.
     let mut woken = driver.clone();
-    woken.feed(Input::WakeRequested { token: "w".into() });
-    assert_eq!(woken.purpose, Purpose::Turn);
+    woken.feed(EngineInput::WakeRequested { token: "w".into() });
+    assert_eq!(woken.purpose, CallPurpose::Turn);
     assert!(!serde_json::to_string(&woken.prompt).unwrap().contains("well"));
     let history = driver.journal.iter().flat_map(|record| &record.messages);
     assert!(
@@ -87,14 +87,14 @@ fn without_the_field_there_is_none_and_one_that_is_taken_away_comes_no_more() {
 fn a_turn_under_way_is_finished_first_and_the_next_one_waits_for_the_heartbeat() {
     let mut driver = Driver::with_tools(every(60));
     driver.pass(seconds(90));
-    assert_eq!((driver.purpose, beats(&driver)), (Purpose::Turn, 0));
+    assert_eq!((driver.purpose, beats(&driver)), (CallPurpose::Turn, 0));
     driver.answer(says("done"));
     driver.pass(SignedDuration::from_millis(50));
-    assert_eq!(driver.purpose, Purpose::Heartbeat);
+    assert_eq!(driver.purpose, CallPurpose::Heartbeat);
     driver.pass(seconds(5));
     driver.answer(says("All is well."));
     driver.pass(seconds(1));
-    assert_eq!(driver.purpose, Purpose::Turn);
+    assert_eq!(driver.purpose, CallPurpose::Turn);
     assert!(driver.observed().contains("the loop goes on"));
     // The next one is due an interval after this one began.
     driver.answer(calls("yield", r#"{"sleep": 3600}"#));
@@ -111,7 +111,7 @@ fn a_sleep_that_ends_in_a_heartbeat_is_followed_by_the_agents_own_turn() {
     driver.pass(seconds(3600));
     assert_eq!(beats(&driver), 1, "one at a time");
     driver.answer(says("All is well."));
-    assert_eq!(driver.purpose, Purpose::Turn);
+    assert_eq!(driver.purpose, CallPurpose::Turn);
     assert!(
         driver.observed().contains("the sleep that you chose is over"),
         "{}",
@@ -133,7 +133,7 @@ fn heartbeats_that_take_as_long_as_their_interval_leave_every_other_turn_to_the_
         driver.pass(seconds(60));
         driver.answer(says("All is well."));
     }
-    let pair = [Purpose::Heartbeat, Purpose::Turn];
+    let pair = [CallPurpose::Heartbeat, CallPurpose::Turn];
     assert_eq!(purposes, [pair, pair, pair].concat());
 }
 
@@ -149,7 +149,7 @@ fn the_schedule_goes_on_over_restarts_and_what_was_missed_comes_once() {
     driver.answer(says("All is well."));
     driver.now += seconds(2000);
     driver.restart(3);
-    assert_eq!((beats(&driver), driver.purpose), (2, Purpose::Heartbeat));
+    assert_eq!((beats(&driver), driver.purpose), (2, CallPurpose::Heartbeat));
     driver.answer(says("All is well."));
     driver.pass(seconds(500));
     assert_eq!(beats(&driver), 2);
@@ -164,7 +164,7 @@ fn a_shorter_interval_and_a_clock_that_was_set_back_hold_from_now_on() {
     assert_eq!(beats(&driver), 1);
     driver.answer(says("All is well."));
     driver.now -= seconds(100_000);
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     driver.pass(seconds(60));
     assert_eq!(beats(&driver), 2);
 }
@@ -172,16 +172,16 @@ fn a_shorter_interval_and_a_clock_that_was_set_back_hold_from_now_on() {
 #[test]
 fn whatever_holds_the_loop_holds_it_too_and_then_it_comes_once() {
     let mut driver = asleep(every(60));
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     driver.pass(seconds(200));
     assert_eq!((beats(&driver), driver.state()), (0, LoopState::Paused));
-    driver.feed(Input::LinkBack);
+    driver.feed(EngineInput::LinkBack);
     assert_eq!(beats(&driver), 1);
     driver.answer(says("All is well."));
     driver.pass(seconds(59));
     assert_eq!(beats(&driver), 1);
 
-    let mut driver = asleep(Settings {
+    let mut driver = asleep(EngineSettings {
         active_hours: Some(hours("UTC", "00:00", "00:05")),
         ..every(400)
     });
@@ -200,13 +200,13 @@ fn its_tools_run_and_its_conversation_leaves_all_the_same() {
     driver.answer(work::wants(&["yield", "mail__send"]));
     assert_eq!(driver.sent.len(), 1);
     let run = driver.sent[0].id;
-    driver.feed(Input::ToolFinished {
+    driver.feed(EngineInput::ToolFinished {
         run,
         outcome: ToolOutcome::Done { text: "sent".into() },
     });
     assert_eq!(
         (driver.purpose, driver.in_flight.unwrap().call),
-        (Purpose::Heartbeat, 2)
+        (CallPurpose::Heartbeat, 2)
     );
     let results: Vec<_> = driver.transcript.iter().rev().take(2).collect();
     assert!(
@@ -260,7 +260,7 @@ fn a_restart_in_one_asks_for_the_same_call_and_it_ends_as_if_nothing_had_happene
             .state
             .turn
             .as_ref()
-            .is_none_or(|turn| turn.step == Step::Open)
+            .is_none_or(|turn| turn.step == CallStep::Open)
     );
 }
 
@@ -276,14 +276,14 @@ fn the_next_one_is_told_the_beginning_of_a_long_answer() {
 
 #[test]
 fn turns_without_a_sleep_are_counted_as_before() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         max_consecutive_turns: 2,
         ..every(10)
     });
     driver.pass(seconds(10));
     driver.answer(says("one"));
     driver.pass(SignedDuration::from_millis(10));
-    assert_eq!(driver.purpose, Purpose::Heartbeat);
+    assert_eq!(driver.purpose, CallPurpose::Heartbeat);
     driver.answer(says("All is well."));
     driver.pass(seconds(1));
     assert_eq!(driver.engine.view().consecutive_turns, 1);

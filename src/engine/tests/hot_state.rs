@@ -3,14 +3,16 @@
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::super::hot_state::Field;
+use super::super::hot_state::FieldSchema;
 use super::super::tool::{ToolEffect, ToolOutcome, ToolSpec};
-use super::super::{Input, RecordKind, StopCause};
-use super::{Driver, Effect, LoopState, Settings, calls, says, seconds, settings, value_of, without_its_line};
+use super::super::{EngineInput, RecordKind, StopCause};
+use super::{
+    Driver, EngineEffect, EngineSettings, LoopState, calls, says, seconds, settings, value_of, without_its_line,
+};
 use crate::api::hot_state::FieldType;
 
-fn field(name: &str, kind: FieldType, refresh_tool: Option<&str>) -> Field {
-    Field {
+fn field(name: &str, kind: FieldType, refresh_tool: Option<&str>) -> FieldSchema {
+    FieldSchema {
         name: name.into(),
         kind,
         ttl: Some(seconds(30)),
@@ -19,8 +21,8 @@ fn field(name: &str, kind: FieldType, refresh_tool: Option<&str>) -> Field {
     }
 }
 
-fn with(fields: Vec<Field>) -> Settings {
-    Settings {
+fn with(fields: Vec<FieldSchema>) -> EngineSettings {
+    EngineSettings {
         hot_state: fields,
         ..settings()
     }
@@ -34,11 +36,11 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
         effect,
         idempotent: false,
         timeout: seconds(60),
-        on_unknown: super::super::tool::OnUnknownOutcome::TellModel,
+        on_unknown: super::super::tool::UnknownOutcomePolicy::TellModel,
     }
 }
 
-fn write(driver: &mut Driver, name: &str, value: Value) -> Vec<Effect> {
+fn write(driver: &mut Driver, name: &str, value: Value) -> Vec<EngineEffect> {
     without_its_line(driver.feed(value_of(name, value)))
 }
 
@@ -261,7 +263,7 @@ fn a_crash_in_the_middle_of_a_refresh_goes_on_with_the_runs_that_were_open_and_t
 #[test]
 fn a_stop_cuts_a_refresh_and_the_next_pod_begins_the_turn_with_it() {
     let mut driver = refreshing();
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
     });
     assert!(driver.stopped && driver.cut.len() == 1);
@@ -274,11 +276,11 @@ fn a_stop_cuts_a_refresh_and_the_next_pod_begins_the_turn_with_it() {
 #[test]
 fn a_turn_that_had_to_wait_after_its_refresh_refreshes_again_what_is_stale() {
     let mut driver = refreshing();
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     driver.end(1, done("7"));
     assert_eq!(driver.in_flight, None);
     driver.pass(seconds(31));
-    driver.feed(Input::LinkBack);
+    driver.feed(EngineInput::LinkBack);
     assert_eq!(driver.running(), [2], "a new run, under an id of its own");
     driver.end(2, done("8"));
     assert!(block(&driver).ends_with("\nn: 8"));
@@ -288,7 +290,7 @@ fn a_turn_that_had_to_wait_after_its_refresh_refreshes_again_what_is_stale() {
 fn the_block_counts_in_the_prompt() {
     let fields = || vec![field("n", FieldType::String, None)];
     let small = |fields| {
-        let mut driver = Driver::started(Settings {
+        let mut driver = Driver::started(EngineSettings {
             context_tokens: 4_000,
             max_output_tokens: 100,
             ..with(fields)

@@ -4,15 +4,15 @@ use jiff::civil::time;
 
 use super::*;
 
-fn at(moment: &str, settings: Settings) -> Driver {
+fn at(moment: &str, settings: EngineSettings) -> Driver {
     let mut driver = Driver::fresh(settings);
     driver.now = moment.parse().unwrap();
     driver.start(1);
     driver
 }
 
-fn by_day() -> Settings {
-    Settings {
+fn by_day() -> EngineSettings {
+    EngineSettings {
         active_hours: Some(hours("UTC", "08:00", "23:00")),
         ..settings()
     }
@@ -58,7 +58,7 @@ fn a_loop_that_starts_outside_its_hours_waits_for_them_and_says_which_they_are()
 
 #[test]
 fn a_sleep_goes_on_through_the_beginning_of_the_hours() {
-    let settings = Settings {
+    let settings = EngineSettings {
         max_sleep: SignedDuration::from_hours(24),
         ..by_day()
     };
@@ -103,10 +103,10 @@ fn hours_that_the_spec_has_no_more_hold_nobody() {
 fn a_clock_that_is_set_back_out_of_the_hours_holds_the_loop_and_into_them_frees_it() {
     let mut driver = at("2026-05-04T08:00:00Z", by_day());
     driver.now -= seconds(1);
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     assert_eq!(driver.reasons(), [PauseReason::OutsideActiveHours]);
     driver.now = "2026-05-03T12:00:00Z".parse().unwrap();
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     assert_eq!(driver.reasons(), []);
 }
 
@@ -122,7 +122,7 @@ fn weeks_over_both_changes_of_the_clocks_in_two_zones_keep_to_the_hours_on_the_w
     ] {
         let mut driver = at(
             start,
-            Settings {
+            EngineSettings {
                 active_hours: Some(hours(zone, "08:00", "23:00")),
                 ..settings()
             },

@@ -1,17 +1,20 @@
 //! `guardrails.idleTimeoutSeconds`: trips after so much time awake for nothing, and what does not count as that.
 
 use super::*;
-use crate::api::status::Outcome;
+use crate::api::status::LoopOutcome;
 
 fn ended(driver: &Driver) -> bool {
     let view = driver.engine.view();
-    assert_eq!(view.outcome == Some(Outcome::Idle), view.state == LoopState::Stopped);
-    view.outcome == Some(Outcome::Idle)
+    assert_eq!(
+        view.outcome == Some(LoopOutcome::Idle),
+        view.state == LoopState::Stopped
+    );
+    view.outcome == Some(LoopOutcome::Idle)
 }
 
 /// The limit is 30 s.
-fn short() -> Settings {
-    Settings {
+fn short() -> EngineSettings {
+    EngineSettings {
         idle_timeout: seconds(30),
         longest_text_delay: seconds(60),
         ..settings()
@@ -87,9 +90,9 @@ fn neither_a_pause_nor_a_forced_sleep_nor_the_time_that_the_pod_is_down_counts()
     driver.pass(seconds(20));
     driver.answer(says("hm"));
     driver.next_timer();
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     driver.pass(seconds(10_000));
-    driver.feed(Input::LinkBack);
+    driver.feed(EngineInput::LinkBack);
     driver.answer(says("hm"));
     assert!(!ended(&driver));
     driver.next_timer();
@@ -98,7 +101,7 @@ fn neither_a_pause_nor_a_forced_sleep_nor_the_time_that_the_pod_is_down_counts()
     driver.restart(2);
     driver.answer(says("hm"));
     assert!(!ended(&driver));
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1,
         ..short()
     });
@@ -152,7 +155,7 @@ fn an_idle_loop_stays_ended_in_its_pod_and_begins_anew_in_the_next() {
 fn a_clock_that_was_set_back_counts_nothing() {
     let mut driver = nearly_idle();
     driver.now -= SignedDuration::from_hours(1);
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     driver.answer(says("hm"));
     assert!(!ended(&driver));
     driver.next_timer();
@@ -186,7 +189,7 @@ fn an_outcome_of_a_tool_is_an_effective_action_when_it_is_new_and_none_when_it_w
 
 #[test]
 fn of_one_slow_call_thirty_seconds_count() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         idle_timeout: seconds(62),
         longest_text_delay: seconds(60),
         ..settings()

@@ -1,7 +1,7 @@
 //! Start, stop, restart, and what a loop looks like from outside.
 
 use super::*;
-use crate::api::status::Outcome;
+use crate::api::status::LoopOutcome;
 
 #[test]
 fn test_loop_starts_and_is_running() {
@@ -24,7 +24,7 @@ fn test_loop_starts_and_is_running() {
 #[test]
 fn test_loop_stops_when_the_call_in_flight_has_finished_and_goes_on_in_the_next_pod() {
     let mut driver = Driver::started(settings());
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
     });
     assert_eq!(driver.state(), LoopState::Stopping);
@@ -42,10 +42,10 @@ fn test_loop_stops_when_the_call_in_flight_has_finished_and_goes_on_in_the_next_
 #[test]
 fn a_drain_that_takes_too_long_cuts_the_call_and_the_next_pod_asks_for_the_same_one() {
     let mut driver = Driver::started(settings());
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
     });
-    driver.feed(Input::DrainEnded);
+    driver.feed(EngineInput::DrainEnded);
     assert!(driver.stopped);
     assert_eq!(driver.cancelled[0].to_string(), "t1c1a1");
     driver.restart(2);
@@ -56,7 +56,7 @@ fn a_drain_that_takes_too_long_cuts_the_call_and_the_next_pod_asks_for_the_same_
 #[test]
 fn a_suspend_cuts_the_call_at_once_and_says_why_the_loop_is_stopped() {
     let mut driver = Driver::started(settings());
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Suspend,
     });
     assert!(driver.stopped);
@@ -71,10 +71,10 @@ fn a_suspend_cuts_the_call_at_once_and_says_why_the_loop_is_stopped() {
 #[test]
 fn a_suspend_while_draining_cuts_the_call() {
     let mut driver = Driver::started(settings());
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
     });
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Suspend,
     });
     assert!(driver.stopped);
@@ -84,7 +84,7 @@ fn a_suspend_while_draining_cuts_the_call() {
 #[test]
 fn a_turn_stops_between_two_calls_and_goes_on_in_the_next_pod() {
     let mut driver = Driver::started(settings());
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
     });
     driver.answer(calls("shell", "{}"));
@@ -99,7 +99,7 @@ fn a_turn_stops_between_two_calls_and_goes_on_in_the_next_pod() {
 fn a_fenced_loop_writes_nothing_more_and_hears_nothing() {
     let mut driver = Driver::started(settings());
     let lines = driver.journal.len();
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Fenced,
     });
     assert!(driver.stopped);
@@ -107,13 +107,13 @@ fn a_fenced_loop_writes_nothing_more_and_hears_nothing() {
     assert_eq!(driver.state(), LoopState::Stopped);
     let call = driver.cancelled[0];
     for input in [
-        Input::Answered {
+        EngineInput::Answered {
             call,
             answer: says("late"),
         },
-        Input::Timer,
-        Input::LinkLost,
-        Input::WakeRequested { token: "1".into() },
+        EngineInput::Timer,
+        EngineInput::LinkLost,
+        EngineInput::WakeRequested { token: "1".into() },
     ] {
         assert_eq!(driver.feed(input), []);
     }
@@ -123,12 +123,12 @@ fn a_fenced_loop_writes_nothing_more_and_hears_nothing() {
 #[test]
 fn a_loop_that_is_suspended_before_it_starts_makes_no_call_and_says_why() {
     let mut driver = Driver::started(settings());
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
     });
-    driver.feed(Input::DrainEnded);
+    driver.feed(EngineInput::DrainEnded);
     driver.engine = Engine::restore(settings(), driver.saved.clone(), driver.transcript.clone());
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Suspend,
     });
     assert!(driver.stopped);
@@ -143,7 +143,7 @@ fn what_a_fenced_loop_would_save_is_what_it_saved_last() {
     let mut driver = Driver::started(settings());
     driver.fail(FailureKind::Interrupted);
     let call = driver.in_flight.take().unwrap();
-    driver.feed(Input::Failed {
+    driver.feed(EngineInput::Failed {
         call,
         failure: failure(FailureKind::Fenced),
     });
@@ -154,12 +154,12 @@ fn what_a_fenced_loop_would_save_is_what_it_saved_last() {
 fn a_call_that_is_refused_as_fenced_stops_the_loop_in_the_same_way() {
     let mut driver = Driver::started(settings());
     let call = driver.in_flight.take().unwrap();
-    let effects = driver.feed(Input::Failed {
+    let effects = driver.feed(EngineInput::Failed {
         call,
         failure: failure(FailureKind::Fenced),
     });
     assert!(driver.stopped);
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Record(_))));
+    assert!(!effects.iter().any(|effect| matches!(effect, EngineEffect::Record(_))));
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn test_agent_shutdown_ends_the_loop_cleanly_and_a_restarted_container_leaves_it
     driver.answer(calls("yield", r#"{"mode": "shutdown"}"#));
     assert!(driver.stopped);
     assert_eq!(driver.state(), LoopState::Stopped);
-    assert_eq!(driver.engine.view().outcome, Some(Outcome::Completed));
+    assert_eq!(driver.engine.view().outcome, Some(LoopOutcome::Completed));
     assert_eq!(
         driver.notes(RecordKind::Transition)[2..],
         ["Running -> Stopping", "Stopping -> Stopped"]
@@ -187,7 +187,7 @@ fn test_agent_shutdown_ends_the_loop_cleanly_and_a_restarted_container_leaves_it
     driver.restart(1);
     assert!(driver.stopped);
     assert_eq!(driver.in_flight, None);
-    assert_eq!(driver.engine.view().outcome, Some(Outcome::Completed));
+    assert_eq!(driver.engine.view().outcome, Some(LoopOutcome::Completed));
     driver.restart(2);
     assert_eq!(driver.engine.view().outcome, None);
     driver.pass(seconds(1));
@@ -198,25 +198,25 @@ fn test_agent_shutdown_ends_the_loop_cleanly_and_a_restarted_container_leaves_it
 fn a_stop_of_a_stopped_loop_is_answered_at_once() {
     let mut driver = Driver::fresh(settings());
     assert_eq!(
-        driver.feed(Input::Stop {
+        driver.feed(EngineInput::Stop {
             cause: StopCause::Drain
         }),
-        [Effect::Stopped]
+        [EngineEffect::Stopped]
     );
 }
 
 #[test]
 fn a_new_journal_goes_on_from_the_last_turn_that_the_controller_knows() {
     let mut driver = Driver::fresh(settings());
-    driver.feed(Input::Started {
+    driver.feed(EngineInput::Started {
         agent: "agent".into(),
         epoch: 7,
-        known: Known {
+        known: KnownTotals {
             turn: 41,
             tool_calls: 9,
             actions: 3,
         },
-        budget: Budget::default(),
+        budget: BudgetState::default(),
         link_silent: false,
     });
     assert_eq!((driver.engine.view().tool_calls, driver.engine.view().actions), (9, 3));
@@ -242,7 +242,7 @@ fn a_late_answer_of_another_call_means_nothing() {
     let open = driver.in_flight.unwrap();
     assert_eq!(open.to_string(), "t1c1a2");
     assert_eq!(
-        driver.feed(Input::Answered {
+        driver.feed(EngineInput::Answered {
             call: late,
             answer: says("late")
         }),
@@ -255,11 +255,11 @@ fn a_late_answer_of_another_call_means_nothing() {
 fn since_moves_with_the_state_and_not_with_the_reasons() {
     let mut driver = Driver::started(settings());
     driver.pass(seconds(5));
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     let since = driver.engine.view().since;
     assert_eq!(since, Some(driver.now));
     driver.pass(seconds(5));
-    driver.fail_with(Failure {
+    driver.fail_with(CallFailure {
         retry_after_milliseconds: Some(60_000),
         ..failure(FailureKind::RateLimited)
     });
@@ -284,7 +284,7 @@ fn a_clock_that_is_set_back_neither_delays_the_next_turn_nor_repeats_one() {
     let mut driver = Driver::started(settings());
     driver.answer(says("done"));
     driver.now = "2025-01-01T00:00:00Z".parse().unwrap();
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     assert_eq!(driver.in_flight, None);
     driver.pass(SignedDuration::from_millis(100));
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");

@@ -16,7 +16,7 @@ fn fail_until_paused(driver: &mut Driver) -> u32 {
 
 #[test]
 fn test_loop_error_backoff_doubles_the_delay_up_to_the_longest_and_a_success_resets_it() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_errors: 100,
         ..settings()
     });
@@ -90,7 +90,7 @@ fn a_resume_request_without_a_cool_down_leaves_the_streak_of_errors() {
 
 #[test]
 fn the_limit_of_turns_without_a_sleep_forces_one_at_the_limit_and_not_before() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 3,
         ..settings()
     });
@@ -105,7 +105,7 @@ fn the_limit_of_turns_without_a_sleep_forces_one_at_the_limit_and_not_before() {
 
 #[test]
 fn a_forced_sleep_ends_by_time_only_and_grows_until_the_agent_sleeps_of_its_own_choice() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1,
         ..settings()
     });
@@ -129,7 +129,7 @@ fn a_forced_sleep_ends_by_time_only_and_grows_until_the_agent_sleeps_of_its_own_
 
 #[test]
 fn failed_turns_do_not_count_as_turns_without_a_sleep() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 2,
         ..settings()
     });
@@ -142,7 +142,7 @@ fn failed_turns_do_not_count_as_turns_without_a_sleep() {
 
 #[test]
 fn the_limit_of_calls_ends_the_turn_at_the_limit_and_not_before_and_the_model_is_told() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_calls_per_turn: 3,
         ..settings()
     });
@@ -228,7 +228,7 @@ fn a_completed_turn_forgets_the_crashes() {
 fn clean_stops_are_no_crashes() {
     let mut driver = Driver::started(settings());
     for epoch in 2..8 {
-        driver.feed(Input::Stop {
+        driver.feed(EngineInput::Stop {
             cause: StopCause::Suspend,
         });
         driver.restart(epoch);
@@ -238,7 +238,7 @@ fn clean_stops_are_no_crashes() {
 
 #[test]
 fn a_long_wait_of_the_provider_pauses_the_loop_until_then_and_a_short_one_does_not() {
-    let limited = |milliseconds| Failure {
+    let limited = |milliseconds| CallFailure {
         retry_after_milliseconds: Some(milliseconds),
         ..failure(FailureKind::RateLimited)
     };
@@ -259,23 +259,23 @@ fn a_long_wait_of_the_provider_pauses_the_loop_until_then_and_a_short_one_does_n
 #[test]
 fn test_loop_pauses_without_the_link_starts_nothing_and_keeps_the_answer_of_the_call_in_flight() {
     let mut driver = Driver::started(settings());
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     assert_eq!(driver.reasons(), [PauseReason::LinkLost]);
     driver.answer(calls("shell", "{}"));
     driver.pass(seconds(10_000));
     resume(&mut driver, "1");
     assert_eq!(driver.in_flight, None);
-    driver.feed(Input::LinkBack);
+    driver.feed(EngineInput::LinkBack);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
 }
 
 #[test]
 fn test_loop_resumes_only_when_all_reasons_are_gone() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1,
         ..settings()
     });
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     driver.answer(says("more"));
     assert_eq!(
         driver.reasons(),
@@ -284,13 +284,13 @@ fn test_loop_resumes_only_when_all_reasons_are_gone() {
     driver.pass(seconds(60));
     assert_eq!(driver.reasons(), [PauseReason::LinkLost]);
     assert_eq!(driver.in_flight, None);
-    driver.feed(Input::LinkBack);
+    driver.feed(EngineInput::LinkBack);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
 }
 
 /// Turns that say something and do nothing slow down.
-fn talkative() -> Settings {
-    Settings {
+fn talkative() -> EngineSettings {
+    EngineSettings {
         longest_text_delay: seconds(60),
         ..settings()
     }
@@ -319,7 +319,7 @@ fn turns_without_a_tool_call_slow_down_by_themselves_and_the_model_is_told_once(
 
 #[test]
 fn half_of_the_turns_without_a_sleep_may_be_quick_before_words_slow_down() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         quick_text_turns: 3,
         ..talkative()
     });
@@ -344,7 +344,7 @@ fn who_waits_because_of_many_words_hears_a_notification_at_once() {
     driver.feed(events::notified(super::super::notifications::Notification {
         id: "1".into(),
         source: "sensor/prices".into(),
-        priority: super::super::notifications::Priority::Normal,
+        priority: super::super::notifications::NotificationPriority::Normal,
         text: "news".into(),
         at: driver.now,
     }));

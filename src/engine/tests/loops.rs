@@ -4,14 +4,14 @@ use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::json;
 
-use super::super::notifications::{Notification, Priority};
+use super::super::notifications::{Notification, NotificationPriority};
 use super::work::tool;
 use super::*;
 use crate::api::condition::LoopSign;
-use crate::api::status::Outcome;
+use crate::api::status::LoopOutcome;
 
 fn watched(mode: DetectionMode) -> Driver {
-    let settings = Settings {
+    let settings = EngineSettings {
         loop_detection: LoopDetection {
             mode,
             exempt_tools: vec!["wait".into()],
@@ -35,7 +35,7 @@ fn watched(mode: DetectionMode) -> Driver {
 }
 
 /// An answer that calls one tool once, `what` being its argument.
-fn once(name: &str, what: &str) -> Answer {
+fn once(name: &str, what: &str) -> ModelAnswer {
     calls(name, &json!({"what": what}).to_string())
 }
 
@@ -294,7 +294,10 @@ fn the_ladder_goes_from_a_word_to_a_denial_to_longer_and_longer_sleeps_to_the_en
     }
     driver.read("a", "same");
     let view = driver.engine.view();
-    assert_eq!((view.state, view.outcome), (LoopState::Stopped, Some(Outcome::Failed)));
+    assert_eq!(
+        (view.state, view.outcome),
+        (LoopState::Stopped, Some(LoopOutcome::Failed))
+    );
     assert!(view.detected.unwrap().message.contains("agentloop.dev/wake"));
     assert_eq!((driver.sent.len(), driver.stopped), (4, true));
 }
@@ -403,7 +406,7 @@ fn other_calls_than_the_denied_one_run() {
 #[test]
 fn one_answer_leads_to_one_step_however_many_calls_it_wants() {
     let mut driver = watched(DetectionMode::Enforce);
-    let many = |count: usize| Answer {
+    let many = |count: usize| ModelAnswer {
         tool_calls: (0..count)
             .map(|id| ToolCall {
                 id: id.to_string(),
@@ -467,7 +470,10 @@ fn disabled_it_sees_and_says_nothing() {
         driver.read("a", "same");
     }
     assert_eq!((driver.steps(), driver.sign(), driver.sent.len()), (vec![], None, 50));
-    assert_eq!(driver.engine.state.watch, crate::engine::loops::Watch::default());
+    assert_eq!(
+        driver.engine.state.watch,
+        crate::engine::loop_detection::LoopDetector::default()
+    );
 }
 
 #[test]
@@ -480,7 +486,7 @@ fn a_mode_that_was_edited_ends_the_pause_with_the_next_pod() {
         let mut driver = watched(DetectionMode::Enforce);
         driver.reads_until("Paused");
         driver.settings.loop_detection.mode = mode;
-        driver.feed(Input::Stop {
+        driver.feed(EngineInput::Stop {
             cause: StopCause::Drain,
         });
         driver.restart(2);
@@ -527,7 +533,7 @@ fn who_hears_of_something_may_answer_the_same_again() {
         driver.feed(notified(Notification {
             id: id.to_string(),
             source: "sensor/prices".into(),
-            priority: Priority::Normal,
+            priority: NotificationPriority::Normal,
             text: "The price has changed.".into(),
             at: driver.now,
         }));
@@ -543,7 +549,7 @@ fn what_was_seen_before_the_context_lost_it_is_new_again() {
     let mut driver = watched(DetectionMode::Enforce);
     driver.read("a", "same");
     driver.read("a", "same");
-    driver.engine.state.watch.forgets();
+    driver.engine.state.watch.forget_calls();
     driver.read("a", "same");
     driver.read("a", "same");
     assert_eq!(driver.sign(), None);
@@ -556,7 +562,7 @@ fn a_clock_that_was_set_back_keeps_no_pause_longer_than_the_longest_sleep() {
     let mut driver = watched(DetectionMode::Enforce);
     driver.reads_until("Paused");
     driver.now = "2025-01-01T00:00:00Z".parse().unwrap();
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     driver.pass(driver.settings.max_sleep);
     assert_eq!(driver.state(), LoopState::Running);
 }

@@ -39,20 +39,20 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use self::events::{happens, notified, value_of, without_its_line};
-use super::budget::{Budget, Probe};
-use super::context as sizes;
-use super::guardrails::active_hours::{ActiveHours, At};
-use super::machine::{Engine, Snapshot};
-use super::message::{Answer, Finish, Message, ToolCall};
-use super::settings::Settings;
-use super::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
-use super::{CallId, Effect, Input, Known, Purpose, Record, RecordKind, StopCause};
+use super::budget::{BudgetState, ProbeState};
+use super::guardrails::active_hours::{ActiveHours, WindowPosition};
+use super::machine::{Engine, EngineSnapshot};
+use super::message::{FinishReason, Message, ModelAnswer, ToolCall};
+use super::prompt_size as sizes;
+use super::settings::EngineSettings;
+use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
+use super::{CallId, CallPurpose, EngineEffect, EngineInput, JournalRecord, KnownTotals, RecordKind, StopCause};
 use crate::api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection};
-use crate::api::failure::{Failure, FailureKind};
+use crate::api::failure::{CallFailure, FailureKind};
 use crate::api::status::{LoopState, PauseReason};
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> EngineSettings {
+    EngineSettings {
         min_delay: SignedDuration::from_millis(100),
         max_delay: SignedDuration::from_secs(10),
         max_consecutive_errors: 5,
@@ -83,7 +83,7 @@ fn settings() -> Settings {
 }
 
 fn hours(zone: &str, start: &str, end: &str) -> ActiveHours {
-    ActiveHours::read(&crate::api::agent::ActiveHours {
+    ActiveHours::read(&crate::api::agent::ActiveHoursSpec {
         time_zone: zone.into(),
         days: Vec::new(),
         start: start.into(),
@@ -103,28 +103,28 @@ fn seconds(seconds: i64) -> SignedDuration {
     SignedDuration::from_secs(seconds)
 }
 
-fn calls(name: &str, arguments: &str) -> Answer {
-    Answer {
+fn calls(name: &str, arguments: &str) -> ModelAnswer {
+    ModelAnswer {
         text: None,
         tool_calls: vec![ToolCall {
             id: "a".into(),
             name: name.into(),
             arguments: arguments.into(),
         }],
-        finish: Finish::ToolCalls,
-        ..Answer::default()
+        finish: FinishReason::ToolCalls,
+        ..ModelAnswer::default()
     }
 }
 
-fn says(text: &str) -> Answer {
-    Answer {
+fn says(text: &str) -> ModelAnswer {
+    ModelAnswer {
         text: Some(text.into()),
-        ..Answer::default()
+        ..ModelAnswer::default()
     }
 }
 
-fn failure(kind: FailureKind) -> Failure {
-    Failure {
+fn failure(kind: FailureKind) -> CallFailure {
+    CallFailure {
         kind,
         message: "what to do".into(),
         retry_after_milliseconds: None,
@@ -133,15 +133,15 @@ fn failure(kind: FailureKind) -> Failure {
 }
 
 fn resume(driver: &mut Driver, token: &str) {
-    driver.feed(Input::ResumeRequested { token: token.into() });
+    driver.feed(EngineInput::ResumeRequested { token: token.into() });
 }
 
 /// What must not end a pause that is not theirs.
 fn try_everything_but(driver: &mut Driver, resume_too: bool) {
-    driver.feed(Input::WakeRequested { token: "w".into() });
+    driver.feed(EngineInput::WakeRequested { token: "w".into() });
     driver.feed(happens("chat"));
-    driver.feed(Input::LinkBack);
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::LinkBack);
+    driver.feed(EngineInput::Timer);
     if resume_too {
         resume(driver, "r");
     }
@@ -150,24 +150,24 @@ fn try_everything_but(driver: &mut Driver, resume_too: bool) {
 /// The worker's part: keeps the journal, the timer and the call in flight.
 #[derive(Clone, Debug)]
 struct Driver {
-    settings: Settings,
+    settings: EngineSettings,
     engine: Engine,
     now: Timestamp,
     epoch: i64,
-    journal: Vec<Record>,
+    journal: Vec<JournalRecord>,
     transcript: Vec<Arc<Message>>,
-    saved: Snapshot,
+    saved: EngineSnapshot,
     in_flight: Option<CallId>,
     issued: Vec<CallId>,
     prompt: Vec<Arc<Message>>,
-    purpose: Purpose,
+    purpose: CallPurpose,
     block: Option<String>,
     timer: Option<Timestamp>,
     acknowledged: Vec<CallId>,
     cancelled: Vec<CallId>,
     stopped: bool,
     restarted: bool,
-    budget: Budget,
+    budget: BudgetState,
     tools: Vec<ToolSpec>,
     offered: Vec<String>,
     running: BTreeMap<ToolRunId, ToolRun>,
@@ -180,13 +180,13 @@ struct Driver {
 
 impl Driver {
     /// A loop that was started for the first time.
-    fn started(settings: Settings) -> Self {
+    fn started(settings: EngineSettings) -> Self {
         let mut driver = Self::fresh(settings);
         driver.start(1);
         driver
     }
 
-    fn fresh(settings: Settings) -> Self {
+    fn fresh(settings: EngineSettings) -> Self {
         let mut engine = Engine::new(settings.clone());
         engine.set_instructions("Watch the stars.".into());
         Self {
@@ -196,18 +196,18 @@ impl Driver {
             epoch: 0,
             journal: Vec::new(),
             transcript: Vec::new(),
-            saved: Snapshot::default(),
+            saved: EngineSnapshot::default(),
             in_flight: None,
             issued: Vec::new(),
             prompt: Vec::new(),
-            purpose: Purpose::Turn,
+            purpose: CallPurpose::Turn,
             block: None,
             timer: None,
             acknowledged: Vec::new(),
             cancelled: Vec::new(),
             stopped: false,
             restarted: false,
-            budget: Budget::default(),
+            budget: BudgetState::default(),
             tools: Vec::new(),
             offered: Vec::new(),
             running: BTreeMap::new(),
@@ -218,7 +218,7 @@ impl Driver {
         }
     }
 
-    fn start(&mut self, epoch: i64) -> Vec<Effect> {
+    fn start(&mut self, epoch: i64) -> Vec<EngineEffect> {
         self.epoch = epoch;
         self.restarted = true;
         self.in_flight = None;
@@ -226,17 +226,17 @@ impl Driver {
         self.stopped = false;
         self.running.clear();
         let budget = self.budget.clone();
-        self.feed(Input::Started {
+        self.feed(EngineInput::Started {
             agent: "agent".into(),
             epoch,
-            known: Known::default(),
+            known: KnownTotals::default(),
             budget,
             link_silent: self.silent,
         })
     }
 
     /// The process ends, and another one goes on from the journal.
-    fn restart(&mut self, epoch: i64) -> Vec<Effect> {
+    fn restart(&mut self, epoch: i64) -> Vec<EngineEffect> {
         let saved = serde_json::to_string(&self.saved).unwrap();
         let snapshot = serde_json::from_str(&saved).unwrap();
         self.engine = Engine::restore(self.settings.clone(), snapshot, self.transcript.clone());
@@ -246,24 +246,27 @@ impl Driver {
     }
 
     /// The sources offer these from now on.
-    fn offer(&mut self, tools: Vec<ToolSpec>) -> Vec<Effect> {
+    fn offer(&mut self, tools: Vec<ToolSpec>) -> Vec<EngineEffect> {
         self.tools.clone_from(&tools);
-        self.feed(Input::ToolsChanged {
+        self.feed(EngineInput::ToolsChanged {
             tools,
             silent: Vec::new(),
         })
     }
 
-    fn feed(&mut self, input: Input) -> Vec<Effect> {
-        if matches!(input, Input::LinkSilent | Input::LinkLost | Input::LinkBack) {
-            self.silent = !matches!(input, Input::LinkBack);
+    fn feed(&mut self, input: EngineInput) -> Vec<EngineEffect> {
+        if matches!(
+            input,
+            EngineInput::LinkSilent | EngineInput::LinkLost | EngineInput::LinkBack
+        ) {
+            self.silent = !matches!(input, EngineInput::LinkBack);
         }
-        if let Input::ToolFinished { run, .. } = &input {
+        if let EngineInput::ToolFinished { run, .. } = &input {
             self.running.remove(run);
         }
         let before = self.engine.clone();
         let heard = input.clone();
-        if let Input::BudgetChanged { budget } = &input {
+        if let EngineInput::BudgetChanged { budget } = &input {
             self.budget = budget.clone();
         }
         let effects = self.engine.handle(self.now, input);
@@ -272,11 +275,11 @@ impl Driver {
         let mut acted = false;
         for effect in &effects {
             match effect {
-                Effect::Record(record) => {
+                EngineEffect::Record(record) => {
                     assert!(!acted, "journal lines come before all other effects: {effects:?}");
                     self.journal(record);
                 }
-                Effect::CallModel {
+                EngineEffect::CallModel {
                     call,
                     purpose,
                     messages,
@@ -288,34 +291,38 @@ impl Driver {
                     self.offered = tools.iter().map(|tool| tool.name.to_string()).collect();
                     self.call_model(*call, messages);
                 }
-                Effect::RunTool(run, _) => self.run_tool(run),
-                Effect::CancelTool(run) => {
+                EngineEffect::RunTool(run, _) => self.run_tool(run),
+                EngineEffect::CancelTool(run) => {
                     assert!(self.running.remove(run).is_some(), "{run} does not run");
                     self.cut.push(*run);
                 }
-                Effect::CancelCall { call } => {
+                EngineEffect::CancelCall { call } => {
                     assert_eq!(self.in_flight.take(), Some(*call));
                     self.cancelled.push(*call);
                 }
-                Effect::Acknowledge { call } => {
+                EngineEffect::Acknowledge { call } => {
                     assert_eq!(self.in_flight.take(), Some(*call));
                     self.acknowledged.push(*call);
                 }
-                Effect::SetTimer(timer) => self.timer = *timer,
-                Effect::Report => assert_ne!(self.engine.view(), before, "nothing to report"),
-                Effect::Stopped => self.stopped = true,
+                EngineEffect::SetTimer(timer) => self.timer = *timer,
+                EngineEffect::Report => assert_ne!(self.engine.view(), before, "nothing to report"),
+                EngineEffect::Stopped => self.stopped = true,
             }
-            acted |= !matches!(effect, Effect::Record(_));
+            acted |= !matches!(effect, EngineEffect::Record(_));
         }
-        if effects.iter().any(|effect| matches!(effect, Effect::Record(_))) {
+        if effects.iter().any(|effect| matches!(effect, EngineEffect::Record(_))) {
             self.saved = self.engine.snapshot();
         }
         let changed = self.engine.view() != before;
-        assert_eq!(changed, effects.contains(&Effect::Report), "each change is reported");
+        assert_eq!(
+            changed,
+            effects.contains(&EngineEffect::Report),
+            "each change is reported"
+        );
         effects
     }
 
-    fn journal(&mut self, record: &Record) {
+    fn journal(&mut self, record: &JournalRecord) {
         self.transcript.truncate(self.transcript.len() - record.retract);
         self.transcript.drain(..record.forget);
         if record.kind == RecordKind::Trimmed {
@@ -341,11 +348,11 @@ impl Driver {
         let sent = messages.get(1 + heads..).unwrap_or_default();
         let cleared = self.engine.cleared();
         let rendered = |messages: &[Arc<Message>]| sizes::rendered(messages, cleared).collect::<Vec<_>>();
-        if matches!(self.purpose, Purpose::Turn | Purpose::Compaction) {
+        if matches!(self.purpose, CallPurpose::Turn | CallPurpose::Compaction) {
             self.check_head(&messages[1]);
         }
         match self.purpose {
-            Purpose::Heartbeat => {
+            CallPurpose::Heartbeat => {
                 let own = self.engine.state.turn.as_ref().expect("a turn").messages;
                 let before = self.transcript.len() - own;
                 assert_eq!(
@@ -354,7 +361,7 @@ impl Driver {
                     "its own conversation"
                 );
             }
-            Purpose::Turn => {
+            CallPurpose::Turn => {
                 let left_out = self.engine.left_out();
                 assert_eq!(
                     sent,
@@ -362,7 +369,7 @@ impl Driver {
                     "the prompt is what the journal holds, but for what is left out on trial"
                 );
             }
-            Purpose::Compaction => {
+            CallPurpose::Compaction => {
                 let (request, oldest) = sent.split_last().expect("a request");
                 assert!(matches!(**request, Message::User { .. }) && !oldest.is_empty());
                 assert!(
@@ -373,7 +380,7 @@ impl Driver {
                 let parted = next.is_some_and(|next| matches!(**next, Message::Tool { .. }));
                 assert!(!parted, "a call and its results leave together");
             }
-            Purpose::Precheck | Purpose::Signal => {}
+            CallPurpose::Precheck | CallPurpose::Signal => {}
         }
         assert_eq!(call.call == 0, self.purpose.uses_light_model());
         check_prompt(messages);
@@ -401,7 +408,7 @@ impl Driver {
     }
 
     fn run_tool(&mut self, run: &ToolRun) {
-        let intent = |record: &Record| {
+        let intent = |record: &JournalRecord| {
             let of_run = record.tool.as_ref().filter(|tool| tool.run == run.id);
             record.kind == RecordKind::ToolIntent && of_run.is_some()
         };
@@ -419,7 +426,7 @@ impl Driver {
             if before.id == run.id {
                 assert_eq!(before, run);
                 let may = rule(&run.name).is_some_and(|tool| {
-                    tool.effect == ToolEffect::Read || tool.idempotent || tool.on_unknown == OnUnknownOutcome::Retry
+                    tool.effect == ToolEffect::Read || tool.idempotent || tool.on_unknown == UnknownOutcomePolicy::Retry
                 });
                 assert!(may, "{} was sent twice", run.id);
             }
@@ -429,18 +436,19 @@ impl Driver {
     }
 
     /// Reasons clear by their own rule, and by no other; held calls are tried by theirs.
-    fn check_reasons(&self, before: &Engine, input: &Input) {
+    fn check_reasons(&self, before: &Engine, input: &EngineInput) {
         let after = &self.engine.state;
         let by_name = |call: &CallId| before.call_in_flight() == Some(*call);
         for held in before.view().reasons {
             let hold = before.state.reasons.get(&held.reason);
             let probe = hold.and_then(|hold| hold.probe);
-            let sent = matches!(probe, Some(Probe::Sent(_)));
+            let sent = matches!(probe, Some(ProbeState::Sent(_)));
             if let Some(now) = after.reasons.get(&held.reason) {
-                let new_probe = matches!(now.probe, Some(Probe::At(_))) && !matches!(probe, Some(Probe::At(_)));
+                let new_probe =
+                    matches!(now.probe, Some(ProbeState::At(_))) && !matches!(probe, Some(ProbeState::At(_)));
                 let asked_again = matches!(
                     input,
-                    Input::BudgetChanged { .. } | Input::Started { .. } | Input::Failed { .. }
+                    EngineInput::BudgetChanged { .. } | EngineInput::Started { .. } | EngineInput::Failed { .. }
                 );
                 assert!(!new_probe || asked_again, "{:?} is tried for {input:?}", held.reason);
                 continue;
@@ -462,23 +470,23 @@ impl Driver {
                 | PauseReason::AuthenticationFailed
                 | PauseReason::QuotaExceeded
                 | PauseReason::ModelRefused => {
-                    matches!(input, Input::ResumeRequested { .. })
+                    matches!(input, EngineInput::ResumeRequested { .. })
                 }
-                PauseReason::LinkLost => matches!(input, Input::LinkBack | Input::Started { .. }),
-                PauseReason::SuspendedBySpec => matches!(input, Input::Started { .. }),
+                PauseReason::LinkLost => matches!(input, EngineInput::LinkBack | EngineInput::Started { .. }),
+                PauseReason::SuspendedBySpec => matches!(input, EngineInput::Started { .. }),
                 PauseReason::MaxConsecutiveTurns | PauseReason::ActionsPerMinute | PauseReason::ProviderRateLimit => {
                     false
                 }
                 PauseReason::RateWindow => {
                     let mut before = before.clone();
-                    before.state.used.heed_clock(self.now);
+                    before.state.used.handle_clock_rollback(self.now);
                     before.settings = self.settings.clone();
                     before.trip_of_window(self.now).is_none()
                 }
                 // The clock alone decides, also one that was set back.
                 PauseReason::OutsideActiveHours => {
                     let hours = self.settings.active_hours.as_ref();
-                    hours.is_none_or(|hours| matches!(hours.at(self.now), At::Inside { .. }))
+                    hours.is_none_or(|hours| matches!(hours.at(self.now), WindowPosition::Inside { .. }))
                 }
                 // The attempt was let through: it came to an end, or nobody refused it in time.
                 PauseReason::BudgetExhausted
@@ -488,48 +496,49 @@ impl Driver {
                 | PauseReason::CallExceedsLimit
                 | PauseReason::BudgetAsk
                 | PauseReason::BudgetUnavailable => match input {
-                    Input::Answered { call, .. } | Input::Failed { call, .. } => sent && by_name(call),
+                    EngineInput::Answered { call, .. } | EngineInput::Failed { call, .. } => sent && by_name(call),
                     // It was cut.
-                    Input::BudgetChanged { budget } => sent && budget.stop.is_some(),
-                    Input::Started { .. }
-                    | Input::Timer
-                    | Input::ToolsChanged { .. }
-                    | Input::WakeEventsChanged { .. }
-                    | Input::ToolFinished { .. }
-                    | Input::Sensed(_)
-                    | Input::SensorFailed { .. }
-                    | Input::Score(_)
-                    | Input::ScoreTaken { .. }
-                    | Input::LinkSilent
-                    | Input::WakeRequested { .. }
-                    | Input::ResumeRequested { .. }
-                    | Input::LinkLost
-                    | Input::LinkBack
-                    | Input::Stop { .. }
-                    | Input::DrainEnded => matches!(probe, Some(Probe::Sent(moment)) if moment <= self.now),
+                    EngineInput::BudgetChanged { budget } => sent && budget.stop.is_some(),
+                    EngineInput::Started { .. }
+                    | EngineInput::Timer
+                    | EngineInput::ToolsChanged { .. }
+                    | EngineInput::WakeEventsChanged { .. }
+                    | EngineInput::ToolFinished { .. }
+                    | EngineInput::Sensed(_)
+                    | EngineInput::SensorFailed { .. }
+                    | EngineInput::Score(_)
+                    | EngineInput::ScoreTaken { .. }
+                    | EngineInput::LinkSilent
+                    | EngineInput::WakeRequested { .. }
+                    | EngineInput::ResumeRequested { .. }
+                    | EngineInput::LinkLost
+                    | EngineInput::LinkBack
+                    | EngineInput::Stop { .. }
+                    | EngineInput::DrainEnded => matches!(probe, Some(ProbeState::Sent(moment)) if moment <= self.now),
                 },
                 PauseReason::LoopDetected => {
                     let unwanted = self.settings.loop_detection.mode != DetectionMode::Enforce;
-                    matches!(input, Input::ResumeRequested { .. }) || unwanted && matches!(input, Input::Started { .. })
+                    matches!(input, EngineInput::ResumeRequested { .. })
+                        || unwanted && matches!(input, EngineInput::Started { .. })
                 }
-                PauseReason::BoundViolated => matches!(input, Input::ResumeRequested { .. }),
+                PauseReason::BoundViolated => matches!(input, EngineInput::ResumeRequested { .. }),
             };
             assert!(by_time || by_input, "{:?} cleared by {input:?}", held.reason);
         }
     }
 
-    fn answer(&mut self, answer: Answer) -> Vec<Effect> {
+    fn answer(&mut self, answer: ModelAnswer) -> Vec<EngineEffect> {
         let call = self.in_flight.expect("a call in flight");
-        self.feed(Input::Answered { call, answer })
+        self.feed(EngineInput::Answered { call, answer })
     }
 
-    fn fail(&mut self, kind: FailureKind) -> Vec<Effect> {
+    fn fail(&mut self, kind: FailureKind) -> Vec<EngineEffect> {
         self.fail_with(failure(kind))
     }
 
-    fn fail_with(&mut self, failure: Failure) -> Vec<Effect> {
+    fn fail_with(&mut self, failure: CallFailure) -> Vec<EngineEffect> {
         let call = self.in_flight.expect("a call in flight");
-        self.feed(Input::Failed { call, failure })
+        self.feed(EngineInput::Failed { call, failure })
     }
 
     /// Time passes; the timer fires when it is due.
@@ -540,7 +549,7 @@ impl Driver {
                 Some(timer) => {
                     self.now = self.now.max(timer);
                     self.timer = None;
-                    self.feed(Input::Timer);
+                    self.feed(EngineInput::Timer);
                 }
                 None => break,
             }
@@ -569,9 +578,9 @@ impl Driver {
 
     /// A turn whose only answer is a refusal.
     fn refused_turn(&mut self) {
-        self.answer(Answer {
-            finish: Finish::Refused,
-            ..Answer::default()
+        self.answer(ModelAnswer {
+            finish: FinishReason::Refused,
+            ..ModelAnswer::default()
         });
     }
 

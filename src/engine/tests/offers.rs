@@ -7,22 +7,22 @@ use serde_json::json;
 
 use super::work::{tool as of_effect, wants};
 use super::*;
-use crate::engine::resources::Limit;
+use crate::engine::resources::ResourceLimit;
 use crate::engine::yield_tool;
 
 fn tool(name: &str) -> ToolSpec {
     of_effect(name, ToolEffect::Write)
 }
 
-fn offers(tools: Vec<ToolSpec>, silent: &[&str]) -> Input {
-    Input::ToolsChanged {
+fn offers(tools: Vec<ToolSpec>, silent: &[&str]) -> EngineInput {
+    EngineInput::ToolsChanged {
         tools,
         silent: silent.iter().map(|name| (*name).to_owned()).collect(),
     }
 }
 
-fn events(names: &[&str]) -> Input {
-    Input::WakeEventsChanged {
+fn events(names: &[&str]) -> EngineInput {
+    EngineInput::WakeEventsChanged {
         names: names.iter().map(|name| (*name).to_owned()).collect(),
     }
 }
@@ -132,7 +132,7 @@ fn only_events_that_there_are_can_be_waited_for(#[case] wanted: &[&str], #[case]
 
 #[test]
 fn yield_lists_the_events_that_can_wake_the_loop_and_rate_limits_only_where_there_are_some() {
-    let words = |limits: &[Limit], events: Option<&[String]>| {
+    let words = |limits: &[ResourceLimit], events: Option<&[String]>| {
         let tool = yield_tool::tool(limits, events);
         tool.parameters["properties"]["wake_early_if"]["description"].to_string()
     };
@@ -148,7 +148,7 @@ fn yield_lists_the_events_that_can_wake_the_loop_and_rate_limits_only_where_ther
         "{known}"
     );
     assert!(!known.contains("<name>"), "{known}");
-    let limited = words(&[Limit::of_actions_per_minute(3)], Some(&[]));
+    let limited = words(&[ResourceLimit::of_actions_per_minute(3)], Some(&[]));
     assert!(
         limited.contains("resource/Actions/<n>") && !limited.contains("LLMCalls"),
         "{limited}"

@@ -1,13 +1,13 @@
 //! A notification for which the provider refuses each prompt is dropped, and no other is.
 
-use super::super::notifications::{MOST_FAILURES, Notification, Priority};
+use super::super::notifications::{MOST_FAILURES, Notification, NotificationPriority};
 use super::*;
 
 fn notify(driver: &mut Driver, text: &str) {
     driver.feed(notified(Notification {
         id: text.into(),
         source: "sensor/prices".into(),
-        priority: Priority::Normal,
+        priority: NotificationPriority::Normal,
         text: text.into(),
         at: driver.now,
     }));
@@ -40,7 +40,7 @@ fn turns(driver: &mut Driver, poison: &str, kind: FailureKind, count: usize) -> 
 }
 
 fn loop_with(texts: &[&str]) -> Driver {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1000,
         ..settings()
     });

@@ -3,27 +3,27 @@
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::super::hot_state::Field;
-use super::super::notifications::{Notification, Priority};
+use super::super::hot_state::FieldSchema;
+use super::super::notifications::{Notification, NotificationPriority};
 use super::super::precheck;
 use super::super::tool::{ToolEffect, ToolOutcome};
 use super::*;
-use crate::api::agent::Resource;
+use crate::api::agent::LimitedResource;
 use crate::api::hot_state::FieldType;
 
 const NO: &str = r#"{"wake": false}"#;
 const YES: &str = r#"{"wake": true}"#;
 
-fn checking() -> Settings {
-    let field = |name: &str| Field {
+fn checking() -> EngineSettings {
+    let field = |name: &str| FieldSchema {
         name: name.into(),
         kind: FieldType::Number,
         ttl: None,
         max_items: None,
         refresh_tool: None,
     };
-    Settings {
-        pre_check: Some(precheck::Settings {
+    EngineSettings {
+        pre_check: Some(precheck::PreCheckSettings {
             prompt: Some("Only a change of five matters.".into()),
             max_output_tokens: 64,
         }),
@@ -197,7 +197,7 @@ fn a_lost_link_holds_it_and_it_is_asked_again() {
 fn a_budget_that_refuses_it_holds_the_loop_as_for_any_call() {
     for kind in [FailureKind::BudgetExhausted, FailureKind::CallExceedsLimit] {
         let mut driver = slept();
-        driver.fail_with(Failure {
+        driver.fail_with(CallFailure {
             resumes_at: Some(driver.now + seconds(50)),
             ..failure(kind)
         });
@@ -215,13 +215,13 @@ fn a_budget_that_refuses_it_holds_the_loop_as_for_any_call() {
 #[test]
 fn a_budget_that_stops_cuts_it_and_it_is_asked_again() {
     let mut driver = slept();
-    let stop = |stop: Option<&str>, revision| Input::BudgetChanged {
-        budget: Budget {
+    let stop = |stop: Option<&str>, revision| EngineInput::BudgetChanged {
+        budget: BudgetState {
             revision,
             tokens: None,
             held: stop.is_some(),
             stop: stop.map(Into::into),
-            ..Budget::default()
+            ..BudgetState::default()
         },
     };
     driver.feed(stop(Some("raise the limit"), 1));
@@ -234,8 +234,8 @@ fn a_budget_that_stops_cuts_it_and_it_is_asked_again() {
 
 #[test]
 fn it_counts_in_the_rate_limits() {
-    let mut driver = Driver::fresh(Settings {
-        rate_limits: vec![rates::limit(Resource::LLMCalls, 1, 300)],
+    let mut driver = Driver::fresh(EngineSettings {
+        rate_limits: vec![rates::limit(LimitedResource::LLMCalls, 1, 300)],
         ..checking()
     });
     driver.start(1);
@@ -258,7 +258,7 @@ fn the_first_turn_is_never_skipped_nor_one_that_no_sleep_of_its_own_end_precedes
     driver.pass(seconds(1));
     assert_eq!(in_flight(&driver), "t3c1a1", "an event");
     sleeps(&mut driver, r#"{"sleep": 100}"#);
-    driver.feed(Input::WakeRequested { token: "1".into() });
+    driver.feed(EngineInput::WakeRequested { token: "1".into() });
     driver.pass(seconds(1));
     assert_eq!(in_flight(&driver), "t4c1a1", "a person");
 }
@@ -274,7 +274,7 @@ fn the_first_turn_of_a_process_after_a_sleep_is_not_skipped_since_nobody_knows_w
 
 #[test]
 fn without_settings_for_it_nothing_is_asked() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         pre_check: None,
         ..checking()
     });
@@ -283,11 +283,11 @@ fn without_settings_for_it_nothing_is_asked() {
     assert_eq!(in_flight(&driver), "t2c1a1");
 }
 
-fn notification() -> Input {
+fn notification() -> EngineInput {
     notified(Notification {
         id: "a".into(),
         source: "sensor/news".into(),
-        priority: Priority::Low,
+        priority: NotificationPriority::Low,
         text: "news".into(),
         at: Timestamp::UNIX_EPOCH,
     })
@@ -311,7 +311,10 @@ fn a_notification_lets_the_turn_run_whether_it_came_before_or_meanwhile() {
 fn what_would_have_ended_the_sleep_early_is_heard_meanwhile() {
     for (input, cause) in [
         (happens("spike"), "the event spike ended your sleep"),
-        (Input::WakeRequested { token: "1".into() }, "you were asked to wake"),
+        (
+            EngineInput::WakeRequested { token: "1".into() },
+            "you were asked to wake",
+        ),
     ] {
         let mut driver = slept();
         driver.feed(happens("other"));
@@ -339,7 +342,7 @@ fn a_crash_asks_the_same_call_again_in_the_same_words() {
 #[test]
 fn a_stop_awaits_it_and_the_next_process_goes_on() {
     let mut driver = slept();
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
     });
     assert!(!driver.stopped);
@@ -348,7 +351,7 @@ fn a_stop_awaits_it_and_the_next_process_goes_on() {
     driver.restart(2);
     assert_eq!(driver.state(), LoopState::Sleeping);
     let mut driver = slept();
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Suspend,
     });
     assert_eq!(driver.cancelled.last().unwrap().to_string(), "t2c0a1");
@@ -380,7 +383,7 @@ fn stale_fields_are_filled_before_the_pre_check_so_that_it_sees_what_the_turn_wo
     let finish = |driver: &mut Driver, text: &str| {
         let run = *driver.running.keys().next().unwrap();
         let outcome = ToolOutcome::Done { text: text.into() };
-        driver.feed(Input::ToolFinished { run, outcome });
+        driver.feed(EngineInput::ToolFinished { run, outcome });
     };
     finish(&mut driver, "55");
     sleeps(&mut driver, r#"{"sleep": 100}"#);
@@ -401,10 +404,10 @@ fn no_answer_is_in_the_journal_the_transcript_or_what_is_reported() {
 
 #[test]
 fn what_a_pre_check_tells_is_cut_to_the_window_of_the_light_model() {
-    let mut driver = Driver::fresh(Settings {
+    let mut driver = Driver::fresh(EngineSettings {
         light_context_tokens: 464,
         light_output_tokens: Some(64),
-        hot_state: vec![Field {
+        hot_state: vec![FieldSchema {
             kind: FieldType::String,
             ..checking().hot_state[0].clone()
         }],
@@ -415,7 +418,7 @@ fn what_a_pre_check_tells_is_cut_to_the_window_of_the_light_model() {
     sleeps(&mut driver, r#"{"sleep": 100, "reason": "night"}"#);
     write(&mut driver, "rsi", &json!("x".repeat(3000)));
     driver.pass(seconds(100));
-    assert_eq!(driver.purpose, Purpose::Precheck);
+    assert_eq!(driver.purpose, CallPurpose::Precheck);
     let said: usize = driver.prompt.iter().map(|message| format!("{message:?}").len()).sum();
     assert!((400..1000).contains(&said), "{said}");
 }

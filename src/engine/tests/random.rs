@@ -3,25 +3,25 @@
 
 use proptest::prelude::*;
 
-use super::super::heartbeat::Heartbeat;
-use super::super::notifications::{Notification, Priority};
+use super::super::heartbeat::HeartbeatSettings;
+use super::super::notifications::{Notification, NotificationPriority};
 use super::super::precheck;
 use super::*;
-use crate::api::agent::Resource;
+use crate::api::agent::LimitedResource;
 
 /// One thing that happens. Calls are named by how long ago they were issued, so that late ones come too.
 #[derive(Clone, Debug)]
 enum Step {
-    Feed(Input),
-    Answer(usize, Answer),
-    Fail(usize, Failure),
+    Feed(EngineInput),
+    Answer(usize, ModelAnswer),
+    Fail(usize, CallFailure),
     Finish(usize, ToolOutcome),
     Restart(i64),
     Pass(i64),
     Due,
 }
 
-fn answers() -> impl Strategy<Value = Answer> {
+fn answers() -> impl Strategy<Value = ModelAnswer> {
     let arguments = prop_oneof![
         Just(r#"{"sleep": 20, "wake_early_if": ["chat"]}"#),
         Just(r#"{"sleep": 1e99}"#),
@@ -33,27 +33,27 @@ fn answers() -> impl Strategy<Value = Answer> {
     ];
     let name = prop_oneof![3 => Just("yield"), 1 => Just("shell")];
     prop_oneof![
-        Just(Answer::default()),
+        Just(ModelAnswer::default()),
         Just(says(r#"{"wake": false}"#)),
         (0..2000_usize).prop_map(|length| says(&"x".repeat(length))),
         (name, arguments).prop_map(|(name, arguments)| calls(name, arguments)),
         prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..7).prop_map(|names| work::wants(&names)),
-        prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..3).prop_map(|names| Answer {
-            finish: Finish::Refused,
+        prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..3).prop_map(|names| ModelAnswer {
+            finish: FinishReason::Refused,
             ..work::wants(&names)
         }),
-        Just(Answer {
-            finish: Finish::Length,
-            ..Answer::default()
+        Just(ModelAnswer {
+            finish: FinishReason::Length,
+            ..ModelAnswer::default()
         }),
-        prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..4).prop_map(|names| Answer {
-            finish: Finish::Length,
+        prop::collection::vec(prop::sample::select(work::NAMES.to_vec()), 1..4).prop_map(|names| ModelAnswer {
+            finish: FinishReason::Length,
             ..work::wants(&names)
         }),
     ]
 }
 
-fn failures() -> impl Strategy<Value = Failure> {
+fn failures() -> impl Strategy<Value = CallFailure> {
     use strum::IntoEnumIterator;
     let kinds: Vec<FailureKind> = FailureKind::iter()
         .filter(|kind| *kind != FailureKind::Fenced)
@@ -63,7 +63,7 @@ fn failures() -> impl Strategy<Value = Failure> {
         start + seconds(later)
     }));
     let wait = prop::option::of(0..100_000_u64);
-    (prop::sample::select(kinds), wait, resumes).prop_map(|(kind, wait, resumes_at)| Failure {
+    (prop::sample::select(kinds), wait, resumes).prop_map(|(kind, wait, resumes_at)| CallFailure {
         retry_after_milliseconds: wait,
         resumes_at,
         ..failure(kind)
@@ -80,10 +80,10 @@ fn outcomes() -> impl Strategy<Value = ToolOutcome> {
     ]
 }
 
-fn budgets() -> impl Strategy<Value = Budget> {
+fn budgets() -> impl Strategy<Value = BudgetState> {
     let tokens = prop_oneof![Just(None), (0..5000_u64).prop_map(Some)];
     let stop = prop::option::weighted(0.2, Just("raise the limit".to_owned()));
-    (0..4_u64, tokens, any::<bool>(), stop).prop_map(|(revision, tokens, held, stop)| Budget {
+    (0..4_u64, tokens, any::<bool>(), stop).prop_map(|(revision, tokens, held, stop)| BudgetState {
         revision,
         tokens,
         held: held || stop.is_some(),
@@ -93,7 +93,11 @@ fn budgets() -> impl Strategy<Value = Budget> {
 }
 
 fn notifications() -> impl Strategy<Value = Notification> {
-    let priority = prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)];
+    let priority = prop_oneof![
+        Just(NotificationPriority::Low),
+        Just(NotificationPriority::Normal),
+        Just(NotificationPriority::High)
+    ];
     (0..6_usize, priority).prop_map(|(id, priority)| Notification {
         id: format!("id {id}"),
         source: if id == 0 { "chat" } else { "sensor/prices" }.into(),
@@ -106,17 +110,17 @@ fn notifications() -> impl Strategy<Value = Notification> {
 fn steps() -> impl Strategy<Value = Step> {
     let token = prop_oneof![Just("1"), Just("2"), Just("3")];
     let input = prop_oneof![
-        3 => Just(Input::Timer),
+        3 => Just(EngineInput::Timer),
         1 => prop_oneof![Just("chat"), Just("other")].prop_map(happens),
         2 => notifications().prop_map(notified),
-        1 => token.clone().prop_map(|token| Input::WakeRequested { token: token.into() }),
-        1 => token.prop_map(|token| Input::ResumeRequested { token: token.into() }),
-        2 => budgets().prop_map(|budget| Input::BudgetChanged { budget }),
-        1 => Just(Input::LinkLost),
-        1 => Just(Input::LinkSilent),
-        2 => Just(Input::LinkBack),
-        1 => prop_oneof![Just(StopCause::Drain), Just(StopCause::Suspend)].prop_map(|cause| Input::Stop { cause }),
-        1 => Just(Input::DrainEnded),
+        1 => token.clone().prop_map(|token| EngineInput::WakeRequested { token: token.into() }),
+        1 => token.prop_map(|token| EngineInput::ResumeRequested { token: token.into() }),
+        2 => budgets().prop_map(|budget| EngineInput::BudgetChanged { budget }),
+        1 => Just(EngineInput::LinkLost),
+        1 => Just(EngineInput::LinkSilent),
+        2 => Just(EngineInput::LinkBack),
+        1 => prop_oneof![Just(StopCause::Drain), Just(StopCause::Suspend)].prop_map(|cause| EngineInput::Stop { cause }),
+        1 => Just(EngineInput::DrainEnded),
     ];
     let age = prop_oneof![9 => Just(0_usize), 1 => 1..4_usize];
     prop_oneof![
@@ -138,10 +142,10 @@ fn forward(step: Step) -> Step {
 }
 
 /// The second has hours that end within most runs; the next timer then is a day away.
-fn small() -> impl Strategy<Value = Settings> {
+fn small() -> impl Strategy<Value = EngineSettings> {
     let hours = prop_oneof![3 => Just(None), 1 => Just(Some(hours("UTC", "00:00", "00:02")))];
     let policy = prop_oneof![Just(ExhaustionPolicy::Skip), Just(ExhaustionPolicy::Block)];
-    let heartbeat = prop::option::of(Just(Heartbeat {
+    let heartbeat = prop::option::of(Just(HeartbeatSettings {
         every: seconds(15),
         prompt: "Is all well?".into(),
     }));
@@ -153,9 +157,9 @@ fn small() -> impl Strategy<Value = Settings> {
     ]);
     let drawn = (hours, policy, heartbeat, any::<bool>(), mode);
     drawn.prop_map(
-        |(active_hours, exhaustion_policy, heartbeat, pre_check, mode)| Settings {
+        |(active_hours, exhaustion_policy, heartbeat, pre_check, mode)| EngineSettings {
             loop_detection: detection(mode),
-            pre_check: pre_check.then(precheck::Settings::default),
+            pre_check: pre_check.then(precheck::PreCheckSettings::default),
             active_hours,
             heartbeat,
             exhaustion_policy,
@@ -167,9 +171,9 @@ fn small() -> impl Strategy<Value = Settings> {
             context_tokens: 4096 + 1500,
             idle_timeout: seconds(120),
             rate_limits: vec![
-                rates::limit(Resource::LLMCalls, 8, 30),
-                rates::limit(Resource::LLMTokens, 60_000, 100),
-                rates::limit(Resource::Actions, 4, 90),
+                rates::limit(LimitedResource::LLMCalls, 8, 30),
+                rates::limit(LimitedResource::LLMTokens, 60_000, 100),
+                rates::limit(LimitedResource::Actions, 4, 90),
             ],
             ..settings()
         },
@@ -177,17 +181,17 @@ fn small() -> impl Strategy<Value = Settings> {
 }
 
 impl Driver {
-    fn step(&mut self, step: &Step) -> Vec<Effect> {
+    fn step(&mut self, step: &Step) -> Vec<EngineEffect> {
         match step {
             Step::Feed(input) => self.feed(input.clone()),
             Step::Answer(age, answer) => self.named(*age).map_or_else(Vec::new, |call| {
-                self.feed(Input::Answered {
+                self.feed(EngineInput::Answered {
                     call,
                     answer: answer.clone(),
                 })
             }),
             Step::Fail(age, failure) => self.named(*age).map_or_else(Vec::new, |call| {
-                self.feed(Input::Failed {
+                self.feed(EngineInput::Failed {
                     call,
                     failure: failure.clone(),
                 })
@@ -196,7 +200,7 @@ impl Driver {
                 let run = self.sent.iter().rev().nth(*age).map(|run| run.id);
                 let run = self.running.keys().nth(*age).copied().or(run);
                 run.map_or_else(Vec::new, |run| {
-                    self.feed(Input::ToolFinished {
+                    self.feed(EngineInput::ToolFinished {
                         run,
                         outcome: outcome.clone(),
                     })
@@ -205,11 +209,11 @@ impl Driver {
             Step::Restart(epochs) => self.restart(self.epoch + epochs),
             Step::Pass(milliseconds) => {
                 self.now += SignedDuration::from_millis(*milliseconds);
-                self.feed(Input::Timer)
+                self.feed(EngineInput::Timer)
             }
             Step::Due => {
                 self.now = self.timer.unwrap_or(self.now).max(self.now);
-                self.feed(Input::Timer)
+                self.feed(EngineInput::Timer)
             }
         }
     }
@@ -228,22 +232,22 @@ impl Driver {
         }
         let begun = self.now;
         let before = self.engine.view().turns_completed;
-        self.feed(Input::LinkBack);
-        self.feed(Input::BudgetChanged {
-            budget: Budget {
+        self.feed(EngineInput::LinkBack);
+        self.feed(EngineInput::BudgetChanged {
+            budget: BudgetState {
                 revision: 1_000_000,
-                ..Budget::default()
+                ..BudgetState::default()
             },
         });
-        self.feed(Input::ResumeRequested { token: "heals".into() });
+        self.feed(EngineInput::ResumeRequested { token: "heals".into() });
         for _ in 0..5000 {
-            let own = self.purpose == Purpose::Turn;
+            let own = self.purpose == CallPurpose::Turn;
             if self.stopped || self.engine.view().outcome.is_some() {
                 return None;
             }
             if let Some(run) = self.running.keys().next().copied() {
                 let outcome = ToolOutcome::Done { text: "x".repeat(700) };
-                self.feed(Input::ToolFinished { run, outcome });
+                self.feed(EngineInput::ToolFinished { run, outcome });
             } else if self.in_flight.is_some() {
                 let bytes = |message: &Arc<Message>| serde_json::to_string(&**message).unwrap().len();
                 let tokens = self.prompt.iter().map(bytes).sum::<usize>() as u64 / 2;
@@ -252,17 +256,17 @@ impl Driver {
                     continue;
                 }
                 let answer = match self.purpose {
-                    Purpose::Turn | Purpose::Heartbeat => calls("yield", r#"{"sleep": 20}"#),
-                    Purpose::Compaction => says("All is well."),
-                    Purpose::Precheck => says(r#"{"wake": true}"#),
-                    Purpose::Signal => says(r#"{"score": 1}"#),
+                    CallPurpose::Turn | CallPurpose::Heartbeat => calls("yield", r#"{"sleep": 20}"#),
+                    CallPurpose::Compaction => says("All is well."),
+                    CallPurpose::Precheck => says(r#"{"wake": true}"#),
+                    CallPurpose::Signal => says(r#"{"score": 1}"#),
                 };
-                let answer = if self.purpose == Purpose::Heartbeat {
+                let answer = if self.purpose == CallPurpose::Heartbeat {
                     says("well")
                 } else {
                     answer
                 };
-                self.answer(Answer {
+                self.answer(ModelAnswer {
                     input_tokens: Some(tokens),
                     ..answer
                 });
@@ -308,7 +312,7 @@ proptest! {
         future in prop::collection::vec(steps().prop_map(forward), 1..15),
     ) {
         // What a process knows of the present moment ends with it, and the pre-check looks at that alone.
-        let mut driver = Driver::with_tools(Settings { pre_check: None, ..settings });
+        let mut driver = Driver::with_tools(EngineSettings { pre_check: None, ..settings });
         for step in &past {
             driver.step(step);
         }

@@ -2,31 +2,31 @@
 
 use super::work::wants;
 use super::*;
-use crate::api::agent::{RateLimit, Resource};
-use crate::engine::resources::Limit;
+use crate::api::agent::{LimitedResource, RateLimit};
+use crate::engine::resources::ResourceLimit;
 
-pub(super) fn limit(resource: Resource, amount: u32, window_seconds: u32) -> Limit {
-    Limit::from(&RateLimit {
+pub(super) fn limit(resource: LimitedResource, amount: u32, window_seconds: u32) -> ResourceLimit {
+    ResourceLimit::from(&RateLimit {
         resource,
         amount,
         window_seconds,
     })
 }
 
-fn limited(resource: Resource, amount: u32, exhaustion_policy: ExhaustionPolicy) -> Settings {
-    Settings {
+fn limited(resource: LimitedResource, amount: u32, exhaustion_policy: ExhaustionPolicy) -> EngineSettings {
+    EngineSettings {
         rate_limits: vec![limit(resource, amount, 60)],
         exhaustion_policy,
         ..settings()
     }
 }
 
-fn three_calls(policy: ExhaustionPolicy) -> Settings {
-    limited(Resource::LLMCalls, 3, policy)
+fn three_calls(policy: ExhaustionPolicy) -> EngineSettings {
+    limited(LimitedResource::LLMCalls, 3, policy)
 }
 
-fn used(tokens: u64) -> Answer {
-    Answer {
+fn used(tokens: u64) -> ModelAnswer {
+    ModelAnswer {
         tokens: Some(tokens),
         ..says("hm")
     }
@@ -110,7 +110,7 @@ fn test_loop_resumes_resources_and_block_lets_a_turn_wait_and_go_on() {
 
 #[test]
 fn tokens_wait_once_the_amount_is_reached_and_not_one_before() {
-    let settings = || limited(Resource::LLMTokens, 100, ExhaustionPolicy::Skip);
+    let settings = || limited(LimitedResource::LLMTokens, 100, ExhaustionPolicy::Skip);
     let mut driver = Driver::started(settings());
     driver.answer(used(60));
     driver.pass(seconds(1));
@@ -131,7 +131,7 @@ fn a_raised_amount_frees_the_loop_and_a_limit_that_is_gone_is_forgotten() {
     let mut driver = Driver::started(three_calls(ExhaustionPolicy::Skip));
     (0..3).for_each(|_| driver.turn());
     assert_eq!(driver.state(), LoopState::Paused);
-    driver.settings = limited(Resource::LLMCalls, 4, ExhaustionPolicy::Skip);
+    driver.settings = limited(LimitedResource::LLMCalls, 4, ExhaustionPolicy::Skip);
     driver.restart(2);
     assert_eq!(driver.state(), LoopState::Running);
     driver.turn();
@@ -148,15 +148,15 @@ fn a_clock_that_is_set_back_makes_no_wait_longer_than_the_window() {
     let mut driver = Driver::started(three_calls(ExhaustionPolicy::Skip));
     (0..3).for_each(|_| driver.turn());
     driver.now -= SignedDuration::from_hours(1);
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     let resumes_at = driver.engine.view().resumes_at.unwrap();
     assert!(resumes_at.duration_since(driver.now) <= seconds(60));
 }
 
 /// A loop that may send three mails in an hour.
 fn three_actions(policy: ExhaustionPolicy) -> Driver {
-    Driver::with_tools(Settings {
-        rate_limits: vec![limit(Resource::Actions, 3, 3600)],
+    Driver::with_tools(EngineSettings {
+        rate_limits: vec![limit(LimitedResource::Actions, 3, 3600)],
         exhaustion_policy: policy,
         max_calls_per_turn: 1000,
         ..settings()
@@ -235,7 +235,7 @@ fn a_raised_amount_of_actions_frees_the_run_that_waits() {
     let mut driver = three_actions(ExhaustionPolicy::Skip);
     (0..4).for_each(|_| mail(&mut driver));
     assert_eq!(driver.reasons(), [PauseReason::RateWindow]);
-    driver.settings.rate_limits = vec![limit(Resource::Actions, 4, 3600)];
+    driver.settings.rate_limits = vec![limit(LimitedResource::Actions, 4, 3600)];
     driver.restart(2);
     assert_eq!((driver.reasons(), driver.running()), (vec![], vec![1]));
 }

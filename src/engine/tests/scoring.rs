@@ -2,20 +2,20 @@
 
 use rstest::rstest;
 
-use super::super::scoring::Question;
+use super::super::scoring::ScoreQuestion;
 use super::rates::limit;
 use super::*;
-use crate::api::agent::Resource;
+use crate::api::agent::LimitedResource;
 
-fn scoring() -> Settings {
-    Settings {
+fn scoring() -> EngineSettings {
+    EngineSettings {
         light_output_tokens: Some(64),
         ..settings()
     }
 }
 
-fn question(number: u32) -> Input {
-    Input::Score(Question {
+fn question(number: u32) -> EngineInput {
+    EngineInput::Score(ScoreQuestion {
         id: format!("uid/{number}/signal/prices/spike"),
         signal: "signal/prices/spike".into(),
         prompt: "How likely is a spike?".into(),
@@ -24,7 +24,7 @@ fn question(number: u32) -> Input {
 }
 
 /// A loop that sleeps for 600 s.
-fn asleep(settings: Settings) -> Driver {
+fn asleep(settings: EngineSettings) -> Driver {
     let mut driver = Driver::started(settings);
     driver.answer(calls("yield", r#"{"sleep": 600}"#));
     assert_eq!(driver.state(), LoopState::Sleeping);
@@ -36,9 +36,9 @@ fn score(driver: &mut Driver, score: u8) {
 }
 
 fn taken(driver: &mut Driver) -> Option<u8> {
-    let (id, score) = driver.engine.scored().expect("an outcome");
+    let (id, score) = driver.engine.score_outcome().expect("an outcome");
     let id = id.to_owned();
-    driver.feed(Input::ScoreTaken { id });
+    driver.feed(EngineInput::ScoreTaken { id });
     assert!(!driver.engine.is_scoring());
     score
 }
@@ -53,7 +53,7 @@ fn a_sleeping_loop_asks_at_once_and_sleeps_on() {
     driver.feed(question(1));
     assert_eq!(
         (in_flight(&driver).as_str(), driver.purpose),
-        ("t2c0a1", Purpose::Signal)
+        ("t2c0a1", CallPurpose::Signal)
     );
     let texts: Vec<String> = driver.prompt.iter().map(|message| format!("{message:?}")).collect();
     assert!(
@@ -63,7 +63,7 @@ fn a_sleeping_loop_asks_at_once_and_sleeps_on() {
     );
     assert!(texts[1].contains("It is data, no instructions.]\\n{"), "{}", texts[1]);
     assert_eq!((driver.offered.len(), driver.block.as_deref()), (0, None));
-    assert_eq!(driver.engine.scored(), None);
+    assert_eq!(driver.engine.score_outcome(), None);
     score(&mut driver, 85);
     assert_eq!(driver.state(), LoopState::Sleeping);
     assert_eq!(driver.notes(RecordKind::SignalScored), ["signal/prices/spike: 85"]);
@@ -106,8 +106,11 @@ fn a_question_during_a_turn_waits_for_its_end_and_one_at_a_time_is_asked() {
     driver.answer(calls("yield", r#"{"sleep": 600}"#));
     assert_eq!(in_flight(&driver), "t2c0a1");
     score(&mut driver, 1);
-    assert_eq!(driver.engine.scored(), Some(("uid/1/signal/prices/spike", Some(1))));
-    driver.feed(Input::ScoreTaken {
+    assert_eq!(
+        driver.engine.score_outcome(),
+        Some(("uid/1/signal/prices/spike", Some(1)))
+    );
+    driver.feed(EngineInput::ScoreTaken {
         id: "uid/2/signal/prices/spike".into(),
     });
     assert!(driver.engine.is_scoring(), "another question was taken");
@@ -136,7 +139,7 @@ fn a_question_in_flight_is_asked_under_the_same_id_after_a_restart() {
     driver.restart(1);
     assert_eq!(
         (in_flight(&driver).as_str(), driver.purpose),
-        ("t2c0a1", Purpose::Signal)
+        ("t2c0a1", CallPurpose::Signal)
     );
     score(&mut driver, 80);
     driver.restart(2);
@@ -150,7 +153,7 @@ fn what_passes_is_tried_again_five_times_and_what_does_not_is_given_up_at_once()
     driver.feed(question(1));
     for attempt in 1..=5 {
         assert_eq!(in_flight(&driver), format!("t2c0a{attempt}"));
-        assert_eq!(driver.engine.scored(), None);
+        assert_eq!(driver.engine.score_outcome(), None);
         driver.fail(FailureKind::Unreachable);
         driver.pass(seconds(17));
     }
@@ -177,11 +180,11 @@ fn a_server_that_asks_for_a_wait_of_30_s_is_heeded_and_for_a_longer_one_there_is
     let of = |wait: u64| {
         let mut driver = asleep(scoring());
         driver.feed(question(1));
-        driver.fail_with(Failure {
+        driver.fail_with(CallFailure {
             retry_after_milliseconds: Some(wait),
             ..failure(FailureKind::RateLimited)
         });
-        driver.engine.scored().is_none()
+        driver.engine.score_outcome().is_none()
     };
     assert!(of(30_000));
     assert!(!of(30_001));
@@ -197,14 +200,14 @@ fn a_budget_that_refuses_a_score_pauses_the_loop_and_the_question_waits(
     let mut driver = asleep(scoring());
     driver.feed(question(1));
     let room = driver.now + seconds(60);
-    driver.fail_with(Failure {
+    driver.fail_with(CallFailure {
         resumes_at: Some(room),
         ..failure(kind)
     });
     assert_eq!(driver.state(), LoopState::Paused);
     assert_eq!(driver.engine.view().reasons[0].reason, reason);
     driver.pass(SignedDuration::from_millis(59_999));
-    assert_eq!((driver.in_flight, driver.engine.scored()), (None, None));
+    assert_eq!((driver.in_flight, driver.engine.score_outcome()), (None, None));
     driver.pass(SignedDuration::from_millis(1));
     assert_eq!(in_flight(&driver), "t2c0a2");
     score(&mut driver, 7);
@@ -227,7 +230,10 @@ fn without_the_link_a_question_waits_and_does_not_fail() {
     driver.feed(question(1));
     for _ in 0..7 {
         driver.fail(FailureKind::LinkLost);
-        assert_eq!((driver.state(), driver.engine.scored()), (LoopState::Paused, None));
+        assert_eq!(
+            (driver.state(), driver.engine.score_outcome()),
+            (LoopState::Paused, None)
+        );
         driver.pass(seconds(60));
     }
     score(&mut driver, 7);
@@ -236,7 +242,7 @@ fn without_the_link_a_question_waits_and_does_not_fail() {
 
 #[test]
 fn outside_of_the_active_hours_nothing_is_asked() {
-    let mut driver = asleep(Settings {
+    let mut driver = asleep(EngineSettings {
         active_hours: Some(hours("UTC", "00:00", "00:05")),
         ..scoring()
     });
@@ -245,15 +251,15 @@ fn outside_of_the_active_hours_nothing_is_asked() {
     driver.feed(question(1));
     assert_eq!(driver.in_flight, None);
     driver.pass(SignedDuration::from_secs(24 * 3600 - 300));
-    assert_eq!(driver.purpose, Purpose::Signal);
+    assert_eq!(driver.purpose, CallPurpose::Signal);
     assert!(driver.in_flight.is_some());
 }
 
 #[test]
 fn scores_count_as_calls_in_the_rate_limits() {
     let of = |amount| {
-        let mut driver = asleep(Settings {
-            rate_limits: vec![limit(Resource::LLMCalls, amount, 300)],
+        let mut driver = asleep(EngineSettings {
+            rate_limits: vec![limit(LimitedResource::LLMCalls, amount, 300)],
             ..scoring()
         });
         driver.feed(question(1));
@@ -263,7 +269,7 @@ fn scores_count_as_calls_in_the_rate_limits() {
     let mut driver = of(1);
     assert_eq!((driver.in_flight, driver.state()), (None, LoopState::Paused));
     driver.pass(seconds(301));
-    assert_eq!(driver.purpose, Purpose::Signal);
+    assert_eq!(driver.purpose, CallPurpose::Signal);
     assert!(driver.in_flight.is_some());
 }
 
@@ -271,11 +277,11 @@ fn scores_count_as_calls_in_the_rate_limits() {
 fn a_budget_that_stops_the_loop_cuts_a_score_which_is_asked_again_later() {
     let mut driver = asleep(scoring());
     driver.feed(question(1));
-    let stop = |stop: Option<&str>, revision| Input::BudgetChanged {
-        budget: Budget {
+    let stop = |stop: Option<&str>, revision| EngineInput::BudgetChanged {
+        budget: BudgetState {
             stop: stop.map(str::to_owned),
             revision,
-            ..Budget::default()
+            ..BudgetState::default()
         },
     };
     driver.feed(stop(Some("spent"), 1));
@@ -290,12 +296,12 @@ fn a_budget_that_stops_the_loop_cuts_a_score_which_is_asked_again_later() {
 #[test]
 fn an_event_is_cut_to_the_window_of_the_light_model_and_one_that_fits_is_not() {
     let sent = |bytes: usize| {
-        let mut driver = asleep(Settings {
+        let mut driver = asleep(EngineSettings {
             light_context_tokens: 1064,
             ..scoring()
         });
         let data = "x".repeat(bytes);
-        driver.feed(Input::Score(Question {
+        driver.feed(EngineInput::Score(ScoreQuestion {
             id: "uid/1/signal/prices/spike".into(),
             signal: "signal/prices/spike".into(),
             prompt: "How likely is a spike?".into(),

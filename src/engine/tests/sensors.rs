@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::super::hot_state::Field;
-use super::super::notifications::Priority;
-use super::super::sensors::{Notice, Sensed};
+use super::super::hot_state::FieldSchema;
+use super::super::notifications::NotificationPriority;
+use super::super::sensor_events::{SensedEvent, SensedNotice};
 use super::*;
 use crate::api::hot_state::FieldType;
 
-fn event(seq: u32, updates: Vec<(&str, Value)>, notices: &[(&str, Priority)]) -> Input {
-    Input::Sensed(Sensed {
+fn event(seq: u32, updates: Vec<(&str, Value)>, notices: &[(&str, NotificationPriority)]) -> EngineInput {
+    EngineInput::Sensed(SensedEvent {
         id: format!("uid/{seq}"),
         sensor: "prices".into(),
         at: "2026-01-01T00:00:00Z".parse().unwrap(),
@@ -19,7 +19,7 @@ fn event(seq: u32, updates: Vec<(&str, Value)>, notices: &[(&str, Priority)]) ->
             .collect(),
         notices: notices
             .iter()
-            .map(|(source, priority)| Notice {
+            .map(|(source, priority)| SensedNotice {
                 source: (*source).into(),
                 priority: *priority,
                 text: format!("news {seq}."),
@@ -29,9 +29,9 @@ fn event(seq: u32, updates: Vec<(&str, Value)>, notices: &[(&str, Priority)]) ->
     })
 }
 
-fn with_field() -> Settings {
-    Settings {
-        hot_state: vec![Field {
+fn with_field() -> EngineSettings {
+    EngineSettings {
+        hot_state: vec![FieldSchema {
             name: "last".into(),
             kind: FieldType::Number,
             ttl: Some(seconds(30)),
@@ -62,7 +62,7 @@ fn an_event_writes_fields_and_gives_notifications_in_one_step() {
     driver.feed(event(
         1,
         vec![("last", json!(7)), ("unknown", json!(1))],
-        &[("sensor/prices", Priority::Normal)],
+        &[("sensor/prices", NotificationPriority::Normal)],
     ));
     assert_eq!(
         driver.notes(RecordKind::SensorUpdated),
@@ -90,17 +90,20 @@ fn each_name_of_an_event_ends_a_sleep_that_waits_for_it_and_no_other() {
         ("sensor/prices", &[][..]),
         ("prices", &[]),
         ("spike", &[]),
-        ("signal/prices/spike", &[("signal/prices/spike", Priority::Low)]),
-        ("sensor/prices", &[("signal/prices/spike", Priority::Low)]),
-        ("notification", &[("sensor/prices", Priority::Normal)]),
-        ("nothing", &[("sensor/prices", Priority::High)]),
+        (
+            "signal/prices/spike",
+            &[("signal/prices/spike", NotificationPriority::Low)],
+        ),
+        ("sensor/prices", &[("signal/prices/spike", NotificationPriority::Low)]),
+        ("notification", &[("sensor/prices", NotificationPriority::Normal)]),
+        ("nothing", &[("sensor/prices", NotificationPriority::High)]),
     ] {
         let mut driver = asleep(wanted);
         driver.feed(event(1, Vec::new(), notices));
         assert_eq!(driver.state(), LoopState::Running, "{wanted}");
     }
     for (wanted, notices) in [
-        ("nothing", &[("sensor/prices", Priority::Normal)][..]),
+        ("nothing", &[("sensor/prices", NotificationPriority::Normal)][..]),
         ("notification", &[]),
     ] {
         let mut driver = asleep(wanted);
@@ -113,9 +116,9 @@ fn each_name_of_an_event_ends_a_sleep_that_waits_for_it_and_no_other() {
 fn a_value_that_is_recalled_has_its_age_and_what_the_schema_does_not_take_is_passed_over() {
     let mut driver = Driver::fresh(with_field());
     let at: Timestamp = "2025-12-31T23:00:00Z".parse().unwrap();
-    driver.engine.recall("last", json!(7), at);
-    driver.engine.recall("last", json!("text"), at);
-    driver.engine.recall("unknown", json!(7), at);
+    driver.engine.restore_field("last", json!(7), at);
+    driver.engine.restore_field("last", json!("text"), at);
+    driver.engine.restore_field("unknown", json!(7), at);
     driver.start(1);
     assert!(
         block(&driver).contains('7') && block(&driver).contains("stale"),
@@ -128,7 +131,7 @@ fn a_value_that_is_recalled_has_its_age_and_what_the_schema_does_not_take_is_pas
 #[test]
 fn a_sensor_that_fails_is_journalled_by_its_name() {
     let mut driver = Driver::started(settings());
-    driver.feed(Input::SensorFailed {
+    driver.feed(EngineInput::SensorFailed {
         sensor: "prices".into(),
     });
     assert_eq!(driver.notes(RecordKind::SensorFailed), ["prices"]);
@@ -137,11 +140,11 @@ fn a_sensor_that_fails_is_journalled_by_its_name() {
 #[test]
 fn a_loop_that_is_not_up_hears_nothing() {
     let mut driver = Driver::fresh(settings());
-    assert!(!driver.engine.hears());
+    assert!(!driver.engine.accepts_input());
     driver.start(1);
-    assert!(driver.engine.hears());
-    driver.feed(Input::Stop {
+    assert!(driver.engine.accepts_input());
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Fenced,
     });
-    assert!(!driver.engine.hears());
+    assert!(!driver.engine.accepts_input());
 }

@@ -1,9 +1,9 @@
 //! Sleeps of the agent's own choice: how they begin, what ends them, and what does not.
 
-use super::super::notifications::{Notification, Priority};
-use super::super::sensors::Sensed;
+use super::super::notifications::{Notification, NotificationPriority};
+use super::super::sensor_events::SensedEvent;
 use super::*;
-use crate::api::agent::Resource;
+use crate::api::agent::LimitedResource;
 use crate::api::status::WakeType;
 
 fn asleep(arguments: &str) -> Driver {
@@ -33,7 +33,7 @@ fn test_loop_sleeps_until_the_moment_it_chose() {
 fn test_loop_wakes_time_and_not_a_moment_before() {
     let mut driver = asleep(r#"{"sleep": 30, "reason": "night"}"#);
     driver.pass(SignedDuration::from_millis(29_999));
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     assert_eq!(driver.state(), LoopState::Sleeping);
     driver.pass(SignedDuration::from_millis(1));
     assert_eq!(driver.state(), LoopState::Running);
@@ -63,11 +63,11 @@ fn test_loop_wakes_event_that_it_named_and_no_other() {
 fn a_wake_request_ends_a_sleep_once_per_token() {
     let mut driver = asleep(r#"{"sleep": 30}"#);
     driver.pass(seconds(1));
-    driver.feed(Input::WakeRequested { token: "1".into() });
+    driver.feed(EngineInput::WakeRequested { token: "1".into() });
     assert_eq!(driver.state(), LoopState::Running);
     assert_eq!(driver.engine.view().handled.wake.as_deref(), Some("1"));
     driver.answer(calls("yield", r#"{"sleep": 30}"#));
-    assert_eq!(driver.feed(Input::WakeRequested { token: "1".into() }), []);
+    assert_eq!(driver.feed(EngineInput::WakeRequested { token: "1".into() }), []);
     assert_eq!(driver.state(), LoopState::Sleeping);
     assert_eq!(driver.notes(RecordKind::RequestHandled), ["wake"]);
 }
@@ -75,10 +75,10 @@ fn a_wake_request_ends_a_sleep_once_per_token() {
 #[test]
 fn a_wake_request_to_a_loop_that_does_not_sleep_is_handled_and_does_nothing() {
     let mut driver = Driver::started(settings());
-    driver.feed(Input::WakeRequested { token: "1".into() });
+    driver.feed(EngineInput::WakeRequested { token: "1".into() });
     assert_eq!(driver.engine.view().handled.wake.as_deref(), Some("1"));
     driver.answer(calls("yield", r#"{"sleep": 30}"#));
-    driver.feed(Input::WakeRequested { token: "1".into() });
+    driver.feed(EngineInput::WakeRequested { token: "1".into() });
     assert_eq!(driver.state(), LoopState::Sleeping);
 }
 
@@ -86,11 +86,11 @@ fn a_wake_request_to_a_loop_that_does_not_sleep_is_handled_and_does_nothing() {
 fn a_sleeping_loop_that_loses_the_link_is_paused_and_sleeps_on_when_it_is_back() {
     let mut driver = asleep(r#"{"sleep": 600}"#);
     let until = driver.engine.view().resumes_at;
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     assert_eq!(driver.state(), LoopState::Paused);
-    driver.feed(Input::WakeRequested { token: "1".into() });
+    driver.feed(EngineInput::WakeRequested { token: "1".into() });
     driver.pass(seconds(10));
-    driver.feed(Input::LinkBack);
+    driver.feed(EngineInput::LinkBack);
     assert_eq!(driver.state(), LoopState::Sleeping);
     assert_eq!(driver.engine.view().resumes_at, until);
 }
@@ -98,7 +98,7 @@ fn a_sleeping_loop_that_loses_the_link_is_paused_and_sleeps_on_when_it_is_back()
 #[test]
 fn an_event_under_a_pause_is_not_lost_by_a_crash() {
     let mut driver = asleep(r#"{"sleep": 600, "wake_early_if": ["chat"]}"#);
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     driver.feed(happens("chat"));
     assert_eq!(driver.state(), LoopState::Paused);
     driver.pass(seconds(1));
@@ -126,7 +126,7 @@ fn a_deadline_that_passed_while_the_worker_was_down_fires_once() {
     driver.restart(2);
     assert_eq!(driver.state(), LoopState::Running);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t2c1a1");
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     assert_eq!(driver.issued.len(), 2);
 }
 
@@ -144,12 +144,12 @@ fn a_sleep_longer_than_the_longest_is_shortened_and_the_model_is_told() {
 fn a_clock_set_back_by_a_year_does_not_make_a_sleep_longer_than_the_longest() {
     let mut driver = asleep(r#"{"sleep": 600}"#);
     driver.now = "2025-01-01T00:00:00Z".parse().unwrap();
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(3600)));
     let mut driver = asleep(r#"{"sleep": 600}"#);
     let until = driver.engine.view().resumes_at;
     driver.now -= seconds(60);
-    driver.feed(Input::Timer);
+    driver.feed(EngineInput::Timer);
     assert_eq!(
         driver.engine.view().resumes_at,
         until,
@@ -168,8 +168,8 @@ fn a_moment_is_as_good_as_a_number_of_seconds() {
 
 /// Four calls in a minute, three of them used.
 fn short_of_calls() -> Driver {
-    let mut driver = Driver::started(Settings {
-        rate_limits: vec![rates::limit(Resource::LLMCalls, 4, 60)],
+    let mut driver = Driver::started(EngineSettings {
+        rate_limits: vec![rates::limit(LimitedResource::LLMCalls, 4, 60)],
         ..settings()
     });
     driver.turn();
@@ -284,15 +284,15 @@ fn an_event_that_the_last_prompt_showed_or_that_nobody_waits_for_ends_no_sleep()
     other.feed(event_of("rates"));
     other.answer(sleep());
     assert_eq!(other.state(), LoopState::Sleeping);
-    other.feed(Input::Timer);
+    other.feed(EngineInput::Timer);
     assert_eq!(other.state(), LoopState::Sleeping);
 }
 
 #[test]
 fn a_notification_of_high_priority_that_no_prompt_showed_ends_a_sleep_and_a_normal_one_does_not() {
     for (priority, state) in [
-        (Priority::High, LoopState::Running),
-        (Priority::Normal, LoopState::Sleeping),
+        (NotificationPriority::High, LoopState::Running),
+        (NotificationPriority::Normal, LoopState::Sleeping),
     ] {
         let mut driver = Driver::started(settings());
         driver.feed(notified(Notification {
@@ -308,8 +308,8 @@ fn a_notification_of_high_priority_that_no_prompt_showed_ends_a_sleep_and_a_norm
 }
 
 /// An event of a Sensor with nothing but its name.
-fn event_of(sensor: &str) -> Input {
-    Input::Sensed(Sensed {
+fn event_of(sensor: &str) -> EngineInput {
+    EngineInput::Sensed(SensedEvent {
         id: format!("{sensor}/1"),
         sensor: sensor.into(),
         at: "2026-01-01T00:00:00Z".parse().unwrap(),

@@ -3,28 +3,28 @@
 use strum::IntoEnumIterator;
 
 use super::*;
-use crate::api::agent::Resource;
-use crate::api::status::Outcome;
+use crate::api::agent::LimitedResource;
+use crate::api::status::LoopOutcome;
 
 /// A loop that this reason holds.
 fn held_by(reason: PauseReason) -> Driver {
-    let mut driver = Driver::started(Settings {
-        rate_limits: vec![rates::limit(Resource::LLMCalls, 40, 60)],
+    let mut driver = Driver::started(EngineSettings {
+        rate_limits: vec![rates::limit(LimitedResource::LLMCalls, 40, 60)],
         ..settings()
     });
     match reason {
         PauseReason::SuspendedBySpec => {
             let cause = StopCause::Suspend;
-            driver.feed(Input::Stop { cause });
+            driver.feed(EngineInput::Stop { cause });
         }
         PauseReason::ProviderRateLimit => {
-            driver.fail_with(Failure {
+            driver.fail_with(CallFailure {
                 retry_after_milliseconds: Some(60_000),
                 ..failure(FailureKind::RateLimited)
             });
         }
         PauseReason::ModelUnreachable => {
-            driver.fail_with(Failure {
+            driver.fail_with(CallFailure {
                 retry_after_milliseconds: Some(60_000),
                 ..failure(FailureKind::Unreachable)
             });
@@ -37,14 +37,14 @@ fn held_by(reason: PauseReason) -> Driver {
             driver.refused_turn();
         }
         PauseReason::MaxConsecutiveTurns => {
-            driver = Driver::started(Settings {
+            driver = Driver::started(EngineSettings {
                 max_consecutive_turns: 1,
                 ..settings()
             });
             driver.turn();
         }
         PauseReason::ActionsPerMinute => {
-            driver = Driver::with_tools(Settings {
+            driver = Driver::with_tools(EngineSettings {
                 actions_per_minute: 1,
                 ..settings()
             });
@@ -53,7 +53,7 @@ fn held_by(reason: PauseReason) -> Driver {
         }
         PauseReason::RateWindow => (0..40).for_each(|_| driver.turn()),
         PauseReason::OutsideActiveHours => {
-            driver = Driver::started(Settings {
+            driver = Driver::started(EngineSettings {
                 active_hours: Some(hours("UTC", "08:00", "23:00")),
                 ..settings()
             });
@@ -69,7 +69,7 @@ fn held_by(reason: PauseReason) -> Driver {
             driver.restart(1);
         }),
         PauseReason::LinkLost => {
-            driver.feed(Input::LinkLost);
+            driver.feed(EngineInput::LinkLost);
         }
         PauseReason::BudgetExhausted
         | PauseReason::TokensPerHour
@@ -102,7 +102,7 @@ fn everywhere() -> Vec<(String, Driver)> {
     };
     let drain = |driver: &mut Driver| {
         let cause = StopCause::Drain;
-        driver.feed(Input::Stop { cause });
+        driver.feed(EngineInput::Stop { cause });
     };
     let mut all = vec![
         ("never started".to_owned(), Driver::fresh(settings())),
@@ -123,7 +123,7 @@ fn everywhere() -> Vec<(String, Driver)> {
             changed(|driver| {
                 driver.answer(says("hm"));
                 let cause = StopCause::Drain;
-                driver.feed(Input::Stop { cause });
+                driver.feed(EngineInput::Stop { cause });
             }),
         ),
         (
@@ -132,7 +132,7 @@ fn everywhere() -> Vec<(String, Driver)> {
         ),
     ];
     let mut paused_asleep = asleep();
-    paused_asleep.feed(Input::LinkLost);
+    paused_asleep.feed(EngineInput::LinkLost);
     all.push(("asleep under a pause".to_owned(), paused_asleep));
     all.extend(PauseReason::iter().map(|reason| (format!("held by {reason}"), held_by(reason))));
     let states: std::collections::BTreeSet<LoopState> = all.iter().map(|(_, driver)| driver.state()).collect();
@@ -147,14 +147,14 @@ fn test_agent_shutdown_and_every_other_stop_ends_cleanly_from_every_state() {
         for (name, mut driver) in everywhere() {
             let (calls, journal) = (driver.issued.len(), driver.journal.len());
             let in_flight = driver.in_flight;
-            driver.feed(Input::Stop { cause });
+            driver.feed(EngineInput::Stop { cause });
             if cause == StopCause::Drain && in_flight.is_some() {
                 assert_eq!(driver.state(), LoopState::Stopping, "{name}");
                 assert!(
                     !driver.stopped && driver.in_flight == in_flight,
                     "{name}: the call may finish"
                 );
-                driver.feed(Input::DrainEnded);
+                driver.feed(EngineInput::DrainEnded);
             }
             assert!(driver.stopped, "{name}, {cause:?}");
             assert_eq!(driver.state(), LoopState::Stopped, "{name}, {cause:?}");
@@ -164,7 +164,7 @@ fn test_agent_shutdown_and_every_other_stop_ends_cleanly_from_every_state() {
                 "{name}: fenced, and it wrote"
             );
             driver.pass(SignedDuration::from_hours(48));
-            driver.feed(Input::Timer);
+            driver.feed(EngineInput::Timer);
             try_everything_but(&mut driver, true);
             assert_eq!(driver.issued.len(), calls, "{name}, {cause:?}");
             assert_eq!(driver.state(), LoopState::Stopped, "{name}, {cause:?}");
@@ -178,8 +178,8 @@ fn the_next_pod_goes_on_from_every_state_that_was_drained() {
         let turn = driver.engine.view().turn;
         let held: Vec<PauseReason> = driver.reasons();
         let cause = StopCause::Drain;
-        driver.feed(Input::Stop { cause });
-        driver.feed(Input::DrainEnded);
+        driver.feed(EngineInput::Stop { cause });
+        driver.feed(EngineInput::DrainEnded);
         driver.restart(2);
         assert_ne!(driver.state(), LoopState::Stopped, "{name}");
         assert!(driver.engine.view().turn <= turn + 1, "{name}");
@@ -194,8 +194,8 @@ fn the_next_pod_goes_on_from_every_state_that_was_drained() {
 fn a_shutdown_of_the_agents_own_ends_the_loop_whatever_holds_it_meanwhile() {
     for input in [
         None,
-        Some(Input::LinkLost),
-        Some(Input::Stop {
+        Some(EngineInput::LinkLost),
+        Some(EngineInput::Stop {
             cause: StopCause::Drain,
         }),
     ] {
@@ -205,7 +205,7 @@ fn a_shutdown_of_the_agents_own_ends_the_loop_whatever_holds_it_meanwhile() {
         let view = driver.engine.view();
         assert_eq!(
             (view.state, view.outcome),
-            (LoopState::Stopped, Some(Outcome::Completed))
+            (LoopState::Stopped, Some(LoopOutcome::Completed))
         );
         assert!(driver.stopped);
     }
@@ -215,7 +215,7 @@ fn a_shutdown_of_the_agents_own_ends_the_loop_whatever_holds_it_meanwhile() {
 fn a_wake_request_acts_on_a_sleeping_loop_and_on_no_other() {
     for (name, mut driver) in everywhere() {
         let before = (driver.state(), driver.reasons(), driver.issued.len());
-        driver.feed(Input::WakeRequested { token: "w".into() });
+        driver.feed(EngineInput::WakeRequested { token: "w".into() });
         let after = (driver.state(), driver.reasons(), driver.issued.len());
         if name == "asleep" {
             assert_eq!((after.0, after.2), (LoopState::Running, before.2));

@@ -86,15 +86,15 @@ fn the_last_valid_yield_counts_and_every_call_gets_its_result_in_order() {
         name: name.into(),
         arguments: arguments.into(),
     };
-    driver.answer(Answer {
+    driver.answer(ModelAnswer {
         text: None,
         tool_calls: vec![
             call("a", "yield", r#"{"sleep": 10}"#),
             call("b", "yield", r#"{"sleep": 20}"#),
             call("c", "yield", r#"{"sleep": -1}"#),
         ],
-        finish: Finish::ToolCalls,
-        ..Answer::default()
+        finish: FinishReason::ToolCalls,
+        ..ModelAnswer::default()
     });
     assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(20)));
     let ids: Vec<&str> = driver

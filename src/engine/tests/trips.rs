@@ -2,7 +2,7 @@
 
 use super::work::wants;
 use super::*;
-use crate::engine::tally::Tally;
+use crate::engine::lifetime_counts::LifetimeCounts;
 
 fn trips(driver: &Driver) -> Vec<&str> {
     driver.notes(RecordKind::GuardrailTriggered)
@@ -26,7 +26,7 @@ fn a_limit_that_holds_the_loop_is_journalled_once_each_time_it_is_reached() {
 
 #[test]
 fn a_limit_that_ends_a_turn_or_the_loop_is_journalled_too() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         max_calls_per_turn: 2,
         ..settings()
     });
@@ -36,7 +36,7 @@ fn a_limit_that_ends_a_turn_or_the_loop_is_journalled_too() {
     assert_eq!(trips(&driver).len(), 1);
     assert!(trips(&driver)[0].contains("maxCallsPerTurn (2)"));
 
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         idle_timeout: seconds(30),
         ..settings()
     });
@@ -48,8 +48,8 @@ fn a_limit_that_ends_a_turn_or_the_loop_is_journalled_too() {
 #[test]
 fn a_suspension_and_a_lost_link_are_no_limits() {
     let mut driver = Driver::started(settings());
-    driver.feed(Input::LinkLost);
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::LinkLost);
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Suspend,
     });
     assert!(trips(&driver).is_empty());
@@ -57,7 +57,7 @@ fn a_suspension_and_a_lost_link_are_no_limits() {
 
 #[test]
 fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         max_calls_per_turn: 2,
         ..settings()
     });
@@ -72,7 +72,7 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
         let found = tally.tools.iter().find(|used| used.tool == tool).unwrap();
         (found.ok, found.error, found.denied)
     };
-    let time = |tally: &Tally, tool: &str| {
+    let time = |tally: &LifetimeCounts, tool: &str| {
         let found = tally.tools.iter().find(|used| used.tool == tool).unwrap();
         (found.timed, found.milliseconds)
     };
@@ -87,8 +87,8 @@ fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
     let restored = Engine::restore(settings(), driver.engine.snapshot(), Vec::<Message>::new());
     assert_eq!(restored.view().tally, tally);
     let mut anew = Engine::new(settings());
-    anew.adopt(&tally);
-    anew.adopt(&tally);
+    anew.restore_counts(&tally);
+    anew.restore_counts(&tally);
     assert_eq!(anew.view().tally, tally, "a new journal goes on from what is known");
 }
 
@@ -132,7 +132,7 @@ fn a_limit_is_counted_each_time_it_is_reached_and_not_while_it_holds() {
                 driver.next_timer();
             }
         }
-        driver.feed(Input::Timer);
+        driver.feed(EngineInput::Timer);
         assert_eq!(
             count(&driver),
             [("ConsecutiveErrors".to_owned(), "pause".to_owned(), round)]

@@ -1,15 +1,15 @@
 //! What leaves a prompt that grows too large, in which order, and that nothing that was done is forgotten.
 
-use super::super::context::{self as sizes, LEAST_CLEARED_BYTES};
 use super::super::digest::MOST_CALLS;
+use super::super::prompt_size::{self as sizes, LEAST_CLEARED_BYTES};
 use super::work::{tool, wants};
 use super::*;
 
 const MARK: &str = "The runtime left out";
 
 /// A window of 12,000 tokens, with 1,000 for the answer.
-fn middle() -> Settings {
-    Settings {
+fn middle() -> EngineSettings {
+    EngineSettings {
         max_consecutive_turns: 10_000,
         max_calls_per_turn: 100,
         context_tokens: 12_000,
@@ -32,7 +32,7 @@ fn work(driver: &mut Driver, names: &[&str], bytes: usize) {
 fn finish(driver: &mut Driver, bytes: usize) {
     while let Some(run) = driver.running.keys().next().copied() {
         let text = format!("{run} {}", "r".repeat(bytes));
-        driver.feed(Input::ToolFinished {
+        driver.feed(EngineInput::ToolFinished {
             run,
             outcome: done(&text),
         });
@@ -106,16 +106,16 @@ fn a_turn_is_summed_up_in_its_middle_where_its_results_are_not_what_fills_it() {
     let opening = driver.observed().to_owned();
     let mut summaries = 0;
     for round in 0..40 {
-        if driver.purpose == Purpose::Compaction {
+        if driver.purpose == CallPurpose::Compaction {
             summaries += 1;
             driver.answer(says(&format!("Summary {summaries}.")));
         }
         assert_eq!(
             (failed_turns(&driver), driver.purpose),
-            (0, Purpose::Turn),
+            (0, CallPurpose::Turn),
             "round {round}"
         );
-        driver.answer(Answer {
+        driver.answer(ModelAnswer {
             text: Some("t".repeat(3000)),
             ..wants(&["files__read"])
         });
@@ -143,14 +143,14 @@ fn what_was_done_stays_in_words_when_no_summary_is_to_be_had() {
     work(&mut driver, &["files__list"], 10);
     let mut refused = 0;
     for _ in 0..40 {
-        if driver.purpose == Purpose::Compaction {
+        if driver.purpose == CallPurpose::Compaction {
             refused += 1;
-            driver.answer(Answer {
-                finish: Finish::Refused,
+            driver.answer(ModelAnswer {
+                finish: FinishReason::Refused,
                 ..says("No.")
             });
         }
-        driver.answer(Answer {
+        driver.answer(ModelAnswer {
             text: Some("t".repeat(3000)),
             ..wants(&["files__read"])
         });
@@ -169,7 +169,7 @@ fn what_was_done_stays_in_words_when_no_summary_is_to_be_had() {
     driver.answer(says("done"));
     for _ in 0..40 {
         driver.pass(seconds(1));
-        if driver.purpose == Purpose::Compaction {
+        if driver.purpose == CallPurpose::Compaction {
             assert!(all(&driver).contains("mail__send {} -> t1c1r1"));
             driver.answer(says("I sent the mail."));
             break;
@@ -188,8 +188,8 @@ fn of_many_calls_without_a_summary_the_newest_are_listed_and_the_others_counted(
     let mut driver = Driver::with_tools(middle());
     let mut turns = 0;
     while !all(&driver).contains("calls, not listed") {
-        if driver.purpose == Purpose::Compaction {
-            driver.answer(Answer::default());
+        if driver.purpose == CallPurpose::Compaction {
+            driver.answer(ModelAnswer::default());
         }
         work(&mut driver, &["mail__send"; 4], 10);
         turns += 1;
@@ -205,13 +205,13 @@ fn of_many_calls_without_a_summary_the_newest_are_listed_and_the_others_counted(
 
 #[test]
 fn results_of_earlier_turns_leave_before_any_turn_is_summed_up() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         history_tokens: 3000,
         ..middle()
     });
     let mut cleared = 0;
     for turn in 0..200 {
-        if driver.purpose == Purpose::Compaction {
+        if driver.purpose == CallPurpose::Compaction {
             assert!(turn > 10 && cleared > 1, "results first: {turn}");
             return;
         }
@@ -220,7 +220,7 @@ fn results_of_earlier_turns_leave_before_any_turn_is_summed_up() {
         driver.answer(calls("yield", r#"{"sleep": 600}"#));
         driver.pass(seconds(600));
         let now = driver.notes(RecordKind::ResultsCleared).len();
-        if now == cleared && driver.purpose == Purpose::Turn {
+        if now == cleared && driver.purpose == CallPurpose::Turn {
             assert_eq!(
                 driver.prompt[..before.len()],
                 before,
@@ -237,25 +237,25 @@ fn results_of_earlier_turns_leave_before_any_turn_is_summed_up() {
 
 #[test]
 fn a_short_result_is_never_cleared() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         history_tokens: 1000,
         ..middle()
     });
     for _ in 0..30 {
-        if driver.purpose == Purpose::Compaction {
+        if driver.purpose == CallPurpose::Compaction {
             break;
         }
         work(&mut driver, &["files__read"], LEAST_CLEARED_BYTES - 20);
         driver.answer(calls("yield", r#"{"sleep": 600}"#));
         driver.pass(seconds(600));
     }
-    assert_eq!(driver.purpose, Purpose::Compaction);
+    assert_eq!(driver.purpose, CallPurpose::Compaction);
     assert!(!all(&driver).contains(MARK));
 }
 
 #[test]
 fn a_window_that_was_too_small_for_a_while_costs_no_results() {
-    let whole = Settings {
+    let whole = EngineSettings {
         context_tokens: 100_000,
         ..middle()
     };
@@ -267,7 +267,7 @@ fn a_window_that_was_too_small_for_a_while_costs_no_results() {
     }
     let before = shown(&driver).concat();
     assert!(!before.contains(MARK));
-    driver.settings = Settings {
+    driver.settings = EngineSettings {
         context_tokens: 10_000,
         ..whole.clone()
     };
@@ -285,17 +285,17 @@ fn a_window_that_was_too_small_for_a_while_costs_no_results() {
 
 #[test]
 fn a_budget_that_was_lowered_for_a_while_costs_no_results() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         context_tokens: 100_000,
         ..middle()
     });
     let limit = |driver: &mut Driver, revision: u64, tokens: Option<u64>| {
-        let budget = Budget {
+        let budget = BudgetState {
             revision,
             tokens,
-            ..Budget::default()
+            ..BudgetState::default()
         };
-        driver.feed(Input::BudgetChanged { budget });
+        driver.feed(EngineInput::BudgetChanged { budget });
         driver.answer(calls("yield", r#"{"sleep": 60}"#));
         driver.pass(seconds(60));
     };
@@ -325,7 +325,7 @@ fn one_result_has_a_quarter_of_the_free_window_at_most_and_all_of_an_answer_fit_
         "{results:?}"
     );
     // A window with room leaves it to the spec.
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         context_tokens: 200_000,
         ..middle()
     });
@@ -335,7 +335,7 @@ fn one_result_has_a_quarter_of_the_free_window_at_most_and_all_of_an_answer_fit_
 
 #[test]
 fn a_turn_that_nothing_can_shorten_fails_with_a_kind_of_its_own_and_blames_no_notification() {
-    let mut driver = Driver::fresh(Settings {
+    let mut driver = Driver::fresh(EngineSettings {
         context_tokens: 1300,
         ..middle()
     });
@@ -346,7 +346,7 @@ fn a_turn_that_nothing_can_shorten_fails_with_a_kind_of_its_own_and_blames_no_no
     driver.feed(notified(super::super::notifications::Notification {
         id: "n".into(),
         source: "sensor/prices".into(),
-        priority: super::super::notifications::Priority::Normal,
+        priority: super::super::notifications::NotificationPriority::Normal,
         text: "ACME is up".into(),
         at: driver.now,
     }));
@@ -388,17 +388,17 @@ impl Server {
     }
 
     /// Refuses prompts until one fits, which is answered like this.
-    fn answer(&mut self, driver: &mut Driver, answer: &Answer) {
+    fn answer(&mut self, driver: &mut Driver, answer: &ModelAnswer) {
         for _ in 0..20 {
             let tokens = self.tokens(driver);
             if tokens <= self.window {
-                let answer = if driver.purpose == Purpose::Compaction {
+                let answer = if driver.purpose == CallPurpose::Compaction {
                     says("All is well so far.")
                 } else {
                     answer.clone()
                 };
-                let own = driver.purpose != Purpose::Compaction;
-                driver.answer(Answer {
+                let own = driver.purpose != CallPurpose::Compaction;
+                driver.answer(ModelAnswer {
                     input_tokens: self.says_use.then_some(tokens),
                     ..answer
                 });
@@ -479,8 +479,8 @@ fn a_call_that_the_server_refuses_as_too_long_at_any_size_fails_the_turn() {
 
 #[test]
 fn a_heartbeat_that_reads_too_much_goes_on_without_its_oldest_results_and_leaves_the_others_alone() {
-    let mut driver = Driver::with_tools(Settings {
-        heartbeat: Some(super::super::heartbeat::Heartbeat {
+    let mut driver = Driver::with_tools(EngineSettings {
+        heartbeat: Some(super::super::heartbeat::HeartbeatSettings {
             every: seconds(600),
             prompt: "Is all well?".into(),
         }),
@@ -489,21 +489,21 @@ fn a_heartbeat_that_reads_too_much_goes_on_without_its_oldest_results_and_leaves
     work(&mut driver, &["files__read"], 4000);
     driver.answer(calls("yield", r#"{"sleep": 3600}"#));
     driver.pass(seconds(600));
-    assert_eq!(driver.purpose, Purpose::Heartbeat);
+    assert_eq!(driver.purpose, CallPurpose::Heartbeat);
     for _ in 0..20 {
         work(&mut driver, &["files__read"], 4000);
-        assert_eq!(driver.purpose, Purpose::Heartbeat);
+        assert_eq!(driver.purpose, CallPurpose::Heartbeat);
     }
     assert!(all(&driver).contains(MARK));
     driver.answer(says("All is well."));
-    driver.feed(Input::WakeRequested { token: "w".into() });
-    assert_eq!((driver.purpose, failed_turns(&driver)), (Purpose::Turn, 0));
+    driver.feed(EngineInput::WakeRequested { token: "w".into() });
+    assert_eq!((driver.purpose, failed_turns(&driver)), (CallPurpose::Turn, 0));
     assert!(!all(&driver).contains(MARK));
 }
 
 #[test]
 fn earlier_turns_have_history_tokens_at_most_when_a_turn_begins_and_no_fewer() {
-    let mut driver = Driver::started(Settings {
+    let mut driver = Driver::started(EngineSettings {
         history_tokens: 3000,
         ..middle()
     });
@@ -511,8 +511,8 @@ fn earlier_turns_have_history_tokens_at_most_when_a_turn_begins_and_no_fewer() {
     for _ in 0..400 {
         let own = driver.engine.state.turn.as_ref().unwrap().messages;
         let earlier = &driver.engine.transcript[..driver.engine.transcript.len() - own];
-        let now = sizes::size(earlier, 0);
-        if driver.purpose == Purpose::Compaction {
+        let now = sizes::messages_size(earlier, 0);
+        if driver.purpose == CallPurpose::Compaction {
             too_large = too_large.min(now);
             driver.answer(says("Nothing new so far."));
         } else {
@@ -528,32 +528,32 @@ fn earlier_turns_have_history_tokens_at_most_when_a_turn_begins_and_no_fewer() {
 
 #[test]
 fn the_ratio_is_that_of_the_last_bill_between_one_and_four() {
-    let mut known = sizes::Sizes::default();
+    let mut known = sizes::TokenEstimator::default();
     let settings = middle();
     for (billed, expected) in [(2000, 500), (500, 1000), (9000, 250), (3000, 333)] {
-        known.answered(1000, billed, &settings);
+        known.calibrate(1000, billed, &settings);
         assert_eq!(known.estimated(1000), expected);
     }
-    known.answered(100, 100, &settings);
-    known.answered(1000, 0, &settings);
+    known.calibrate(100, 100, &settings);
+    known.calibrate(1000, 0, &settings);
     assert_eq!(known.estimated(1000), 333, "a small prompt and no word say nothing");
 }
 
 #[test]
 fn a_refusal_is_remembered_until_a_bill_explains_it_or_the_window_is_another() {
     let settings = middle();
-    let room = |known: sizes::Sizes, settings: &Settings| sizes::room(settings, known, None, 0, 0).whole;
-    let mut known = sizes::Sizes::default();
+    let room = |known: sizes::TokenEstimator, settings: &EngineSettings| sizes::room(settings, known, None, 0, 0).whole;
+    let mut known = sizes::TokenEstimator::default();
     assert_eq!(room(known, &settings), 11_000);
-    known.refuse(5000, &settings);
-    known.refuse(6000, &settings);
+    known.record_refusal(5000, &settings);
+    known.record_refusal(6000, &settings);
     assert_eq!(room(known, &settings), 4000, "a fifth below the smallest");
-    known.answered(4000, 4400, &settings);
+    known.calibrate(4000, 4400, &settings);
     assert_eq!(room(known, &settings), 4000, "it does not explain a refusal of 5,500");
     let mut explained = known;
-    explained.answered(4000, 12_000, &settings);
+    explained.calibrate(4000, 12_000, &settings);
     assert_eq!(room(explained, &settings), 11_000 / 3);
-    let larger = Settings {
+    let larger = EngineSettings {
         context_tokens: 24_000,
         ..settings
     };

@@ -31,7 +31,7 @@ pub(super) fn tool(name: &str, effect: ToolEffect) -> ToolSpec {
         effect,
         idempotent: false,
         timeout: seconds(60),
-        on_unknown: OnUnknownOutcome::TellModel,
+        on_unknown: UnknownOutcomePolicy::TellModel,
     }
 }
 
@@ -46,29 +46,29 @@ pub(super) fn tools() -> Vec<ToolSpec> {
             ..tool("db__put", ToolEffect::Write)
         },
         ToolSpec {
-            on_unknown: OnUnknownOutcome::Retry,
+            on_unknown: UnknownOutcomePolicy::Retry,
             ..tool("job__start", ToolEffect::Write)
         },
     ]
 }
 
 /// An answer that calls these tools, with ids `0`, `1` and so on.
-pub(super) fn wants(names: &[&str]) -> Answer {
+pub(super) fn wants(names: &[&str]) -> ModelAnswer {
     let call = |(place, name): (usize, &&str)| ToolCall {
         id: place.to_string(),
         name: (*name).into(),
         arguments: "{}".into(),
     };
-    Answer {
+    ModelAnswer {
         text: Some("I had better look.".into()),
         tool_calls: names.iter().enumerate().map(call).collect(),
-        finish: Finish::ToolCalls,
-        ..Answer::default()
+        finish: FinishReason::ToolCalls,
+        ..ModelAnswer::default()
     }
 }
 
 impl Driver {
-    pub(super) fn with_tools(settings: Settings) -> Self {
+    pub(super) fn with_tools(settings: EngineSettings) -> Self {
         let mut driver = Self::fresh(settings);
         driver.offer(tools());
         driver.start(1);
@@ -80,12 +80,12 @@ impl Driver {
         self.running.keys().map(|run| run.index).collect()
     }
 
-    pub(super) fn end(&mut self, index: u32, outcome: ToolOutcome) -> Vec<Effect> {
+    pub(super) fn end(&mut self, index: u32, outcome: ToolOutcome) -> Vec<EngineEffect> {
         let run = *self.running.keys().find(|run| run.index == index).expect("such a run");
-        self.feed(Input::ToolFinished { run, outcome })
+        self.feed(EngineInput::ToolFinished { run, outcome })
     }
 
-    pub(super) fn done(&mut self, index: u32, text: &str) -> Vec<Effect> {
+    pub(super) fn done(&mut self, index: u32, text: &str) -> Vec<EngineEffect> {
         self.end(index, ToolOutcome::Done { text: text.into() })
     }
 
@@ -138,10 +138,10 @@ fn a_call_is_journalled_before_it_is_run_and_its_result_goes_to_the_model() {
     let effects = driver.answer(answer);
     let mut kinds = Vec::new();
     for effect in &effects {
-        if let Effect::Record(record) = effect {
+        if let EngineEffect::Record(record) = effect {
             kinds.push(record.kind.to_string());
         }
-        if let Effect::RunTool(run, timeout) = effect {
+        if let EngineEffect::RunTool(run, timeout) = effect {
             kinds.push(format!("{} {} for {} s", run.id, run.name, timeout.as_secs()));
         }
     }
@@ -292,7 +292,7 @@ fn a_yield_beside_a_call_that_went_wrong_waits_until_the_model_has_seen_it(#[cas
 fn held_in_mid_work() -> Driver {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["mail__send", "files__write", "files__read"]));
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     driver.done(1, "sent");
     driver
 }
@@ -305,13 +305,13 @@ fn a_call_with_side_effects_that_a_pause_held_up_for_more_than_five_minutes_is_n
     ] {
         let mut driver = held_in_mid_work();
         driver.pass(seconds(held));
-        driver.feed(Input::LinkBack);
+        driver.feed(EngineInput::LinkBack);
         let names: Vec<&str> = driver.sent.iter().map(|run| run.name.as_str()).collect();
         assert_eq!(names, sent, "after {held} s");
     }
     let mut driver = held_in_mid_work();
     driver.pass(seconds(9 * 3600));
-    driver.feed(Input::LinkBack);
+    driver.feed(EngineInput::LinkBack);
     driver.done(3, "read");
     assert_eq!(driver.notes(RecordKind::ToolDenied), ["Outdated"]);
     let told = driver.results()[1].1;
@@ -327,10 +327,10 @@ fn a_run_that_is_to_be_repeated_is_not_after_a_pause_of_more_than_five_minutes()
     for (held, sent) in [(300, 2), (301, 1)] {
         let mut driver = Driver::with_tools(settings());
         driver.answer(wants(&["job__start"]));
-        driver.feed(Input::LinkLost);
+        driver.feed(EngineInput::LinkLost);
         driver.end(1, unknown());
         driver.pass(seconds(held));
-        driver.feed(Input::LinkBack);
+        driver.feed(EngineInput::LinkBack);
         assert_eq!(driver.sent.len(), sent, "after {held} s");
         if sent == 1 {
             let told = driver.results()[0].1;
@@ -366,8 +366,8 @@ fn after_a_suspension_or_an_edit_of_the_spec_nothing_with_side_effects_is_sent_u
         } else {
             StopCause::Drain
         };
-        driver.feed(Input::Stop { cause });
-        driver.feed(Input::DrainEnded);
+        driver.feed(EngineInput::Stop { cause });
+        driver.feed(EngineInput::DrainEnded);
         driver.settings.spec = u64::from(edited);
         driver.restart(2);
     };
@@ -399,7 +399,7 @@ fn after_a_suspension_or_an_edit_of_the_spec_nothing_with_side_effects_is_sent_u
 fn a_new_pod_for_the_same_spec_goes_on_with_what_waits() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["files__read", "mail__send"]));
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
     });
     driver.restart(2);
@@ -450,7 +450,7 @@ fn the_model_is_told_what_became_of_a_run(
 
 #[test]
 fn a_result_is_cut_above_its_limit_between_characters_and_at_the_limit_it_is_not() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         max_result_bytes: 10,
         ..settings()
     });
@@ -549,7 +549,7 @@ fn the_end_of_a_run_that_another_process_sent_means_nothing() {
     driver.answer(wants(&["mail__send"]));
     let run = driver.sent[0].id;
     driver.restart(1);
-    let late = Input::ToolFinished {
+    let late = EngineInput::ToolFinished {
         run,
         outcome: ToolOutcome::Done { text: "late".into() },
     };
@@ -562,7 +562,7 @@ fn the_end_of_a_run_that_another_process_sent_means_nothing() {
 fn a_stop_cuts_what_only_looks_at_once_and_awaits_the_rest_until_the_drain_ends(#[case] cause: StopCause) {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["files__read", "files__list"]));
-    driver.feed(Input::Stop { cause });
+    driver.feed(EngineInput::Stop { cause });
     assert!(driver.stopped);
     assert_eq!(driver.cut.len(), 2);
     driver.restart(2);
@@ -571,7 +571,7 @@ fn a_stop_cuts_what_only_looks_at_once_and_awaits_the_rest_until_the_drain_ends(
     driver.done(2, "b");
 
     driver.answer(wants(&["mail__send", "files__read"]));
-    driver.feed(Input::Stop { cause });
+    driver.feed(EngineInput::Stop { cause });
     assert_eq!((driver.stopped, driver.running()), (false, vec![1]));
     assert_eq!(driver.state(), LoopState::Stopping);
     driver.done(1, "sent");
@@ -581,8 +581,8 @@ fn a_stop_cuts_what_only_looks_at_once_and_awaits_the_rest_until_the_drain_ends(
     driver.done(2, "c");
 
     driver.answer(wants(&["mail__send"]));
-    driver.feed(Input::Stop { cause });
-    driver.feed(Input::DrainEnded);
+    driver.feed(EngineInput::Stop { cause });
+    driver.feed(EngineInput::DrainEnded);
     assert!(driver.stopped);
     assert_eq!(driver.cut.len(), 3);
     driver.restart(4);
@@ -595,7 +595,7 @@ fn a_fenced_loop_cuts_every_run_and_writes_nothing() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["mail__send"]));
     let lines = driver.journal.len();
-    driver.feed(Input::Stop {
+    driver.feed(EngineInput::Stop {
         cause: StopCause::Fenced,
     });
     assert!(driver.stopped);
@@ -605,13 +605,13 @@ fn a_fenced_loop_cuts_every_run_and_writes_nothing() {
 #[test]
 fn a_spent_budget_that_stops_its_loops_cuts_what_only_looks_and_goes_on_where_it_was() {
     let mut driver = Driver::with_tools(settings());
-    let budget = |revision, stop: Option<&str>| Input::BudgetChanged {
-        budget: Budget {
+    let budget = |revision, stop: Option<&str>| EngineInput::BudgetChanged {
+        budget: BudgetState {
             revision,
             held: stop.is_some(),
             stop: stop.map(Into::into),
             tokens: None,
-            ..Budget::default()
+            ..BudgetState::default()
         },
     };
     driver.answer(wants(&["files__read", "mail__send", "mail__send"]));
@@ -642,20 +642,20 @@ fn a_spent_budget_that_stops_its_loops_cuts_what_only_looks_and_goes_on_where_it
 #[test]
 fn without_the_link_what_only_looks_goes_on_and_what_acts_waits_for_it() {
     let mut driver = Driver::with_tools(settings());
-    driver.feed(Input::LinkSilent);
+    driver.feed(EngineInput::LinkSilent);
     driver.answer(wants(&["files__read", "files__write", "files__read"]));
     driver.done(1, "read");
     assert_eq!((driver.running(), driver.state()), (vec![], LoopState::Running));
     driver.pass(seconds(20));
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     assert_eq!(driver.reasons(), [PauseReason::LinkLost]);
     driver.pass(seconds(100));
-    driver.feed(Input::LinkBack);
+    driver.feed(EngineInput::LinkBack);
     assert_eq!(driver.running(), [2]);
-    driver.feed(Input::LinkSilent);
+    driver.feed(EngineInput::LinkSilent);
     driver.done(2, "written");
     assert_eq!(driver.running(), [3], "a run that only looks needs no link");
-    driver.feed(Input::LinkLost);
+    driver.feed(EngineInput::LinkLost);
     driver.done(3, "read");
     assert_eq!(driver.in_flight, None);
 }
@@ -664,10 +664,10 @@ fn without_the_link_what_only_looks_goes_on_and_what_acts_waits_for_it() {
 fn a_restart_without_the_link_repeats_only_what_looks() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["db__put"]));
-    driver.feed(Input::LinkSilent);
+    driver.feed(EngineInput::LinkSilent);
     driver.restart(1);
     assert_eq!(driver.running(), [0_u32; 0]);
-    driver.feed(Input::LinkBack);
+    driver.feed(EngineInput::LinkBack);
     assert_eq!(driver.running(), [1]);
 }
 
@@ -691,7 +691,7 @@ fn a_turn_that_has_changed_something_stays_for_good_when_it_fails() {
 
 #[test]
 fn results_of_a_turn_that_was_ended_by_its_calls_join_before_the_next_one() {
-    let mut driver = Driver::with_tools(Settings {
+    let mut driver = Driver::with_tools(EngineSettings {
         max_calls_per_turn: 1,
         ..settings()
     });

@@ -7,23 +7,23 @@ use std::sync::Arc;
 
 use rusqlite::{OptionalExtension, Transaction, params};
 
-use super::holdings::{PART_BYTES, part, part_bytes};
-use crate::ledger::bound::Previous;
+use super::wallet_table::{PART_BYTES, part, part_bytes};
+use crate::ledger::bound::PreviousRequest;
 
 /// The last request to one server, as a measure of the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Basis {
+pub struct BoundBasis {
     /// The model that its answer named; empty: none was named yet.
     pub answered: String,
     /// A bill was above the bound that rested on the one before: bills are no measure here.
     pub loose: bool,
     /// The request and its bill; `None`: the next bound rests on bytes alone.
-    pub previous: Option<Arc<Previous>>,
+    pub previous: Option<Arc<PreviousRequest>>,
 }
 
-impl Basis {
+impl BoundBasis {
     /// After a bill. That of another model than before is no measure yet: the next one may be of the old model again.
-    pub fn after(&self, answered: &str, previous: Previous) -> Self {
+    pub fn after(&self, answered: &str, previous: PreviousRequest) -> Self {
         let is_same = self.answered.is_empty() || self.answered == answered;
         Self {
             answered: answered.to_owned(),
@@ -43,16 +43,16 @@ impl Basis {
 }
 
 /// That of requests to this server.
-pub(super) fn load(change: &Transaction<'_>, server: &str) -> rusqlite::Result<Basis> {
+pub(super) fn load(change: &Transaction<'_>, server: &str) -> rusqlite::Result<BoundBasis> {
     let mut select = change.prepare("SELECT answered, loose, billed_input, parts FROM previous WHERE server = ?")?;
     let found = select.query_row([server], |row| {
         let billed_input: Option<i64> = row.get("billed_input")?;
         let parts: Vec<u8> = row.get("parts")?;
-        let previous = billed_input.map(|billed_input| Previous {
+        let previous = billed_input.map(|billed_input| PreviousRequest {
             billed_input,
             parts: parts.chunks_exact(PART_BYTES).filter_map(part).collect(),
         });
-        Ok(Basis {
+        Ok(BoundBasis {
             answered: row.get("answered")?,
             loose: row.get("loose")?,
             previous: previous.map(Arc::new),
@@ -61,7 +61,7 @@ pub(super) fn load(change: &Transaction<'_>, server: &str) -> rusqlite::Result<B
     Ok(found.optional()?.unwrap_or_default())
 }
 
-pub(super) fn write(change: &Transaction<'_>, server: &str, basis: &Basis) -> rusqlite::Result<()> {
+pub(super) fn write(change: &Transaction<'_>, server: &str, basis: &BoundBasis) -> rusqlite::Result<()> {
     let parts = basis.previous.iter().flat_map(|previous| &previous.parts);
     let parts: Vec<u8> = parts.flat_map(part_bytes).collect();
     change.prepare_cached("DELETE FROM previous")?.execute([])?;
@@ -76,33 +76,33 @@ pub(super) fn write(change: &Transaction<'_>, server: &str, basis: &Basis) -> ru
 mod tests {
     use super::*;
 
-    fn bill(billed_input: i64) -> Previous {
-        Previous {
+    fn bill(billed_input: i64) -> PreviousRequest {
+        PreviousRequest {
             parts: Vec::new(),
             billed_input,
         }
     }
 
-    fn measured(basis: &Basis) -> Option<i64> {
+    fn measured(basis: &BoundBasis) -> Option<i64> {
         basis.previous.as_ref().map(|previous| previous.billed_input)
     }
 
     #[test]
     fn a_bill_measures_the_next_one_while_the_same_model_answers() {
-        let first = Basis::default().after("a", bill(1));
+        let first = BoundBasis::default().after("a", bill(1));
         assert_eq!(measured(&first), Some(1));
         assert_eq!(measured(&first.after("a", bill(2))), Some(2));
         let moved = first.after("b", bill(3));
         assert_eq!(measured(&moved), None);
         assert_eq!(measured(&moved.after("b", bill(4))), Some(4));
         assert_eq!(measured(&moved.after("a", bill(4))), None, "it goes to and fro");
-        let unnamed = Basis::default().after("", bill(1)).after("", bill(2));
+        let unnamed = BoundBasis::default().after("", bill(1)).after("", bill(2));
         assert_eq!(measured(&unnamed), Some(2));
     }
 
     #[test]
     fn what_has_misled_once_is_no_measure_any_more() {
-        let misled = Basis::misled("a");
+        let misled = BoundBasis::misled("a");
         assert_eq!(measured(&misled), None);
         assert_eq!(measured(&misled.after("a", bill(2)).after("a", bill(3))), None);
     }

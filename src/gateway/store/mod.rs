@@ -16,11 +16,11 @@
 //! reservation counts there as spent, and it is one of `estimatedCalls` too.
 
 mod basis;
-mod holdings;
 mod meta;
 mod models;
 mod schema;
 mod totals;
+mod wallet_table;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -30,18 +30,18 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 
-pub use self::basis::Basis;
-use self::holdings::{from_json, to_json};
+pub use self::basis::BoundBasis;
 use self::meta::{make_name, meta, set_meta};
-pub use self::models::Models;
-use self::totals::Totals;
+pub use self::models::ModelNames;
+use self::totals::UsageTotals;
+use self::wallet_table::{from_json, to_json};
 use super::failures::failure;
 use crate::api::amount::Amount;
-use crate::api::failure::{Failure, FailureKind};
-use crate::api::status::Usage;
-use crate::engine::{CallId, Purpose};
-use crate::ledger::bound::Bill;
-use crate::ledger::wallet::{AccountId, Draw, Reservation, Wallet};
+use crate::api::failure::{CallFailure, FailureKind};
+use crate::api::status::LoopUsage;
+use crate::engine::{CallId, CallPurpose};
+use crate::ledger::bound::CallBill;
+use crate::ledger::wallet::{AccountDraw, AccountId, Reservation, Wallet};
 use crate::link::messages::BudgetReport;
 
 /// Name of the record's file in its directory.
@@ -60,7 +60,7 @@ const BUDGET: &str = "budget";
 
 /// Why the record cannot be used.
 #[derive(thiserror::Error, Debug)]
-pub enum StoreError {
+pub enum CallStoreError {
     /// At the start.
     #[error("the gateway's record {path} cannot be opened: {source}; {advice}")]
     Open {
@@ -88,16 +88,16 @@ pub enum StoreError {
 
 /// A call that is to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct ModelCall {
     /// Which.
     pub id: CallId,
     /// What it is for.
-    pub purpose: Purpose,
+    pub purpose: CallPurpose,
 }
 
 /// How a call ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum CallEnd {
     /// With an answer.
     Answered {
         /// Its `Content-Type`.
@@ -108,12 +108,12 @@ pub enum End {
         cost: Option<i64>,
     },
     /// Without.
-    Failed(Failure),
+    Failed(CallFailure),
 }
 
 /// What is known of what a call used.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Metered {
+pub enum CallUsage {
     /// It never left.
     NotSent,
     /// It was sent, and refused with an HTTP error that says that nothing was done.
@@ -121,35 +121,35 @@ pub enum Metered {
     /// It was sent; nobody said what it used.
     Unknown,
     /// The server said what it used: as read, and as said.
-    Billed(Bill, String),
+    Billed(CallBill, String),
 }
 
 /// The server billed a call above its bound.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
+pub struct BoundViolation {
     /// What each call fails with from then on.
-    pub failure: Failure,
+    pub failure: CallFailure,
     /// The request to resume that was known then: another one ends it.
     pub resume: Option<String>,
 }
 
 /// The outcome of a call.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settlement {
+pub struct CallSettlement {
     /// Which call.
-    pub call: Call,
+    pub call: ModelCall,
     /// How it ended.
-    pub end: End,
+    pub end: CallEnd,
     /// What it used.
-    pub metered: Metered,
+    pub metered: CallUsage,
     /// What was reserved for it.
     pub reservation: Reservation,
     /// What it counts in the limits.
     pub charge: Amount,
     /// Set when it was billed above its bound.
-    pub violation: Option<Violation>,
+    pub violation: Option<BoundViolation>,
     /// What the bound of the next request rests on; `None`: as before.
-    pub basis: Option<Basis>,
+    pub basis: Option<BoundBasis>,
     /// Whether it took a turn of the script.
     pub scripted_turn: bool,
     /// When.
@@ -158,18 +158,18 @@ pub struct Settlement {
 
 /// What the record holds of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Recorded {
+pub enum RecordedCall {
     /// It is not over.
     Open,
     /// It ended, and the worker has not said that it has the outcome.
-    Ended(End),
+    Ended(CallEnd),
     /// The worker has the outcome; nothing is kept.
     Acknowledged,
 }
 
 /// What came of the wish to begin a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Begun {
+pub enum BeginOutcome {
     /// It is recorded, and holds this.
     Held(Reservation),
     /// Nothing happened: these accounts hold too little.
@@ -177,18 +177,18 @@ pub enum Begun {
 }
 
 /// The record.
-pub struct Store {
+pub struct CallStore {
     name: String,
     restored: bool,
-    inner: Mutex<Inner>,
+    inner: Mutex<CallStoreInner>,
 }
 
-struct Inner {
+struct CallStoreInner {
     db: Connection,
-    models: Models,
-    counts: Counts,
+    models: ModelNames,
+    counts: CallStoreState,
     /// Outcomes that could not be written yet: the disk was full. They go first as soon as it is not.
-    unsettled: VecDeque<Settlement>,
+    unsettled: VecDeque<CallSettlement>,
     budget: BudgetReport,
     /// Acknowledgements since the log was emptied.
     untidy: u32,
@@ -196,7 +196,7 @@ struct Inner {
 
 /// What a crash of the machine right after a change may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Crash {
+enum WriteDurability {
     /// Nothing: the change is on the disk.
     LosesNothing,
     /// The change, and nothing else: it is on the disk with the next one at the latest.
@@ -205,25 +205,25 @@ enum Crash {
 
 /// What is kept in memory of what is on disk; both change together or not at all.
 #[derive(Clone)]
-struct Counts {
-    totals: Totals,
+struct CallStoreState {
+    totals: UsageTotals,
     scripted_turns: [u64; 2],
     acked: Option<CallId>,
     wallet: Wallet,
-    violation: Option<Violation>,
-    basis: Basis,
+    violation: Option<BoundViolation>,
+    basis: BoundBasis,
     /// As it is on disk; what is in memory may be ahead of it.
     budget: BudgetReport,
 }
 
-impl Store {
+impl CallStore {
     /// Opens or makes the record. Calls that were open are lost from now on.
-    pub fn open(directory: &Path, models: Models, now: Timestamp) -> Result<Self, StoreError> {
+    pub fn open(directory: &Path, models: ModelNames, now: Timestamp) -> Result<Self, CallStoreError> {
         let path = directory.join(FILE_NAME);
         let mut db = schema::open(&path)?;
-        let (name, restored, counts) =
-            Counts::restore(&mut db, models.server(), now).map_err(|source| schema::cannot_open(&path, source))?;
-        let inner = Inner {
+        let (name, restored, counts) = CallStoreState::restore(&mut db, models.server(), now)
+            .map_err(|source| schema::cannot_open(&path, source))?;
+        let inner = CallStoreInner {
             db,
             models,
             budget: counts.budget.clone(),
@@ -239,7 +239,7 @@ impl Store {
     }
 
     /// Gives a new record the totals to go on from. A record that has them already keeps its own.
-    pub fn adopt(&self, known: &Usage) -> Result<(), StoreError> {
+    pub fn adopt(&self, known: &LoopUsage) -> Result<(), CallStoreError> {
         let mut inner = self.lock();
         if inner.counts.totals.has_base() {
             return Ok(());
@@ -248,11 +248,11 @@ impl Store {
     }
 
     /// What is recorded of a call.
-    pub fn find(&self, id: CallId) -> Result<Option<Recorded>, StoreError> {
+    pub fn find(&self, id: CallId) -> Result<Option<RecordedCall>, CallStoreError> {
         let mut inner = self.lock();
         inner.settle_rest()?;
         if inner.counts.acked.is_some_and(|acked| id <= acked) {
-            return Ok(Some(Recorded::Acknowledged));
+            return Ok(Some(RecordedCall::Acknowledged));
         }
         let sql =
             "SELECT state, failure, content_type, answer, cost FROM calls WHERE turn = ? AND call = ? AND attempt = ?";
@@ -262,17 +262,17 @@ impl Store {
     /// Reserves `amount` in each of `draws`, and records that the call is about to be sent. `clock`: the wallet's time.
     pub fn begin(
         &self,
-        Call { id, purpose }: Call,
-        (draws, amount): (&[Draw<'_>], &Amount),
+        ModelCall { id, purpose }: ModelCall,
+        (draws, amount): (&[AccountDraw<'_>], &Amount),
         clock: u64,
         now: Timestamp,
-    ) -> Result<Begun, StoreError> {
+    ) -> Result<BeginOutcome, CallStoreError> {
         let mut inner = self.lock();
         inner.settle_rest()?;
         let mut wallet = inner.counts.wallet.clone();
         let reservation = match wallet.reserve(draws, amount, clock) {
             Ok(reservation) => reservation,
-            Err(short) => return Ok(Begun::Short(short)),
+            Err(short) => return Ok(BeginOutcome::Short(short)),
         };
         let model = inner.models.of(purpose).to_owned();
         inner.change(|change, counts| {
@@ -290,7 +290,7 @@ impl Store {
                 now.to_string(),
                 to_json(&reservation)?
             ])?;
-            Ok(Begun::Held(reservation))
+            Ok(BeginOutcome::Held(reservation))
         })
     }
 
@@ -305,12 +305,12 @@ impl Store {
     }
 
     /// Looks into the wallet.
-    pub fn look<T>(&self, at: impl FnOnce(&Wallet) -> T) -> T {
+    pub fn with_wallet<T>(&self, at: impl FnOnce(&Wallet) -> T) -> T {
         at(&self.lock().counts.wallet)
     }
 
     /// Changes the wallet, on disk first.
-    pub fn change_wallet<T>(&self, act: impl FnOnce(&mut Wallet) -> T) -> Result<T, StoreError> {
+    pub fn change_wallet<T>(&self, act: impl FnOnce(&mut Wallet) -> T) -> Result<T, CallStoreError> {
         let mut inner = self.lock();
         inner.settle_rest()?;
         let mut wallet = inner.counts.wallet.clone();
@@ -327,12 +327,12 @@ impl Store {
     }
 
     /// The server billed above a bound, and nobody has said to go on.
-    pub fn violation(&self) -> Option<Violation> {
+    pub fn violation(&self) -> Option<BoundViolation> {
         self.lock().counts.violation.clone()
     }
 
     /// Calls may go on after a violation.
-    pub fn forgive(&self) -> Result<(), StoreError> {
+    pub fn clear_violation(&self) -> Result<(), CallStoreError> {
         self.lock().change(|change, counts| {
             counts.violation = None;
             change.execute("DELETE FROM meta WHERE name = ?", [VIOLATION])?;
@@ -341,7 +341,7 @@ impl Store {
     }
 
     /// What the next bound rests on.
-    pub fn basis(&self) -> Basis {
+    pub fn basis(&self) -> BoundBasis {
         self.lock().counts.basis.clone()
     }
 
@@ -356,25 +356,25 @@ impl Store {
     }
 
     /// Records the outcome of a call, and counts it. What cannot be written stays in memory and goes first later.
-    pub fn settle(&self, settlement: Settlement) -> Result<(), StoreError> {
+    pub fn settle(&self, settlement: CallSettlement) -> Result<(), CallStoreError> {
         let mut inner = self.lock();
         inner.unsettled.push_back(settlement);
         inner.settle_rest()
     }
 
     /// Tries again to write the outcomes that could not be.
-    pub fn settle_rest(&self) -> Result<(), StoreError> {
+    pub fn settle_rest(&self) -> Result<(), CallStoreError> {
         self.lock().settle_rest()
     }
 
     /// The worker has the outcomes of this call and of all before it: their answers leave.
-    pub fn acknowledge(&self, id: CallId) -> Result<(), StoreError> {
+    pub fn acknowledge(&self, id: CallId) -> Result<(), CallStoreError> {
         let mut inner = self.lock();
         inner.settle_rest()?;
         if inner.counts.acked.is_some_and(|acked| id <= acked) {
             return Ok(());
         }
-        inner.write(Crash::MayLoseIt, |change, counts| {
+        inner.write(WriteDurability::MayLoseIt, |change, counts| {
             set_meta(change, ACKED, &id.to_string())?;
             // Of the calls before the last acknowledgement nothing is kept any more.
             let before = counts.acked.map_or((0, 0, 0), key);
@@ -396,16 +396,16 @@ impl Store {
     }
 
     /// The totals. `turns` is not counted here.
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> LoopUsage {
         self.lock().counts.totals.usage()
     }
 
     /// Turns of the script that were taken.
-    pub fn scripted_turns(&self, purpose: Purpose) -> u64 {
+    pub fn scripted_turns(&self, purpose: CallPurpose) -> u64 {
         self.lock().counts.scripted_turns[usize::from(purpose.uses_light_model())]
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, CallStoreInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -417,29 +417,29 @@ impl Store {
     }
 }
 
-impl Inner {
+impl CallStoreInner {
     fn change<T>(
         &mut self,
-        act: impl FnOnce(&Transaction<'_>, &mut Counts) -> rusqlite::Result<T>,
-    ) -> Result<T, StoreError> {
-        self.write(Crash::LosesNothing, act)
+        act: impl FnOnce(&Transaction<'_>, &mut CallStoreState) -> rusqlite::Result<T>,
+    ) -> Result<T, CallStoreError> {
+        self.write(WriteDurability::LosesNothing, act)
     }
 
     fn write<T>(
         &mut self,
-        crash: Crash,
-        act: impl FnOnce(&Transaction<'_>, &mut Counts) -> rusqlite::Result<T>,
-    ) -> Result<T, StoreError> {
+        crash: WriteDurability,
+        act: impl FnOnce(&Transaction<'_>, &mut CallStoreState) -> rusqlite::Result<T>,
+    ) -> Result<T, CallStoreError> {
         // Said each time, so that no change is ever made under what another one left.
         let flush = match crash {
-            Crash::LosesNothing => "FULL",
-            Crash::MayLoseIt => "NORMAL",
+            WriteDurability::LosesNothing => "FULL",
+            WriteDurability::MayLoseIt => "NORMAL",
         };
         self.db.pragma_update(None, "synchronous", flush)?;
         let mut counts = self.counts.clone();
         let change = self.db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let done = act(&change, &mut counts)?;
-        holdings::write(&change, &self.counts.wallet, &counts.wallet)?;
+        wallet_table::write(&change, &self.counts.wallet, &counts.wallet)?;
         if counts.budget != self.budget {
             counts.budget = self.budget.clone();
             set_meta(&change, BUDGET, &to_json(&counts.budget)?)?;
@@ -462,7 +462,7 @@ impl Inner {
         }
     }
 
-    fn settle_rest(&mut self) -> Result<(), StoreError> {
+    fn settle_rest(&mut self) -> Result<(), CallStoreError> {
         let server = self.models.server().to_owned();
         while let Some(settlement) = self.unsettled.pop_front() {
             // Taken out and put back: an answer may be long, and is not copied.
@@ -476,7 +476,7 @@ impl Inner {
     }
 }
 
-impl Counts {
+impl CallStoreState {
     /// Reads them, and loses the calls that were open when the last gateway ended: what was reserved for them is spent.
     /// Gives the record's name too, and whether it had one.
     fn restore(db: &mut Connection, server: &str, now: Timestamp) -> rusqlite::Result<(String, bool, Self)> {
@@ -487,13 +487,13 @@ impl Counts {
         let budget = meta::<String>(&change, BUDGET)?;
         let violation = meta::<String>(&change, VIOLATION)?;
         let mut counts = Self {
-            totals: Totals::load(&change)?,
+            totals: UsageTotals::load(&change)?,
             scripted_turns: [
                 meta(&change, SCRIPTED[0])?.unwrap_or(0),
                 meta(&change, SCRIPTED[1])?.unwrap_or(0),
             ],
             acked: meta(&change, ACKED)?,
-            wallet: holdings::load(&change)?,
+            wallet: wallet_table::load(&change)?,
             violation: violation.map(|text| from_json(&text)).transpose()?,
             basis: basis::load(&change, server)?,
             budget: budget.map(|text| from_json(&text)).transpose()?.unwrap_or_default(),
@@ -510,9 +510,9 @@ impl Counts {
             counts.wallet.settle(&reservation, &reservation.amount);
             counts
                 .totals
-                .count(&change, &model, &Metered::Unknown, (0, estimated))?;
+                .count(&change, &model, &CallUsage::Unknown, (0, estimated))?;
         }
-        holdings::write(&change, &before, &counts.wallet)?;
+        wallet_table::write(&change, &before, &counts.wallet)?;
         change.execute(
             "UPDATE calls SET state = 'Lost', ended_at = ? WHERE state = 'Open'",
             [now.to_string()],
@@ -521,19 +521,19 @@ impl Counts {
         Ok((name, restored, counts))
     }
 
-    fn settle(&mut self, change: &Transaction<'_>, server: &str, settlement: &Settlement) -> rusqlite::Result<()> {
+    fn settle(&mut self, change: &Transaction<'_>, server: &str, settlement: &CallSettlement) -> rusqlite::Result<()> {
         let id = settlement.call.id;
         let usage = match &settlement.metered {
-            Metered::Billed(_, raw) => Some(raw),
-            Metered::NotSent | Metered::Free | Metered::Unknown => None,
+            CallUsage::Billed(_, raw) => Some(raw),
+            CallUsage::NotSent | CallUsage::Free | CallUsage::Unknown => None,
         };
         let (state, failure, content_type, body, cost) = match &settlement.end {
-            End::Answered {
+            CallEnd::Answered {
                 content_type,
                 body,
                 cost,
             } => ("Settled", None, Some(content_type), Some(body), *cost),
-            End::Failed(failure) => ("Failed", Some(to_json(failure)?), None, None, None),
+            CallEnd::Failed(failure) => ("Failed", Some(to_json(failure)?), None, None, None),
         };
         let mut update = change.prepare_cached(
             "UPDATE calls SET state = ?4, ended_at = ?5, usage = ?6, failure = ?7, content_type = ?8, answer = ?9, cost = ?10
@@ -555,7 +555,7 @@ impl Counts {
             |row| row.get(0),
         )?;
         self.wallet.settle(&settlement.reservation, &settlement.charge);
-        let estimated = settlement.metered == Metered::Unknown && !settlement.reservation.leases.is_empty();
+        let estimated = settlement.metered == CallUsage::Unknown && !settlement.reservation.leases.is_empty();
         self.totals
             .count(change, &model, &settlement.metered, (settlement.charge.cost, estimated))?;
         if let Some(violation) = &settlement.violation {
@@ -579,20 +579,20 @@ fn key(id: CallId) -> (i64, u32, u32) {
     (id.turn, id.call, id.attempt)
 }
 
-fn recorded(row: &Row<'_>) -> rusqlite::Result<Recorded> {
+fn recorded(row: &Row<'_>) -> rusqlite::Result<RecordedCall> {
     let state: String = row.get("state")?;
     Ok(match state.as_str() {
-        "Open" => Recorded::Open,
-        "Settled" => Recorded::Ended(End::Answered {
+        "Open" => RecordedCall::Open,
+        "Settled" => RecordedCall::Ended(CallEnd::Answered {
             content_type: row.get("content_type")?,
             body: row.get("answer")?,
             cost: row.get("cost")?,
         }),
-        "Lost" => Recorded::Ended(End::Failed(failure(
+        "Lost" => RecordedCall::Ended(CallEnd::Failed(failure(
             FailureKind::Interrupted,
             "the gateway ended in the middle of this call; what the call used is unknown, no answer was kept",
         ))),
-        _ => Recorded::Ended(End::Failed(from_json(&row.get::<_, String>("failure")?)?)),
+        _ => RecordedCall::Ended(CallEnd::Failed(from_json(&row.get::<_, String>("failure")?)?)),
     })
 }
 

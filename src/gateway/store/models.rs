@@ -1,19 +1,19 @@
 //! Which model serves a call, by what the call is for.
 
 use crate::api::AgentSpec;
-use crate::engine::Purpose;
+use crate::engine::CallPurpose;
 
 /// The names of an Agent's models.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Models {
+pub struct ModelNames {
     main: String,
     light: Option<String>,
     server: String,
 }
 
-impl Models {
+impl ModelNames {
     /// Those of a spec.
-    pub fn of_spec(spec: &AgentSpec) -> Self {
+    pub fn from_spec(spec: &AgentSpec) -> Self {
         let model = &spec.model;
         let address = model.base_url.as_deref().unwrap_or_default();
         Self {
@@ -29,14 +29,14 @@ impl Models {
     }
 
     /// The one that serves calls of this purpose.
-    pub fn of(&self, purpose: Purpose) -> &str {
+    pub fn of(&self, purpose: CallPurpose) -> &str {
         let light = self.light.as_deref().filter(|_| purpose.uses_light_model());
         light.unwrap_or(&self.main)
     }
 }
 
 #[cfg(test)]
-impl From<&str> for Models {
+impl From<&str> for ModelNames {
     fn from(main: &str) -> Self {
         Self {
             main: main.into(),

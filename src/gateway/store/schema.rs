@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
 
-use super::StoreError;
+use super::CallStoreError;
 use crate::disk;
 
 /// Version of the tables, kept in `user_version`.
@@ -89,11 +89,11 @@ CREATE TABLE previous (         -- the last request
 ";
 
 /// Opens the file, makes its tables when it is new, and takes it for this process alone.
-pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
+pub(super) fn open(path: &Path) -> Result<Connection, CallStoreError> {
     let mut db = prepared(path).map_err(|source| cannot_open(path, source))?;
     match prepare_tables(&mut db).map_err(|source| cannot_open(path, source))? {
         VERSION => Ok(db),
-        found => Err(StoreError::Version {
+        found => Err(CallStoreError::Version {
             path: path.into(),
             found,
             known: VERSION,
@@ -102,7 +102,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
 }
 
 /// The error of a file that cannot be opened, with what to do about it.
-pub(super) fn cannot_open(path: &Path, source: rusqlite::Error) -> StoreError {
+pub(super) fn cannot_open(path: &Path, source: rusqlite::Error) -> CallStoreError {
     let advice = match source.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
             "it is damaged: move it away, and the totals go on from the Agent's status; answers not yet in the journal are lost"
@@ -111,7 +111,7 @@ pub(super) fn cannot_open(path: &Path, source: rusqlite::Error) -> StoreError {
         Some(ErrorCode::DiskFull) => "the volume is full: raise spec.storage.size or make room",
         _ => "check the volume, its owner and mode",
     };
-    StoreError::Open {
+    CallStoreError::Open {
         path: path.into(),
         advice,
         source,

@@ -8,8 +8,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::api::amount::LimitAmounts;
 use crate::api::status::ModelUsage;
-use crate::ledger::account::Granted;
-use crate::ledger::bound::{Part, Previous};
+use crate::ledger::account::DurableGrant;
+use crate::ledger::bound::{PreviousRequest, RequestPart};
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
@@ -17,36 +17,36 @@ fn id(text: &str) -> CallId {
     text.parse().unwrap()
 }
 
-fn open(directory: &TempDir) -> Store {
-    Store::open(directory.path(), "m".into(), NOW).unwrap()
+fn open(directory: &TempDir) -> CallStore {
+    CallStore::open(directory.path(), "m".into(), NOW).unwrap()
 }
 
-fn answered(call: &str, body: &str) -> Settlement {
-    let bill = Bill {
+fn answered(call: &str, body: &str) -> CallSettlement {
+    let bill = CallBill {
         input: 10,
         output: 5,
         cache_read: 2,
         reasoning: 1,
-        ..Bill::default()
+        ..CallBill::default()
     };
-    Settlement {
+    CallSettlement {
         call: turn(id(call)),
-        end: End::Answered {
+        end: CallEnd::Answered {
             content_type: "application/json".into(),
             body: body.into(),
             cost: Some(34),
         },
-        metered: Metered::Billed(bill, "{}".into()),
+        metered: CallUsage::Billed(bill, "{}".into()),
         ..unlimited()
     }
 }
 
 /// Of a call that no limit limits.
-fn unlimited() -> Settlement {
-    Settlement {
+fn unlimited() -> CallSettlement {
+    CallSettlement {
         call: turn(id("t1c1a1")),
-        end: End::Failed(failure(FailureKind::Unreachable, "x")),
-        metered: Metered::Unknown,
+        end: CallEnd::Failed(failure(FailureKind::Unreachable, "x")),
+        metered: CallUsage::Unknown,
         reservation: Reservation::default(),
         charge: Amount::ZERO,
         violation: None,
@@ -56,18 +56,18 @@ fn unlimited() -> Settlement {
     }
 }
 
-fn turn(id: CallId) -> Call {
-    Call {
+fn turn(id: CallId) -> ModelCall {
+    ModelCall {
         id,
-        purpose: Purpose::Turn,
+        purpose: CallPurpose::Turn,
     }
 }
 
-fn begin(store: &Store, call: CallId) -> Result<Begun, StoreError> {
+fn begin(store: &CallStore, call: CallId) -> Result<BeginOutcome, CallStoreError> {
     store.begin(turn(call), (&[], &Amount::ZERO), 0, NOW)
 }
 
-fn call(store: &Store, name: &str, body: &str) {
+fn call(store: &CallStore, name: &str, body: &str) {
     begin(store, id(name)).unwrap();
     store.settle(answered(name, body)).unwrap();
 }
@@ -77,17 +77,17 @@ fn an_answer_is_kept_over_a_restart_until_it_is_acknowledged() {
     let directory = TempDir::new().unwrap();
     call(&open(&directory), "t1c1a1", "hello");
     let store = open(&directory);
-    let kept = End::Answered {
+    let kept = CallEnd::Answered {
         content_type: "application/json".into(),
         body: b"hello".to_vec(),
         cost: Some(34),
     };
-    assert_eq!(store.find(id("t1c1a1")).unwrap(), Some(Recorded::Ended(kept)));
+    assert_eq!(store.find(id("t1c1a1")).unwrap(), Some(RecordedCall::Ended(kept)));
     store.acknowledge(id("t1c1a1")).unwrap();
-    assert_eq!(store.find(id("t1c1a1")).unwrap(), Some(Recorded::Acknowledged));
+    assert_eq!(store.find(id("t1c1a1")).unwrap(), Some(RecordedCall::Acknowledged));
     drop(store);
     let store = open(&directory);
-    assert_eq!(store.find(id("t1c1a1")).unwrap(), Some(Recorded::Acknowledged));
+    assert_eq!(store.find(id("t1c1a1")).unwrap(), Some(RecordedCall::Acknowledged));
     assert_eq!(store.find(id("t1c1a2")).unwrap(), None);
     assert_eq!(store.usage().calls, 1);
 }
@@ -101,11 +101,11 @@ fn acknowledging_one_call_covers_all_before_it_and_none_after() {
     }
     store.acknowledge(id("t2c1a1")).unwrap();
     store.acknowledge(id("t1c1a1")).unwrap();
-    assert_eq!(store.find(id("t1c9a9")).unwrap(), Some(Recorded::Acknowledged));
-    assert_eq!(store.find(id("t2c1a1")).unwrap(), Some(Recorded::Acknowledged));
+    assert_eq!(store.find(id("t1c9a9")).unwrap(), Some(RecordedCall::Acknowledged));
+    assert_eq!(store.find(id("t2c1a1")).unwrap(), Some(RecordedCall::Acknowledged));
     assert!(matches!(
         store.find(id("t2c1a2")).unwrap(),
-        Some(Recorded::Ended(End::Answered { .. }))
+        Some(RecordedCall::Ended(CallEnd::Answered { .. }))
     ));
 }
 
@@ -115,7 +115,7 @@ fn a_call_open_at_a_restart_is_lost_and_counted_once_as_unknown() {
     begin(&open(&directory), id("t1c1a1")).unwrap();
     for _ in 0..2 {
         let store = open(&directory);
-        let Some(Recorded::Ended(End::Failed(failure))) = store.find(id("t1c1a1")).unwrap() else {
+        let Some(RecordedCall::Ended(CallEnd::Failed(failure))) = store.find(id("t1c1a1")).unwrap() else {
             panic!()
         };
         assert_eq!(failure.kind, FailureKind::Interrupted);
@@ -129,7 +129,7 @@ fn a_call_open_at_a_restart_is_lost_and_counted_once_as_unknown() {
 fn each_way_to_end_counts_by_its_own_rule() {
     let directory = TempDir::new().unwrap();
     let store = open(&directory);
-    let ways = [Metered::NotSent, Metered::Free, Metered::Unknown];
+    let ways = [CallUsage::NotSent, CallUsage::Free, CallUsage::Unknown];
     let mut counted = vec![];
     for (turn, metered) in (1..).zip(ways) {
         let id = CallId {
@@ -139,10 +139,10 @@ fn each_way_to_end_counts_by_its_own_rule() {
         };
         begin(&store, id).unwrap();
         store
-            .settle(Settlement {
-                call: Call {
+            .settle(CallSettlement {
+                call: ModelCall {
                     id,
-                    purpose: Purpose::Turn,
+                    purpose: CallPurpose::Turn,
                 },
                 metered,
                 ..unlimited()
@@ -174,11 +174,11 @@ fn a_new_record_goes_on_from_the_known_totals_and_an_old_one_from_its_own() {
         input_tokens: big,
         ..ModelUsage::default()
     };
-    let known = Usage {
+    let known = LoopUsage {
         calls: 9,
         input_tokens: big + 1,
         by_model: vec![model],
-        ..Usage::default()
+        ..LoopUsage::default()
     };
     let store = open(&directory);
     store.adopt(&known).unwrap();
@@ -197,7 +197,7 @@ fn a_new_record_goes_on_from_the_known_totals_and_an_old_one_from_its_own() {
 fn at_most_ten_models_are_reported_and_the_sum_holds_all() {
     let directory = TempDir::new().unwrap();
     for number in 0..12 {
-        let store = Store::open(directory.path(), format!("m{number:02}").as_str().into(), NOW).unwrap();
+        let store = CallStore::open(directory.path(), format!("m{number:02}").as_str().into(), NOW).unwrap();
         let call = CallId {
             turn: number,
             call: 1,
@@ -218,12 +218,12 @@ fn a_full_disk_makes_no_call_and_loses_no_outcome() {
     let long = "x".repeat(1_000_000);
     assert!(matches!(
         store.settle(answered("t1c1a1", &long)),
-        Err(StoreError::Write(_))
+        Err(CallStoreError::Write(_))
     ));
     assert!(begin(&store, id("t2c1a1")).is_err());
     assert_eq!(store.usage().calls, 0);
     store.fill_disk(false);
-    let Some(Recorded::Ended(End::Answered { body, .. })) = store.find(id("t1c1a1")).unwrap() else {
+    let Some(RecordedCall::Ended(CallEnd::Answered { body, .. })) = store.find(id("t1c1a1")).unwrap() else {
         panic!()
     };
     assert_eq!(body.len(), long.len());
@@ -235,7 +235,7 @@ fn a_full_disk_makes_no_call_and_loses_no_outcome() {
 fn a_second_gateway_is_refused_while_the_first_one_lives() {
     let directory = TempDir::new().unwrap();
     let _first = open(&directory);
-    let error = Store::open(directory.path(), "m".into(), NOW)
+    let error = CallStore::open(directory.path(), "m".into(), NOW)
         .err()
         .unwrap()
         .to_string();
@@ -246,7 +246,7 @@ fn a_second_gateway_is_refused_while_the_first_one_lives() {
 fn a_damaged_record_is_refused_in_words() {
     let directory = TempDir::new().unwrap();
     std::fs::write(directory.path().join(FILE_NAME), "garbage, not a database at all").unwrap();
-    let error = Store::open(directory.path(), "m".into(), NOW)
+    let error = CallStore::open(directory.path(), "m".into(), NOW)
         .err()
         .unwrap()
         .to_string();
@@ -262,7 +262,7 @@ fn a_record_of_a_newer_version_is_refused() {
         .db
         .pragma_update(None, "user_version", 6)
         .unwrap();
-    let error = Store::open(directory.path(), "m".into(), NOW)
+    let error = CallStore::open(directory.path(), "m".into(), NOW)
         .err()
         .unwrap()
         .to_string();
@@ -342,15 +342,15 @@ fn turns_of_the_script_are_counted_over_restarts() {
     let store = open(&directory);
     begin(&store, id("t1c1a1")).unwrap();
     store
-        .settle(Settlement {
+        .settle(CallSettlement {
             scripted_turn: true,
             ..answered("t1c1a1", "")
         })
         .unwrap();
     call(&store, "t2c1a1", "");
-    assert_eq!(store.scripted_turns(Purpose::Turn), 1);
+    assert_eq!(store.scripted_turns(CallPurpose::Turn), 1);
     drop(store);
-    assert_eq!(open(&directory).scripted_turns(Purpose::Turn), 1);
+    assert_eq!(open(&directory).scripted_turns(CallPurpose::Turn), 1);
 }
 
 fn tokens(tokens: i64) -> Amount {
@@ -361,20 +361,20 @@ fn tokens(tokens: i64) -> Amount {
     }
 }
 
-fn team() -> [Draw<'static>; 1] {
+fn team() -> [AccountDraw<'static>; 1] {
     let limits = LimitAmounts {
         tokens: Some(1),
         ..LimitAmounts::default()
     };
-    [Draw {
+    [AccountDraw {
         account: "team",
         limits,
     }]
 }
 
 /// The leader's word: so much of lease 1.
-fn grant(store: &Store, amount: i64) {
-    let granted = Granted {
+fn grant(store: &CallStore, amount: i64) {
+    let granted = DurableGrant {
         lease: 1,
         granted: tokens(amount),
         spent: Amount::ZERO,
@@ -382,22 +382,22 @@ fn grant(store: &Store, amount: i64) {
         ends: None,
     };
     store
-        .change_wallet(|wallet| wallet.hear("team", 7, &[(granted, None)], &[]))
+        .change_wallet(|wallet| wallet.apply_grants("team", 7, &[(granted, None)], &[]))
         .unwrap();
 }
 
-fn said(store: &Store) -> (i64, i64, bool) {
-    store.look(|wallet| {
+fn said(store: &CallStore) -> (i64, i64, bool) {
+    store.with_wallet(|wallet| {
         let all: Vec<_> = wallet.statements().collect();
         let [(_, said)] = all.as_slice() else { panic!("{all:?}") };
         (said.spent.tokens, said.returned.tokens, said.closed)
     })
 }
 
-fn held(store: &Store, call: &str, amount: i64) -> Reservation {
+fn held(store: &CallStore, call: &str, amount: i64) -> Reservation {
     match store.begin(turn(id(call)), (&team(), &tokens(amount)), 0, NOW).unwrap() {
-        Begun::Held(reservation) => reservation,
-        Begun::Short(short) => panic!("{short:?}"),
+        BeginOutcome::Held(reservation) => reservation,
+        BeginOutcome::Short(short) => panic!("{short:?}"),
     }
 }
 
@@ -420,7 +420,7 @@ fn a_call_begins_with_all_that_it_needs_or_not_at_all() {
     grant(&store, 100);
     held(&store, "t1c1a1", 60);
     let short = store.begin(turn(id("t2c1a1")), (&team(), &tokens(41)), 0, NOW).unwrap();
-    assert_eq!(short, Begun::Short(["team".to_owned()].into()));
+    assert_eq!(short, BeginOutcome::Short(["team".to_owned()].into()));
     assert_eq!(store.find(id("t2c1a1")).unwrap(), None);
     held(&store, "t2c1a1", 40);
 }
@@ -431,7 +431,7 @@ fn what_is_spent_and_given_back_survives_a_restart_and_what_is_granted_is_said_a
     let store = open(&directory);
     grant(&store, 100);
     let reservation = held(&store, "t1c1a1", 60);
-    let settlement = Settlement {
+    let settlement = CallSettlement {
         reservation,
         charge: tokens(25),
         ..answered("t1c1a1", "")
@@ -443,13 +443,13 @@ fn what_is_spent_and_given_back_survives_a_restart_and_what_is_granted_is_said_a
     let store = open(&directory);
     assert_eq!(said(&store), (25, 75, false));
     assert_eq!(
-        store.look(|wallet| wallet.epochs().next().map(|(_, epoch)| epoch)),
+        store.with_wallet(|wallet| wallet.epochs().next().map(|(_, epoch)| epoch)),
         Some(7)
     );
     // Nothing may be spent of what is only remembered.
-    assert_eq!(store.look(|wallet| wallet.available("team", 0).tokens), 0);
+    assert_eq!(store.with_wallet(|wallet| wallet.available("team", 0).tokens), 0);
     grant(&store, 130);
-    assert_eq!(store.look(|wallet| wallet.available("team", 0).tokens), 30);
+    assert_eq!(store.with_wallet(|wallet| wallet.available("team", 0).tokens), 30);
 }
 
 #[test]
@@ -473,29 +473,29 @@ fn an_outcome_that_waits_for_the_disk_holds_its_reservation() {
     let directory = TempDir::new().unwrap();
     let store = open(&directory);
     grant(&store, 100);
-    let settlement = Settlement {
+    let settlement = CallSettlement {
         reservation: held(&store, "t1c1a1", 60),
         charge: tokens(25),
         ..answered("t1c1a1", &"x".repeat(1_000_000))
     };
     store.fill_disk(true);
     assert!(store.settle(settlement).is_err());
-    assert_eq!(store.look(|wallet| wallet.available("team", 0).tokens), 40);
+    assert_eq!(store.with_wallet(|wallet| wallet.available("team", 0).tokens), 40);
     store.fill_disk(false);
     store.find(id("t1c1a1")).unwrap();
-    assert_eq!(store.look(|wallet| wallet.available("team", 0).tokens), 75);
+    assert_eq!(store.with_wallet(|wallet| wallet.available("team", 0).tokens), 75);
 }
 
 #[test]
 fn a_violation_stands_over_a_restart_until_it_is_forgiven() {
     let directory = TempDir::new().unwrap();
     let store = open(&directory);
-    let violation = Violation {
+    let violation = BoundViolation {
         failure: failure(FailureKind::BoundViolated, "x"),
         resume: Some("before".into()),
     };
     begin(&store, id("t1c1a1")).unwrap();
-    let settlement = Settlement {
+    let settlement = CallSettlement {
         violation: Some(violation.clone()),
         ..answered("t1c1a1", "")
     };
@@ -503,7 +503,7 @@ fn a_violation_stands_over_a_restart_until_it_is_forgiven() {
     drop(store);
     let store = open(&directory);
     assert_eq!(store.violation(), Some(violation));
-    store.forgive().unwrap();
+    store.clear_violation().unwrap();
     drop(store);
     assert_eq!(open(&directory).violation(), None);
 }
@@ -511,24 +511,24 @@ fn a_violation_stands_over_a_restart_until_it_is_forgiven() {
 #[test]
 fn the_request_that_the_next_bound_rests_on_is_kept_for_its_model_only() {
     let directory = TempDir::new().unwrap();
-    let part = |name: u8| Part {
+    let part = |name: u8| RequestPart {
         hash: [name; 32],
         bytes: i64::from(name) * 1000,
         unsteady: true,
         is_message: name > 1,
     };
-    let basis = Basis {
+    let basis = BoundBasis {
         answered: "m-2026".into(),
         loose: false,
-        previous: Some(Arc::new(Previous {
+        previous: Some(Arc::new(PreviousRequest {
             parts: vec![part(1), part(2)],
             billed_input: 1234,
         })),
     };
     let store = open(&directory);
-    for (turn, basis) in [("t1c1a1", basis.clone()), ("t2c1a1", Basis::misled("m-2027"))] {
+    for (turn, basis) in [("t1c1a1", basis.clone()), ("t2c1a1", BoundBasis::misled("m-2027"))] {
         begin(&store, id(turn)).unwrap();
-        let settlement = Settlement {
+        let settlement = CallSettlement {
             basis: Some(basis.clone()),
             ..answered(turn, "")
         };
@@ -543,8 +543,8 @@ fn the_request_that_the_next_bound_rests_on_is_kept_for_its_model_only() {
     }
     drop(store);
     assert_eq!(
-        Store::open(directory.path(), "other".into(), NOW).unwrap().basis(),
-        Basis::default()
+        CallStore::open(directory.path(), "other".into(), NOW).unwrap().basis(),
+        BoundBasis::default()
     );
 }
 
@@ -566,7 +566,10 @@ fn a_record_of_version_1_keeps_its_totals_and_its_calls() {
     let usage = store.usage();
     assert_eq!((usage.calls, usage.unknown_calls, usage.estimated_calls), (8, 2, 0));
     assert_eq!((usage.input_tokens, usage.cache_write_tokens, usage.cost), (100, 0, 0));
-    assert_eq!((usage.by_model[0].calls, store.scripted_turns(Purpose::Turn)), (8, 4));
+    assert_eq!(
+        (usage.by_model[0].calls, store.scripted_turns(CallPurpose::Turn)),
+        (8, 4)
+    );
     call(&store, "t2c1a1", "");
     drop(store);
     assert_eq!(open(&directory).usage().calls, 9);

@@ -2,8 +2,8 @@
 
 use rusqlite::{Row, Transaction, params};
 
-use super::{Metered, meta, set_meta};
-use crate::api::status::{ModelUsage, Usage};
+use super::{CallUsage, meta, set_meta};
+use crate::api::status::{LoopUsage, ModelUsage};
 
 /// Most models that are reported; the least used leave the list first, and stay in the sum.
 pub(super) const MAX_MODELS: usize = 10;
@@ -13,13 +13,13 @@ const BASE: &str = "base";
 
 /// The totals, as they are on disk.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Totals {
+pub(super) struct UsageTotals {
     all: ModelUsage,
     models: Vec<ModelUsage>,
     has_base: bool,
 }
 
-impl Totals {
+impl UsageTotals {
     pub(super) fn load(change: &Transaction<'_>) -> rusqlite::Result<Self> {
         let mut select = change.prepare("SELECT * FROM totals ORDER BY model")?;
         let rows: Vec<ModelUsage> = select.query_map([], from_row)?.collect::<Result<_, _>>()?;
@@ -37,7 +37,7 @@ impl Totals {
     }
 
     /// Adds what the Agent had used before this record began.
-    pub(super) fn adopt(&mut self, change: &Transaction<'_>, known: &Usage) -> rusqlite::Result<()> {
+    pub(super) fn adopt(&mut self, change: &Transaction<'_>, known: &LoopUsage) -> rusqlite::Result<()> {
         let all = ModelUsage {
             model: ALL.into(),
             calls: known.calls,
@@ -67,7 +67,7 @@ impl Totals {
         &mut self,
         change: &Transaction<'_>,
         model: &str,
-        metered: &Metered,
+        metered: &CallUsage,
         (cost, estimated): (i64, bool),
     ) -> rusqlite::Result<()> {
         let mut one = ModelUsage {
@@ -75,10 +75,10 @@ impl Totals {
             ..ModelUsage::default()
         };
         match metered {
-            Metered::NotSent => return Ok(()),
-            Metered::Free => {}
-            Metered::Unknown => (one.unknown_calls, one.estimated_calls) = (1, estimated.into()),
-            Metered::Billed(bill, _) => {
+            CallUsage::NotSent => return Ok(()),
+            CallUsage::Free => {}
+            CallUsage::Unknown => (one.unknown_calls, one.estimated_calls) = (1, estimated.into()),
+            CallUsage::Billed(bill, _) => {
                 one.input_tokens = bill.input;
                 one.output_tokens = bill.output;
                 one.cache_read_tokens = bill.cache_read;
@@ -94,12 +94,12 @@ impl Totals {
         write(change, total)
     }
 
-    pub(super) fn usage(&self) -> Usage {
+    pub(super) fn usage(&self) -> LoopUsage {
         let mut by_model = self.models.clone();
         by_model.sort_by(|a, b| b.calls.cmp(&a.calls).then_with(|| a.model.cmp(&b.model)));
         by_model.truncate(MAX_MODELS);
         by_model.sort_by(|a, b| a.model.cmp(&b.model));
-        Usage {
+        LoopUsage {
             calls: self.all.calls,
             unknown_calls: self.all.unknown_calls,
             estimated_calls: self.all.estimated_calls,

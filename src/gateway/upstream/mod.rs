@@ -10,15 +10,15 @@ use std::time::Duration;
 use axum::body::Bytes;
 use jiff::Timestamp;
 
-use super::dialect::Dialect;
+use super::dialect::ProviderDialect;
 use super::failures::failure;
-use super::flight::Flight;
+use super::in_flight::InFlightCall;
 use super::request::{PromptPart, RequestError};
-use crate::api::agent::{Model, ModelApi};
-use crate::api::failure::{Failure, FailureKind};
-use crate::engine::{CallId, Purpose};
-use crate::ledger::bound::{Bill, Overhead};
-use crate::scripted::Script;
+use crate::api::agent::{ModelApi, ModelSpec};
+use crate::api::failure::{CallFailure, FailureKind};
+use crate::engine::{CallId, CallPurpose};
+use crate::ledger::bound::{CallBill, RequestOverhead};
+use crate::scripted::ModelScript;
 use crate::sensing::address::AddressPolicy;
 
 /// Content type of a whole answer.
@@ -27,16 +27,16 @@ pub const JSON: &str = "application/json";
 pub const EVENT_STREAM: &str = "text/event-stream";
 
 /// Where answers come from, by what they are for.
-pub struct Upstreams {
+pub struct ModelUpstreams {
     /// `spec.model`.
-    pub main: Upstream,
+    pub main: ModelUpstream,
     /// `spec.lightModel`.
-    pub light: Option<Upstream>,
+    pub light: Option<ModelUpstream>,
 }
 
-impl Upstreams {
+impl ModelUpstreams {
     /// The one that serves calls of this purpose.
-    pub fn of(&self, purpose: Purpose) -> Result<&Upstream, Failure> {
+    pub fn of(&self, purpose: CallPurpose) -> Result<&ModelUpstream, CallFailure> {
         if !purpose.uses_light_model() {
             return Ok(&self.main);
         }
@@ -51,28 +51,28 @@ impl Upstreams {
 }
 
 /// Where answers come from, and how long one may take.
-pub struct Upstream {
-    source: Source,
+pub struct ModelUpstream {
+    source: UpstreamKind,
     timeout: Duration,
 }
 
 #[expect(clippy::large_enum_variant, reason = "there are two in a gateway at most")]
-enum Source {
-    Server(server::Server),
-    Scripted(Script),
+enum UpstreamKind {
+    Server(server::ProviderServer),
+    Scripted(ModelScript),
     /// The configuration is wrong. Each call says so.
-    Broken(Failure),
+    Broken(CallFailure),
 }
 
 /// A request that may be sent.
-pub enum Prepared {
+pub enum PreparedRequest {
     /// To a server.
-    Server(server::Request),
+    Server(server::ProviderRequest),
     /// To the script.
-    Scripted(scripted::Request),
+    Scripted(scripted::ScriptedRequest),
 }
 
-impl Prepared {
+impl PreparedRequest {
     /// Everything that the server may show the model, in its order, as the bytes on the wire.
     pub fn parts(&self) -> Vec<PromptPart<'_>> {
         match self {
@@ -82,7 +82,7 @@ impl Prepared {
     }
 
     /// Exactly what it will be billed, where that is known beforehand.
-    pub fn exact_bill(&self) -> Option<Bill> {
+    pub fn exact_bill(&self) -> Option<CallBill> {
         match self {
             Self::Server(_) => None,
             Self::Scripted(request) => Some(request.bill()),
@@ -90,10 +90,10 @@ impl Prepared {
     }
 
     /// What a server renders beside it. The script renders nothing: its bill is known.
-    pub fn overhead(&self) -> Overhead {
+    pub fn overhead(&self) -> RequestOverhead {
         match self {
             Self::Server(request) => request.dialect.overhead(),
-            Self::Scripted(_) => Dialect::Chat.overhead(),
+            Self::Scripted(_) => ProviderDialect::Chat.overhead(),
         }
     }
 
@@ -115,7 +115,7 @@ impl Prepared {
 }
 
 /// The end of an answer, not yet passed on: the record comes first.
-pub struct Complete {
+pub struct AnswerTail {
     /// Content type of the answer.
     pub content_type: &'static str,
     /// Its last bytes.
@@ -123,11 +123,11 @@ pub struct Complete {
 }
 
 /// Who calls, for the headers of a request.
-pub struct Caller<'a> {
+pub struct UpstreamConfig<'a> {
     /// Uid of the Agent.
     pub agent_uid: &'a str,
     /// `spec.model` or `spec.lightModel`.
-    pub model: &'a Model,
+    pub model: &'a ModelSpec,
     /// File of the key.
     pub key_file: &'a Path,
     /// File of the script.
@@ -136,15 +136,15 @@ pub struct Caller<'a> {
     pub policy: &'a Arc<AddressPolicy>,
 }
 
-impl Upstream {
+impl ModelUpstream {
     /// The upstream of a model. Never fails: what is wrong is said with each call, where it becomes a condition.
-    pub fn new(caller: &Caller<'_>) -> Self {
-        let broken = |message: String| Source::Broken(failure(FailureKind::BadResponse, message));
+    pub fn new(caller: &UpstreamConfig<'_>) -> Self {
+        let broken = |message: String| UpstreamKind::Broken(failure(FailureKind::BadResponse, message));
         let source = match caller.model.api {
             ModelApi::OpenAIChat | ModelApi::AnthropicMessages => {
-                server::Server::new(caller).map_or_else(broken, Source::Server)
+                server::ProviderServer::new(caller).map_or_else(broken, UpstreamKind::Server)
             }
-            ModelApi::Scripted => scripted::read(caller.script_file).map_or_else(broken, Source::Scripted),
+            ModelApi::Scripted => scripted::read(caller.script_file).map_or_else(broken, UpstreamKind::Scripted),
         };
         Self {
             source,
@@ -153,39 +153,39 @@ impl Upstream {
     }
 
     /// Checks and changes a request. Nothing is sent. `taken`: turns of the script taken so far.
-    pub fn prepare(&self, id: CallId, body: &[u8], taken: u64) -> Result<Prepared, Failure> {
+    pub fn prepare(&self, id: CallId, body: &[u8], taken: u64) -> Result<PreparedRequest, CallFailure> {
         match &self.source {
-            Source::Server(server) => server.prepare(id, body).map(Prepared::Server),
-            Source::Scripted(script) => scripted::prepare(script, taken, body).map(Prepared::Scripted),
-            Source::Broken(failure) => Err(failure.clone()),
+            UpstreamKind::Server(server) => server.prepare(id, body).map(PreparedRequest::Server),
+            UpstreamKind::Scripted(script) => scripted::prepare(script, taken, body).map(PreparedRequest::Scripted),
+            UpstreamKind::Broken(failure) => Err(failure.clone()),
         }
     }
 
     /// Sends it, passes the answer on as it comes, and gives its end.
-    pub async fn run(&self, request: Prepared, flight: &Flight) -> Result<Complete, Failure> {
+    pub async fn run(&self, request: PreparedRequest, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
         tokio::time::timeout(self.timeout, self.exchange(request, flight))
             .await
             .unwrap_or_else(|_| Err(timed_out(self.timeout)))
     }
 
-    async fn exchange(&self, request: Prepared, flight: &Flight) -> Result<Complete, Failure> {
+    async fn exchange(&self, request: PreparedRequest, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
         match (&self.source, request) {
-            (Source::Server(server), Prepared::Server(request)) => server.run(request, flight).await,
-            (Source::Scripted(script), Prepared::Scripted(request)) => {
+            (UpstreamKind::Server(server), PreparedRequest::Server(request)) => server.run(request, flight).await,
+            (UpstreamKind::Scripted(script), PreparedRequest::Scripted(request)) => {
                 scripted::run(script, &request, flight, Timestamp::now()).await
             }
-            (Source::Broken(failure), _) => Err(failure.clone()),
-            (Source::Server(_) | Source::Scripted(_), _) => Err(refused(&RequestError::NotAnObject)),
+            (UpstreamKind::Broken(failure), _) => Err(failure.clone()),
+            (UpstreamKind::Server(_) | UpstreamKind::Scripted(_), _) => Err(refused(&RequestError::NotAnObject)),
         }
     }
 
     /// Whether answers come from the script.
     pub fn is_scripted(&self) -> bool {
-        matches!(self.source, Source::Scripted(_))
+        matches!(self.source, UpstreamKind::Scripted(_))
     }
 }
 
-fn refused(error: &RequestError) -> Failure {
+fn refused(error: &RequestError) -> CallFailure {
     let kind = if matches!(error, RequestError::TooLong { .. }) {
         FailureKind::ContextExceeded
     } else {
@@ -194,7 +194,7 @@ fn refused(error: &RequestError) -> Failure {
     failure(kind, format!("the gateway did not send the request: {error}"))
 }
 
-fn timed_out(timeout: Duration) -> Failure {
+fn timed_out(timeout: Duration) -> CallFailure {
     let seconds = timeout.as_secs();
     failure(
         FailureKind::Timeout,

@@ -10,80 +10,80 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{Complete, EVENT_STREAM, JSON, refused};
-use crate::api::failure::{Failure, FailureKind};
+use super::{AnswerTail, EVENT_STREAM, JSON, refused};
+use crate::api::failure::{CallFailure, FailureKind};
 use crate::gateway::answer::{StreamReader, read_body};
-use crate::gateway::dialect::Dialect;
-use crate::gateway::failures::{failure, of_status};
-use crate::gateway::flight::{Flight, Sent};
-use crate::gateway::request::{PromptPart, RequestError, Traits};
+use crate::gateway::dialect::ProviderDialect;
+use crate::gateway::failures::{failure, failure_from_status};
+use crate::gateway::in_flight::{InFlightCall, SendStatus};
+use crate::gateway::request::{MessageTraits, PromptPart, RequestError};
 use crate::gateway::usage;
-use crate::ledger::bound::Bill;
-use crate::scripted::wire::{self, Completion};
-use crate::scripted::{Fail, Reply, Script};
+use crate::ledger::bound::CallBill;
+use crate::scripted::wire::{self, ScriptedCompletion};
+use crate::scripted::{ModelScript, ScriptedFailure, ScriptedReply};
 
 /// Reads the script's file.
-pub(super) fn read(path: &Path) -> Result<Script, String> {
+pub(super) fn read(path: &Path) -> Result<ModelScript, String> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("spec.model.scripted: {} cannot be read: {error}", path.display()))?;
-    Script::parse(&text).map_err(|error| format!("spec.model.scripted: {error}"))
+    ModelScript::parse(&text).map_err(|error| format!("spec.model.scripted: {error}"))
 }
 
 /// A request to the script.
-pub struct Request {
+pub struct ScriptedRequest {
     messages: Value,
     /// The same, as the worker wrote them.
     raw: Vec<Box<RawValue>>,
     stream: bool,
     /// Turns of the script taken before this one.
     taken: u64,
-    bill: Bill,
+    bill: CallBill,
 }
 
-impl Request {
+impl ScriptedRequest {
     pub(super) fn parts(&self) -> Vec<PromptPart<'_>> {
         let bytes = self.raw.iter().map(|message| message.get().as_bytes());
         bytes
             .map(|bytes| PromptPart {
                 bytes,
                 is_message: true,
-                traits: Traits::default(),
+                traits: MessageTraits::default(),
             })
             .collect()
     }
 
     /// What the answer will claim: the script says it.
-    pub(super) fn bill(&self) -> Bill {
+    pub(super) fn bill(&self) -> CallBill {
         self.bill
     }
 }
 
-pub(super) fn prepare(script: &Script, taken: u64, body: &[u8]) -> Result<Request, Failure> {
+pub(super) fn prepare(script: &ModelScript, taken: u64, body: &[u8]) -> Result<ScriptedRequest, CallFailure> {
     #[derive(Deserialize)]
-    struct Wire {
+    struct ChatRequestBody {
         messages: Vec<Box<RawValue>>,
         #[serde(default)]
         stream: bool,
     }
     let unreadable = |_| refused(&RequestError::NotAnObject);
-    let Wire { messages: raw, stream } = serde_json::from_slice(body).map_err(unreadable)?;
+    let ChatRequestBody { messages: raw, stream } = serde_json::from_slice(body).map_err(unreadable)?;
     let values = raw.iter().map(|message| serde_json::from_str::<Value>(message.get()));
     let messages: Value = values.collect::<Result<_, _>>().map_err(unreadable)?;
     let bill = match script.turn(taken).map(|turn| &turn.reply) {
-        Some(Reply::Answer(answer)) => {
+        Some(ScriptedReply::Answer(answer)) => {
             let used = wire::used(answer, &messages);
             let count = |tokens| i64::try_from(tokens).unwrap_or(i64::MAX);
-            Bill {
+            CallBill {
                 input: count(used.input_tokens),
                 cache_read: count(used.cache_read_tokens),
                 output: count(used.output_tokens),
                 reasoning: count(used.reasoning_tokens),
-                ..Bill::default()
+                ..CallBill::default()
             }
         }
-        Some(Reply::Fail(_)) | None => Bill::default(),
+        Some(ScriptedReply::Fail(_)) | None => CallBill::default(),
     };
-    Ok(Request {
+    Ok(ScriptedRequest {
         messages,
         raw,
         stream,
@@ -93,15 +93,15 @@ pub(super) fn prepare(script: &Script, taken: u64, body: &[u8]) -> Result<Reques
 }
 
 pub(super) async fn run(
-    script: &Script,
-    request: &Request,
-    flight: &Flight,
+    script: &ModelScript,
+    request: &ScriptedRequest,
+    flight: &InFlightCall,
     now: Timestamp,
-) -> Result<Complete, Failure> {
+) -> Result<AnswerTail, CallFailure> {
     let taken = request.taken;
-    flight.note_sent(Sent::Yes);
+    flight.note_sent(SendStatus::Yes);
     let Some(turn) = script.turn(taken) else {
-        flight.note_sent(Sent::Refused);
+        flight.note_sent(SendStatus::Refused);
         return Err(failure(
             FailureKind::BadResponse,
             "the script has ended (atEnd: Fail); give it more turns, or another atEnd",
@@ -109,13 +109,13 @@ pub(super) async fn run(
     };
     tokio::time::sleep(turn.delay).await;
     let answer = match &turn.reply {
-        Reply::Answer(answer) => answer,
-        Reply::Fail(fail) => {
-            flight.note_sent(Sent::Refused);
+        ScriptedReply::Answer(answer) => answer,
+        ScriptedReply::Fail(fail) => {
+            flight.note_sent(SendStatus::Refused);
             return Err(failed(*fail, now));
         }
     };
-    let completion = Completion {
+    let completion = ScriptedCompletion {
         answer,
         taken,
         created: now.as_second(),
@@ -124,19 +124,19 @@ pub(super) async fn run(
     let unreadable = |_| failure(FailureKind::BadResponse, "the script's answer cannot be read");
     if !request.stream {
         let body = completion.body();
-        let said = read_body(Dialect::Chat, body.as_bytes()).map_err(unreadable)?;
+        let said = read_body(ProviderDialect::Chat, body.as_bytes()).map_err(unreadable)?;
         flight.note_bill(bill(said.usage.as_ref()));
-        return Ok(Complete {
+        return Ok(AnswerTail {
             content_type: JSON,
             rest: body.into(),
         });
     }
-    let mut reader = StreamReader::new(Dialect::Chat);
+    let mut reader = StreamReader::new(ProviderDialect::Chat);
     for event in completion.events() {
         let bytes = Bytes::from(reader.feed(event.as_bytes()).map_err(unreadable)?);
         if reader.is_done() {
             flight.note_bill(bill(reader.usage()));
-            return Ok(Complete {
+            return Ok(AnswerTail {
                 content_type: EVENT_STREAM,
                 rest: bytes,
             });
@@ -147,18 +147,18 @@ pub(super) async fn run(
 }
 
 /// A script may say that it used nothing.
-fn bill(usage: Option<&Value>) -> Option<(Bill, String)> {
-    Some((usage::read(Dialect::Chat, usage?)?, usage?.to_string()))
+fn bill(usage: Option<&Value>) -> Option<(CallBill, String)> {
+    Some((usage::read(ProviderDialect::Chat, usage?)?, usage?.to_string()))
 }
 
 /// The failure that a server's answer of this status would have been.
-fn failed(fail: Fail, now: Timestamp) -> Failure {
+fn failed(fail: ScriptedFailure, now: Timestamp) -> CallFailure {
     let mut headers = HeaderMap::new();
     if let Some(seconds) = fail.retry_after_seconds {
         headers.insert(RETRY_AFTER, seconds.into());
     }
     let status = StatusCode::from_u16(fail.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut failure = of_status(status, &headers, b"", now);
+    let mut failure = failure_from_status(status, &headers, b"", now);
     failure.message.push_str(" (the script says so)");
     failure
 }

@@ -12,18 +12,18 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, Url};
 use serde_json::Value;
 
-use super::{Caller, Complete, EVENT_STREAM, JSON, refused};
+use super::{AnswerTail, EVENT_STREAM, JSON, UpstreamConfig, refused};
 use crate::api::extra::RESERVED_HEADERS;
-use crate::api::failure::{Failure, FailureKind};
+use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::CallId;
-use crate::gateway::answer::{StreamReader, Trouble, read_body};
-use crate::gateway::dialect::Dialect;
-use crate::gateway::failures::{failure, is_unprocessed, of_status};
-use crate::gateway::flight::{Flight, Sent};
+use crate::gateway::answer::{AnswerError, StreamReader, read_body};
+use crate::gateway::dialect::ProviderDialect;
+use crate::gateway::failures::{failure, failure_from_status, is_unprocessed};
 use crate::gateway::http;
-use crate::gateway::request::{Checked, Rules};
+use crate::gateway::in_flight::{InFlightCall, SendStatus};
+use crate::gateway::request::{CheckedRequest, RequestRules};
 use crate::gateway::usage::read_beside;
-use crate::ledger::bound::Bill;
+use crate::ledger::bound::CallBill;
 
 /// Longest answer. An endless stream ends here, or at `timeoutSeconds`.
 pub const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
@@ -35,28 +35,28 @@ const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// A server.
-pub struct Server {
-    dialect: Dialect,
+pub struct ProviderServer {
+    dialect: ProviderDialect,
     client: Client,
     url: Url,
     headers: HeaderMap,
-    rules: Rules,
+    rules: RequestRules,
     agent_uid: String,
     key_file: Option<PathBuf>,
     idle_timeout: Duration,
 }
 
 /// A request that may be sent.
-pub struct Request {
-    pub(super) dialect: Dialect,
+pub struct ProviderRequest {
+    pub(super) dialect: ProviderDialect,
     headers: HeaderMap,
-    pub(super) checked: Checked,
+    pub(super) checked: CheckedRequest,
 }
 
-impl Server {
-    pub(super) fn new(caller: &Caller<'_>) -> Result<Self, String> {
+impl ProviderServer {
+    pub(super) fn new(caller: &UpstreamConfig<'_>) -> Result<Self, String> {
         let model = caller.model;
-        let dialect = Dialect::of(model.api);
+        let dialect = ProviderDialect::of(model.api);
         let base = model
             .base_url
             .as_deref()
@@ -69,7 +69,8 @@ impl Server {
             dialect,
             client,
             headers: headers(caller, dialect)?,
-            rules: Rules::new(model, url.host_str()).map_err(|error| format!("spec.model.extraBody: {error}"))?,
+            rules: RequestRules::new(model, url.host_str())
+                .map_err(|error| format!("spec.model.extraBody: {error}"))?,
             url,
             agent_uid: caller.agent_uid.into(),
             key_file: model.api_key_secret_ref.is_some().then(|| caller.key_file.into()),
@@ -77,7 +78,7 @@ impl Server {
         })
     }
 
-    pub(super) fn prepare(&self, id: CallId, body: &[u8]) -> Result<Request, Failure> {
+    pub(super) fn prepare(&self, id: CallId, body: &[u8]) -> Result<ProviderRequest, CallFailure> {
         let checked = self.rules.apply(body).map_err(|error| refused(&error))?;
         let mut headers = self.headers.clone();
         if let Ok(key) = HeaderValue::try_from(format!("{}-{id}", self.agent_uid)) {
@@ -86,14 +87,14 @@ impl Server {
         if let Some((name, value)) = self.authorization()? {
             headers.insert(name, value);
         }
-        Ok(Request {
+        Ok(ProviderRequest {
             dialect: self.dialect,
             headers,
             checked,
         })
     }
 
-    fn authorization(&self) -> Result<Option<(HeaderName, HeaderValue)>, Failure> {
+    fn authorization(&self) -> Result<Option<(HeaderName, HeaderValue)>, CallFailure> {
         let Some(path) = &self.key_file else {
             return Ok(None);
         };
@@ -109,11 +110,11 @@ impl Server {
         header.map(Some).ok_or_else(|| wrong("is more than one line of text"))
     }
 
-    pub(super) async fn run(&self, request: Request, flight: &Flight) -> Result<Complete, Failure> {
+    pub(super) async fn run(&self, request: ProviderRequest, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
         let body = request.checked.body().map_err(|error| refused(&error))?;
         // Of a long request one copy is enough while its answer is waited for.
         drop(request.checked);
-        flight.note_sent(Sent::Yes);
+        flight.note_sent(SendStatus::Yes);
         let sending = self
             .client
             .post(self.url.clone())
@@ -122,7 +123,7 @@ impl Server {
             .send();
         let response = sending.await.map_err(|error| {
             if error.is_connect() {
-                flight.note_sent(Sent::No);
+                flight.note_sent(SendStatus::No);
             }
             unreachable(&error)
         })?;
@@ -141,7 +142,7 @@ impl Server {
         }
     }
 
-    async fn stream(&self, mut response: Response, flight: &Flight) -> Result<Complete, Failure> {
+    async fn stream(&self, mut response: Response, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
         let mut reader = StreamReader::new(self.dialect);
         let mut length = 0;
         loop {
@@ -160,7 +161,7 @@ impl Server {
             flight.note_answered(reader.model());
             let lines = Bytes::from(lines.map_err(|trouble| self.trouble(trouble))?);
             if reader.is_done() {
-                return Ok(Complete {
+                return Ok(AnswerTail {
                     content_type: EVENT_STREAM,
                     rest: lines,
                 });
@@ -170,7 +171,7 @@ impl Server {
             }
         }
         if reader.is_whole() {
-            return Ok(Complete {
+            return Ok(AnswerTail {
                 content_type: EVENT_STREAM,
                 rest: Bytes::new(),
             });
@@ -181,7 +182,7 @@ impl Server {
         ))
     }
 
-    async fn whole(&self, mut response: Response, flight: &Flight) -> Result<Complete, Failure> {
+    async fn whole(&self, mut response: Response, flight: &InFlightCall) -> Result<AnswerTail, CallFailure> {
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&error))? {
             body.extend_from_slice(&chunk);
@@ -192,31 +193,31 @@ impl Server {
         let said = read_body(self.dialect, &body).map_err(|trouble| self.trouble(trouble))?;
         flight.note_bill(self.bill(said.usage.as_ref(), said.content));
         flight.note_answered(&said.model);
-        Ok(Complete {
+        Ok(AnswerTail {
             content_type: JSON,
             rest: body.into(),
         })
     }
 
-    fn bill(&self, usage: Option<&Value>, content: bool) -> Option<(Bill, String)> {
+    fn bill(&self, usage: Option<&Value>, content: bool) -> Option<(CallBill, String)> {
         let bill = read_beside(content, self.dialect, usage?)?;
         Some((bill, usage?.to_string()))
     }
 
-    fn trouble(&self, trouble: Trouble) -> Failure {
+    fn trouble(&self, trouble: AnswerError) -> CallFailure {
         match trouble {
-            Trouble::Garbage => failure(
+            AnswerError::Garbage => failure(
                 FailureKind::BadResponse,
                 format!("the model server's answer is not one of {}", self.dialect.server()),
             ),
-            Trouble::ServerError => failure(
+            AnswerError::ServerError => failure(
                 FailureKind::Unreachable,
                 "the model server reported an error within its answer; the loop tries again",
             ),
         }
     }
 
-    fn idle(&self) -> Failure {
+    fn idle(&self) -> CallFailure {
         let seconds = self.idle_timeout.as_secs();
         failure(
             FailureKind::Timeout,
@@ -228,7 +229,7 @@ impl Server {
 }
 
 /// Headers of each request: the dialect's, and the spec's own, which replace none that is written here.
-fn headers(caller: &Caller<'_>, dialect: Dialect) -> Result<HeaderMap, String> {
+fn headers(caller: &UpstreamConfig<'_>, dialect: ProviderDialect) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in &caller.model.headers {
         let wrong = || format!("spec.model.headers: {name} cannot be set; remove it");
@@ -244,15 +245,15 @@ fn headers(caller: &Caller<'_>, dialect: Dialect) -> Result<HeaderMap, String> {
 }
 
 /// Notes whether the request was processed, which decides what it is charged. A slow body leaves the status as it is.
-async fn refusal(mut response: Response, flight: &Flight) -> Failure {
+async fn refusal(mut response: Response, flight: &InFlightCall) -> CallFailure {
     let mut body = Vec::new();
     if BODY_MATTERS.contains(&response.status().as_u16()) {
         let _ = tokio::time::timeout(ERROR_BODY_TIMEOUT, read_error(&mut response, &mut body)).await;
     }
     if is_unprocessed(response.status(), &body) {
-        flight.note_sent(Sent::Refused);
+        flight.note_sent(SendStatus::Refused);
     }
-    of_status(response.status(), response.headers(), &body, Timestamp::now())
+    failure_from_status(response.status(), response.headers(), &body, Timestamp::now())
 }
 
 async fn read_error(response: &mut Response, body: &mut Vec<u8>) {
@@ -265,7 +266,7 @@ async fn read_error(response: &mut Response, body: &mut Vec<u8>) {
 }
 
 /// None of the causes carries a header or a body.
-fn unreachable(error: &reqwest::Error) -> Failure {
+fn unreachable(error: &reqwest::Error) -> CallFailure {
     let cause = http::cause(error);
     let what = if error.is_connect() {
         "cannot be reached"
@@ -278,7 +279,7 @@ fn unreachable(error: &reqwest::Error) -> Failure {
     )
 }
 
-fn too_long() -> Failure {
+fn too_long() -> CallFailure {
     failure(
         FailureKind::BadResponse,
         format!(

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::{AgentName, LeaseId, MAX_LEASES, Who, size};
+use super::{AgentName, LeaseHolder, LeaseId, MAX_LEASES, record_size};
 use crate::api::amount::Amount;
-use crate::ledger::sum::{Sum, full};
+use crate::ledger::sum::{AmountSum, saturating_sum};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Lease {
-    pub(super) who: Who,
+    pub(super) who: LeaseHolder,
     /// Beginning of the window it was granted in; 1970: it counts whenever it is spent.
     pub(super) window: Timestamp,
     pub(super) granted: Amount,
@@ -25,7 +25,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(who: Who, window: Timestamp) -> Self {
+    pub(super) fn new(who: LeaseHolder, window: Timestamp) -> Self {
         Self {
             who,
             window,
@@ -39,35 +39,35 @@ impl Lease {
     }
 
     /// What a gateway was told, or may be without anything more being decided.
-    fn certain(&self) -> Amount {
+    fn committed(&self) -> Amount {
         self.durable.max(&self.composed)
     }
 
     pub(super) fn base(&self) -> Amount {
-        full(&self.spent, &self.returned)
+        saturating_sum(&self.spent, &self.returned)
     }
 
     pub(super) fn outstanding(&self) -> Amount {
         if self.closed {
             Amount::ZERO
         } else {
-            self.granted.without(&self.base())
+            self.granted.saturating_sub(&self.base())
         }
     }
 }
 
 /// All leases of an account. Every change goes through here, so that the sums are those of the leases.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Leases {
+pub(super) struct LeaseTable {
     all: BTreeMap<LeaseId, Lease>,
     of_record: BTreeMap<String, BTreeSet<LeaseId>>,
-    of_agent: BTreeMap<AgentName, Sum>,
-    outstanding: Sum,
+    of_agent: BTreeMap<AgentName, AmountSum>,
+    outstanding: AmountSum,
     /// About how long all of them are in a record.
     length: usize,
 }
 
-impl Leases {
+impl LeaseTable {
     pub(super) fn get(&self, id: LeaseId) -> Option<&Lease> {
         self.all.get(&id)
     }
@@ -82,11 +82,11 @@ impl Leases {
 
     /// Whether one more may be too much for a record.
     pub(super) fn are_full(&self) -> bool {
-        self.all.len() >= MAX_LEASES || self.length >= size::LEASES
+        self.all.len() >= MAX_LEASES || self.length >= record_size::LEASES
     }
 
     /// Leases of one gateway's record, the newest last.
-    pub(super) fn of(&self, record: &str) -> impl DoubleEndedIterator<Item = (LeaseId, &Lease)> {
+    pub(super) fn leases_of_record(&self, record: &str) -> impl DoubleEndedIterator<Item = (LeaseId, &Lease)> {
         let ids = self.of_record.get(record).into_iter().flatten();
         ids.filter_map(|id| Some((*id, self.all.get(id)?)))
     }
@@ -95,7 +95,7 @@ impl Leases {
         self.remove(id);
         self.of_record.entry(lease.who.record.clone()).or_default().insert(id);
         self.count(&lease.who.agent, &Amount::ZERO, &lease.outstanding());
-        self.length += size::of_lease(&lease);
+        self.length += record_size::of_lease(&lease);
         self.all.insert(id, lease);
     }
 
@@ -103,9 +103,9 @@ impl Leases {
     pub(super) fn change<T>(&mut self, id: LeaseId, change: impl FnOnce(&mut Lease) -> T) -> Option<T> {
         let mut lease = self.all.remove(&id)?;
         let before = lease.outstanding();
-        self.length = self.length.saturating_sub(size::of_lease(&lease));
+        self.length = self.length.saturating_sub(record_size::of_lease(&lease));
         let result = change(&mut lease);
-        self.length += size::of_lease(&lease);
+        self.length += record_size::of_lease(&lease);
         let after = lease.outstanding();
         if before != after {
             self.count(&lease.who.agent, &before, &after);
@@ -115,18 +115,18 @@ impl Leases {
     }
 
     /// What is in no window's name any more, because the rule of windows changed.
-    pub(super) fn unname_windows(&mut self) {
+    pub(super) fn detach_windows(&mut self) {
         for lease in self.all.values_mut() {
             lease.window = Timestamp::UNIX_EPOCH;
         }
     }
 
     /// Takes back what is granted in no record yet.
-    pub(super) fn drop_plans(&mut self) {
-        let planned = self.iter().filter(|(_, lease)| lease.granted != lease.certain());
+    pub(super) fn drop_planned(&mut self) {
+        let planned = self.iter().filter(|(_, lease)| lease.granted != lease.committed());
         let planned: Vec<LeaseId> = planned.map(|(id, _)| id).collect();
         for id in planned {
-            self.change(id, |lease| lease.granted = lease.certain());
+            self.change(id, |lease| lease.granted = lease.committed());
         }
         self.retain(|_, lease| lease.closed || !lease.granted.is_zero());
     }
@@ -139,7 +139,7 @@ impl Leases {
     }
 
     /// No record has more than what is written.
-    pub(super) fn not_composed(&mut self) {
+    pub(super) fn discard_composed(&mut self) {
         for lease in self.all.values_mut() {
             lease.composed = lease.durable;
         }
@@ -159,7 +159,7 @@ impl Leases {
     fn remove(&mut self, id: LeaseId) {
         let Some(lease) = self.all.remove(&id) else { return };
         self.count(&lease.who.agent, &lease.outstanding(), &Amount::ZERO);
-        self.length = self.length.saturating_sub(size::of_lease(&lease));
+        self.length = self.length.saturating_sub(record_size::of_lease(&lease));
         if let Some(ids) = self.of_record.get_mut(&lease.who.record) {
             ids.remove(&id);
             if ids.is_empty() {
@@ -172,7 +172,7 @@ impl Leases {
         self.outstanding.take(before);
         self.outstanding.add(after);
         if !self.of_agent.contains_key(agent) {
-            self.of_agent.insert(agent.clone(), Sum::default());
+            self.of_agent.insert(agent.clone(), AmountSum::default());
         }
         if let Some(sum) = self.of_agent.get_mut(agent) {
             sum.take(before);
@@ -200,13 +200,13 @@ impl Leases {
 
     /// Outstanding of one Agent.
     pub(super) fn outstanding_of(&self, agent: &AgentName) -> Amount {
-        self.of_agent.get(agent).map_or(Amount::ZERO, Sum::amount)
+        self.of_agent.get(agent).map_or(Amount::ZERO, AmountSum::amount)
     }
 
     /// Outstanding of one gateway's record.
     pub(super) fn outstanding_at(&self, record: &str) -> Amount {
-        let mut sum = Sum::default();
-        for (_, lease) in self.of(record) {
+        let mut sum = AmountSum::default();
+        for (_, lease) in self.leases_of_record(record) {
             sum.add(&lease.outstanding());
         }
         sum.amount()

@@ -2,7 +2,7 @@
 //!
 //! The order that the promise rests on, for whoever drives this: [`Account::hear`] and [`Account::ask`] change what is
 //! planned; [`Account::compose`] is written to the API server over exactly the epoch before; only then
-//! [`Account::written`]; and gateways are told [`Account::leases_of`], which speaks of what is written and no more.
+//! [`Account::written`]; and gateways are told [`Account::durable_grants`], which speaks of what is written and no more.
 //!
 //! # What edits mean
 //!
@@ -19,37 +19,37 @@
 
 mod lease;
 mod record;
+mod record_size;
 mod room;
 mod shares;
-mod size;
 #[cfg(test)]
 mod tests;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use self::lease::{Lease, Leases};
-pub use self::room::Room;
-use self::room::{LargeTurn, Waiter};
+use self::lease::{Lease, LeaseTable};
+pub use self::room::AccountRoom;
+use self::room::{LargeGrant, WaitingGateway};
+use self::shares::AgentShares;
 pub use self::shares::MAX_SHARES;
-use self::shares::Shares;
-use super::sum::full;
-use super::window::{Settled, WindowRule};
-use crate::api::amount::{Amount, Kind, LimitAmounts};
+use super::sum::saturating_sum;
+use super::window::{SettledUsage, WindowRule};
+use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 use crate::api::budget::CountedTopUp;
 
 /// Number of a lease within its account; never used again.
 pub type LeaseId = i64;
 
 /// How long a refused gateway is waited for while nothing comes back, before others may take what it needs.
-pub const WAIT: SignedDuration = SignedDuration::from_secs(30);
+pub const CONTENTION_WAIT: SignedDuration = SignedDuration::from_secs(30);
 /// How long a refused gateway keeps its place without asking again: one whose call waits asks every second.
-pub const SILENCE: SignedDuration = SignedDuration::from_secs(10);
+pub const WAITER_TIMEOUT: SignedDuration = SignedDuration::from_secs(10);
 /// After a wait in vain others have their turn so many times as long.
-pub const TURNS: i32 = 5;
+pub const BACKOFF_FACTOR: i32 = 5;
 /// A lease is filled for at most so many calls like the next one: enough for a busy gateway to go from one regular write
 /// to the one after, so that a budget under load is not written for each of its gateways by itself.
-pub const GENEROSITY: i64 = 64;
+pub const PREFETCH_CALLS: i64 = 64;
 /// Gateways that hold leases at one time; more wait until some close theirs. Fewer where names and amounts are long: the
 /// record must stay far below what the API server takes.
 pub const MAX_LEASES: usize = 1_000;
@@ -60,7 +60,7 @@ pub const GATE_TOP_UP: &str = "gate/";
 
 /// The limits and the window of an account.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Terms {
+pub struct LedgerTerms {
     /// For all together; top-ups are not in it.
     pub limits: LimitAmounts,
     /// For each Agent.
@@ -80,7 +80,7 @@ pub struct AgentName {
 
 /// Who draws on an account.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Who {
+pub struct LeaseHolder {
     /// The gateway's record: what its counts are kept in. Two gateways with one record are one after the other.
     pub record: String,
     /// The Agent.
@@ -94,7 +94,7 @@ pub struct Who {
 /// What a gateway says of one lease: totals, on its disk.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Statement {
+pub struct LeaseStatement {
     /// Which lease.
     pub lease: LeaseId,
     /// Settled, what counts as spent included.
@@ -108,7 +108,7 @@ pub struct Statement {
 /// What a gateway needs for its next call.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Ask {
+pub struct GrantRequest {
     /// The lease that it would spend from.
     pub lease: Option<LeaseId>,
     /// Reservations open on that lease.
@@ -123,9 +123,9 @@ pub struct Ask {
 /// Why a gateway gets no more.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Refused {
+pub struct GrantRefusal {
     /// What there is not enough of.
-    pub kind: Kind,
+    pub kind: AmountKind,
     /// How much of it there is for this gateway, beyond what it holds.
     pub left: i64,
     /// Whether it is the Agent's own part (`perAgent`) that is spent.
@@ -140,7 +140,7 @@ pub struct Refused {
 
 /// A lease, as it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Granted {
+pub struct DurableGrant {
     /// Its number.
     pub lease: LeaseId,
     /// Total granted of it.
@@ -156,13 +156,13 @@ pub struct Granted {
 /// The ledger's time while it is ahead of the leader's clock, as after a leader whose clock was wrong: it never goes back,
 /// and runs half as fast until the clock has caught up. What is settled leaves its window later then, never earlier.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Slow {
+struct CatchUpClock {
     /// The ledger's time at the take-over, and the leader's.
     from: Timestamp,
     since: Timestamp,
 }
 
-impl Slow {
+impl CatchUpClock {
     fn at(self, now: Timestamp) -> Timestamp {
         let half = now.duration_since(self.since) / 2;
         self.from.checked_add(half).unwrap_or(self.from).max(now)
@@ -172,23 +172,23 @@ impl Slow {
 /// One limit at the leader.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Account {
-    terms: Terms,
+    terms: LedgerTerms,
     epoch: i64,
     time: Timestamp,
     /// The last leader's time was ahead of this leader's clock.
-    slow: Option<Slow>,
+    slow: Option<CatchUpClock>,
     /// Ends of the window at hand, by `time`.
     window: (Timestamp, Option<Timestamp>),
     /// Before this moment nothing changes by time alone.
     due: Timestamp,
     next_lease: LeaseId,
-    settled: Settled,
-    shares: Shares,
-    leases: Leases,
+    settled: SettledUsage,
+    shares: AgentShares,
+    leases: LeaseTable,
     top_ups: Vec<CountedTopUp>,
-    waiting: Vec<Waiter>,
+    waiting: Vec<WaitingGateway>,
     /// The last time that others were held back for more than a gateway's fair part.
-    large: Option<LargeTurn>,
+    large: Option<LargeGrant>,
     /// A grant or a top-up waits for the next record.
     urgent: bool,
     /// Something changed since the last record.
@@ -204,35 +204,35 @@ impl Account {
         }
         self.time = self.time.max(time);
         if self.time >= self.due {
-            self.look();
+            self.refresh();
         }
     }
 
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         let (rule, time) = (&self.terms.window, self.time);
         self.window = (rule.start(time), rule.end(time));
         self.settled.advance(rule, time);
         let shares = self.shares.advance(rule, time);
         // Those of the spec stay known when they count no more, or they would count again.
         self.top_ups
-            .retain(|top_up| rule.holds(top_up.at, time) || !top_up.id.starts_with(GATE_TOP_UP));
-        room::tire(&mut self.waiting, time);
+            .retain(|top_up| rule.counts(top_up.at, time) || !top_up.id.starts_with(GATE_TOP_UP));
+        room::expire_waiters(&mut self.waiting, time);
         let gates = self.top_ups.iter().filter(|top_up| top_up.id.starts_with(GATE_TOP_UP));
-        let moments = gates.filter_map(|top_up| rule.leaves_at(top_up.at, time));
-        let moments = moments.chain(self.waiting.iter().map(Waiter::due));
-        let moments = moments.chain(self.settled.leaves(rule).next());
+        let moments = gates.filter_map(|top_up| rule.expires_at(top_up.at, time));
+        let moments = moments.chain(self.waiting.iter().map(WaitingGateway::due));
+        let moments = moments.chain(self.settled.expiries(rule).next());
         let next = moments.chain(shares).chain(self.window.1).min();
         self.due = next.unwrap_or(Timestamp::MAX);
     }
 
     /// Other limits, or another window. Under a new window everything counts that can lie in it.
-    pub fn set_terms(&mut self, terms: Terms, now: Timestamp) {
+    pub fn set_terms(&mut self, terms: LedgerTerms, now: Timestamp) {
         self.advance(now);
         if terms == self.terms {
             return;
         }
         if terms.window != self.terms.window {
-            self.count_anew(&self.terms.window.clone(), &terms.window);
+            self.recount(&self.terms.window.clone(), &terms.window);
         }
         let old = std::mem::replace(&mut self.terms, terms);
         let lowered = |before: &LimitAmounts, now: &LimitAmounts| {
@@ -240,17 +240,17 @@ impl Account {
                 .any(|kind| before.get(kind).is_none_or(|before| now.get(kind) < Some(before)))
         };
         if lowered(&old.limits, &self.terms.limits) || lowered(&old.per_agent, &self.terms.per_agent) {
-            self.leases.drop_plans();
+            self.leases.drop_planned();
         }
         self.changed = true;
-        self.look();
+        self.refresh();
     }
 
     /// What one rule of windows counted, by another.
-    fn count_anew(&mut self, old: &WindowRule, new: &WindowRule) {
+    fn recount(&mut self, old: &WindowRule, new: &WindowRule) {
         self.settled.translate(old, new, self.time);
         self.shares.translate(old, new, self.time);
-        self.leases.unname_windows();
+        self.leases.detach_windows();
     }
 
     /// Adds to the limits of the window at hand, once per id. `false`: it was counted before, or does not fit.
@@ -269,7 +269,7 @@ impl Account {
             amount,
         });
         (self.changed, self.urgent) = (true, true);
-        self.look();
+        self.refresh();
         true
     }
 
@@ -283,27 +283,27 @@ impl Account {
         let oldest = self.top_ups.remove(place);
         if let Some(next) = self.top_ups.iter_mut().find(|top_up| is_gate(top_up)) {
             next.at = next.at.min(oldest.at);
-            next.amount = full(&next.amount, &oldest.amount);
+            next.amount = saturating_sum(&next.amount, &oldest.amount);
         }
     }
 
     /// Whether the record that this gateway names holds leases of another Agent: it has a copy of that one's volume.
     #[must_use]
-    pub fn is_of_another(&self, who: &Who) -> bool {
-        let mut leases = self.leases.of(&who.record);
+    pub fn is_of_another(&self, who: &LeaseHolder) -> bool {
+        let mut leases = self.leases.leases_of_record(&who.record);
         leases.any(|(_, lease)| lease.who.agent != who.agent)
     }
 
     /// Whether this pod was the last to speak of a lease, or to be granted of it.
     #[must_use]
-    pub fn is_held_by(&self, lease: LeaseId, who: &Who) -> bool {
+    pub fn is_held_by(&self, lease: LeaseId, who: &LeaseHolder) -> bool {
         let last = self.leases.get(lease).map(|lease| &lease.who);
         last.is_some_and(|last| (&last.record, &last.agent, &last.pod_uid) == (&who.record, &who.agent, &who.pod_uid))
     }
 
     /// A gateway says what became of a lease. `false`: there is no such lease of this gateway (any more): everything
     /// about it is accounted for, and nothing may be spent from it.
-    pub fn hear(&mut self, who: &Who, statement: &Statement, now: Timestamp) -> bool {
+    pub fn apply_statement(&mut self, who: &LeaseHolder, statement: &LeaseStatement, now: Timestamp) -> bool {
         self.advance(now);
         let Some(lease) = self.leases.get(statement.lease) else {
             return false;
@@ -312,15 +312,15 @@ impl Account {
             return false;
         }
         let (window, moved) = (lease.window, lease.who != *who);
-        let news = statement.spent.without(&lease.spent);
-        let back = statement.returned.without(&lease.returned);
+        let news = statement.spent.saturating_sub(&lease.spent);
+        let back = statement.returned.saturating_sub(&lease.returned);
         let closes = statement.closed && !lease.closed;
         if !moved && !closes && news.is_zero() && back.is_zero() {
             return true;
         }
         self.leases.change(statement.lease, |lease| {
-            lease.spent = full(&lease.spent, &news);
-            lease.returned = full(&lease.returned, &back);
+            lease.spent = saturating_sum(&lease.spent, &news);
+            lease.returned = saturating_sum(&lease.returned, &back);
             lease.who = who.clone();
             lease.closed |= closes;
         });
@@ -331,9 +331,9 @@ impl Account {
     }
 
     /// At least so much was used in all, of a window that never ends: what is neither settled nor held counts now.
-    pub fn cover(&mut self, agent: &AgentName, used: &Amount, now: Timestamp) {
+    pub fn charge_at_least(&mut self, agent: &AgentName, used: &Amount, now: Timestamp) {
         self.advance(now);
-        let more = used.without(&self.taken());
+        let more = used.saturating_sub(&self.taken());
         if !more.is_zero() {
             self.changed = true;
             self.charge(agent, Timestamp::UNIX_EPOCH, &more);
@@ -347,7 +347,7 @@ impl Account {
         match self.terms.window {
             WindowRule::Rolling(_) => true,
             WindowRule::Calendar(..) => {
-                let mut live = self.leases.of(record).filter(|(_, lease)| !lease.closed);
+                let mut live = self.leases.leases_of_record(record).filter(|(_, lease)| !lease.closed);
                 live.any(|(_, lease)| lease.window < self.window.0)
             }
             WindowRule::Lifetime => false,
@@ -355,20 +355,20 @@ impl Account {
     }
 
     /// The gateway is dead for certain: all that it held counts as spent. What was lost.
-    pub fn bury(&mut self, record: &str, now: Timestamp) -> Amount {
+    pub fn forfeit(&mut self, record: &str, now: Timestamp) -> Amount {
         self.advance(now);
-        let live = self.leases.of(record).filter(|(_, lease)| !lease.closed);
+        let live = self.leases.leases_of_record(record).filter(|(_, lease)| !lease.closed);
         let live: Vec<LeaseId> = live.map(|(id, _)| id).collect();
         let mut lost = Amount::ZERO;
         for id in live {
             let buried = self.leases.change(id, |lease| {
                 let rest = lease.outstanding();
-                lease.spent = full(&lease.spent, &rest);
+                lease.spent = saturating_sum(&lease.spent, &rest);
                 lease.closed = true;
                 (lease.who.agent.clone(), lease.window, rest)
             });
             if let Some((agent, window, rest)) = buried {
-                lost = full(&lost, &rest);
+                lost = saturating_sum(&lost, &rest);
                 self.changed = true;
                 self.charge(&agent, window, &rest);
             }
@@ -393,13 +393,13 @@ impl Account {
         self.settled.add(rule, time, amount);
         self.shares.add(rule, time, agent, amount);
         // It leaves after whatever was there before: only the first of all brings a moment.
-        let first = self.settled.leaves(rule).next().into_iter();
-        let first = first.chain(self.shares.of(agent).leaves(rule).next());
+        let first = self.settled.expiries(rule).next().into_iter();
+        let first = first.chain(self.shares.of(agent).expiries(rule).next());
         self.due = first.fold(self.due, Timestamp::min);
     }
 
     /// The records of all holders, with the pod that was last heard with each.
-    pub fn holders(&self) -> impl Iterator<Item = &Who> {
+    pub fn holders(&self) -> impl Iterator<Item = &LeaseHolder> {
         let live = self.leases.iter().filter(|(_, lease)| !lease.closed);
         live.map(|(_, lease)| &lease.who)
     }
@@ -407,14 +407,14 @@ impl Account {
     /// Whether this gateway's record has a lease that is not closed.
     #[must_use]
     pub fn is_holder(&self, record: &str) -> bool {
-        self.leases.of(record).any(|(_, lease)| !lease.closed)
+        self.leases.leases_of_record(record).any(|(_, lease)| !lease.closed)
     }
 
     /// Whether gateways are to give back what they do not need for calls in flight: somebody waits for it, or there is
     /// more out than the limit has.
     #[must_use]
     pub fn recalls(&self) -> bool {
-        let waited_for = self.waiting.iter().any(Waiter::goes_first);
+        let waited_for = self.waiting.iter().any(WaitingGateway::goes_first);
         waited_for || self.limits().exceeded_by(&self.taken()).is_some()
     }
 
@@ -432,7 +432,7 @@ impl Account {
 
     /// The terms.
     #[must_use]
-    pub fn terms(&self) -> &Terms {
+    pub fn terms(&self) -> &LedgerTerms {
         &self.terms
     }
 
@@ -492,7 +492,7 @@ impl Account {
 
     /// The limits at a moment, not before now, with something more.
     fn limits_with(&self, more: &Amount, at: Timestamp) -> Option<LimitAmounts> {
-        let counted = |top_up: &&CountedTopUp| self.terms.window.holds(top_up.at, at);
+        let counted = |top_up: &&CountedTopUp| self.terms.window.counts(top_up.at, at);
         let added = self
             .top_ups
             .iter()
@@ -503,18 +503,18 @@ impl Account {
 
     fn both_limits(&self) -> LimitAmounts {
         let (all, own) = (self.terms.limits, self.terms.per_agent);
-        LimitAmounts::each(|kind| all.get(kind).or(own.get(kind)))
+        LimitAmounts::from_fn(|kind| all.get(kind).or(own.get(kind)))
     }
 
     fn taken(&self) -> Amount {
-        full(&self.used(), &self.leases.outstanding())
+        saturating_sum(&self.used(), &self.leases.outstanding())
     }
 
     /// The lease that a gateway's next call would be spent from.
     fn current(&self, record: &str) -> Option<(LeaseId, &Lease)> {
         let window = self.window.0;
         self.leases
-            .of(record)
+            .leases_of_record(record)
             .rev()
             .find(|(_, lease)| lease.window == window && !lease.closed)
     }

@@ -4,35 +4,35 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::lease::{Lease, Leases};
-use super::shares::Shares;
-use super::{Account, AgentName, Granted, LeaseId, Slow, Terms, Who};
+use super::lease::{Lease, LeaseTable};
+use super::shares::AgentShares;
+use super::{Account, AgentName, CatchUpClock, DurableGrant, LeaseHolder, LeaseId, LedgerTerms};
 use crate::api::amount::Amount;
-use crate::api::budget::{Holder, LedgerRecord};
-use crate::ledger::sum::full;
-use crate::ledger::window::{PIECES, Settled, WindowRule};
+use crate::api::budget::{LeaseRecord, LedgerRecord};
+use crate::ledger::sum::saturating_sum;
+use crate::ledger::window::{PIECES, SettledUsage, WindowRule};
 
 impl Account {
     /// An account as a leader finds it. Every holder's amount is outstanding until its gateway has spoken. A window that
     /// is another than the record's was changed while nobody led: that means the same as [`Account::set_terms`].
     #[must_use]
-    pub fn restore(terms: Terms, record: &LedgerRecord, now: Timestamp) -> Self {
-        let mut leases = Leases::default();
+    pub fn restore(terms: LedgerTerms, record: &LedgerRecord, now: Timestamp) -> Self {
+        let mut leases = LeaseTable::default();
         for holder in &record.holders {
             leases.insert(holder.lease, held(holder));
         }
         let mut account = Self {
             epoch: record.epoch,
             time: record.watermark.max(now),
-            slow: (record.watermark > now).then_some(Slow {
+            slow: (record.watermark > now).then_some(CatchUpClock {
                 from: record.watermark,
                 since: now,
             }),
             window: (Timestamp::UNIX_EPOCH, None),
             due: Timestamp::MIN,
             next_lease: record.next_lease,
-            settled: Settled::restore(PIECES, &record.buckets),
-            shares: Shares::restore(&record.shares),
+            settled: SettledUsage::restore(PIECES, &record.buckets),
+            shares: AgentShares::restore(&record.shares),
             leases,
             top_ups: record.top_ups.clone(),
             waiting: Vec::new(),
@@ -46,10 +46,10 @@ impl Account {
         {
             // A window that cannot be read any more counts as the longest: nothing has left it.
             let old = WindowRule::read(window).unwrap_or(WindowRule::Lifetime);
-            account.count_anew(&old, &account.terms.window.clone());
+            account.recount(&old, &account.terms.window.clone());
             account.changed = true;
         }
-        account.look();
+        account.refresh();
         account
     }
 
@@ -63,7 +63,7 @@ impl Account {
 
     pub(super) fn record(&self) -> LedgerRecord {
         let live = self.leases.iter().filter(|(_, lease)| !lease.closed);
-        let holders = live.map(|(id, lease)| Holder {
+        let holders = live.map(|(id, lease)| LeaseRecord {
             lease: id,
             record: lease.who.record.clone(),
             pod_uid: lease.who.pod_uid.clone(),
@@ -88,7 +88,7 @@ impl Account {
     }
 
     /// A record is written: what it grants may be said.
-    pub fn written(&mut self, record: &LedgerRecord) {
+    pub fn confirm_record(&mut self, record: &LedgerRecord) {
         self.epoch = record.epoch;
         let written: BTreeMap<LeaseId, Amount> = record
             .holders
@@ -113,18 +113,18 @@ impl Account {
     }
 
     /// It is certain that no record was written since the last one: what it would have granted may be taken back.
-    pub fn not_written(&mut self) {
-        self.leases.not_composed();
+    pub fn discard_record(&mut self) {
+        self.leases.discard_composed();
     }
 
     /// Leases of a gateway as they are written; those of past windows only so that they can be closed.
     #[must_use]
-    pub fn leases_of(&self, record: &str) -> Vec<Granted> {
+    pub fn durable_grants(&self, record: &str) -> Vec<DurableGrant> {
         let (start, end) = self.window;
         // One that no record has yet is not told: its number is not for certain.
         let told = |lease: &Lease| !lease.closed && !lease.durable.is_zero();
-        let live = self.leases.of(record).filter(|(_, lease)| told(lease));
-        live.map(|(id, lease)| Granted {
+        let live = self.leases.leases_of_record(record).filter(|(_, lease)| told(lease));
+        live.map(|(id, lease)| DurableGrant {
             lease: id,
             granted: lease.durable,
             spent: lease.spent,
@@ -136,12 +136,12 @@ impl Account {
 }
 
 /// What a holder was granted in all.
-fn granted(holder: &Holder) -> Amount {
-    full(&holder.amount, &full(&holder.spent, &holder.returned))
+fn granted(holder: &LeaseRecord) -> Amount {
+    saturating_sum(&holder.amount, &saturating_sum(&holder.spent, &holder.returned))
 }
 
-fn held(holder: &Holder) -> Lease {
-    let who = Who {
+fn held(holder: &LeaseRecord) -> Lease {
+    let who = LeaseHolder {
         record: holder.record.clone(),
         agent: AgentName {
             namespace: holder.namespace.clone(),

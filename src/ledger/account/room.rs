@@ -3,15 +3,18 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::lease::Lease;
-use super::{Account, AgentName, Ask, GENEROSITY, LeaseId, Refused, SILENCE, TURNS, WAIT, Who};
-use crate::api::amount::{Amount, Kind, LimitAmounts};
-use crate::ledger::sum::full;
+use super::{
+    Account, AgentName, BACKOFF_FACTOR, CONTENTION_WAIT, GrantRefusal, GrantRequest, LeaseHolder, LeaseId,
+    PREFETCH_CALLS, WAITER_TIMEOUT,
+};
+use crate::api::amount::{Amount, AmountKind, LimitAmounts};
+use crate::ledger::sum::saturating_sum;
 
 /// A gateway that others hold enough for. What it lacks is kept for it while something comes back; when nothing does
-/// for [`WAIT`], those who hold it may be dead: others have their turn, [`TURNS`] times as long as it was waited. So they
+/// for [`CONTENTION_WAIT`], those who hold it may be dead: others have their turn, [`TURNS`] times as long as it was waited. So they
 /// have when it does not ask any more, for [`SILENCE`].
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Waiter {
+pub(super) struct WaitingGateway {
     pub(super) record: String,
     pub(super) agent: AgentName,
     missing: Amount,
@@ -24,18 +27,18 @@ pub(super) struct Waiter {
     steps_back: Option<Timestamp>,
 }
 
-impl Waiter {
+impl WaitingGateway {
     pub(super) fn goes_first(&self) -> bool {
         self.steps_back.is_none()
     }
 
     /// When it changes by time alone.
     pub(super) fn due(&self) -> Timestamp {
-        let tires = later(self.moved, WAIT).min(later(self.asked, SILENCE));
+        let tires = later(self.moved, CONTENTION_WAIT).min(later(self.asked, WAITER_TIMEOUT));
         self.steps_back.unwrap_or(tires)
     }
 
-    fn look(&mut self, taken: &Amount, now: Timestamp) {
+    fn note_progress(&mut self, taken: &Amount, now: Timestamp) {
         if !taken.covers(&self.taken) {
             self.taken = self.taken.min(taken);
             self.moved = now;
@@ -44,30 +47,30 @@ impl Waiter {
 }
 
 /// A gateway that lacked more than its fair part of what is left got it, after others had given theirs back. The next
-/// such turn, whosever it is, comes only after others had theirs [`TURNS`] times as long, [`WAIT`] at most: calls that
+/// such turn, whosever it is, comes only after others had theirs [`TURNS`] times as long, [`CONTENTION_WAIT`] at most: calls that
 /// reserve everything and cost nothing in the end must not hold everybody else back for ever.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct LargeTurn {
+pub(super) struct LargeGrant {
     record: String,
     since: Timestamp,
     granted: Timestamp,
     ended: Option<Timestamp>,
 }
 
-impl LargeTurn {
+impl LargeGrant {
     /// When the next one may begin.
     fn next(&self) -> Timestamp {
         let Some(ended) = self.ended else {
-            return later(self.granted, WAIT);
+            return later(self.granted, CONTENTION_WAIT);
         };
         let lasted = ended.duration_since(self.since);
-        later(ended, lasted.saturating_mul(TURNS).min(WAIT))
+        later(ended, lasted.saturating_mul(BACKOFF_FACTOR).min(CONTENTION_WAIT))
     }
 }
 
 /// All that says who has room now, and when: while it is the same, the same asks are refused.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Room {
+pub struct AccountRoom {
     limits: LimitAmounts,
     per_agent: LimitAmounts,
     used: Amount,
@@ -83,7 +86,7 @@ fn later(time: Timestamp, span: SignedDuration) -> Timestamp {
 }
 
 /// Who waited in vain steps back; who stepped back for long enough is forgotten, and may wait again.
-pub(super) fn tire(waiting: &mut Vec<Waiter>, now: Timestamp) {
+pub(super) fn expire_waiters(waiting: &mut Vec<WaitingGateway>, now: Timestamp) {
     waiting.retain_mut(|waiter| {
         if now < waiter.due() {
             return true;
@@ -92,13 +95,13 @@ pub(super) fn tire(waiting: &mut Vec<Waiter>, now: Timestamp) {
             return false;
         }
         let waited = now.duration_since(waiter.since);
-        waiter.steps_back = Some(later(now, waited.saturating_mul(TURNS)));
+        waiter.steps_back = Some(later(now, waited.saturating_mul(BACKOFF_FACTOR)));
         true
     });
 }
 
 /// What an ask comes to.
-struct Need {
+struct GrantNeed {
     current: Option<LeaseId>,
     /// Granted, as far as it is of use: a kind that was not limited before has been granted nothing, whatever was spent
     /// of it.
@@ -112,7 +115,7 @@ struct Need {
 
 impl Account {
     /// A gateway wants to make a call. What it gets is planned, and said once it is written.
-    pub fn ask(&mut self, who: &Who, ask: &Ask, now: Timestamp) -> Result<(), Refused> {
+    pub fn request_grant(&mut self, who: &LeaseHolder, ask: &GrantRequest, now: Timestamp) -> Result<(), GrantRefusal> {
         self.advance(now);
         let need = self.need(&who.record, ask);
         if ask.least.is_zero() {
@@ -121,9 +124,9 @@ impl Account {
         }
         let taken = self.taken();
         for waiter in &mut self.waiting {
-            waiter.look(&taken, self.time);
+            waiter.note_progress(&taken, self.time);
         }
-        if let Some(kind) = self.limits().none_of().or(self.terms.per_agent.none_of()) {
+        if let Some(kind) = self.limits().zero_kind().or(self.terms.per_agent.zero_kind()) {
             return Err(self.refuse(who, ask, &need, kind));
         }
         if !need.full.is_zero() {
@@ -136,7 +139,7 @@ impl Account {
                 return Err(Self::refuse_for_now(&room));
             }
             let grant = if room.exceeded_by(&need.full).is_none() {
-                full(&need.full, &self.extra(&room, &need.full, &ask.full))
+                saturating_sum(&need.full, &self.extra(&room, &need.full, &ask.full))
             } else {
                 need.full.min(&need.least.max(&clipped(&room, &need.full)))
             };
@@ -149,10 +152,10 @@ impl Account {
 
     /// Fills up a lease that is less than half full, from what there is plenty of: nobody waits for it, and the last
     /// room is for calls that do.
-    fn refill(&mut self, who: &Who, ask: &Ask, need: &Need) {
-        let gone = full(&need.base, &need.open);
-        let lacks = Amount::each(|kind| {
-            let aim = ask.full.get(kind).saturating_mul(GENEROSITY);
+    fn refill(&mut self, who: &LeaseHolder, ask: &GrantRequest, need: &GrantNeed) {
+        let gone = saturating_sum(&need.base, &need.open);
+        let lacks = Amount::from_fn(|kind| {
+            let aim = ask.full.get(kind).saturating_mul(PREFETCH_CALLS);
             let free = need.held.get(kind) - gone.get(kind).min(need.held.get(kind));
             if free < aim / 2 { aim - free } else { 0 }
         });
@@ -161,21 +164,25 @@ impl Account {
         let spare = self.spare(&self.room_for(who));
         let more = lacks.min(&spare);
         // Less than a call would be of no use, in whichever kind it is.
-        let of_use = Amount::each(|kind| if lacks.get(kind) > 0 { ask.full.get(kind) } else { 0 });
+        let of_use = Amount::from_fn(|kind| if lacks.get(kind) > 0 { ask.full.get(kind) } else { 0 });
         if !crowded && more.covers(&of_use) {
             self.grant(who, need, &more);
         }
     }
 
-    fn need(&self, record: &str, ask: &Ask) -> Need {
+    fn need(&self, record: &str, ask: &GrantRequest) -> GrantNeed {
         let current = self.current(record);
         let base = current.map_or(Amount::ZERO, |(_, lease)| lease.base());
         let held = current.map_or(Amount::ZERO, |(_, lease)| lease.granted.max(&base));
         let current = current.map(|(id, _)| id);
         let open = if current == ask.lease { ask.open } else { Amount::ZERO };
         let limited = self.both_limits();
-        let missing = |call: &Amount| full(&base, &full(&open, call)).without(&held).limited_by(&limited);
-        Need {
+        let missing = |call: &Amount| {
+            saturating_sum(&base, &saturating_sum(&open, call))
+                .saturating_sub(&held)
+                .limited_by(&limited)
+        };
+        GrantNeed {
             current,
             held,
             base,
@@ -187,14 +194,14 @@ impl Account {
 
     /// Whether an ask that was refused would get its least now.
     #[must_use]
-    pub fn has_room(&self, who: &Who, ask: &Ask) -> bool {
+    pub fn has_room(&self, who: &LeaseHolder, ask: &GrantRequest) -> bool {
         let need = self.need(&who.record, ask);
         let crowded = need.current.is_none() && self.leases.are_full();
-        let blocks = self.limits().none_of().or(self.terms.per_agent.none_of()).is_some();
+        let blocks = self.limits().zero_kind().or(self.terms.per_agent.zero_kind()).is_some();
         !crowded && !blocks && self.room_for(who).exceeded_by(&need.least).is_none()
     }
 
-    fn grant(&mut self, who: &Who, need: &Need, grant: &Amount) {
+    fn grant(&mut self, who: &LeaseHolder, need: &GrantNeed, grant: &Amount) {
         if grant.is_zero() {
             return;
         }
@@ -205,7 +212,7 @@ impl Account {
             self.next_lease
         });
         self.leases.change(id, |lease| {
-            lease.granted = Amount::each(|kind| match grant.get(kind) {
+            lease.granted = Amount::from_fn(|kind| match grant.get(kind) {
                 0 => lease.granted.get(kind),
                 // It is within the room, and limits are far below 64 bits.
                 more => need.held.get(kind).saturating_add(more),
@@ -217,7 +224,7 @@ impl Account {
     /// Whether the answer to an ask that was not refused must wait: more is planned for it than is written, and what is
     /// written is not enough. Who asks ahead (`least` is nothing) never waits.
     #[must_use]
-    pub fn must_wait(&self, record: &str, ask: &Ask) -> bool {
+    pub fn must_wait(&self, record: &str, ask: &GrantRequest) -> bool {
         let Some((id, lease)) = self.current(record) else {
             return false;
         };
@@ -225,38 +232,38 @@ impl Account {
             return false;
         }
         let open = if Some(id) == ask.lease { ask.open } else { Amount::ZERO };
-        let needed = full(&lease.base(), &full(&open, &ask.full)).limited_by(&self.both_limits());
+        let needed = saturating_sum(&lease.base(), &saturating_sum(&open, &ask.full)).limited_by(&self.both_limits());
         !lease.durable.covers(&needed)
     }
 
     /// What a gateway could get now: the room of all, less what those lack who go first, and that of its Agent.
-    fn room_for(&self, who: &Who) -> LimitAmounts {
+    fn room_for(&self, who: &LeaseHolder) -> LimitAmounts {
         let mut taken = self.taken();
         for waiter in self.waiting.iter().filter(|waiter| waiter.goes_first()) {
             if waiter.record == who.record {
                 break;
             }
-            taken = full(&taken, &waiter.missing);
+            taken = saturating_sum(&taken, &waiter.missing);
         }
         let own = self.terms.per_agent.left_after(&self.taken_by(who));
         self.limits().left_after(&taken).min(&own)
     }
 
     /// Taken of the part of one Agent.
-    fn taken_by(&self, who: &Who) -> Amount {
+    fn taken_by(&self, who: &LeaseHolder) -> Amount {
         let used = self.shares.of(&who.agent).total();
-        full(&used, &self.leases.outstanding_of(&who.agent))
+        saturating_sum(&used, &self.leases.outstanding_of(&who.agent))
     }
 
-    fn refuse(&mut self, who: &Who, ask: &Ask, need: &Need, kind: Kind) -> Refused {
+    fn refuse(&mut self, who: &LeaseHolder, ask: &GrantRequest, need: &GrantNeed, kind: AmountKind) -> GrantRefusal {
         let own = self.terms.per_agent;
         let room = self.room_for(who);
         // A limit of 0 lets no call through, also none that costs nothing of that kind.
-        let never = |limits: &LimitAmounts| limits.none_of().or_else(|| limits.exceeded_by(&ask.least));
+        let never = |limits: &LimitAmounts| limits.zero_kind().or_else(|| limits.exceeded_by(&ask.least));
         let beyond = never(&self.limits()).map(|kind| (kind, false));
         if let Some((kind, per_agent)) = beyond.or_else(|| never(&own).map(|kind| (kind, true))) {
             self.waiting.retain(|waiter| waiter.record != who.record);
-            return Refused {
+            return GrantRefusal {
                 kind,
                 left: room.get(kind).unwrap_or(0),
                 per_agent,
@@ -267,7 +274,7 @@ impl Account {
         }
         let own_lacks = own.left_after(&self.taken_by(who)).exceeded_by(&need.least);
         let mine = self.leases.outstanding_at(&who.record);
-        let without_others = self.limits().left_after(&full(&self.used(), &mine));
+        let without_others = self.limits().left_after(&saturating_sum(&self.used(), &mine));
         let contended = own_lacks.is_none() && without_others.exceeded_by(&need.least).is_none();
         if contended && self.may_wait(who, &need.least) {
             self.wait(who, need.least);
@@ -275,7 +282,7 @@ impl Account {
             self.waiting.retain(|waiter| waiter.record != who.record);
         }
         let kind = own_lacks.unwrap_or(kind);
-        Refused {
+        GrantRefusal {
             kind,
             left: room.get(kind).unwrap_or(0),
             per_agent: own_lacks.is_some(),
@@ -286,9 +293,9 @@ impl Account {
     }
 
     /// There is room, but too many hold leases.
-    fn refuse_for_now(room: &LimitAmounts) -> Refused {
-        let kind = room.kinds().next().unwrap_or(Kind::Calls);
-        Refused {
+    fn refuse_for_now(room: &LimitAmounts) -> GrantRefusal {
+        let kind = room.kinds().next().unwrap_or(AmountKind::Calls);
+        GrantRefusal {
             kind,
             left: room.get(kind).unwrap_or(0),
             per_agent: false,
@@ -298,12 +305,12 @@ impl Account {
         }
     }
 
-    fn wait(&mut self, who: &Who, missing: Amount) {
+    fn wait(&mut self, who: &LeaseHolder, missing: Amount) {
         if let Some(waiter) = self.waiting.iter_mut().find(|waiter| waiter.record == who.record) {
             (waiter.missing, waiter.asked) = (missing, self.time);
             return;
         }
-        let waiter = Waiter {
+        let waiter = WaitingGateway {
             record: who.record.clone(),
             agent: who.agent.clone(),
             missing,
@@ -319,9 +326,9 @@ impl Account {
 
     /// What says who has room.
     #[must_use]
-    pub fn room(&self) -> Room {
+    pub fn room(&self) -> AccountRoom {
         let first = self.waiting.iter().filter(|waiter| waiter.goes_first());
-        Room {
+        AccountRoom {
             limits: self.limits(),
             per_agent: self.per_agent(),
             used: self.used(),
@@ -337,28 +344,28 @@ impl Account {
     fn fair_part(&self, agents: usize) -> LimitAmounts {
         let agents = i64::try_from(agents).unwrap_or(i64::MAX).max(1);
         let left = self.limits().left_after(&self.used());
-        LimitAmounts::each(|kind| left.get(kind).map(|left| left / agents))
+        LimitAmounts::from_fn(|kind| left.get(kind).map(|left| left / agents))
     }
 
     /// Whether it is more than a fair part of what is left, shared with all that hold something. Who is alone takes
     /// nothing from anybody.
-    fn is_large(&self, who: &Who, amount: &Amount) -> bool {
+    fn is_large(&self, who: &LeaseHolder, amount: &Amount) -> bool {
         let agents = self.leases.agents_with(&who.agent);
         agents > 1 && self.fair_part(agents).exceeded_by(amount).is_some()
     }
 
     /// Whether others are held back until this gateway has what it lacks.
-    fn may_wait(&self, who: &Who, missing: &Amount) -> bool {
-        let next = self.large.as_ref().map(LargeTurn::next);
+    fn may_wait(&self, who: &LeaseHolder, missing: &Amount) -> bool {
+        let next = self.large.as_ref().map(LargeGrant::next);
         next.is_none_or(|next| next <= self.time) || !self.is_large(who, missing)
     }
 
-    fn note_large_turn(&mut self, who: &Who, need: &Need) {
+    fn note_large_turn(&mut self, who: &LeaseHolder, need: &GrantNeed) {
         let mine = self.waiting.iter().find(|waiter| waiter.record == who.record);
         let Some(waiter) = mine.filter(|waiter| waiter.goes_first()) else {
             return;
         };
-        let turn = LargeTurn {
+        let turn = LargeGrant {
             record: who.record.clone(),
             since: waiter.since,
             granted: self.time,
@@ -384,23 +391,26 @@ impl Account {
     /// The first moment from now on at which an ask fits by itself, if nobody else takes it and its gateway closes
     /// leases of windows that are over. `None`: it never does by itself.
     #[must_use]
-    pub fn resets_at(&self, who: &Who, ask: &Ask) -> Option<Timestamp> {
+    pub fn resets_at(&self, who: &LeaseHolder, ask: &GrantRequest) -> Option<Timestamp> {
         let rule = &self.terms.window;
         let share = self.shares.of(&who.agent);
-        let (all, own) = (self.settled.ahead(rule), share.ahead(rule));
+        let (all, own) = (self.settled.forecast(rule), share.forecast(rule));
         let need = self.need(&who.record, ask);
         let held = (self.leases.outstanding(), self.leases.outstanding_of(&who.agent));
         let mine = self.leases.outstanding_at(&who.record);
         let fits = |at: &Timestamp| {
             // In the next calendar window the lease at hand is of no use, and what no call needs comes back.
             let (needed, back) = match self.window.1 {
-                Some(end) if *at >= end => (ask.least.limited_by(&self.both_limits()), mine.without(&ask.open)),
+                Some(end) if *at >= end => (
+                    ask.least.limited_by(&self.both_limits()),
+                    mine.saturating_sub(&ask.open),
+                ),
                 _ => (need.least, Amount::ZERO),
             };
             let room = |limits: &LimitAmounts, used: &[(Timestamp, Amount)], held: &Amount| {
                 let used = used[used.partition_point(|(from, _)| from <= at).max(1) - 1].1;
                 limits
-                    .left_after(&full(&used, &held.without(&back)))
+                    .left_after(&saturating_sum(&used, &held.saturating_sub(&back)))
                     .exceeded_by(&needed)
                     .is_none()
             };
@@ -417,20 +427,20 @@ impl Account {
     /// What a gateway gets beyond its next call, so that it need not ask for each: less the less there is.
     fn extra(&self, room: &LimitAmounts, full: &Amount, call: &Amount) -> Amount {
         let beyond = room.left_after(full);
-        let more = Amount::each(|kind| call.get(kind).saturating_mul(GENEROSITY - 1));
+        let more = Amount::from_fn(|kind| call.get(kind).saturating_mul(PREFETCH_CALLS - 1));
         more.min(&self.spare(&beyond))
     }
 
     /// What may be given beyond calls that wait: each holder's part of a quarter of the room.
     fn spare(&self, room: &LimitAmounts) -> Amount {
-        if self.waiting.iter().any(Waiter::goes_first) {
+        if self.waiting.iter().any(WaitingGateway::goes_first) {
             return Amount::ZERO;
         }
         let holders = i64::try_from(self.leases.len()).unwrap_or(i64::MAX).max(1);
-        Amount::each(|kind| room.get(kind).unwrap_or(0) / holders.saturating_mul(4))
+        Amount::from_fn(|kind| room.get(kind).unwrap_or(0) / holders.saturating_mul(4))
     }
 }
 
 fn clipped(room: &LimitAmounts, wanted: &Amount) -> Amount {
-    Amount::each(|kind| room.get(kind).map_or(0, |room| room.min(wanted.get(kind))))
+    Amount::from_fn(|kind| room.get(kind).map_or(0, |room| room.min(wanted.get(kind))))
 }

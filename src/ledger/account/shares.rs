@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::{AgentName, size};
+use super::{AgentName, record_size};
 use crate::api::amount::Amount;
-use crate::api::budget::Share;
-use crate::ledger::window::{SHARE_PIECES, Settled, WindowRule};
+use crate::api::budget::ShareRecord;
+use crate::ledger::window::{SHARE_PIECES, SettledUsage, WindowRule};
 
 /// The Agents of which it is known what each used, fewer where names and amounts are long: the record must stay far below
 /// what the API server takes. Of more,
@@ -15,19 +15,19 @@ use crate::ledger::window::{SHARE_PIECES, Settled, WindowRule};
 pub const MAX_SHARES: usize = 1_000;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Shares {
-    of: BTreeMap<AgentName, Settled>,
+pub(super) struct AgentShares {
+    of: BTreeMap<AgentName, SettledUsage>,
     /// Of Agents that have no line of their own: at least what any of them used.
-    others: Settled,
+    others: SettledUsage,
     /// About how long all lines are in a record.
     length: usize,
 }
 
-impl Shares {
-    pub(super) fn restore(shares: &[Share]) -> Self {
+impl AgentShares {
+    pub(super) fn restore(shares: &[ShareRecord]) -> Self {
         let mut restored = Self {
             of: BTreeMap::new(),
-            others: Settled::new(SHARE_PIECES),
+            others: SettledUsage::new(SHARE_PIECES),
             length: 0,
         };
         for share in shares {
@@ -35,7 +35,7 @@ impl Shares {
                 namespace: share.namespace.clone(),
                 name: share.name.clone(),
             };
-            let settled = Settled::restore(SHARE_PIECES, &share.buckets);
+            let settled = SettledUsage::restore(SHARE_PIECES, &share.buckets);
             if agent == AgentName::default() {
                 restored.others = settled;
             } else {
@@ -47,17 +47,21 @@ impl Shares {
     }
 
     fn measure(&mut self) {
-        self.length = self.of.iter().map(|(agent, share)| size::of_share(agent, share)).sum();
+        self.length = self
+            .of
+            .iter()
+            .map(|(agent, share)| record_size::of_share(agent, share))
+            .sum();
     }
 
     /// As it is written; the line of the others has no name.
-    pub(super) fn record(&self) -> Vec<Share> {
+    pub(super) fn record(&self) -> Vec<ShareRecord> {
         let others = (AgentName::default(), &self.others);
         let lines = self.of.iter().map(|(agent, settled)| (agent.clone(), settled));
         std::iter::once(others)
             .filter(|(_, settled)| !settled.total().is_zero())
             .chain(lines)
-            .map(|(agent, settled)| Share {
+            .map(|(agent, settled)| ShareRecord {
                 namespace: agent.namespace,
                 name: agent.name,
                 buckets: settled.buckets(),
@@ -65,39 +69,39 @@ impl Shares {
             .collect()
     }
 
-    pub(super) fn of(&self, agent: &AgentName) -> &Settled {
+    pub(super) fn of(&self, agent: &AgentName) -> &SettledUsage {
         self.of.get(agent).unwrap_or(&self.others)
     }
 
     pub(super) fn add(&mut self, rule: &WindowRule, now: Timestamp, agent: &AgentName, amount: &Amount) {
         let known = self.of.remove(agent);
-        let before = known.as_ref().map_or(0, |share| size::of_share(agent, share));
+        let before = known.as_ref().map_or(0, |share| record_size::of_share(agent, share));
         let mut share = known.unwrap_or_else(|| self.others.clone());
         share.add(rule, now, amount);
-        self.length = (self.length + size::of_share(agent, &share)).saturating_sub(before);
+        self.length = (self.length + record_size::of_share(agent, &share)).saturating_sub(before);
         self.of.insert(agent.clone(), share);
-        while self.of.len() > MAX_SHARES || self.length > size::SHARES && self.of.len() > 1 {
+        while self.of.len() > MAX_SHARES || self.length > record_size::SHARES && self.of.len() > 1 {
             self.join_least();
         }
     }
 
     fn join_least(&mut self) {
-        let used = |settled: &Settled| (settled.total().tokens, settled.total().cost);
+        let used = |settled: &SettledUsage| (settled.total().tokens, settled.total().cost);
         let least = self.of.iter().min_by_key(|(_, settled)| used(settled));
         let least = least.map(|(agent, _)| agent.clone());
         if let Some((agent, share)) = least.and_then(|agent| self.of.remove_entry(&agent)) {
-            self.length = self.length.saturating_sub(size::of_share(&agent, &share));
-            self.others.cover(&share);
+            self.length = self.length.saturating_sub(record_size::of_share(&agent, &share));
+            self.others.raise_to(&share);
         }
     }
 
     /// Lets go what counts no more. The next moment at which something does.
     pub(super) fn advance(&mut self, rule: &WindowRule, now: Timestamp) -> Option<Timestamp> {
         self.others.advance(rule, now);
-        let mut next = self.others.leaves(rule).next();
+        let mut next = self.others.expiries(rule).next();
         self.of.retain(|_, share| {
             share.advance(rule, now);
-            next = share.leaves(rule).next().into_iter().chain(next).min();
+            next = share.expiries(rule).next().into_iter().chain(next).min();
             !share.total().is_zero()
         });
         self.measure();

@@ -11,10 +11,10 @@ use cel::{Context, ExecutionError, FunctionContext, Value as Cel, functions};
 use jiff::Timestamp;
 
 use super::values::{size, to_json};
-use super::{MOST_JSON_BYTES, Pattern, Purse, Weight};
+use super::{CostMeter, EvaluationCost, MOST_JSON_BYTES, Pattern};
 
 /// Puts the functions into a context.
-pub(super) fn offer(context: &mut Context<'_>, purse: &Purse, patterns: &Arc<[Pattern]>) {
+pub(super) fn offer(context: &mut Context<'_>, purse: &CostMeter, patterns: &Arc<[Pattern]>) {
     context.add_function("contains", functions::contains);
     context.add_function("size", functions::size);
     context.add_function("max", functions::max);
@@ -45,7 +45,7 @@ pub(super) fn offer(context: &mut Context<'_>, purse: &Purse, patterns: &Arc<[Pa
 }
 
 /// A value as a text of JSON.
-fn json(value: &Cel, purse: &Purse) -> Result<Cel, ExecutionError> {
+fn json(value: &Cel, purse: &CostMeter) -> Result<Cel, ExecutionError> {
     if purse.is_empty() {
         return Err(ExecutionError::NoSuchOverload);
     }
@@ -58,7 +58,7 @@ fn json(value: &Cel, purse: &Purse) -> Result<Cel, ExecutionError> {
 }
 
 /// Whether the goal is met by an item: `exists` looks for true, `all` for false.
-fn first(call: &FunctionContext, purse: &Purse, goal: bool) -> Result<Cel, ExecutionError> {
+fn first(call: &FunctionContext, purse: &CostMeter, goal: bool) -> Result<Cel, ExecutionError> {
     let mut failed = None;
     for item in items(call)? {
         match each(call, purse, &item, 2) {
@@ -72,7 +72,7 @@ fn first(call: &FunctionContext, purse: &Purse, goal: bool) -> Result<Cel, Execu
     failed.map_or(Ok(Cel::Bool(!goal)), Err)
 }
 
-fn collect(call: &FunctionContext, purse: &Purse, name: &str) -> Result<Cel, ExecutionError> {
+fn collect(call: &FunctionContext, purse: &CostMeter, name: &str) -> Result<Cel, ExecutionError> {
     let mut found = Vec::new();
     for item in items(call)? {
         let value = each(call, purse, &item, 2)?;
@@ -105,11 +105,11 @@ fn items(call: &FunctionContext) -> Result<Vec<Cel>, ExecutionError> {
 }
 
 /// One argument with one item.
-fn each(call: &FunctionContext, purse: &Purse, item: &Cel, argument: usize) -> Result<Cel, ExecutionError> {
+fn each(call: &FunctionContext, purse: &CostMeter, item: &Cel, argument: usize) -> Result<Cel, ExecutionError> {
     let [.., steps, large, joins] = call.args else {
         return Err(ExecutionError::NoSuchOverload);
     };
-    let weight = Weight {
+    let weight = EvaluationCost {
         steps: number(steps),
         large: number(large),
         joins: number(joins),

@@ -6,11 +6,11 @@ use serde_json::json;
 
 use super::*;
 
-fn evaluated(text: &str, payload: &Value) -> Result<Value, Failure> {
+fn evaluated(text: &str, payload: &Value) -> Result<Value, ExpressionError> {
     let previous = json!({"change": 1});
     let now = "2026-01-05T07:00:00Z".parse().expect("a moment");
     let expression = Expression::compile(text).expect("an expression");
-    expression.evaluate(&Variables::new(payload, Some(&previous), now))
+    expression.evaluate(&ExpressionVariables::new(payload, Some(&previous), now))
 }
 
 #[rstest]
@@ -79,16 +79,16 @@ fn what_is_no_expression_is_refused_in_words(#[case] text: &str, #[case] expecte
 }
 
 #[rstest]
-#[case("payload.missing", Failure::Missing)]
-#[case("payload.items[7]", Failure::Missing)]
-#[case("payload.n + 1.5", Failure::Types)]
-#[case("payload.secret > 1", Failure::Types)]
-#[case("payload.n / 0", Failure::Other)]
-#[case("9223372036854775807 + payload.n", Failure::Other)]
-#[case("1.0 / 0.0", Failure::Types)]
-#[case("epochSeconds(payload.secret)", Failure::Types)]
-#[case("payload.items.slice(2, 1)", Failure::Missing)]
-fn what_has_no_value_says_why_and_nothing_of_the_payload(#[case] text: &str, #[case] expected: Failure) {
+#[case("payload.missing", ExpressionError::Missing)]
+#[case("payload.items[7]", ExpressionError::Missing)]
+#[case("payload.n + 1.5", ExpressionError::Types)]
+#[case("payload.secret > 1", ExpressionError::Types)]
+#[case("payload.n / 0", ExpressionError::Other)]
+#[case("9223372036854775807 + payload.n", ExpressionError::Other)]
+#[case("1.0 / 0.0", ExpressionError::Types)]
+#[case("epochSeconds(payload.secret)", ExpressionError::Types)]
+#[case("payload.items.slice(2, 1)", ExpressionError::Missing)]
+fn what_has_no_value_says_why_and_nothing_of_the_payload(#[case] text: &str, #[case] expected: ExpressionError) {
     let payload = json!({"n": 1, "items": [1], "secret": "hunter2"});
     let failure = evaluated(text, &payload).expect_err("a failure");
     assert_eq!(failure, expected);
@@ -106,7 +106,7 @@ fn an_expression_may_have_4096_bytes_and_not_one_more() {
 #[test]
 fn all_expressions_of_a_sensor_may_have_32_patterns_and_not_one_more() {
     let of = |patterns: usize| format!("[{}]", vec!["payload.a.matches('a')"; patterns].join(","));
-    let mut allowance = Allowance::default();
+    let mut allowance = PatternAllowance::default();
     assert!(Expression::compile_within(&of(MOST_PATTERNS - 1), &mut allowance).is_ok());
     assert!(Expression::compile_within(&of(1), &mut allowance).is_ok());
     assert!(Expression::compile_within("payload.a", &mut allowance).is_ok());
@@ -121,10 +121,10 @@ fn json_around_json_is_given_up_before_its_escapes_fill_the_memory() {
     let nested = |levels: usize| format!("size({}payload{})", "json(".repeat(levels), ")".repeat(levels));
     let payload = json!("\"".repeat(1_000));
     assert!(evaluated(&nested(5), &payload).is_ok());
-    assert_eq!(evaluated(&nested(20), &payload), Err(Failure::TooCostly));
+    assert_eq!(evaluated(&nested(20), &payload), Err(ExpressionError::TooCostly));
     let exact = |bytes: usize| evaluated("size(json(payload))", &json!("a".repeat(bytes - 2)));
     assert_eq!(exact(MOST_JSON_BYTES), Ok(json!(MOST_JSON_BYTES)));
-    assert_eq!(exact(MOST_JSON_BYTES + 1), Err(Failure::TooCostly));
+    assert_eq!(exact(MOST_JSON_BYTES + 1), Err(ExpressionError::TooCostly));
 }
 
 #[test]
@@ -134,10 +134,10 @@ fn a_pattern_costs_by_its_size_and_by_the_text_that_it_goes_through() {
     let text = |kibibytes: usize| json!({"text": "a".repeat(kibibytes * 1024)});
     assert_eq!(evaluated(light, &text(1024)), Ok(json!(false)));
     assert_eq!(evaluated(heavy, &text(1)), Ok(json!(false)));
-    assert_eq!(evaluated(heavy, &text(1024)), Err(Failure::TooCostly));
+    assert_eq!(evaluated(heavy, &text(1024)), Err(ExpressionError::TooCostly));
     let again = |times: usize| format!("[{}].all(one, !one)", vec![light; times].join(","));
     assert_eq!(evaluated(&again(5), &text(1024)), Ok(json!(true)));
-    assert_eq!(evaluated(&again(12), &text(1024)), Err(Failure::TooCostly));
+    assert_eq!(evaluated(&again(12), &text(1024)), Err(ExpressionError::TooCostly));
 }
 
 #[test]
@@ -181,11 +181,11 @@ fn an_expression_that_costs_too_much_is_given_up_and_the_next_one_has_its_own_pu
     let most = (MOST_COST - 5) / 7;
     assert!(cost(most) < MOST_COST && cost(most + 1) >= MOST_COST);
     let of = |items: u64| Value::Array((0..items).map(|_| json!(1)).collect());
-    let variables = |items| Variables::new(&of(items), None, Timestamp::UNIX_EPOCH);
+    let variables = |items| ExpressionVariables::new(&of(items), None, Timestamp::UNIX_EPOCH);
     let expression = Expression::compile(text).expect("an expression");
     let (fits, too_many) = (variables(most), variables(most + 1));
     assert_eq!(expression.evaluate(&fits), Ok(json!(true)));
-    assert_eq!(expression.evaluate(&too_many), Err(Failure::TooCostly));
+    assert_eq!(expression.evaluate(&too_many), Err(ExpressionError::TooCostly));
     assert_eq!(expression.evaluate(&fits), Ok(json!(true)));
 }
 
@@ -201,7 +201,7 @@ fn what_would_run_for_minutes_is_given_up_in_moments() {
         &vec!["payload.a"; 60].join("+"),
         "payload.a.all(x, payload.b.contains(x)) || true",
     ] {
-        assert_eq!(evaluated(text, &payload), Err(Failure::TooCostly), "{text}");
+        assert_eq!(evaluated(text, &payload), Err(ExpressionError::TooCostly), "{text}");
     }
     assert!(
         started.elapsed() < std::time::Duration::from_secs(20),

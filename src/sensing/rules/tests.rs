@@ -6,12 +6,12 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::api::sensor::Totals;
+use crate::api::sensor::SensorTotals;
 
 const SECOND: SignedDuration = SignedDuration::from_secs(1);
 
-fn rules(more: Value) -> Rules {
-    Rules::compile("prices", &spec(more)).expect("rules")
+fn rules(more: Value) -> SensorRules {
+    SensorRules::compile("prices", &spec(more)).expect("rules")
 }
 
 fn spec(more: Value) -> SensorSpec {
@@ -28,21 +28,21 @@ fn at(milliseconds: i64) -> Timestamp {
 }
 
 /// One Sensor and its state.
-struct Sensor(Rules, State);
+struct Sensor(SensorRules, RulesState);
 
 impl Sensor {
     fn new(more: Value) -> Self {
-        Self(rules(more), State::default())
+        Self(rules(more), RulesState::default())
     }
 
-    fn hears(&mut self, milliseconds: i64, payload: &Value) -> Outcome {
+    fn hears(&mut self, milliseconds: i64, payload: &Value) -> RulesOutcome {
         self.0
-            .hear(&mut self.1, at(milliseconds), None, payload.to_string().as_bytes())
+            .process(&mut self.1, at(milliseconds), None, payload.to_string().as_bytes())
     }
 
-    fn accepts(&mut self, milliseconds: i64, payload: &Value) -> Event {
+    fn accepts(&mut self, milliseconds: i64, payload: &Value) -> SensorEvent {
         match self.hears(milliseconds, payload) {
-            Outcome::Accepted(event) => *event,
+            RulesOutcome::Accepted(event) => *event,
             other => panic!("{other:?} at {milliseconds}: {:?}", self.1.failure),
         }
     }
@@ -55,7 +55,7 @@ fn a_payload_that_would_fill_the_memory_is_a_failure_and_the_next_one_is_heard()
         "notification": {"text": "'was ' + json(previous).slice(0, 9)"},
     }));
     let list = |items: usize| json!(vec![0; items]);
-    assert_eq!(sensor.hears(0, &list(500_000)), Outcome::Failed);
+    assert_eq!(sensor.hears(0, &list(500_000)), RulesOutcome::Failed);
     let failure = sensor.1.failure.clone().expect("a failure");
     assert!(failure.contains("more than 12 MiB of memory"), "{failure}");
     assert_eq!((sensor.1.totals.errors, sensor.1.previous.is_none()), (1, true));
@@ -64,7 +64,7 @@ fn a_payload_that_would_fill_the_memory_is_a_failure_and_the_next_one_is_heard()
     assert_eq!(event.notifications[0].text, "was [0,0,0,0,");
 }
 
-fn sources(event: &Event) -> Vec<&str> {
+fn sources(event: &SensorEvent) -> Vec<&str> {
     event.notifications.iter().map(|notice| &*notice.source).collect()
 }
 
@@ -88,8 +88,8 @@ fn without_updates_and_signals_an_event_gives_a_notification_of_its_payload() {
     let event = sensor.accepts(0, &json!({"a": "b"}));
     assert_eq!(sources(&event), ["sensor/prices"]);
     assert_eq!(event.notifications[0].text, "{\"a\":\"b\"}");
-    let text = match sensor.0.hear(&mut sensor.1, at(1), None, b"no json") {
-        Outcome::Accepted(event) => event.notifications[0].text.clone(),
+    let text = match sensor.0.process(&mut sensor.1, at(1), None, b"no json") {
+        RulesOutcome::Accepted(event) => event.notifications[0].text.clone(),
         other => panic!("{other:?}"),
     };
     assert_eq!(text, "\"no json\"");
@@ -123,7 +123,7 @@ fn a_text_may_have_2048_bytes_and_of_a_longer_one_the_beginning_is_kept() {
 fn what_says_the_same_as_the_event_before_is_no_news() {
     let mut sensor = Sensor::new(json!({}));
     let first = sensor.accepts(0, &json!({"a": 1}));
-    assert_eq!(sensor.hears(1, &json!({"a": 1})), Outcome::Filtered);
+    assert_eq!(sensor.hears(1, &json!({"a": 1})), RulesOutcome::Filtered);
     let second = sensor.accepts(2, &json!({"a": 2}));
     // The same again after something else is news.
     let third = sensor.accepts(3, &json!({"a": 1}));
@@ -135,25 +135,34 @@ fn what_says_the_same_as_the_event_before_is_no_news() {
 #[test]
 fn an_id_of_the_senders_own_is_taken_once_while_256_are_remembered() {
     let mut sensor = Sensor::new(json!({"limits": {"perMinute": 1000}}));
-    let mut hear = |id: usize| sensor.0.hear(&mut sensor.1, at(0), Some(&format!("id {id}")), b"{}");
-    assert!(matches!(hear(0), Outcome::Accepted(event) if event.id == "id 0"));
+    let mut hear = |id: usize| sensor.0.process(&mut sensor.1, at(0), Some(&format!("id {id}")), b"{}");
+    assert!(matches!(hear(0), RulesOutcome::Accepted(event) if event.id == "id 0"));
     for id in 1..256 {
-        assert!(matches!(hear(id), Outcome::Accepted(_)));
+        assert!(matches!(hear(id), RulesOutcome::Accepted(_)));
     }
-    assert_eq!(hear(0), Outcome::Filtered);
-    assert!(matches!(hear(256), Outcome::Accepted(_)));
-    assert!(matches!(hear(0), Outcome::Accepted(_)));
+    assert_eq!(hear(0), RulesOutcome::Filtered);
+    assert!(matches!(hear(256), RulesOutcome::Accepted(_)));
+    assert!(matches!(hear(0), RulesOutcome::Accepted(_)));
 }
 
 #[test]
 fn a_payload_may_be_as_large_and_as_deep_as_its_bounds_and_no_more() {
     let mut sensor = Sensor::new(json!({"limits": {"maxPayloadBytes": 100}}));
-    assert!(matches!(sensor.hears(0, &json!("x".repeat(98))), Outcome::Accepted(_)));
-    assert_eq!(sensor.hears(1, &json!("x".repeat(99))), Outcome::Dropped);
-    assert!(matches!(sensor.hears(2, &json!("y".repeat(98))), Outcome::Accepted(_)));
+    assert!(matches!(
+        sensor.hears(0, &json!("x".repeat(98))),
+        RulesOutcome::Accepted(_)
+    ));
+    assert_eq!(sensor.hears(1, &json!("x".repeat(99))), RulesOutcome::Dropped);
+    assert!(matches!(
+        sensor.hears(2, &json!("y".repeat(98))),
+        RulesOutcome::Accepted(_)
+    ));
     let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
-    assert!(matches!(sensor.hears(3, &nested(MOST_DEPTH)), Outcome::Accepted(_)));
-    assert_eq!(sensor.hears(4, &nested(MOST_DEPTH + 1)), Outcome::TooDeep);
+    assert!(matches!(
+        sensor.hears(3, &nested(MOST_DEPTH)),
+        RulesOutcome::Accepted(_)
+    ));
+    assert_eq!(sensor.hears(4, &nested(MOST_DEPTH + 1)), RulesOutcome::TooDeep);
     assert_eq!(sensor.1.totals.dropped, 2);
 }
 
@@ -162,7 +171,7 @@ fn what_is_too_deep_to_be_read_is_no_text() {
     let mut sensor = Sensor::new(json!({}));
     let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
     for levels in [126, 127, 128, 1_000] {
-        assert_eq!(sensor.hears(levels, &nested(levels)), Outcome::TooDeep);
+        assert_eq!(sensor.hears(levels, &nested(levels)), RulesOutcome::TooDeep);
     }
     assert_eq!(sensor.1.totals.dropped, 4);
 }
@@ -171,26 +180,26 @@ fn what_is_too_deep_to_be_read_is_no_text() {
 fn of_events_within_the_interval_the_newest_comes_at_its_end() {
     let mut sensor = Sensor::new(json!({"limits": {"minIntervalMilliseconds": 1000}}));
     sensor.accepts(0, &json!(1));
-    assert_eq!(sensor.hears(100, &json!(2)), Outcome::Held);
-    assert_eq!(sensor.hears(999, &json!(3)), Outcome::Held);
+    assert_eq!(sensor.hears(100, &json!(2)), RulesOutcome::Held);
+    assert_eq!(sensor.hears(999, &json!(3)), RulesOutcome::Held);
     assert_eq!(sensor.0.waits_until(&sensor.1), Some(at(1000)));
-    assert_eq!(sensor.0.take_up(&mut sensor.1, at(999)), None);
-    let Some(Outcome::Accepted(event)) = sensor.0.take_up(&mut sensor.1, at(1000)) else {
+    assert_eq!(sensor.0.release_held(&mut sensor.1, at(999)), None);
+    let Some(RulesOutcome::Accepted(event)) = sensor.0.release_held(&mut sensor.1, at(1000)) else {
         panic!("it does not come");
     };
     assert_eq!((event.seq, event.at, &*event.notifications[0].text), (2, at(1000), "3"));
     assert_eq!(sensor.0.waits_until(&sensor.1), None);
     // The interval begins anew, and is over at its end.
-    assert_eq!(sensor.hears(1999, &json!(4)), Outcome::Held);
+    assert_eq!(sensor.hears(1999, &json!(4)), RulesOutcome::Held);
     let event = sensor.accepts(2000, &json!(5));
     assert_eq!(event.seq, 3);
     assert_eq!(
         sensor.1.totals,
-        Totals {
+        SensorTotals {
             events: 3,
             notifications: 3,
             dropped: 2,
-            ..Totals::default()
+            ..SensorTotals::default()
         }
     );
 }
@@ -199,10 +208,13 @@ fn of_events_within_the_interval_the_newest_comes_at_its_end() {
 fn an_event_that_waits_is_no_news_once_it_says_what_was_said_before() {
     let mut sensor = Sensor::new(json!({"limits": {"minIntervalMilliseconds": 1000}}));
     sensor.accepts(0, &json!(1));
-    assert_eq!(sensor.hears(100, &json!(2)), Outcome::Held);
-    assert_eq!(sensor.hears(101, &json!(2)), Outcome::Filtered);
-    assert_eq!(sensor.hears(200, &json!(1)), Outcome::Held);
-    assert_eq!(sensor.0.take_up(&mut sensor.1, at(1000)), Some(Outcome::Filtered));
+    assert_eq!(sensor.hears(100, &json!(2)), RulesOutcome::Held);
+    assert_eq!(sensor.hears(101, &json!(2)), RulesOutcome::Filtered);
+    assert_eq!(sensor.hears(200, &json!(1)), RulesOutcome::Held);
+    assert_eq!(
+        sensor.0.release_held(&mut sensor.1, at(1000)),
+        Some(RulesOutcome::Filtered)
+    );
     assert_eq!((sensor.1.totals.filtered, sensor.1.totals.dropped), (2, 1));
 }
 
@@ -211,10 +223,10 @@ fn in_any_minute_as_many_events_are_accepted_as_the_limit_says_and_no_more() {
     let mut sensor = Sensor::new(json!({"limits": {"perMinute": 2}}));
     sensor.accepts(0, &json!(1));
     sensor.accepts(30_000, &json!(2));
-    assert_eq!(sensor.hears(30_001, &json!(3)), Outcome::Dropped);
-    assert_eq!(sensor.hears(60_000, &json!(3)), Outcome::Dropped);
+    assert_eq!(sensor.hears(30_001, &json!(3)), RulesOutcome::Dropped);
+    assert_eq!(sensor.hears(60_000, &json!(3)), RulesOutcome::Dropped);
     sensor.accepts(61_000, &json!(3));
-    assert_eq!(sensor.hears(61_001, &json!(4)), Outcome::Dropped);
+    assert_eq!(sensor.hears(61_001, &json!(4)), RulesOutcome::Dropped);
     assert_eq!(sensor.1.totals.dropped, 3);
 }
 
@@ -233,7 +245,7 @@ fn a_signal_notifies_where_it_holds_and_fields_are_written_all_the_same() {
     assert_eq!(sources(&event), ["signal/prices/high"]);
     assert_eq!(
         (event.updates.len(), event.notifications[0].priority),
-        (1, Priority::High)
+        (1, SignalPriority::High)
     );
     assert_eq!(event.wakes, ["sensor/prices", "signal/prices/high"]);
 }
@@ -301,7 +313,7 @@ fn an_event_that_is_not_understood_changes_nothing_and_names_the_field() {
         "updates": [{"field": "ok", "value": "1"}, {"field": "x", "value": "payload.price"}],
     }));
     for streak in 1..=2 {
-        assert_eq!(sensor.hears(0, &json!({"secret": "hunter2"})), Outcome::Failed);
+        assert_eq!(sensor.hears(0, &json!({"secret": "hunter2"})), RulesOutcome::Failed);
         assert_eq!(sensor.1.consecutive_failures, streak);
     }
     let failure = sensor.1.failure.clone().expect("a failure");
@@ -311,14 +323,17 @@ fn an_event_that_is_not_understood_changes_nothing_and_names_the_field() {
     sensor.accepts(1, &json!({"price": 1}));
     assert_eq!((sensor.1.consecutive_failures, &sensor.1.failure), (0, &None));
     let mut sensor = Sensor::new(json!({"signals": [{"name": "a", "when": "payload"}]}));
-    assert_eq!(sensor.hears(0, &json!(1)), Outcome::Failed);
+    assert_eq!(sensor.hears(0, &json!(1)), RulesOutcome::Failed);
     assert_eq!(
         sensor.1.failure.as_deref(),
         Some("spec.signals[0].when: is neither true nor false")
     );
     let mut sensor = Sensor::new(json!({"notification": {"text": "payload"}}));
-    assert_eq!(sensor.hears(0, &json!(1)), Outcome::Failed);
-    assert_eq!(sensor.0.hear(&mut sensor.1, at(1), None, b"\xff"), Outcome::Failed);
+    assert_eq!(sensor.hears(0, &json!(1)), RulesOutcome::Failed);
+    assert_eq!(
+        sensor.0.process(&mut sensor.1, at(1), None, b"\xff"),
+        RulesOutcome::Failed
+    );
 }
 
 #[test]
@@ -326,11 +341,11 @@ fn a_value_may_have_8_kib_and_not_one_byte_more() {
     let mut sensor = Sensor::new(json!({"updates": [{"field": "x", "value": "payload"}]}));
     assert!(matches!(
         sensor.hears(0, &json!("x".repeat(MOST_VALUE_BYTES - 2))),
-        Outcome::Accepted(_)
+        RulesOutcome::Accepted(_)
     ));
     assert_eq!(
         sensor.hears(1, &json!("x".repeat(MOST_VALUE_BYTES - 1))),
-        Outcome::Failed
+        RulesOutcome::Failed
     );
     let failure = sensor.1.failure.clone().expect("a failure");
     assert_eq!(
@@ -342,7 +357,7 @@ fn a_value_may_have_8_kib_and_not_one_byte_more() {
 #[test]
 fn what_cannot_be_compiled_names_its_field() {
     let of = |more| {
-        Rules::compile("prices", &spec(more)).expect_err("an error").0[0]
+        SensorRules::compile("prices", &spec(more)).expect_err("an error").0[0]
             .field
             .clone()
     };
@@ -365,9 +380,9 @@ fn a_clock_that_was_set_back_holds_nothing_for_longer_than_its_own_limit() {
     }));
     let year = 365 * 86_400_000;
     sensor.accepts(year, &json!(1));
-    assert_eq!(sensor.hears(0, &json!(2)), Outcome::Held);
+    assert_eq!(sensor.hears(0, &json!(2)), RulesOutcome::Held);
     assert_eq!(sensor.0.waits_until(&sensor.1), Some(at(1000)));
-    let Some(Outcome::Accepted(event)) = sensor.0.take_up(&mut sensor.1, at(1000)) else {
+    let Some(RulesOutcome::Accepted(event)) = sensor.0.release_held(&mut sensor.1, at(1000)) else {
         panic!("it does not come");
     };
     assert!(sources(&event).is_empty());
@@ -396,13 +411,13 @@ proptest! {
         for (after, payload, id) in steps {
             now = now.checked_add(SignedDuration::from_millis(after)).expect("a moment");
             let mut seen = Vec::new();
-            seen.extend(sensor.0.take_up(&mut sensor.1, now));
+            seen.extend(sensor.0.release_held(&mut sensor.1, now));
             let body = if payload == 5 { json!("too large") } else { json!(payload) };
             let id = id.map(|id| id.to_string());
-            seen.push(sensor.0.hear(&mut sensor.1, now, id.as_deref(), body.to_string().as_bytes()));
+            seen.push(sensor.0.process(&mut sensor.1, now, id.as_deref(), body.to_string().as_bytes()));
             heard += 1;
             for outcome in seen {
-                if let Outcome::Accepted(event) = outcome {
+                if let RulesOutcome::Accepted(event) = outcome {
                     seq += 1;
                     prop_assert_eq!(event.seq, seq);
                     accepted.push(now);
@@ -437,7 +452,7 @@ fn bomb() -> SensorSpec {
 #[test]
 fn a_spec_full_of_large_patterns_is_refused_after_the_first_32_of_them() {
     let begun = std::time::Instant::now();
-    let mistakes = Rules::check(&bomb()).expect_err("mistakes").to_string();
+    let mistakes = SensorRules::check(&bomb()).expect_err("mistakes").to_string();
     assert!(
         mistakes.contains("spec.updates[0].value: calls matches once too often"),
         "{mistakes}"
@@ -463,7 +478,10 @@ fn a_check_finds_what_compiling_finds() {
         json!({"task": {"prompt": "nobody()"}}),
     ] {
         let spec = spec(more);
-        assert_eq!(Rules::check(&spec), Rules::compile("prices", &spec).map(drop));
+        assert_eq!(
+            SensorRules::check(&spec),
+            SensorRules::compile("prices", &spec).map(drop)
+        );
     }
 }
 
@@ -472,15 +490,15 @@ fn a_text_is_cut_by_its_bytes_and_by_those_that_it_has_as_json() {
     let escaped = |text: &str| serde_json::to_string(text).expect("a text").len() - 2;
     for (one, most) in [("a", 2_048), ("é", 1_024), ("\"", 2_048), ("\u{1}", 682)] {
         let text = one.repeat(most);
-        assert_eq!(cut(text.clone()), text, "{one:?}");
-        let longer = cut(one.repeat(most + 1));
+        assert_eq!(truncate(text.clone()), text, "{one:?}");
+        let longer = truncate(one.repeat(most + 1));
         assert!(longer.ends_with(CUT) && longer.starts_with(one), "{one:?}");
         assert!(
             longer.len() <= MOST_TEXT_BYTES && escaped(&longer) <= MOST_ESCAPED_BYTES,
             "{one:?}"
         );
     }
-    assert_eq!(cut(String::new()), "");
+    assert_eq!(truncate(String::new()), "");
 }
 
 /// The largest event that a spec in ASCII and any payload can give.

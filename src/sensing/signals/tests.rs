@@ -5,9 +5,9 @@ use jiff::Timestamp;
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
-use super::super::delivery::Event;
-use super::super::rules::{Outcome, Rules, State};
-use super::super::{check, trial::Trial};
+use super::super::delivery::SensorEvent;
+use super::super::rules::{RulesOutcome, RulesState, SensorRules};
+use super::super::{check, scored_effects::ScoredEffects};
 use super::*;
 use crate::api::SensorSpec;
 
@@ -19,13 +19,13 @@ fn spec(more: &Value) -> SensorSpec {
 }
 
 /// What one Sensor makes of these payloads.
-fn events(more: &Value, payloads: &[Value]) -> Vec<Event> {
-    let rules = Rules::compile("prices", &spec(more)).expect("rules");
-    let mut state = State::default();
+fn events(more: &Value, payloads: &[Value]) -> Vec<SensorEvent> {
+    let rules = SensorRules::compile("prices", &spec(more)).expect("rules");
+    let mut state = RulesState::default();
     let hear = |(place, payload): (usize, &Value)| {
         let now = Timestamp::from_second(i64::try_from(place).expect("few")).expect("a moment");
-        match rules.hear(&mut state, now, None, payload.to_string().as_bytes()) {
-            Outcome::Accepted(event) => *event,
+        match rules.process(&mut state, now, None, payload.to_string().as_bytes()) {
+            RulesOutcome::Accepted(event) => *event,
             other => panic!("{other:?}: {:?}", state.failure),
         }
     };
@@ -47,16 +47,16 @@ fn only_what_the_expression_lets_through_is_asked() {
     let events = events(&scored("Notify"), &[json!(5), json!(6)]);
     assert_eq!((&events[0].trial, events[0].updates.len()), (&None, 1));
     let trial = events[1].trial.as_ref().expect("a question");
-    let expected = Question {
+    let expected = SignalScoreRequest {
         signal: "signal/prices/spike".into(),
         prompt: "A spike?".into(),
         threshold_percent: 80,
-        gate: Gate::Notify,
+        gate: SignalGate::Notify,
         cooldown_seconds: 60,
-        notice: Some(Notice {
+        notice: Some(SensorNotification {
             source: "sensor/prices".into(),
             text: "6".into(),
-            priority: Priority::High,
+            priority: SignalPriority::High,
         }),
     };
     assert_eq!(
@@ -95,10 +95,10 @@ fn a_signal_that_does_not_notify_asks_without_a_notice() {
     assert_eq!(trial.questions[0].notice, None);
     assert_eq!(
         trial,
-        Trial {
+        ScoredEffects {
             data: "1".into(),
             questions: trial.questions.clone(),
-            ..Trial::default()
+            ..ScoredEffects::default()
         }
     );
 }
@@ -126,7 +126,7 @@ fn several_signals_give_one_task_the_most_urgent_and_none_gives_none() {
         ],
     });
     let events = events(&task, &[json!(1), json!(2), json!(3), json!(4)]);
-    let sources = |event: &Event| {
+    let sources = |event: &SensorEvent| {
         event
             .notifications
             .iter()

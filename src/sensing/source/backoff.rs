@@ -7,12 +7,12 @@ pub const LONGEST: Duration = Duration::from_mins(5);
 
 /// Failures in a row, and what they mean for the next attempt.
 #[derive(Clone, Copy, Debug)]
-pub struct Backoff {
+pub struct SourceBackoff {
     interval: Duration,
     failures: u32,
 }
 
-impl Backoff {
+impl SourceBackoff {
     /// No failure so far.
     #[must_use]
     pub fn new(interval: Duration) -> Self {
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     fn waits(interval: u64, failures: usize) -> Vec<u64> {
-        let mut backoff = Backoff::new(Duration::from_secs(interval));
+        let mut backoff = SourceBackoff::new(Duration::from_secs(interval));
         (0..failures).map(|_| backoff.fail(0.0).as_secs()).collect()
     }
 
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn only_a_success_brings_the_interval_back() {
-        let mut backoff = Backoff::new(Duration::from_secs(5));
+        let mut backoff = SourceBackoff::new(Duration::from_secs(5));
         backoff.fail(0.0);
         backoff.fail(0.0);
         backoff.succeed();
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn jitter_takes_at_most_a_tenth_off_and_adds_nothing() {
-        let wait = |jitter| Backoff::new(Duration::from_secs(50)).fail(jitter);
+        let wait = |jitter| SourceBackoff::new(Duration::from_secs(50)).fail(jitter);
         assert_eq!(wait(0.0), Duration::from_secs(100));
         assert_eq!(wait(1.0), Duration::from_secs(90));
         assert_eq!(wait(7.0), Duration::from_secs(90));
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn thousands_of_failures_change_nothing_any_more() {
-        let mut backoff = Backoff::new(Duration::from_secs(1));
+        let mut backoff = SourceBackoff::new(Duration::from_secs(1));
         let last = (0..100_000).map(|_| backoff.fail(0.0)).last();
         assert_eq!(last, Some(LONGEST));
     }

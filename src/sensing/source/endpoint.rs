@@ -4,15 +4,15 @@ use reqwest::Url;
 use serde_json::Value;
 
 use crate::api::SensorSpec;
-use crate::api::endpoint::Endpoint;
-use crate::sensing::Invalid;
+use crate::api::endpoint::SourceEndpoint;
+use crate::sensing::FieldError;
 
 /// Most bytes of a tool's arguments, as JSON.
 const MOST_ARGUMENT_BYTES: usize = 16 * 1024;
 
 /// The address that requests go to; that of a WebSocket with `http` for `ws`.
-pub fn url(endpoint: &Endpoint<'_>) -> Result<Url, Invalid> {
-    let wrong = |detail: String| Invalid {
+pub fn url(endpoint: &SourceEndpoint<'_>) -> Result<Url, FieldError> {
+    let wrong = |detail: String| FieldError {
         field: format!("{}.url", endpoint.field),
         detail,
     };
@@ -38,14 +38,14 @@ pub fn url(endpoint: &Endpoint<'_>) -> Result<Url, Invalid> {
 }
 
 /// Whether the source of a spec has an address that can be asked, if it needs one, and nothing too long to ask with.
-pub fn check(spec: &SensorSpec) -> Result<(), Invalid> {
+pub fn check(spec: &SensorSpec) -> Result<(), FieldError> {
     if let Some(endpoint) = spec.source.endpoint() {
         url(&endpoint)?;
     }
     let tool = spec.source.poll.as_ref().and_then(|poll| poll.tool.as_ref());
     let bytes = tool.map_or(0, |tool| Value::Object(tool.arguments.clone()).to_string().len());
     if bytes > MOST_ARGUMENT_BYTES {
-        return Err(Invalid {
+        return Err(FieldError {
             field: "spec.source.poll.tool.arguments".into(),
             detail: format!("may have {MOST_ARGUMENT_BYTES} bytes as JSON, and has {bytes}"),
         });
@@ -59,8 +59,8 @@ mod tests {
 
     use super::*;
 
-    fn of(url: &str) -> Endpoint<'_> {
-        Endpoint {
+    fn of(url: &str) -> SourceEndpoint<'_> {
+        SourceEndpoint {
             field: "spec.source.poll.http",
             url,
             headers: None,

@@ -8,9 +8,9 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect::{Attempt, Policy};
 use reqwest::{Client, Response, StatusCode, Url};
 
-use super::tls::{Material, TlsFiles};
+use super::tls::{TlsFiles, TlsMaterial};
 use crate::api::tools::is_tool_header;
-use crate::sensing::address::{AddressPolicy, Resolver};
+use crate::sensing::address::{AddressPolicy, FilteringResolver};
 
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,11 +24,11 @@ const MOST_CAUSE: usize = 200;
 /// Why a source does not hear, in words that say what to do; never text of a payload.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 #[error("{0}")]
-pub struct Failure(pub String);
+pub struct SourceError(pub String);
 
 /// Where requests go, and what goes with them.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct SourceTarget {
     /// The address.
     pub url: Url,
     /// Directory with a file for each header of a Secret; read for each request.
@@ -42,15 +42,15 @@ pub struct Place {
 }
 
 /// The client of a place, which is made anew when the Secrets of its TLS change.
-pub struct Clients<'a> {
-    place: &'a Place,
+pub struct CachedClient<'a> {
+    place: &'a SourceTarget,
     is_upgraded: bool,
-    made: Option<(Material, Client)>,
+    made: Option<(TlsMaterial, Client)>,
 }
 
-impl Clients<'_> {
+impl CachedClient<'_> {
     /// The client for the next connection.
-    pub fn get(&mut self) -> Result<Client, Failure> {
+    pub fn get(&mut self) -> Result<Client, SourceError> {
         let material = self.place.tls.read()?;
         if let Some((made_of, client)) = &self.made
             && *made_of == material
@@ -63,11 +63,11 @@ impl Clients<'_> {
     }
 }
 
-impl Place {
+impl SourceTarget {
     /// Clients that go only where they may, also when they are redirected.
     #[must_use]
-    pub fn clients(&self) -> Clients<'_> {
-        Clients {
+    pub fn clients(&self) -> CachedClient<'_> {
+        CachedClient {
             place: self,
             is_upgraded: false,
             made: None,
@@ -76,18 +76,18 @@ impl Place {
 
     /// The same for connections that become something else, such as a WebSocket: that is no matter of HTTP/2.
     #[must_use]
-    pub fn clients_to_upgrade(&self) -> Clients<'_> {
-        Clients {
+    pub fn clients_to_upgrade(&self) -> CachedClient<'_> {
+        CachedClient {
             is_upgraded: true,
             ..self.clients()
         }
     }
 
-    fn client(&self, is_upgraded: bool, material: &Material) -> Result<Client, Failure> {
+    fn client(&self, is_upgraded: bool, material: &TlsMaterial) -> Result<Client, SourceError> {
         let builder = Client::builder()
             .user_agent(USER_AGENT)
             .no_proxy()
-            .dns_resolver(Arc::new(Resolver(Arc::clone(&self.policy))))
+            .dns_resolver(Arc::new(FilteringResolver(Arc::clone(&self.policy))))
             .redirect(self.redirects())
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_keepalive(KEEPALIVE);
@@ -99,19 +99,19 @@ impl Place {
             } else {
                 ""
             };
-            Failure(format!("no connection is possible: {}{advice}", cause(&error)))
+            SourceError(format!("no connection is possible: {}{advice}", cause(&error)))
         })
     }
 
     /// Whether the address itself may be asked.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), SourceError> {
         self.policy
             .check_url(&self.url)
-            .map_err(|denied| Failure(denied.to_string()))
+            .map_err(|denied| SourceError(denied.to_string()))
     }
 
     /// What a Secret adds to a request.
-    pub fn headers(&self) -> Result<HeaderMap, Failure> {
+    pub fn headers(&self) -> Result<HeaderMap, SourceError> {
         match &self.headers_dir {
             Some(dir) => read_headers(dir),
             None => Ok(HeaderMap::new()),
@@ -124,7 +124,7 @@ impl Place {
         let home = self.headers_dir.is_some().then(|| self.url.origin());
         Policy::custom(move |attempt: Attempt<'_>| {
             if attempt.previous().len() > MOST_REDIRECTS {
-                return attempt.error(Failure(format!("more than {MOST_REDIRECTS} redirects in a row")));
+                return attempt.error(SourceError(format!("more than {MOST_REDIRECTS} redirects in a row")));
             }
             if let Err(denied) = policy.check_url(attempt.url()) {
                 return attempt.error(denied);
@@ -133,11 +133,11 @@ impl Place {
             if home.as_ref().is_some_and(|home| *home != attempt.url().origin()) {
                 let what = "the server redirects to another host, which must not get the headers of the Secret: write \
                             that host's address into the url";
-                return attempt.error(Failure(what.into()));
+                return attempt.error(SourceError(what.into()));
             }
             // Its client knows no authority.
             if starts_plain && attempt.url().scheme() == "https" {
-                return attempt.error(Failure(
+                return attempt.error(SourceError(
                     "the server redirects to https: write that address into the url".into(),
                 ));
             }
@@ -146,8 +146,8 @@ impl Place {
     }
 }
 
-fn read_headers(dir: &Path) -> Result<HeaderMap, Failure> {
-    let wrong = |what: &str| Failure(format!("the Secret of headersSecretRef {what}"));
+fn read_headers(dir: &Path) -> Result<HeaderMap, SourceError> {
+    let wrong = |what: &str| SourceError(format!("the Secret of headersSecretRef {what}"));
     let files = std::fs::read_dir(dir).map_err(|_| wrong("cannot be read"))?;
     let mut headers = HeaderMap::new();
     for file in files.flatten() {
@@ -171,7 +171,7 @@ fn read_headers(dir: &Path) -> Result<HeaderMap, Failure> {
 }
 
 /// A body, up to one byte more than `most`: that one says that it is too long.
-pub async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, Failure> {
+pub async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, SourceError> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&error))? {
         let left = (most + 1).saturating_sub(body.len());
@@ -185,10 +185,10 @@ pub async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, Failur
 
 /// Why there was no answer.
 #[must_use]
-pub fn unreachable(error: &reqwest::Error) -> Failure {
+pub fn unreachable(error: &reqwest::Error) -> SourceError {
     let cause = cause(error);
     let advice = advice(&cause);
-    Failure(format!("no answer: {cause}{advice}"))
+    SourceError(format!("no answer: {cause}{advice}"))
 }
 
 /// Which field to look at when TLS came to nothing, by what rustls says of it.
@@ -215,20 +215,20 @@ fn advice(cause: &str) -> &'static str {
 
 /// Why an answer is none.
 #[must_use]
-pub fn refused(status: StatusCode) -> Failure {
+pub fn refused(status: StatusCode) -> SourceError {
     let advice = match status.as_u16() {
         401 | 403 => "; look at headersSecretRef",
         404 | 410 => "; look at the url",
         429 => "; make the interval longer",
         _ => "",
     };
-    Failure(format!("the server answers with status {}{advice}", status.as_u16()))
+    SourceError(format!("the server answers with status {}{advice}", status.as_u16()))
 }
 
 /// Nothing came for so long.
 #[must_use]
-pub fn silent(idle: Duration) -> Failure {
-    Failure(format!("silent for {} s (idleTimeoutSeconds)", idle.as_secs()))
+pub fn silent(idle: Duration) -> SourceError {
+    SourceError(format!("silent for {} s (idleTimeoutSeconds)", idle.as_secs()))
 }
 
 /// The innermost cause says most, and none of them carries a header or a body.

@@ -7,7 +7,7 @@ pub mod backoff;
 pub mod endpoint;
 pub mod http;
 pub mod poll;
-mod reopening;
+mod reconnect;
 pub mod sse;
 pub mod tls;
 pub mod web_socket;
@@ -25,7 +25,7 @@ const WAITING: usize = 16;
 /// Where to go on after a restart. Kept in the same transaction as the arrival that it came with.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Cursor {
+pub struct SourceCursor {
     /// Validator of the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
@@ -39,20 +39,20 @@ pub struct Cursor {
 
 /// Something came.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heard {
+pub struct SourceMessage {
     /// The sender's own id.
     pub id: Option<String>,
     /// What it says. One byte longer than allowed stands for anything longer.
     pub payload: Vec<u8>,
     /// Where to go on after it.
-    pub cursor: Cursor,
+    pub cursor: SourceCursor,
     /// What makes another one a repeat of it.
-    pub repeat: Repeat,
+    pub repeat: RepeatRule,
 }
 
 /// What makes something that comes a repeat of what came before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Repeat {
+pub enum RepeatRule {
     /// It says the same as what came last: a page that did not change.
     #[default]
     SameAsLast,
@@ -68,18 +68,18 @@ pub enum Repeat {
 
 /// Something came, and somebody waits to hear what became of it.
 #[derive(Debug)]
-pub struct Arrival {
+pub struct SourceArrival {
     /// What.
-    pub heard: Heard,
+    pub heard: SourceMessage,
     /// When.
     pub at: Timestamp,
     /// Where to say what became of it.
-    pub answer: oneshot::Sender<Taken>,
+    pub answer: oneshot::Sender<ArrivalOutcome>,
 }
 
 /// What became of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum ArrivalOutcome {
     /// It is on disk, with all that it does.
     OnDisk,
     /// It is no news: the same came before.
@@ -96,7 +96,7 @@ pub enum Taken {
 
 /// How a source is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Condition {
+pub struct SourceCondition {
     /// It has reached what it listens to since it last failed.
     pub connected: bool,
     /// Failures since it began.
@@ -113,42 +113,42 @@ pub struct Condition {
 
 /// Where a source puts what it hears.
 #[derive(Clone, Debug)]
-pub struct Feed {
-    arrivals: mpsc::Sender<Arrival>,
-    condition: watch::Sender<Condition>,
+pub struct SourceFeed {
+    arrivals: mpsc::Sender<SourceArrival>,
+    condition: watch::Sender<SourceCondition>,
 }
 
-impl Feed {
+impl SourceFeed {
     /// A feed, and its other end.
     #[must_use]
-    pub fn new() -> (Self, mpsc::Receiver<Arrival>) {
+    pub fn new() -> (Self, mpsc::Receiver<SourceArrival>) {
         let (arrivals, taken) = mpsc::channel(WAITING);
-        let condition = watch::Sender::new(Condition::default());
+        let condition = watch::Sender::new(SourceCondition::default());
         (Self { arrivals, condition }, taken)
     }
 
     /// Gives what was heard; says what became of it.
-    pub async fn give(&self, heard: Heard) -> Taken {
+    pub async fn submit(&self, heard: SourceMessage) -> ArrivalOutcome {
         let (answer, answered) = oneshot::channel();
-        let arrival = Arrival {
+        let arrival = SourceArrival {
             heard,
             at: Timestamp::now(),
             answer,
         };
         if self.arrivals.send(arrival).await.is_err() {
-            return Taken::NotNow;
+            return ArrivalOutcome::NotNow;
         }
-        answered.await.unwrap_or(Taken::NotNow)
+        answered.await.unwrap_or(ArrivalOutcome::NotNow)
     }
 
     /// The source reaches what it listens to.
-    pub fn works(&self) {
+    pub fn report_connected(&self) {
         self.condition.send_if_modified(|condition| {
-            let well = Condition {
+            let well = SourceCondition {
                 connected: true,
                 failures: condition.failures,
                 refused: condition.refused,
-                ..Condition::default()
+                ..SourceCondition::default()
             };
             let news = *condition != well;
             *condition = well;
@@ -160,7 +160,7 @@ impl Feed {
     pub fn failed(&self, failure: &str, wait: Duration) {
         let next = Timestamp::now().checked_add(wait).ok();
         self.condition.send_modify(|condition| {
-            *condition = Condition {
+            *condition = SourceCondition {
                 connected: false,
                 failures: condition.failures.saturating_add(1),
                 refused: condition.refused,
@@ -181,7 +181,7 @@ impl Feed {
 
     /// How the source is, now and later.
     #[must_use]
-    pub fn condition(&self) -> watch::Receiver<Condition> {
+    pub fn condition(&self) -> watch::Receiver<SourceCondition> {
         self.condition.subscribe()
     }
 }

@@ -1,6 +1,6 @@
 //! Sources that ask again and again: pages, queries of a Prometheus, and tools.
 
-mod talk;
+mod mcp_tool;
 
 use std::time::Duration;
 
@@ -10,23 +10,23 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use self::talk::Talk;
-use super::backoff::{Backoff, jitter};
-use super::http::{Failure, Place, body, refused, unreachable};
-use super::{Cursor, Feed, Heard, Repeat, Taken};
+use self::mcp_tool::ToolConnection;
+use super::backoff::{SourceBackoff, jitter};
+use super::http::{SourceError, SourceTarget, body, refused, unreachable};
+use super::{ArrivalOutcome, RepeatRule, SourceCursor, SourceFeed, SourceMessage};
 use crate::api::polled_tool::PolledTool;
-use crate::api::source::Method;
+use crate::api::source::HttpMethod;
 
 /// Longest validator of a page that is kept.
 const MOST_VALIDATOR: usize = 1024;
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Question {
+pub enum PollQuery {
     /// A page.
     Page {
         /// How.
-        method: Method,
+        method: HttpMethod,
         /// With what.
         body: Option<String>,
     },
@@ -41,23 +41,23 @@ pub enum Question {
 
 /// Asks again and again.
 #[derive(Clone, Debug)]
-pub struct Poller {
+pub struct SourcePoller {
     /// Whom.
-    pub place: Place,
+    pub place: SourceTarget,
     /// What.
-    pub question: Question,
+    pub question: PollQuery,
     /// From the beginning of one attempt to the next.
     pub interval: Duration,
     /// After which an attempt has failed.
     pub timeout: Duration,
 }
 
-impl Poller {
+impl SourcePoller {
     /// Asks until it is dropped.
-    pub async fn run(self, mut cursor: Cursor, feed: Feed) {
-        let mut backoff = Backoff::new(self.interval);
+    pub async fn run(self, mut cursor: SourceCursor, feed: SourceFeed) {
+        let mut backoff = SourceBackoff::new(self.interval);
         let mut clients = self.place.clients();
-        let mut talk = Talk::default();
+        let mut talk = ToolConnection::default();
         loop {
             let begun = Instant::now();
             let result = match clients.get() {
@@ -67,7 +67,7 @@ impl Poller {
             match result {
                 Ok(()) => {
                     backoff.succeed();
-                    feed.works();
+                    feed.report_connected();
                     sleep_until(begun + self.interval).await;
                 }
                 Err(failure) => {
@@ -79,10 +79,16 @@ impl Poller {
         }
     }
 
-    async fn attempt(&self, client: &Client, cursor: &mut Cursor, talk: &mut Talk, feed: &Feed) -> Result<(), Failure> {
+    async fn attempt(
+        &self,
+        client: &Client,
+        cursor: &mut SourceCursor,
+        talk: &mut ToolConnection,
+        feed: &SourceFeed,
+    ) -> Result<(), SourceError> {
         let answer = timeout(self.timeout, self.ask(client, cursor, talk));
         let answer = answer.await.map_err(|_| {
-            Failure(format!(
+            SourceError(format!(
                 "no whole answer within {} s (timeoutSeconds)",
                 self.timeout.as_secs()
             ))
@@ -91,12 +97,12 @@ impl Poller {
             return Ok(());
         };
         let next = heard.cursor.clone();
-        match feed.give(heard).await {
-            Taken::OnDisk | Taken::Known => *cursor = next,
+        match feed.submit(heard).await {
+            ArrivalOutcome::OnDisk | ArrivalOutcome::Known => *cursor = next,
             // Without its validator the page comes again, when there is room for it.
-            Taken::Dropped | Taken::TooDeep | Taken::Replayed => {}
-            Taken::NotNow => {
-                return Err(Failure(
+            ArrivalOutcome::Dropped | ArrivalOutcome::TooDeep | ArrivalOutcome::Replayed => {}
+            ArrivalOutcome::NotNow => {
+                return Err(SourceError(
                     "what came cannot be kept now; look at the sensor pod's storage".into(),
                 ));
             }
@@ -105,12 +111,17 @@ impl Poller {
     }
 
     /// What there is to hear; `None`: nothing new.
-    async fn ask(&self, client: &Client, cursor: &Cursor, talk: &mut Talk) -> Result<Option<Heard>, Failure> {
+    async fn ask(
+        &self,
+        client: &Client,
+        cursor: &SourceCursor,
+        talk: &mut ToolConnection,
+    ) -> Result<Option<SourceMessage>, SourceError> {
         self.place.check()?;
         let request = match &self.question {
-            Question::Page { method, body } => self.page(client, *method, body.as_deref(), cursor),
-            Question::Prometheus { query } => self.query(client, query),
-            Question::Tool(tool) => return talk.ask(client, &self.place, tool).await.map(Some),
+            PollQuery::Page { method, body } => self.page(client, *method, body.as_deref(), cursor),
+            PollQuery::Prometheus { query } => self.query(client, query),
+            PollQuery::Tool(tool) => return talk.call_tool(client, &self.place, tool).await.map(Some),
         };
         let request = request.headers(self.place.headers()?);
         let response = request.send().await.map_err(|error| unreachable(&error))?;
@@ -119,27 +130,27 @@ impl Poller {
             return Ok(None);
         }
         // A Prometheus says why in the body of these.
-        let explained = matches!(self.question, Question::Prometheus { .. }) && matches!(status.as_u16(), 400 | 422);
+        let explained = matches!(self.question, PollQuery::Prometheus { .. }) && matches!(status.as_u16(), 400 | 422);
         if !status.is_success() && !explained {
             return Err(refused(status));
         }
         let cursor = validators(response.headers());
         let payload = body(response, self.place.most_bytes).await?;
         match self.question {
-            Question::Prometheus { .. } => self.result(payload).map(Some),
-            Question::Page { .. } | Question::Tool(_) => Ok(Some(Heard {
+            PollQuery::Prometheus { .. } => self.result(payload).map(Some),
+            PollQuery::Page { .. } | PollQuery::Tool(_) => Ok(Some(SourceMessage {
                 id: None,
                 payload,
                 cursor,
-                repeat: Repeat::SameAsLast,
+                repeat: RepeatRule::SameAsLast,
             })),
         }
     }
 
-    fn page(&self, client: &Client, method: Method, body: Option<&str>, cursor: &Cursor) -> RequestBuilder {
+    fn page(&self, client: &Client, method: HttpMethod, body: Option<&str>, cursor: &SourceCursor) -> RequestBuilder {
         let url = self.place.url.clone();
         match method {
-            Method::Get => {
+            HttpMethod::Get => {
                 let request = client.get(url);
                 match (&cursor.etag, &cursor.last_modified) {
                     (Some(etag), _) => request.header(IF_NONE_MATCH, etag),
@@ -147,7 +158,7 @@ impl Poller {
                     (None, None) => request,
                 }
             }
-            Method::Post => client
+            HttpMethod::Post => client
                 .post(url)
                 .header(CONTENT_TYPE, "application/json")
                 .body(body.unwrap_or_default().to_owned()),
@@ -160,19 +171,19 @@ impl Poller {
         client.get(url).header(ACCEPT, "application/json")
     }
 
-    fn result(&self, payload: Vec<u8>) -> Result<Heard, Failure> {
-        let cursor = Cursor::default();
+    fn result(&self, payload: Vec<u8>) -> Result<SourceMessage, SourceError> {
+        let cursor = SourceCursor::default();
         if payload.len() > self.place.most_bytes {
             // Too long to be read: the rules count it.
-            return Ok(Heard {
+            return Ok(SourceMessage {
                 id: None,
                 payload,
                 cursor,
-                repeat: Repeat::SameAsLast,
+                repeat: RepeatRule::SameAsLast,
             });
         }
-        let unreadable = |_| Failure("the answer is not one of a Prometheus; look at the url".into());
-        let answer: Answer = serde_json::from_slice(&payload).map_err(unreadable)?;
+        let unreadable = |_| SourceError("the answer is not one of a Prometheus; look at the url".into());
+        let answer: PrometheusResponse = serde_json::from_slice(&payload).map_err(unreadable)?;
         let data = match (answer.data, answer.error_type) {
             (Some(data), None) => data,
             (_, kind) => {
@@ -182,31 +193,31 @@ impl Poller {
                     .filter(|c| c.is_ascii_alphabetic() || *c == '_')
                     .take(32)
                     .collect();
-                return Err(Failure(format!(
+                return Err(SourceError(format!(
                     "the Prometheus refuses the query ({kind}); look at spec.source.poll.prometheus.query"
                 )));
             }
         };
         let payload = json!({"resultType": data.result_type, "result": without_times(data.result)});
         let payload = serde_json::to_vec(&payload).map_err(unreadable)?;
-        Ok(Heard {
+        Ok(SourceMessage {
             id: None,
             payload,
             cursor,
-            repeat: Repeat::SameAsLast,
+            repeat: RepeatRule::SameAsLast,
         })
     }
 }
 
 #[derive(Deserialize)]
-struct Answer {
-    data: Option<Data>,
+struct PrometheusResponse {
+    data: Option<PrometheusResult>,
     #[serde(rename = "errorType")]
     error_type: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Data {
+struct PrometheusResult {
     #[serde(rename = "resultType")]
     result_type: String,
     result: Value,
@@ -240,12 +251,12 @@ fn number(value: Value) -> Value {
         .map_or(value, Value::Number)
 }
 
-fn validators(headers: &HeaderMap) -> Cursor {
+fn validators(headers: &HeaderMap) -> SourceCursor {
     let text = |name| {
         let value = headers.get(name)?.to_str().ok()?;
         (value.len() <= MOST_VALIDATOR).then(|| value.to_owned())
     };
-    Cursor {
+    SourceCursor {
         etag: text(ETAG),
         last_modified: text(LAST_MODIFIED),
         last_event_id: None,

@@ -9,26 +9,26 @@ use reqwest::{Client, Response, StatusCode};
 use tokio::time::{Instant, timeout};
 
 use super::backoff::LONGEST;
-use super::http::{Failure, Place, refused, silent, unreachable};
-use super::reopening::{PAUSE, Reopening};
-use super::{Cursor, Feed, Heard, Repeat, Taken};
+use super::http::{SourceError, SourceTarget, refused, silent, unreachable};
+use super::reconnect::{PAUSE, ReconnectBackoff};
+use super::{ArrivalOutcome, RepeatRule, SourceCursor, SourceFeed, SourceMessage};
 
 /// Longest id that is kept.
 const MOST_ID: usize = 1024;
 
 /// Listens to a stream.
 #[derive(Clone, Debug)]
-pub struct Listener {
+pub struct SseListener {
     /// To which.
-    pub place: Place,
+    pub place: SourceTarget,
     /// Silence after which the connection is made again.
     pub idle: Duration,
 }
 
-impl Listener {
+impl SseListener {
     /// Listens until it is dropped.
-    pub async fn run(self, mut cursor: Cursor, feed: Feed) {
-        let mut reopening = Reopening::default();
+    pub async fn run(self, mut cursor: SourceCursor, feed: SourceFeed) {
+        let mut reopening = ReconnectBackoff::default();
         let mut clients = self.place.clients();
         loop {
             let begun = Instant::now();
@@ -36,7 +36,7 @@ impl Listener {
                 Ok(client) => self.follow(&client, &mut cursor, &feed, &mut reopening).await,
                 Err(failure) => Err(failure),
             };
-            reopening.rest(begun.elapsed(), result, &feed).await;
+            reopening.wait_to_reconnect(begun.elapsed(), result, &feed).await;
         }
     }
 
@@ -44,13 +44,13 @@ impl Listener {
     async fn follow(
         &self,
         client: &Client,
-        cursor: &mut Cursor,
-        feed: &Feed,
-        reopening: &mut Reopening,
-    ) -> Result<(), Failure> {
+        cursor: &mut SourceCursor,
+        feed: &SourceFeed,
+        reopening: &mut ReconnectBackoff,
+    ) -> Result<(), SourceError> {
         let mut response = self.open(client, cursor).await?;
-        feed.works();
-        let mut parser = Parser::new(self.place.most_bytes, cursor.last_event_id.clone());
+        feed.report_connected();
+        let mut parser = SseParser::new(self.place.most_bytes, cursor.last_event_id.clone());
         loop {
             let chunk = timeout(self.idle, response.chunk())
                 .await
@@ -67,7 +67,7 @@ impl Listener {
         }
     }
 
-    async fn open(&self, client: &Client, cursor: &Cursor) -> Result<Response, Failure> {
+    async fn open(&self, client: &Client, cursor: &SourceCursor) -> Result<Response, SourceError> {
         self.place.check()?;
         let mut request = client
             .get(self.place.url.clone())
@@ -91,35 +91,39 @@ impl Listener {
             .get(CONTENT_TYPE)
             .and_then(|value| value.to_str().ok());
         if !content.is_some_and(|content| content.trim().to_ascii_lowercase().starts_with("text/event-stream")) {
-            return Err(Failure(
+            return Err(SourceError(
                 "the answer is no stream of server-sent events; look at the url".into(),
             ));
         }
         Ok(response)
     }
 
-    async fn give(&self, event: Event, cursor: &mut Cursor, feed: &Feed) -> Result<(), Failure> {
-        let next = Cursor {
+    async fn give(&self, event: SseEvent, cursor: &mut SourceCursor, feed: &SourceFeed) -> Result<(), SourceError> {
+        let next = SourceCursor {
             last_event_id: event.last_id,
-            ..Cursor::default()
+            ..SourceCursor::default()
         };
-        let heard = Heard {
+        let heard = SourceMessage {
             // A server may count from 1 again after a restart, so that an id alone says nothing; and without ids two equal
             // messages are two events.
             repeat: if event.id.is_some() {
-                Repeat::IdAndText
+                RepeatRule::IdAndText
             } else {
-                Repeat::Never
+                RepeatRule::Never
             },
             id: event.id,
             payload: event.data,
             cursor: next.clone(),
         };
-        match feed.give(heard).await {
-            Taken::NotNow => Err(Failure(
+        match feed.submit(heard).await {
+            ArrivalOutcome::NotNow => Err(SourceError(
                 "what came cannot be kept now; look at the sensor pod's storage".into(),
             )),
-            Taken::OnDisk | Taken::Known | Taken::Dropped | Taken::TooDeep | Taken::Replayed => {
+            ArrivalOutcome::OnDisk
+            | ArrivalOutcome::Known
+            | ArrivalOutcome::Dropped
+            | ArrivalOutcome::TooDeep
+            | ArrivalOutcome::Replayed => {
                 *cursor = next;
                 Ok(())
             }
@@ -129,7 +133,7 @@ impl Listener {
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Event {
+struct SseEvent {
     /// Its data, up to one byte more than allowed.
     data: Vec<u8>,
     /// Its own id.
@@ -139,7 +143,7 @@ struct Event {
 }
 
 /// Takes a stream apart. Keeps never more than one event of the allowed length.
-struct Parser {
+struct SseParser {
     most: usize,
     line: Vec<u8>,
     /// The last byte was a carriage return: a line feed after it ends no second line.
@@ -154,7 +158,7 @@ struct Parser {
 /// Room of a line for its field's name.
 const NAME_ROOM: usize = 16;
 
-impl Parser {
+impl SseParser {
     fn new(most: usize, last_id: Option<String>) -> Self {
         Self {
             most,
@@ -173,7 +177,7 @@ impl Parser {
         self.retry.map(|retry| retry.clamp(PAUSE, LONGEST))
     }
 
-    fn push(&mut self, chunk: &[u8]) -> Vec<Event> {
+    fn push(&mut self, chunk: &[u8]) -> Vec<SseEvent> {
         let mut events = Vec::new();
         for byte in chunk {
             let after_return = std::mem::replace(&mut self.after_return, *byte == b'\r');
@@ -188,7 +192,7 @@ impl Parser {
         events
     }
 
-    fn end_line(&mut self) -> Option<Event> {
+    fn end_line(&mut self) -> Option<SseEvent> {
         let mut line = std::mem::take(&mut self.line);
         if !std::mem::replace(&mut self.started, true) && line.starts_with(b"\xef\xbb\xbf") {
             line.drain(..3);
@@ -232,9 +236,9 @@ impl Parser {
         data.truncate(most);
     }
 
-    fn dispatch(&mut self) -> Option<Event> {
+    fn dispatch(&mut self) -> Option<SseEvent> {
         let id = self.id.take();
-        Some(Event {
+        Some(SseEvent {
             data: self.data.take().filter(|data| !data.is_empty())?,
             id,
             last_id: self.last_id.clone(),

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use reqwest::{Certificate, ClientBuilder, Identity};
 
-use super::http::Failure;
-use crate::api::endpoint::{CERTIFICATE_KEY, PRIVATE_KEY_KEY, ROOTS_KEY, Tls};
+use super::http::SourceError;
+use crate::api::endpoint::{CERTIFICATE_KEY, PRIVATE_KEY_KEY, ROOTS_KEY, TlsSpec};
 
 /// Where the Secrets of a source's `tls` are mounted, as far as the spec names them; read for each connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct TlsFiles {
 
 /// What the files say.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(super) struct Material {
+pub(super) struct TlsMaterial {
     roots: Option<Vec<u8>>,
     identity: Option<Vec<u8>>,
 }
@@ -26,7 +26,7 @@ pub(super) struct Material {
 impl TlsFiles {
     /// The files of a spec whose Secrets are mounted there.
     #[must_use]
-    pub fn new(tls: Option<&Tls>, ca_dir: &Path, certificate_dir: &Path) -> Self {
+    pub fn new(tls: Option<&TlsSpec>, ca_dir: &Path, certificate_dir: &Path) -> Self {
         let has_ca = tls.is_some_and(|tls| tls.ca_secret_ref.is_some());
         let has_certificate = tls.is_some_and(|tls| tls.client_certificate_secret_ref.is_some());
         Self {
@@ -35,23 +35,23 @@ impl TlsFiles {
         }
     }
 
-    pub(super) fn read(&self) -> Result<Material, Failure> {
+    pub(super) fn read(&self) -> Result<TlsMaterial, SourceError> {
         let roots = self.ca_dir.as_ref().map(|dir| read(dir, ROOTS_KEY, "caSecretRef"));
         let identity = self.certificate_dir.as_ref().map(|dir| {
             let certificate = read(dir, CERTIFICATE_KEY, "clientCertificateSecretRef")?;
             let key = read(dir, PRIVATE_KEY_KEY, "clientCertificateSecretRef")?;
             Ok([certificate, b"\n".to_vec(), key].concat())
         });
-        Ok(Material {
+        Ok(TlsMaterial {
             roots: roots.transpose()?,
             identity: identity.transpose()?,
         })
     }
 }
 
-impl Material {
+impl TlsMaterial {
     /// A builder whose clients make TLS so, if they make any.
-    pub(super) fn apply(&self, builder: ClientBuilder, makes_tls: bool) -> Result<ClientBuilder, Failure> {
+    pub(super) fn apply(&self, builder: ClientBuilder, makes_tls: bool) -> Result<ClientBuilder, SourceError> {
         let builder = match &self.roots {
             Some(pem) => builder.tls_certs_only(roots(pem)?),
             // The system's, without which there is no client.
@@ -76,7 +76,7 @@ impl Material {
     }
 }
 
-fn roots(pem: &[u8]) -> Result<Vec<Certificate>, Failure> {
+fn roots(pem: &[u8]) -> Result<Vec<Certificate>, SourceError> {
     let found = Certificate::from_pem_bundle(pem).unwrap_or_default();
     if found.is_empty() {
         return Err(wrong("caSecretRef", "has no certificate in PEM under ca.crt"));
@@ -84,12 +84,12 @@ fn roots(pem: &[u8]) -> Result<Vec<Certificate>, Failure> {
     Ok(found)
 }
 
-fn read(dir: &Path, file: &str, field: &str) -> Result<Vec<u8>, Failure> {
+fn read(dir: &Path, file: &str, field: &str) -> Result<Vec<u8>, SourceError> {
     std::fs::read(dir.join(file)).map_err(|_| wrong(field, &format!("has no key {file}")))
 }
 
-fn wrong(field: &str, what: &str) -> Failure {
-    Failure(format!("the Secret of tls.{field} {what}"))
+fn wrong(field: &str, what: &str) -> SourceError {
+    SourceError(format!("the Secret of tls.{field} {what}"))
 }
 
 #[cfg(test)]

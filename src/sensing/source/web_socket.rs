@@ -16,32 +16,32 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 
-use super::http::{Failure, Place, refused, silent, unreachable};
-use super::reopening::Reopening;
-use super::{Cursor, Feed, Heard, Repeat, Taken};
+use super::http::{SourceError, SourceTarget, refused, silent, unreachable};
+use super::reconnect::ReconnectBackoff;
+use super::{ArrivalOutcome, RepeatRule, SourceCursor, SourceFeed, SourceMessage};
 
 /// Bytes that are read at once: a sensor pod is small.
 const READ_BYTES: usize = 16 * 1024;
 /// Wait until a message that could not be kept is given again.
 const GIVE_AGAIN: Duration = Duration::from_secs(1);
 
-type Socket = WebSocketStream<Upgraded>;
+type UpgradedSocket = WebSocketStream<Upgraded>;
 
 /// Listens to a WebSocket.
 #[derive(Clone, Debug)]
-pub struct Listener {
+pub struct WebSocketListener {
     /// To which; with `http` for `ws`, and `https` for `wss`.
-    pub place: Place,
+    pub place: SourceTarget,
     /// A text that is sent once the connection is made.
     pub subscribe: Option<String>,
     /// Silence after which the connection is made again; a third of it brings a ping.
     pub idle: Duration,
 }
 
-impl Listener {
+impl WebSocketListener {
     /// Listens until it is dropped.
-    pub async fn run(self, feed: Feed) {
-        let mut reopening = Reopening::default();
+    pub async fn run(self, feed: SourceFeed) {
+        let mut reopening = ReconnectBackoff::default();
         let mut clients = self.place.clients_to_upgrade();
         loop {
             let begun = Instant::now();
@@ -49,15 +49,15 @@ impl Listener {
                 Ok(client) => self.follow(&client, &feed).await,
                 Err(failure) => Err(failure),
             };
-            reopening.rest(begun.elapsed(), result, &feed).await;
+            reopening.wait_to_reconnect(begun.elapsed(), result, &feed).await;
         }
     }
 
     /// One connection, to its end.
-    async fn follow(&self, client: &Client, feed: &Feed) -> Result<(), Failure> {
+    async fn follow(&self, client: &Client, feed: &SourceFeed) -> Result<(), SourceError> {
         let opened = timeout(self.idle, self.open(client)).await;
         let mut socket = opened.map_err(|_| silent(self.idle))??;
-        feed.works();
+        feed.report_connected();
         let third = (self.idle / 3).max(Duration::from_millis(1));
         let mut pings = interval_at(Instant::now() + third, third);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -89,7 +89,7 @@ impl Listener {
         }
     }
 
-    async fn open(&self, client: &Client) -> Result<Socket, Failure> {
+    async fn open(&self, client: &Client) -> Result<UpgradedSocket, SourceError> {
         self.place.check()?;
         let key = generate_key();
         let request = client
@@ -106,7 +106,7 @@ impl Listener {
         let accept = response.headers().get(SEC_WEBSOCKET_ACCEPT);
         let answers = accept.is_some_and(|accept| accept.as_bytes() == derive_accept_key(key.as_bytes()).as_bytes());
         if response.status() != StatusCode::SWITCHING_PROTOCOLS || !answers {
-            return Err(Failure("the answer is none of a WebSocket; look at the url".into()));
+            return Err(SourceError("the answer is none of a WebSocket; look at the url".into()));
         }
         let upgraded = response.upgrade().await.map_err(|error| unreachable(&error))?;
         let config = WebSocketConfig::default()
@@ -114,44 +114,44 @@ impl Listener {
             .write_buffer_size(0)
             .max_message_size(Some(self.place.most_bytes))
             .max_frame_size(Some(self.place.most_bytes));
-        let mut socket = Socket::from_raw_socket(upgraded, Role::Client, Some(config)).await;
+        let mut socket = UpgradedSocket::from_raw_socket(upgraded, Role::Client, Some(config)).await;
         if let Some(text) = &self.subscribe {
             let sent = socket.send(Message::text(text.as_str())).await;
-            sent.map_err(|error| Failure(cause(&error)))?;
+            sent.map_err(|error| SourceError(cause(&error)))?;
         }
         Ok(socket)
     }
 
-    async fn broken(&self, error: Error, feed: &Feed) -> Result<(), Failure> {
+    async fn broken(&self, error: Error, feed: &SourceFeed) -> Result<(), SourceError> {
         if matches!(error, Error::ConnectionClosed | Error::AlreadyClosed) {
             return Ok(());
         }
         if !matches!(error, Error::Capacity(_)) {
-            return Err(Failure(cause(&error)));
+            return Err(SourceError(cause(&error)));
         }
         let most = self.place.most_bytes;
         // Its length alone, which is what the rules drop it for.
-        let _ = feed.give(heard(vec![0; most + 1])).await;
-        Err(Failure(format!(
+        let _ = feed.submit(heard(vec![0; most + 1])).await;
+        Err(SourceError(format!(
             "a message is longer than {most} bytes (spec.limits.maxPayloadBytes) and was dropped"
         )))
     }
 }
 
-fn heard(payload: Vec<u8>) -> Heard {
-    Heard {
+fn heard(payload: Vec<u8>) -> SourceMessage {
+    SourceMessage {
         id: None,
         payload,
-        cursor: Cursor::default(),
+        cursor: SourceCursor::default(),
         // Two equal messages are two events.
-        repeat: Repeat::Never,
+        repeat: RepeatRule::Never,
     }
 }
 
 /// Gives a message until it is taken: nobody sends it again.
-async fn give(message: &[u8], feed: &Feed) {
+async fn give(message: &[u8], feed: &SourceFeed) {
     let mut waited = false;
-    while feed.give(heard(message.to_vec())).await == Taken::NotNow {
+    while feed.submit(heard(message.to_vec())).await == ArrivalOutcome::NotNow {
         if !std::mem::replace(&mut waited, true) {
             feed.failed(
                 "what came cannot be kept now; look at the sensor pod's storage",
@@ -161,12 +161,12 @@ async fn give(message: &[u8], feed: &Feed) {
         sleep(GIVE_AGAIN).await;
     }
     if waited {
-        feed.works();
+        feed.report_connected();
     }
 }
 
 /// What a close by the server means. Its reason is text of the server's, and stays unsaid.
-fn closed(close: Option<&CloseFrame>) -> Result<(), Failure> {
+fn closed(close: Option<&CloseFrame>) -> Result<(), SourceError> {
     let Some(code) = close.map(|close| u16::from(close.code)) else {
         return Ok(());
     };
@@ -185,7 +185,7 @@ fn closed(close: Option<&CloseFrame>) -> Result<(), Failure> {
         4000..=4999 => "a meaning of its own; look into its documentation",
         _ => "an unknown meaning",
     };
-    Err(Failure(format!(
+    Err(SourceError(format!(
         "the server closed the WebSocket with code {code}: {meaning}"
     )))
 }

@@ -5,12 +5,12 @@ use rstest::rstest;
 
 use super::*;
 
-fn scope(path: &str, recursive: bool) -> Result<Scope, String> {
-    let watch = Watch {
+fn scope(path: &str, recursive: bool) -> Result<WatchScope, String> {
+    let watch = WatchSource {
         path: path.into(),
         recursive,
     };
-    Scope::of(&watch).map_err(|invalid| invalid.to_string())
+    WatchScope::of(&watch).map_err(|invalid| invalid.to_string())
 }
 
 #[rstest]
@@ -47,22 +47,22 @@ fn a_path_that_leads_out_of_the_workspace_is_refused(#[case] path: &str, #[case]
     assert!(scope("inbox/..a", true).is_ok());
 }
 
-fn look(size: u64, modified: i64) -> Look {
-    Look {
+fn look(size: u64, modified: i64) -> FileStat {
+    FileStat {
         size,
         modified,
         stamp: 0,
     }
 }
 
-fn print(size: u64, modified: i64, hash: &str) -> Print {
-    Print {
+fn print(size: u64, modified: i64, hash: &str) -> FileFingerprint {
+    FileFingerprint {
         look: look(size, modified),
         hash: Some(hash.into()),
     }
 }
 
-fn found(files: &[(&str, Look)]) -> BTreeMap<String, Look> {
+fn found(files: &[(&str, FileStat)]) -> BTreeMap<String, FileStat> {
     files.iter().map(|(path, look)| ((*path).to_owned(), *look)).collect()
 }
 
@@ -71,29 +71,29 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 
 #[test]
 fn another_file_of_the_same_size_and_time_is_read_and_one_that_a_journal_knew_is_not() {
-    let mut watcher = Watcher::new(BTreeMap::from([("a".to_owned(), print(1, 1, "x"))]));
+    let mut watcher = ChangeDetector::new(BTreeMap::from([("a".to_owned(), print(1, 1, "x"))]));
     let at = Duration::from_secs;
-    let stamped = |stamp| Look { stamp, ..look(1, 1) };
+    let stamped = |stamp| FileStat { stamp, ..look(1, 1) };
     let mut compare = |second, stamp| watcher.compare(at(second), &found(&[("a", stamped(stamp))]), &NOBODY);
     assert_eq!(compare(0, 7), []);
     assert_eq!(compare(9, 7), []);
     assert_eq!(compare(10, 8), []);
-    assert_eq!(compare(11, 8), [Task::Read("a".into(), stamped(8))]);
+    assert_eq!(compare(11, 8), [FileTask::Read("a".into(), stamped(8))]);
 }
 
 #[test]
 fn what_is_known_below_a_folder_is_what_is_in_it() {
     let known = ["in", "in/a", "in/b/c", "inner"].map(|path| (path.to_owned(), print(1, 1, "x")));
-    let watcher = Watcher::new(BTreeMap::from(known));
+    let watcher = ChangeDetector::new(BTreeMap::from(known));
     let below = watcher.below("in").into_iter().map(|(path, _)| path);
     assert_eq!(below.collect::<Vec<_>>(), ["in", "in/a", "in/b/c"]);
 }
 
 #[test]
 fn a_file_is_read_once_it_has_looked_the_same_for_a_second_and_not_before() {
-    let mut watcher = Watcher::default();
+    let mut watcher = ChangeDetector::default();
     let at = Duration::from_secs;
-    let read = |size| vec![Task::Read("a".into(), look(size, 1))];
+    let read = |size| vec![FileTask::Read("a".into(), look(size, 1))];
     assert_eq!(watcher.compare(at(0), &found(&[("a", look(1, 1))]), &NOBODY), []);
     assert_eq!(watcher.settles_at(at(0), &NOBODY), Some(at(1)));
     assert_eq!(
@@ -113,7 +113,7 @@ fn a_file_is_read_once_it_has_looked_the_same_for_a_second_and_not_before() {
 
 #[test]
 fn a_file_that_is_being_written_is_waited_for_up_to_a_minute() {
-    let mut watcher = Watcher::default();
+    let mut watcher = ChangeDetector::default();
     let files = found(&[("a", look(1, 1))]);
     let open = BTreeSet::from(["a".to_owned()]);
     assert_eq!(watcher.compare(Duration::ZERO, &files, &open), []);
@@ -132,19 +132,19 @@ fn what_is_gone_comes_first_and_then_the_oldest() {
         ("gone".to_owned(), print(1, 1, "x")),
         ("same".to_owned(), print(1, 1, "y")),
     ]);
-    let mut watcher = Watcher::new(known);
+    let mut watcher = ChangeDetector::new(known);
     let files = found(&[("a", look(1, 9)), ("b", look(1, 8)), ("same", look(1, 1))]);
     assert_eq!(watcher.compare(Duration::ZERO, &files, &NOBODY), []);
     assert_eq!(
         watcher.compare(SETTLED, &files, &NOBODY),
         [
-            Task::Forget("gone".into()),
-            Task::Read("b".into(), look(1, 8)),
-            Task::Read("a".into(), look(1, 9)),
+            FileTask::Forget("gone".into()),
+            FileTask::Read("b".into(), look(1, 8)),
+            FileTask::Read("a".into(), look(1, 9)),
         ]
     );
     // One that is back within the second was never gone.
-    let mut watcher = Watcher::new(BTreeMap::from([("a".to_owned(), print(1, 1, "x"))]));
+    let mut watcher = ChangeDetector::new(BTreeMap::from([("a".to_owned(), print(1, 1, "x"))]));
     assert_eq!(watcher.compare(Duration::ZERO, &found(&[]), &NOBODY), []);
     assert_eq!(watcher.compare(SETTLED, &found(&[("a", look(1, 1))]), &NOBODY), []);
     assert_eq!(watcher.compare(SETTLED * 2, &found(&[]), &NOBODY), []);
@@ -152,7 +152,7 @@ fn what_is_gone_comes_first_and_then_the_oldest() {
 
 #[test]
 fn an_event_says_what_the_file_says_where_there_is_room_for_it() {
-    let change = |print: Option<Print>, was_there, text: &str| Change {
+    let change = |print: Option<FileFingerprint>, was_there, text: &str| FileChange {
         path: "inbox/a".into(),
         print,
         was_there,
@@ -182,7 +182,7 @@ fn an_event_says_what_the_file_says_where_there_is_room_for_it() {
 fn a_file_says_the_same_by_its_content_or_by_its_looks_where_it_is_too_large_to_be_read() {
     assert!(print(1, 1, "x").says_the_same_as(&print(1, 2, "x")));
     assert!(!print(1, 1, "x").says_the_same_as(&print(1, 1, "y")));
-    let large = |modified| Print {
+    let large = |modified| FileFingerprint {
         look: look(1, modified),
         hash: None,
     };

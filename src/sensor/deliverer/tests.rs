@@ -11,9 +11,9 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::api::SensorSpec;
-use crate::sensing::rules::Rules;
-use crate::sensing::source::{Cursor, Heard, Repeat, Taken};
-use crate::sensor::keeper::Keeper;
+use crate::sensing::rules::SensorRules;
+use crate::sensing::source::{ArrivalOutcome, RepeatRule, SourceCursor, SourceMessage};
+use crate::sensor::ingest::EventIngester;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -25,7 +25,7 @@ struct Journal {
 }
 
 impl Journal {
-    fn apply(&mut self, delivery: &Delivery) -> Delivered {
+    fn apply(&mut self, delivery: &Delivery) -> DeliveryAck {
         let through = self.through.entry(delivery.outbox.clone()).or_default();
         for event in &delivery.events {
             if event.seq > *through {
@@ -34,7 +34,7 @@ impl Journal {
                 self.heard.extend(texts);
             }
         }
-        Delivered {
+        DeliveryAck {
             sensor: delivery.sensor.clone(),
             outbox: delivery.outbox.clone(),
             through: *through,
@@ -46,7 +46,7 @@ impl Journal {
 struct World {
     random: Mutex<u64>,
     journals: Mutex<HashMap<String, Journal>>,
-    late: Mutex<Vec<Deliver>>,
+    late: Mutex<Vec<DeliveryRequest>>,
     /// What went wrong how often.
     fates: Mutex<HashMap<&'static str, u64>>,
 }
@@ -69,7 +69,7 @@ impl World {
         (*state >> 11) % limit
     }
 
-    fn apply(&self, deliver: &Deliver) -> Delivered {
+    fn apply(&self, deliver: &DeliveryRequest) -> DeliveryAck {
         let mut journals = self.journals.lock().unwrap();
         journals
             .entry(deliver.receiver.clone())
@@ -93,8 +93,8 @@ impl World {
     }
 }
 
-impl Road for World {
-    async fn send(&self, deliver: &Deliver) -> Result<Delivered, String> {
+impl DeliveryTransport for World {
+    async fn send(&self, deliver: &DeliveryRequest) -> Result<DeliveryAck, String> {
         // Every message is away for a moment, in which others happen.
         sleep(Duration::from_micros(self.below(500))).await;
         match self.fate() {
@@ -130,8 +130,8 @@ fn dir() -> TempDir {
 
 /// A sensor pod: what dies together.
 struct Pod {
-    keeper: Keeper,
-    outbox: Shared,
+    keeper: EventIngester,
+    outbox: SharedOutbox,
     task: tokio::task::JoinHandle<OutboxError>,
     _level: watch::Sender<Option<Vec<ReceiverTerms>>>,
 }
@@ -145,11 +145,11 @@ impl Pod {
             revision: 0,
         });
         outbox
-            .receive(&super::receivers(&receivers), Timestamp::UNIX_EPOCH)
+            .set_receivers(&super::receivers(&receivers), Timestamp::UNIX_EPOCH)
             .unwrap();
-        let outbox = Shelf::share(outbox, restored.last);
+        let outbox = WatchedOutbox::share(outbox, restored.last);
         let level = watch::Sender::new(Some(receivers.to_vec()));
-        let deliverer = Deliverer {
+        let deliverer = EventDeliverer {
             outbox: Arc::clone(&outbox),
             road: Arc::clone(world),
             sensor: "uid".into(),
@@ -158,7 +158,7 @@ impl Pod {
         let spec = json!({"agentNames": NAMES, "source": {}, "limits": {"perMinute": 60_000}});
         let spec: SensorSpec = serde_json::from_value(spec).unwrap();
         Self {
-            keeper: Keeper::new(Arc::clone(&outbox), restored, Rules::compile("s", &spec).unwrap()),
+            keeper: EventIngester::new(Arc::clone(&outbox), restored, SensorRules::compile("s", &spec).unwrap()),
             outbox,
             task: tokio::spawn(deliverer.run(level.subscribe())),
             _level: level,
@@ -179,12 +179,12 @@ impl Pod {
     }
 }
 
-fn heard(n: i64) -> Heard {
-    Heard {
+fn heard(n: i64) -> SourceMessage {
+    SourceMessage {
         id: Some(n.to_string()),
         payload: n.to_string().into_bytes(),
-        cursor: Cursor::default(),
-        repeat: Repeat::IdAndText,
+        cursor: SourceCursor::default(),
+        repeat: RepeatRule::IdAndText,
     }
 }
 
@@ -195,7 +195,7 @@ async fn run(seed: u64, events: i64) -> Arc<World> {
     let mut kills = 0;
     for n in 1..=events {
         let at = Timestamp::from_millisecond(1_000_000 + n * 10).unwrap();
-        assert_eq!(pod.keeper.hear(&heard(n), at).unwrap(), Taken::OnDisk);
+        assert_eq!(pod.keeper.ingest(&heard(n), at).unwrap(), ArrivalOutcome::OnDisk);
         if world.below(50) == 0 {
             sleep(Duration::from_millis(world.below(2_000))).await;
         }
@@ -203,7 +203,7 @@ async fn run(seed: u64, events: i64) -> Arc<World> {
             (pod, dir) = pod.kill(dir, &world).await;
             kills += 1;
             // The sender did not hear the answer, and sends again.
-            assert_eq!(pod.keeper.hear(&heard(n), at).unwrap(), Taken::Known);
+            assert_eq!(pod.keeper.ingest(&heard(n), at).unwrap(), ArrivalOutcome::Known);
         }
     }
     let all = async {
@@ -254,15 +254,15 @@ struct Away {
     back: Mutex<bool>,
 }
 
-impl Road for Away {
-    async fn send(&self, deliver: &Deliver) -> Result<Delivered, String> {
+impl DeliveryTransport for Away {
+    async fn send(&self, deliver: &DeliveryRequest) -> Result<DeliveryAck, String> {
         *self.tries.lock().unwrap() += 1;
         let last = deliver.delivery.events.last().map(|event| event.seq);
         if *self.back.lock().unwrap() {
-            Ok(Delivered {
+            Ok(DeliveryAck {
                 outbox: deliver.delivery.outbox.clone(),
                 through: last.unwrap_or_default(),
-                ..Delivered::default()
+                ..DeliveryAck::default()
             })
         } else {
             Err("away".into())
@@ -282,21 +282,23 @@ async fn one_that_is_away_is_tried_ever_less_and_at_once_when_it_may_be_back() {
         }])
     };
     outbox
-        .receive(&receivers(&terms(0).unwrap()), Timestamp::UNIX_EPOCH)
+        .set_receivers(&receivers(&terms(0).unwrap()), Timestamp::UNIX_EPOCH)
         .unwrap();
-    let outbox = Shelf::share(outbox, restored.last);
+    let outbox = WatchedOutbox::share(outbox, restored.last);
     let spec: SensorSpec = serde_json::from_value(json!({"agentNames": ["a"], "source": {}})).unwrap();
-    let mut keeper = Keeper::new(Arc::clone(&outbox), restored, Rules::compile("s", &spec).unwrap());
+    let mut keeper = EventIngester::new(Arc::clone(&outbox), restored, SensorRules::compile("s", &spec).unwrap());
     let road = Arc::new(Away::default());
     let level = watch::Sender::new(terms(0));
-    let deliverer = Deliverer {
+    let deliverer = EventDeliverer {
         outbox: Arc::clone(&outbox),
         road: Arc::clone(&road),
         sensor: "uid".into(),
         name: "s".into(),
     };
     let task = tokio::spawn(deliverer.run(level.subscribe()));
-    keeper.hear(&heard(1), Timestamp::from_second(1_000).unwrap()).unwrap();
+    keeper
+        .ingest(&heard(1), Timestamp::from_second(1_000).unwrap())
+        .unwrap();
     sleep(Duration::from_hours(1)).await;
     let tries = *road.tries.lock().unwrap();
     // A pause is 15 to 30 s in the end, and shorter in the first minute.
@@ -316,14 +318,14 @@ async fn one_that_is_away_is_tried_ever_less_and_at_once_when_it_may_be_back() {
 #[derive(Default)]
 struct Liar(Mutex<Vec<String>>);
 
-impl Road for Liar {
-    async fn send(&self, deliver: &Deliver) -> Result<Delivered, String> {
+impl DeliveryTransport for Liar {
+    async fn send(&self, deliver: &DeliveryRequest) -> Result<DeliveryAck, String> {
         let mut ids = self.0.lock().unwrap();
         ids.push(deliver.delivery.outbox.clone());
-        Ok(Delivered {
+        Ok(DeliveryAck {
             outbox: deliver.delivery.outbox.clone(),
             through: i64::MAX - 1_000_000 + i64::try_from(ids.len()).unwrap(),
-            ..Delivered::default()
+            ..DeliveryAck::default()
         })
     }
 }
@@ -337,20 +339,22 @@ async fn a_receiver_that_says_what_cannot_be_is_no_hot_loop() {
         name: "a".into(),
         revision: 0,
     }];
-    outbox.receive(&receivers(&terms), Timestamp::UNIX_EPOCH).unwrap();
-    let outbox = Shelf::share(outbox, restored.last);
+    outbox.set_receivers(&receivers(&terms), Timestamp::UNIX_EPOCH).unwrap();
+    let outbox = WatchedOutbox::share(outbox, restored.last);
     let spec: SensorSpec = serde_json::from_value(json!({"agentNames": ["a"], "source": {}})).unwrap();
-    let mut keeper = Keeper::new(Arc::clone(&outbox), restored, Rules::compile("s", &spec).unwrap());
+    let mut keeper = EventIngester::new(Arc::clone(&outbox), restored, SensorRules::compile("s", &spec).unwrap());
     let road = Arc::new(Liar::default());
     let level = watch::Sender::new(Some(terms));
-    let deliverer = Deliverer {
+    let deliverer = EventDeliverer {
         outbox: Arc::clone(&outbox),
         road: Arc::clone(&road),
         sensor: "uid".into(),
         name: "s".into(),
     };
     let task = tokio::spawn(deliverer.run(level.subscribe()));
-    keeper.hear(&heard(1), Timestamp::from_second(1_000).unwrap()).unwrap();
+    keeper
+        .ingest(&heard(1), Timestamp::from_second(1_000).unwrap())
+        .unwrap();
     sleep(Duration::from_hours(1)).await;
     let ids = road.0.lock().unwrap().clone();
     assert!((120..=260).contains(&ids.len()), "{} tries in an hour", ids.len());

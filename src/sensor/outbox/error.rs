@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::disk::{self, Fault};
+use crate::disk::{self, DatabaseFault};
 
 /// Why an outbox cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -82,13 +82,13 @@ impl OutboxError {
                 detail: "an event cannot be read".into(),
             };
         }
-        match disk::fault(error) {
-            Fault::Full => Self::Full { dir },
-            Fault::Damaged => Self::Corrupted {
+        match disk::classify_error(error) {
+            DatabaseFault::Full => Self::Full { dir },
+            DatabaseFault::Damaged => Self::Corrupted {
                 file: file.into(),
                 detail: error.to_string(),
             },
-            Fault::Other => Self::Failed {
+            DatabaseFault::Other => Self::Failed {
                 dir,
                 detail: error.to_string(),
             },

@@ -8,8 +8,8 @@
 //! that one that was lost, and whose successor begins at lower numbers because a clock was set back, hides nothing.
 
 mod error;
-mod ids;
 mod receivers;
+mod repeat_keys;
 mod schema;
 
 use std::fs::File;
@@ -21,13 +21,13 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::disk::{self, Ballast};
+use crate::disk::{self, BallastFile};
 use crate::link::deliveries::MOST_DELIVERY_EVENTS;
-use crate::sensing::delivery::{Event, FieldValue, Notice};
-use crate::sensing::source::Cursor;
+use crate::sensing::delivery::{FieldValue, SensorEvent, SensorNotification};
+use crate::sensing::source::SourceCursor;
 pub use error::OutboxError;
-pub use ids::Key;
-pub use receivers::{GRACE, Receiver, Word};
+pub use receivers::{AckOutcome, EventReceiver, GRACE};
+pub use repeat_keys::RepeatKey;
 
 /// Notifications that are kept for receivers that are away.
 pub const MOST_NOTIFICATIONS: i64 = 10_000;
@@ -49,7 +49,7 @@ pub struct Outbox {
     most_notifications: i64,
     most_events: i64,
     most_bytes: i64,
-    ballast: Option<Ballast>,
+    ballast: Option<BallastFile>,
     /// Arrivals until the ids are counted again.
     uncounted: u32,
     /// Held until the outbox is dropped; the system frees it when the process dies.
@@ -58,26 +58,26 @@ pub struct Outbox {
 
 /// What an outbox remembered.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Restored<S> {
+pub struct RestoredOutbox<S> {
     /// The rules' memory; `None`: a new outbox.
     pub state: Option<S>,
     /// Where the source goes on.
-    pub cursor: Cursor,
+    pub cursor: SourceCursor,
     /// The next event gets a number above this one.
     pub last: i64,
 }
 
 /// What an arrival did.
 #[derive(Clone, Copy, Debug)]
-pub struct Taking<'a, S> {
+pub struct ArrivalRecord<'a, S> {
     /// The rules' memory after it.
     pub state: &'a S,
     /// Where the source goes on after it; `None`: where it was to go on before.
-    pub cursor: Option<&'a Cursor>,
+    pub cursor: Option<&'a SourceCursor>,
     /// The event that it became.
-    pub event: Option<&'a Event>,
+    pub event: Option<&'a SensorEvent>,
     /// By what a repeat of it is known, and when it came.
-    pub ids: (&'a [Key], Timestamp),
+    pub ids: (&'a [RepeatKey], Timestamp),
 }
 
 impl Outbox {
@@ -86,7 +86,7 @@ impl Outbox {
         dir: &Path,
         sensor: &str,
         now: Timestamp,
-    ) -> Result<(Self, Restored<S>), OutboxError> {
+    ) -> Result<(Self, RestoredOutbox<S>), OutboxError> {
         std::fs::create_dir_all(dir).map_err(|error| OutboxError::from_io(dir, &error))?;
         let lock = disk::lock(&dir.join(LOCK_FILE)).map_err(|error| OutboxError::from_io(dir, &error))?;
         let lock = lock.ok_or_else(|| OutboxError::Locked { dir: dir.into() })?;
@@ -100,7 +100,7 @@ impl Outbox {
             most_events: MOST_EVENTS,
             most_bytes: MOST_BYTES,
             // Without room for it the outbox is nearly full: it is used as it is.
-            ballast: Ballast::take(dir).ok(),
+            ballast: BallastFile::take(dir).ok(),
             uncounted: 0,
             _lock: lock,
         };
@@ -108,7 +108,7 @@ impl Outbox {
         Ok((outbox, restored))
     }
 
-    fn restore<S: DeserializeOwned>(&mut self, sensor: &str, now: Timestamp) -> Result<Restored<S>, OutboxError> {
+    fn restore<S: DeserializeOwned>(&mut self, sensor: &str, now: Timestamp) -> Result<RestoredOutbox<S>, OutboxError> {
         let found = schema::version(&self.connection).map_err(|error| self.sqlite(&error))?;
         if found > schema::VERSION {
             return Err(OutboxError::Newer {
@@ -118,8 +118,13 @@ impl Outbox {
             });
         }
         if found == 0 {
-            schema::create(&mut self.connection, sensor, &ids::random(), now.as_millisecond())
-                .map_err(|error| self.sqlite(&error))?;
+            schema::create(
+                &mut self.connection,
+                sensor,
+                &repeat_keys::random(),
+                now.as_millisecond(),
+            )
+            .map_err(|error| self.sqlite(&error))?;
         } else if found < schema::VERSION {
             schema::upgrade(&mut self.connection).map_err(|error| self.sqlite(&error))?;
         }
@@ -132,7 +137,7 @@ impl Outbox {
         }
         let last = self.text("last")?.and_then(|last| last.parse::<i64>().ok());
         let last = last.ok_or_else(|| self.corrupted("its last number is missing"))?;
-        Ok(Restored {
+        Ok(RestoredOutbox {
             state: self.json("state")?,
             cursor: self.json("cursor")?.unwrap_or_default(),
             // A volume that went back to an earlier state, as from a snapshot, must not give out numbers that it gave after it.
@@ -141,13 +146,13 @@ impl Outbox {
     }
 
     /// Says how large its volume is: half of it is for the outbox, the rest for what SQLite and the file system need.
-    pub fn fit(&mut self, volume_bytes: i64) {
+    pub fn fit_volume(&mut self, volume_bytes: i64) {
         self.most_bytes = (volume_bytes / 2).clamp(STEP * 1024, MOST_BYTES);
     }
 
     /// Says which source it is that events come from. Of another one than before nothing is known: neither where to go on nor
     /// what its sender called its events. True: it is another one.
-    pub fn listen_to(&mut self, source: &str) -> Result<bool, OutboxError> {
+    pub fn set_source(&mut self, source: &str) -> Result<bool, OutboxError> {
         let before = self.text("source")?;
         if before.as_deref() == Some(source) {
             return Ok(false);
@@ -164,11 +169,11 @@ impl Outbox {
 
     /// Keeps what an arrival did. When it returns `Ok`, all of it survives a crash of the machine. The number of
     /// notifications that had to go for it.
-    pub fn take<S: Serialize>(&mut self, taking: &Taking<'_, S>) -> Result<i64, OutboxError> {
+    pub fn record_arrival<S: Serialize>(&mut self, taking: &ArrivalRecord<'_, S>) -> Result<i64, OutboxError> {
         let state = serde_json::to_string(taking.state).map_err(|error| self.unwritten(&error))?;
         let cursor = taking.cursor.map(serde_json::to_string).transpose();
         let cursor = cursor.map_err(|error| self.unwritten(&error))?;
-        let bounds = Bounds {
+        let bounds = OutboxBounds {
             notifications: self.most_notifications,
             events: self.most_events,
             bytes: self.most_bytes,
@@ -180,7 +185,7 @@ impl Outbox {
             if let Some(cursor) = cursor {
                 put(transaction, "cursor", &cursor)?;
             }
-            ids::remember(transaction, taking.ids, (bounds.bytes, counted))?;
+            repeat_keys::remember(transaction, taking.ids, (bounds.bytes, counted))?;
             let Some(event) = event else {
                 return Ok(0);
             };
@@ -193,18 +198,18 @@ impl Outbox {
             bounds.keep(transaction)
         })?;
         if !taking.ids.0.is_empty() {
-            self.uncounted = self.uncounted.checked_sub(1).unwrap_or(ids::COUNTED_EVERY - 1);
+            self.uncounted = self.uncounted.checked_sub(1).unwrap_or(repeat_keys::COUNTED_EVERY - 1);
         }
         Ok(gone)
     }
 
     /// The next events for a receiver, in order: as many as it takes at once and as have `most` bytes in all, but one at
     /// least.
-    pub fn next(&self, receiver: &str, most: usize) -> Result<Vec<Event>, OutboxError> {
+    pub fn next(&self, receiver: &str, most: usize) -> Result<Vec<SensorEvent>, OutboxError> {
         self.read_next(receiver, most).map_err(|error| self.sqlite(&error))
     }
 
-    fn read_next(&self, receiver: &str, most: usize) -> rusqlite::Result<Vec<Event>> {
+    fn read_next(&self, receiver: &str, most: usize) -> rusqlite::Result<Vec<SensorEvent>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT seq, json FROM events
              WHERE seq > (SELECT through FROM receivers WHERE uid = ?1) ORDER BY seq LIMIT ?2",
@@ -222,8 +227,8 @@ impl Outbox {
         Ok(events)
     }
 
-    fn event(&self, seq: i64, json: &str) -> rusqlite::Result<Event> {
-        let bare: Event = parse(json)?;
+    fn event(&self, seq: i64, json: &str) -> rusqlite::Result<SensorEvent> {
+        let bare: SensorEvent = parse(json)?;
         let texts = |query| {
             let mut statement = self.connection.prepare_cached(query)?;
             let rows = statement.query_map([seq], |row| row.get::<_, String>(0))?;
@@ -231,14 +236,14 @@ impl Outbox {
         };
         let updates = texts("SELECT json FROM updates WHERE seq = ?1 ORDER BY place")?;
         let notices = texts("SELECT json FROM notices WHERE seq = ?1 ORDER BY place")?;
-        Ok(Event {
+        Ok(SensorEvent {
             updates: updates
                 .iter()
                 .map(|json| parse::<FieldValue>(json))
                 .collect::<Result<_, _>>()?,
             notifications: notices
                 .iter()
-                .map(|json| parse::<Notice>(json))
+                .map(|json| parse::<SensorNotification>(json))
                 .collect::<Result<_, _>>()?,
             ..bare
         })
@@ -313,8 +318,8 @@ fn put(transaction: &Transaction<'_>, key: &str, value: &str) -> rusqlite::Resul
     Ok(())
 }
 
-fn insert(transaction: &Transaction<'_>, event: &Event) -> rusqlite::Result<()> {
-    let bare = Event {
+fn insert(transaction: &Transaction<'_>, event: &SensorEvent) -> rusqlite::Result<()> {
+    let bare = SensorEvent {
         updates: Vec::new(),
         notifications: Vec::new(),
         ..event.clone()
@@ -338,13 +343,13 @@ fn insert(transaction: &Transaction<'_>, event: &Event) -> rusqlite::Result<()> 
 
 /// How much is kept.
 #[derive(Clone, Copy)]
-struct Bounds {
+struct OutboxBounds {
     notifications: i64,
     events: i64,
     bytes: i64,
 }
 
-impl Bounds {
+impl OutboxBounds {
     /// Drops what is beyond them, oldest first. How many notifications, and events that were to be scored, that were.
     fn keep(self, transaction: &Transaction<'_>) -> rusqlite::Result<i64> {
         let mut dropped = drop_notices(transaction, self.notifications)?;
@@ -398,7 +403,7 @@ fn drop_events(transaction: &Transaction<'_>, most: i64) -> rusqlite::Result<i64
 }
 
 /// Drops what every receiver has.
-fn forget(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+fn drop_delivered(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     for table in ["events", "updates", "notices"] {
         transaction
             .prepare_cached(&format!(

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use rusqlite::params;
 
-use super::{Outbox, OutboxError, forget};
+use super::{Outbox, OutboxError, drop_delivered};
 
 /// How long what waits for a receiver is kept after it ceased to be one: a label that flaps, or an Agent that a controller
 /// cannot read for a while, loses nothing.
@@ -13,7 +13,7 @@ pub const GRACE: SignedDuration = SignedDuration::from_mins(10);
 
 /// Who gets the events.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Receiver {
+pub struct EventReceiver {
     /// Uid of the Agent.
     pub uid: String,
     /// Its name.
@@ -22,7 +22,7 @@ pub struct Receiver {
 
 /// What the word of a receiver that it has events meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum AckOutcome {
     /// It has more than before.
     More,
     /// That was known, or is about another outbox.
@@ -35,7 +35,7 @@ pub enum Word {
 impl Outbox {
     /// Says who gets the events from now on. One that is new gets what comes from now on; what only those waited for that are
     /// gone is kept for [`GRACE`].
-    pub fn receive(&mut self, receivers: &[Receiver], now: Timestamp) -> Result<(), OutboxError> {
+    pub fn set_receivers(&mut self, receivers: &[EventReceiver], now: Timestamp) -> Result<(), OutboxError> {
         let known = self.receivers()?;
         if known.iter().map(|(receiver, _)| receiver).eq(receivers) {
             return Ok(());
@@ -88,20 +88,20 @@ impl Outbox {
                 .prepare_cached(&format!("DELETE FROM receivers WHERE {expired}"))?
                 .execute([now - grace])?;
             if gone > 0 {
-                forget(transaction)?;
+                drop_delivered(transaction)?;
             }
             Ok(lost)
         })
     }
 
     /// Who gets the events, in the order of their uids, and through which number they have them.
-    pub fn receivers(&self) -> Result<Vec<(Receiver, i64)>, OutboxError> {
+    pub fn receivers(&self) -> Result<Vec<(EventReceiver, i64)>, OutboxError> {
         let read = || {
             let mut statement = self
                 .connection
                 .prepare_cached("SELECT uid, name, through FROM receivers WHERE left IS NULL ORDER BY uid")?;
             let rows = statement.query_map([], |row| {
-                let receiver = Receiver {
+                let receiver = EventReceiver {
                     uid: row.get(0)?,
                     name: row.get(1)?,
                 };
@@ -127,9 +127,9 @@ impl Outbox {
 
     /// A receiver says that it has all events of the outbox with this id through this number; what all have is forgotten.
     /// An empty id, of a receiver that knows of no ids, means this outbox.
-    pub fn acknowledge(&mut self, receiver: &str, outbox: &str, through: i64) -> Result<Word, OutboxError> {
+    pub fn acknowledge(&mut self, receiver: &str, outbox: &str, through: i64) -> Result<AckOutcome, OutboxError> {
         if !outbox.is_empty() && outbox != self.id_for(receiver)? {
-            return Ok(Word::Nothing);
+            return Ok(AckOutcome::Nothing);
         }
         self.transact_on_ballast(|transaction| {
             let ahead = "?2 > (SELECT CAST(value AS INTEGER) FROM kv WHERE key = 'last')";
@@ -139,18 +139,22 @@ impl Outbox {
                 ))?
                 .execute(params![receiver, through])?;
             if changed > 0 {
-                forget(transaction)?;
-                return Ok(Word::More);
+                drop_delivered(transaction)?;
+                return Ok(AckOutcome::More);
             }
             if outbox.is_empty() {
-                return Ok(Word::Nothing);
+                return Ok(AckOutcome::Nothing);
             }
             let renamed = transaction
                 .prepare_cached(&format!(
                     "UPDATE receivers SET epoch = epoch + 1 WHERE uid = ?1 AND {ahead}"
                 ))?
                 .execute(params![receiver, through])?;
-            Ok(if renamed > 0 { Word::Ahead } else { Word::Nothing })
+            Ok(if renamed > 0 {
+                AckOutcome::Ahead
+            } else {
+                AckOutcome::Nothing
+            })
         })
     }
 

@@ -10,8 +10,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::api::sensor::Priority;
-use crate::sensing::trial::Trial;
+use crate::api::sensor::SignalPriority;
+use crate::sensing::scored_effects::ScoredEffects;
 
 const START: i64 = 1_700_000_000_000;
 const SENSOR: &str = "sensor-uid";
@@ -24,7 +24,7 @@ fn dir() -> TempDir {
         .unwrap()
 }
 
-fn open(dir: &Path) -> (Outbox, Restored<i64>) {
+fn open(dir: &Path) -> (Outbox, RestoredOutbox<i64>) {
     Outbox::open(dir, SENSOR, Timestamp::from_millisecond(START).unwrap()).unwrap()
 }
 
@@ -32,16 +32,16 @@ fn now() -> Timestamp {
     Timestamp::from_millisecond(START).unwrap()
 }
 
-fn receiver(name: &str) -> Receiver {
-    Receiver {
+fn receiver(name: &str) -> EventReceiver {
+    EventReceiver {
         uid: format!("uid-{name}"),
         name: name.into(),
     }
 }
 
 /// The event with this number: writes `field`, and notifies with its number.
-fn event(n: i64, field: &str) -> Event {
-    Event {
+fn event(n: i64, field: &str) -> SensorEvent {
+    SensorEvent {
         seq: START + n,
         id: format!("id-{n}"),
         at: Timestamp::from_second(n).unwrap(),
@@ -49,35 +49,35 @@ fn event(n: i64, field: &str) -> Event {
             field: field.into(),
             value: json!(n),
         }],
-        notifications: vec![Notice {
+        notifications: vec![SensorNotification {
             source: "sensor/s".into(),
             text: n.to_string(),
-            priority: Priority::Normal,
+            priority: SignalPriority::Normal,
         }],
         wakes: vec!["sensor/s".into()],
-        ..Event::default()
+        ..SensorEvent::default()
     }
 }
 
-fn cursor(n: i64) -> Cursor {
-    Cursor {
+fn cursor(n: i64) -> SourceCursor {
+    SourceCursor {
         last_event_id: Some(n.to_string()),
-        ..Cursor::default()
+        ..SourceCursor::default()
     }
 }
 
-fn take(outbox: &mut Outbox, event: &Event) -> i64 {
+fn take(outbox: &mut Outbox, event: &SensorEvent) -> i64 {
     let n = event.seq - START;
-    let taking = Taking {
+    let taking = ArrivalRecord {
         state: &n,
         cursor: Some(&cursor(n)),
         event: Some(event),
         ids: (&[], now()),
     };
-    outbox.take(&taking).unwrap()
+    outbox.record_arrival(&taking).unwrap()
 }
 
-fn texts(events: &[Event]) -> Vec<&str> {
+fn texts(events: &[SensorEvent]) -> Vec<&str> {
     let notices = events.iter().flat_map(|event| &event.notifications);
     notices.map(|notice| notice.text.as_str()).collect()
 }
@@ -88,20 +88,20 @@ fn what_was_taken_is_there_after_the_process_is_gone() {
     let (mut outbox, restored) = open(dir.path());
     assert_eq!(
         restored,
-        Restored {
+        RestoredOutbox {
             state: None,
-            cursor: Cursor::default(),
+            cursor: SourceCursor::default(),
             last: START
         }
     );
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     let first = event(1, "x");
     take(&mut outbox, &first);
     drop(outbox);
     let (outbox, restored) = open(dir.path());
     assert_eq!(
         restored,
-        Restored {
+        RestoredOutbox {
             state: Some(1),
             cursor: cursor(1),
             last: START + 1
@@ -114,7 +114,7 @@ fn what_was_taken_is_there_after_the_process_is_gone() {
 fn an_event_leaves_once_every_receiver_has_it() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a"), receiver("b")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a"), receiver("b")], now()).unwrap();
     take(&mut outbox, &event(1, "x"));
     take(&mut outbox, &event(2, "y"));
     outbox.acknowledge("uid-a", "", START + 2).unwrap();
@@ -136,7 +136,7 @@ fn an_event_leaves_once_every_receiver_has_it() {
 fn an_acknowledgement_that_comes_late_twice_or_from_nowhere_changes_nothing() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     for n in 1..=3 {
         take(&mut outbox, &event(n, "x"));
     }
@@ -153,33 +153,37 @@ fn a_new_receiver_gets_what_comes_from_then_on_and_one_that_goes_holds_nothing_b
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     take(&mut outbox, &event(1, "x"));
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     take(&mut outbox, &event(2, "x"));
-    outbox.receive(&[receiver("a"), receiver("b")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a"), receiver("b")], now()).unwrap();
     take(&mut outbox, &event(3, "y"));
     assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["2", "3"]);
     assert_eq!(texts(&outbox.next("uid-b", ALL).unwrap()), ["3"]);
     outbox.acknowledge("uid-b", "", START + 3).unwrap();
     let pending = outbox.pending().unwrap();
     assert_eq!(pending, BTreeMap::from([("uid-a".into(), 2), ("uid-b".into(), 0)]));
-    outbox.receive(&[receiver("b")], now()).unwrap();
+    outbox.set_receivers(&[receiver("b")], now()).unwrap();
     assert_eq!(outbox.pending().unwrap(), BTreeMap::from([("uid-b".into(), 0)]));
     take(&mut outbox, &event(4, "x"));
     outbox.acknowledge("uid-b", "", START + 4).unwrap();
     let after = |seconds: i64| now() + jiff::SignedDuration::from_secs(seconds);
     assert_eq!(outbox.expire(after(599)).unwrap(), 0);
     // Back in time: nothing is lost.
-    outbox.receive(&[receiver("a"), receiver("b")], after(599)).unwrap();
+    outbox
+        .set_receivers(&[receiver("a"), receiver("b")], after(599))
+        .unwrap();
     assert_eq!(outbox.expire(after(10_000)).unwrap(), 0);
     assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["2", "3", "4"]);
-    outbox.receive(&[receiver("b")], after(10_000)).unwrap();
+    outbox.set_receivers(&[receiver("b")], after(10_000)).unwrap();
     // A clock that was set back makes it no shorter.
     assert_eq!(outbox.expire(after(5_000)).unwrap(), 0);
     assert_eq!(outbox.expire(after(5_599)).unwrap(), 0);
     assert_eq!(outbox.expire(after(5_600)).unwrap(), 3, "what it waited for is counted");
     assert_eq!(outbox.next("uid-a", ALL).unwrap(), []);
     // Back too late: what comes is its own again.
-    outbox.receive(&[receiver("a"), receiver("b")], after(6_000)).unwrap();
+    outbox
+        .set_receivers(&[receiver("a"), receiver("b")], after(6_000))
+        .unwrap();
     take(&mut outbox, &event(5, "x"));
     assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["5"]);
 }
@@ -188,12 +192,12 @@ fn a_new_receiver_gets_what_comes_from_then_on_and_one_that_goes_holds_nothing_b
 fn of_a_field_the_newest_value_is_kept_for_whoever_is_behind() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     for (n, field) in [(1, "x"), (2, "y"), (3, "x")] {
         take(&mut outbox, &event(n, field));
     }
     let events = outbox.next("uid-a", ALL).unwrap();
-    let values = |event: &Event| {
+    let values = |event: &SensorEvent| {
         event
             .updates
             .iter()
@@ -210,7 +214,7 @@ fn notifications_go_beyond_their_bound_and_not_before_oldest_first_and_counted()
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     (outbox.most_notifications, outbox.most_events) = (3, 3);
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     for n in 1..=3 {
         assert_eq!(take(&mut outbox, &event(n, "x")), 0);
     }
@@ -229,11 +233,11 @@ fn events_that_wait_for_a_score_keep_their_values_apart_and_are_counted_when_the
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.most_events = 3;
-    outbox.receive(&[receiver("a")], now()).unwrap();
-    let tried = |n| Event {
-        trial: Some(Trial {
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
+    let tried = |n| SensorEvent {
+        trial: Some(ScoredEffects {
             updates: event(n, "x").updates,
-            ..Trial::default()
+            ..ScoredEffects::default()
         }),
         updates: Vec::new(),
         notifications: Vec::new(),
@@ -246,7 +250,7 @@ fn events_that_wait_for_a_score_keep_their_values_apart_and_are_counted_when_the
     assert_eq!(take(&mut outbox, &tried(4)), 1);
     assert_eq!(outbox.next("uid-a", ALL).unwrap(), [tried(2), tried(3), tried(4)]);
     // One that does nothing any more is not counted.
-    let silent = |n| Event {
+    let silent = |n| SensorEvent {
         trial: None,
         ..tried(n)
     };
@@ -258,7 +262,7 @@ fn a_value_outlives_the_notifications_of_its_event() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     (outbox.most_notifications, outbox.most_events) = (2, 2);
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     take(&mut outbox, &event(1, "old"));
     for n in 2..=9 {
         take(&mut outbox, &event(n, "x"));
@@ -273,7 +277,7 @@ fn a_value_outlives_the_notifications_of_its_event() {
 fn as_many_events_go_at_once_as_have_room_and_one_at_least() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     let events: Vec<_> = (1..=3).map(|n| event(n, &format!("f{n}"))).collect();
     for event in &events {
         take(&mut outbox, event);
@@ -291,7 +295,7 @@ fn as_many_events_go_at_once_as_have_room_and_one_at_least() {
 fn no_more_events_go_at_once_than_a_receiver_takes() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     let most = index(MOST_DELIVERY_EVENTS);
     for n in 1..=most + 2 {
         take(&mut outbox, &event(n, "x"));
@@ -309,20 +313,20 @@ fn no_more_events_go_at_once_than_a_receiver_takes() {
 fn what_gives_no_event_still_remembers_where_to_go_on() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    let filtered = Taking {
+    let filtered = ArrivalRecord {
         state: &7,
         cursor: Some(&cursor(7)),
         event: None,
         ids: (&[], now()),
     };
-    outbox.take(&filtered).unwrap();
-    let dropped = Taking {
+    outbox.record_arrival(&filtered).unwrap();
+    let dropped = ArrivalRecord {
         state: &8,
         cursor: None,
         event: None,
         ids: (&[], now()),
     };
-    outbox.take(&dropped).unwrap();
+    outbox.record_arrival(&dropped).unwrap();
     drop(outbox);
     let (_, restored) = open(dir.path());
     assert_eq!((restored.state, restored.cursor), (Some(8), cursor(7)));
@@ -367,7 +371,7 @@ fn volume(files: &[(String, Vec<u8>)]) -> TempDir {
 fn killed_in_the_middle_of_a_write_it_has_all_of_it_or_nothing() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a"), receiver("b")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a"), receiver("b")], now()).unwrap();
     let mut seen = BTreeSet::new();
     for n in 1..=12 {
         let before = files(dir.path());
@@ -394,7 +398,7 @@ fn killed_in_the_middle_of_a_write_it_has_all_of_it_or_nothing() {
     assert!(seen.len() > 16, "{seen:?}");
 }
 
-fn open_copy(files: &[(String, Vec<u8>)]) -> (Restored<i64>, Vec<Event>) {
+fn open_copy(files: &[(String, Vec<u8>)]) -> (RestoredOutbox<i64>, Vec<SensorEvent>) {
     let copy = volume(files);
     let (outbox, restored) = open(copy.path());
     let events = outbox.next("uid-b", ALL).unwrap();
@@ -423,7 +427,7 @@ proptest! {
         let dir = dir();
         let (mut outbox, _) = open(dir.path());
         let names = ["uid-a", "uid-b"];
-        outbox.receive(&[receiver("a"), receiver("b")], now()).unwrap();
+        outbox.set_receivers(&[receiver("a"), receiver("b")], now()).unwrap();
         let (mut last, mut has) = (0, [0, 0]);
         for step in steps {
             match step {

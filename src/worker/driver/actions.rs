@@ -8,22 +8,22 @@ use jiff::SignedDuration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::Driver;
-use crate::engine::Effect;
+use super::LoopDriver;
+use crate::engine::EngineEffect;
 use crate::engine::tool::{ToolOutcome, ToolRun};
-use crate::worker::gateway_client::Errand;
-use crate::worker::model::{Format, Prompt, cache};
+use crate::worker::gateway_client::CallNotice;
+use crate::worker::model::{ModelPrompt, WireFormat, cache};
 
 /// What a source may take beyond a run's timeout to say that it is over.
 const TIMEOUT_SLACK: Duration = Duration::from_secs(2);
 
-impl Driver<'_> {
+impl LoopDriver<'_> {
     /// Does what follows from a step; its records are on disk.
-    pub(super) fn act(&mut self, effect: Effect) {
+    pub(super) fn perform(&mut self, effect: EngineEffect) {
         match effect {
             // Committed before.
-            Effect::Record(_) => {}
-            Effect::CallModel {
+            EngineEffect::Record(_) => {}
+            EngineEffect::CallModel {
                 call,
                 purpose,
                 messages,
@@ -32,13 +32,13 @@ impl Driver<'_> {
             } => {
                 let light = self.light_model.filter(|_| purpose.uses_light_model());
                 let model = light.unwrap_or(self.model);
-                let format = Format::of(model, &tools);
+                let format = WireFormat::of(model, &tools);
                 let bytes = messages.iter().map(|message| message.bytes()).sum();
                 let lifetime = match light {
-                    Some(light) => cache::Policy::of_single_calls(light),
+                    Some(light) => cache::CachePolicy::of_single_calls(light),
                     None => self.cache.next(Instant::now(), bytes),
                 };
-                let prompt = Prompt {
+                let prompt = ModelPrompt {
                     messages: &messages[..],
                     state: state.as_deref(),
                     tools: &tools,
@@ -54,17 +54,17 @@ impl Driver<'_> {
                     (call, answer.map(|answer| answer.written_by(api, &name)))
                 });
             }
-            Effect::CancelCall { .. } => self.cut_call(),
-            Effect::RunTool(run, limit) => self.run_tool(run, limit),
-            Effect::CancelTool(run) => {
+            EngineEffect::CancelCall { .. } => self.cut_call(),
+            EngineEffect::RunTool(run, limit) => self.run_tool(run, limit),
+            EngineEffect::CancelTool(run) => {
                 if let Some(task) = self.running.remove(&run) {
                     task.abort();
                 }
             }
-            Effect::Acknowledge { call } => self.outbox.errand(Errand::Acknowledge(call)),
-            Effect::SetTimer(at) => self.timer = at,
-            Effect::Report => self.outbox.report(self.report()),
-            Effect::Stopped => {
+            EngineEffect::Acknowledge { call } => self.outbox.notify_call(CallNotice::Acknowledge(call)),
+            EngineEffect::SetTimer(at) => self.timer = at,
+            EngineEffect::Report => self.outbox.report(self.report()),
+            EngineEffect::Stopped => {
                 self.stopped = true;
                 self.outbox.report(self.report());
             }
@@ -93,7 +93,7 @@ impl Driver<'_> {
     pub(super) fn cut_call(&mut self) {
         self.calls = JoinSet::new();
         if let Some(call) = self.in_flight.take() {
-            self.outbox.errand(Errand::Cancel(call));
+            self.outbox.notify_call(CallNotice::Cancel(call));
         }
     }
 }

@@ -40,7 +40,7 @@ pub fn copy(dir: &Path, to: &mut impl Write) -> Result<(), CopyError> {
     let mut database = File::open(&path)?;
     let before = settled(&path)?;
     let mut log = match File::open(dir.join(format!("{FILE}-wal"))) {
-        Ok(file) => Some(Log::read(file)?),
+        Ok(file) => Some(WriteAheadLog::read(file)?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error.into()),
     };
@@ -101,7 +101,7 @@ fn size_of(database: &mut File) -> Result<(usize, u32), CopyError> {
 }
 
 /// The log: which pages it holds anew.
-struct Log {
+struct WriteAheadLog {
     file: File,
     header: [u8; LOG_HEADER],
     /// Size of a page and number of pages as of the last commit in it; `None`: there is none.
@@ -110,7 +110,7 @@ struct Log {
     places: HashMap<u32, u64>,
 }
 
-impl Log {
+impl WriteAheadLog {
     fn read(mut file: File) -> io::Result<Self> {
         let mut log = Self {
             header: [0; LOG_HEADER],
@@ -123,7 +123,7 @@ impl Log {
         }
         let big_endian = log.header[3] & 1 == 1;
         let page_size = word(&log.header[8..]) as usize;
-        let mut sum = Sum::default();
+        let mut sum = WalChecksum::default();
         sum.add(&log.header[..24], big_endian);
         if !(512..=65_536).contains(&page_size) || !sum.is(&log.header[24..]) {
             return Ok(log);
@@ -159,9 +159,9 @@ impl Log {
 
 /// SQLite's checksum of a log, over all of it.
 #[derive(Default)]
-struct Sum(u32, u32);
+struct WalChecksum(u32, u32);
 
-impl Sum {
+impl WalChecksum {
     fn add(&mut self, bytes: &[u8], big_endian: bool) {
         let read = |bytes: &[u8]| {
             if big_endian {

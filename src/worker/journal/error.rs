@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
-use crate::disk::{self, Fault};
+use crate::disk::{self, DatabaseFault};
 
 /// Why a journal cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -122,13 +122,13 @@ impl JournalError {
 
     pub(super) fn from_sqlite(file: &Path, error: &rusqlite::Error) -> Self {
         let dir = file.parent().unwrap_or(file).to_path_buf();
-        match disk::fault(error) {
-            Fault::Full => Self::Full { dir },
-            Fault::Damaged => Self::Corrupted {
+        match disk::classify_error(error) {
+            DatabaseFault::Full => Self::Full { dir },
+            DatabaseFault::Damaged => Self::Corrupted {
                 file: file.into(),
                 detail: error.to_string(),
             },
-            Fault::Other => Self::Failed {
+            DatabaseFault::Other => Self::Failed {
                 dir,
                 detail: error.to_string(),
             },

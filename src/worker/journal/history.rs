@@ -10,11 +10,11 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::write::{WriteError, put};
+use super::write::{JournalWriteError, put};
 use super::{HISTORY_TURNS, STEP_BYTES};
 use crate::engine::message::{Message, ToolCall};
 use crate::engine::precheck::UNREADABLE;
-use crate::engine::{Purpose, Record, RecordKind, Used};
+use crate::engine::{CallPurpose, JournalRecord, RecordKind, RecordedUsage};
 
 /// Most bytes of a text that a step keeps; the whole is in `messages`.
 const MOST_TEXT: usize = 4 * 1024;
@@ -34,7 +34,7 @@ pub(super) const NEWEST_STEP: &str = "SELECT rowid, json_array_length(action), r
 /// What executions came to.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
-pub struct Totals {
+pub struct HistoryTotals {
     /// Executions.
     pub executions: i64,
     /// Those that succeeded.
@@ -51,7 +51,7 @@ pub struct Totals {
 
 /// Which execution.
 #[derive(Clone, Copy)]
-enum Of {
+enum ExecutionKind {
     /// The turn, heartbeat or not.
     Turn,
     /// The question of a pre-check before it.
@@ -59,37 +59,52 @@ enum Of {
 }
 
 /// One batch's hand on the tables.
-pub(super) struct History<'a> {
+pub(super) struct HistoryWriter<'a> {
     pub(super) transaction: &'a Transaction<'a>,
     pub(super) now: Timestamp,
     /// Uid of the Agent.
     pub(super) agent: &'a str,
 }
 
-impl History<'_> {
+impl HistoryWriter<'_> {
     /// Writes what a record says.
-    pub(super) fn write(&self, record: &Record) -> Result<(), WriteError> {
+    pub(super) fn write(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         match record.kind {
             RecordKind::TurnStarted => {
                 let task = if record.note.is_empty() {
-                    Purpose::Turn
+                    CallPurpose::Turn
                 } else {
-                    Purpose::Heartbeat
+                    CallPurpose::Heartbeat
                 };
                 self.begin(record.turn, task, &json!([record.turn]))?;
             }
             RecordKind::CallAnswered => self.answered(record)?,
             RecordKind::ToolOutcome | RecordKind::ToolDenied => self.outcome(record)?,
-            RecordKind::TurnCompleted => self.end(record.turn, Of::Turn, "success", &json!({"end": record.note}))?,
-            RecordKind::TurnFailed => self.end(record.turn, Of::Turn, "failed", &json!({"failure": record.note}))?,
+            RecordKind::TurnCompleted => self.end(
+                record.turn,
+                ExecutionKind::Turn,
+                "success",
+                &json!({"end": record.note}),
+            )?,
+            RecordKind::TurnFailed => self.end(
+                record.turn,
+                ExecutionKind::Turn,
+                "failed",
+                &json!({"failure": record.note}),
+            )?,
             RecordKind::PrecheckSkipped => {
-                self.end(record.turn + 1, Of::Precheck, "success", &json!({"end": "skip"}))?;
+                self.end(
+                    record.turn + 1,
+                    ExecutionKind::Precheck,
+                    "success",
+                    &json!({"end": "skip"}),
+                )?;
             }
             // Without an answer there is no row of it.
             RecordKind::PrecheckFailed if record.note == UNREADABLE => {
                 self.end(
                     record.turn + 1,
-                    Of::Precheck,
+                    ExecutionKind::Precheck,
                     "failed",
                     &json!({"failure": record.note}),
                 )?;
@@ -118,7 +133,7 @@ impl History<'_> {
         self.results(record)
     }
 
-    fn begin(&self, turn: i64, task: Purpose, of: &Value) -> rusqlite::Result<String> {
+    fn begin(&self, turn: i64, task: CallPurpose, of: &Value) -> rusqlite::Result<String> {
         let id = id(turn, 0, &json!([self.agent, task, of]));
         self.transaction
             .prepare_cached(
@@ -131,30 +146,30 @@ impl History<'_> {
 
     /// The execution of a turn. One that began under a version without these tables begins here.
     fn execution(&self, turn: i64) -> rusqlite::Result<String> {
-        match self.newest(turn, Of::Turn)? {
+        match self.newest(turn, ExecutionKind::Turn)? {
             Some(id) => Ok(id),
-            None => self.begin(turn, Purpose::Turn, &json!([turn])),
+            None => self.begin(turn, CallPurpose::Turn, &json!([turn])),
         }
     }
 
-    fn newest(&self, turn: i64, of: Of) -> rusqlite::Result<Option<String>> {
+    fn newest(&self, turn: i64, of: ExecutionKind) -> rusqlite::Result<Option<String>> {
         let sql = match of {
-            Of::Turn => TURN,
-            Of::Precheck => PRECHECK,
+            ExecutionKind::Turn => TURN,
+            ExecutionKind::Precheck => PRECHECK,
         };
         let mut select = self.transaction.prepare_cached(sql)?;
         let turn = [first_id(turn), first_id(turn.saturating_add(1))];
         select.query_row(turn, |row| row.get(0)).optional()
     }
 
-    fn answered(&self, record: &Record) -> Result<(), WriteError> {
+    fn answered(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         let (Some(call), Some(used)) = (record.call, record.used) else {
             return Ok(());
         };
         let question = match used.purpose {
-            Purpose::Precheck => Some("wake"),
-            Purpose::Signal => Some("scored"),
-            Purpose::Turn | Purpose::Heartbeat | Purpose::Compaction => None,
+            CallPurpose::Precheck => Some("wake"),
+            CallPurpose::Signal => Some("scored"),
+            CallPurpose::Turn | CallPurpose::Heartbeat | CallPurpose::Compaction => None,
         };
         let execution = if let Some(end) = question {
             let execution = self.begin(call.turn, used.purpose, &json!([call.to_string()]))?;
@@ -165,12 +180,12 @@ impl History<'_> {
         };
         let (text, calls) = said(record);
         let most = MOST_TEXT.min(MOST_STEP / (2 * calls.len() + 1));
-        let step = Step {
+        let step = ExecutionStep {
             // An attempt that is answered is the only one.
             id: id(call.turn, call.call, &json!([self.agent, execution, call.call])),
             execution,
             call: call.to_string(),
-            reasoning: text.map(|text| cut(text, most)),
+            reasoning: text.map(|text| truncate(text, most)),
             action: calls.iter().map(|call| action(call, most)).collect(),
             success: calls
                 .is_empty()
@@ -180,7 +195,7 @@ impl History<'_> {
         self.insert(&step)
     }
 
-    fn insert(&self, step: &Step) -> Result<(), WriteError> {
+    fn insert(&self, step: &ExecutionStep) -> Result<(), JournalWriteError> {
         let tokens = step.used.tokens.map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
         let inserted = self
             .transaction
@@ -219,7 +234,7 @@ impl History<'_> {
     }
 
     /// A run of a tool came to an end, or there was none.
-    fn outcome(&self, record: &Record) -> Result<(), WriteError> {
+    fn outcome(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         let Some(tool) = record.tool.as_ref().filter(|tool| !tool.run.is_refresh()) else {
             return Ok(());
         };
@@ -233,7 +248,7 @@ impl History<'_> {
     }
 
     /// Results that join the transcript, in the order of their calls.
-    fn results(&self, record: &Record) -> Result<(), WriteError> {
+    fn results(&self, record: &JournalRecord) -> Result<(), JournalWriteError> {
         let results = record.messages.iter().filter_map(|message| match &**message {
             Message::Tool { text, .. } => Some(text.as_str()),
             Message::System { .. } | Message::User { .. } | Message::Assistant { .. } => None,
@@ -247,14 +262,14 @@ impl History<'_> {
             for text in results {
                 let place = ended.joined();
                 if let Some(result) = ended.result_at(place) {
-                    result["text"] = cut(text, most).into();
+                    result["text"] = truncate(text, most).into();
                 }
             }
         })
     }
 
     /// Changes the results of the newest step of a turn.
-    fn change(&self, turn: i64, how: impl FnOnce(&mut Ended)) -> Result<(), WriteError> {
+    fn change(&self, turn: i64, how: impl FnOnce(&mut StepResults)) -> Result<(), JournalWriteError> {
         let found = self
             .transaction
             .prepare_cached(NEWEST_STEP)?
@@ -265,7 +280,7 @@ impl History<'_> {
         let Some((row, calls, text)) = found else {
             return Ok(());
         };
-        let mut ended = Ended {
+        let mut ended = StepResults {
             calls: usize::try_from(calls).unwrap_or_default(),
             results: serde_json::from_str(&text).unwrap_or_default(),
         };
@@ -276,10 +291,10 @@ impl History<'_> {
         Ok(())
     }
 
-    fn end(&self, turn: i64, of: Of, status: &str, state: &Value) -> rusqlite::Result<()> {
+    fn end(&self, turn: i64, of: ExecutionKind, status: &str, state: &Value) -> rusqlite::Result<()> {
         let execution = match of {
-            Of::Turn => Some(self.execution(turn)?),
-            Of::Precheck => self.newest(turn, of)?,
+            ExecutionKind::Turn => Some(self.execution(turn)?),
+            ExecutionKind::Precheck => self.newest(turn, of)?,
         };
         execution.map_or(Ok(()), |execution| self.end_of(&execution, status, state))
     }
@@ -295,7 +310,7 @@ impl History<'_> {
     }
 
     /// Drops the rows of turns beyond the bounds, and counts what they came to.
-    pub(super) fn prune(&self, turn: i64) -> Result<(), WriteError> {
+    pub(super) fn prune(&self, turn: i64) -> Result<(), JournalWriteError> {
         self.drop_up_to(turn - HISTORY_TURNS)?;
         let kept: i64 = self.transaction.query_row(
             "SELECT coalesce(sum(octet_length(action) + octet_length(result) + coalesce(octet_length(reasoning), 0)), 0)
@@ -315,7 +330,7 @@ impl History<'_> {
     }
 
     /// Drops the older half, but never the newest turn. Whether there was any.
-    pub(super) fn halve(&self) -> Result<bool, WriteError> {
+    pub(super) fn halve(&self) -> Result<bool, JournalWriteError> {
         let (first, last): (Option<i64>, Option<i64>) =
             self.transaction
                 .query_row("SELECT min(turn), max(turn) FROM agent_execution_history", [], |row| {
@@ -330,7 +345,7 @@ impl History<'_> {
         Ok(first < last)
     }
 
-    fn drop_up_to(&self, turn: i64) -> Result<(), WriteError> {
+    fn drop_up_to(&self, turn: i64) -> Result<(), JournalWriteError> {
         // Turns count from 1.
         if turn < 1 {
             return Ok(());
@@ -343,7 +358,7 @@ impl History<'_> {
             [&first],
             totals,
         )?;
-        if gone == Totals::default() {
+        if gone == HistoryTotals::default() {
             return Ok(());
         }
         let before: Option<String> = self
@@ -361,7 +376,7 @@ impl History<'_> {
     }
 }
 
-impl Totals {
+impl HistoryTotals {
     /// Both together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -377,8 +392,8 @@ impl Totals {
 }
 
 /// Totals of a row: executions, succeeded, failed, steps, tokens, cost.
-pub(super) fn totals(row: &rusqlite::Row<'_>) -> rusqlite::Result<Totals> {
-    Ok(Totals {
+pub(super) fn totals(row: &rusqlite::Row<'_>) -> rusqlite::Result<HistoryTotals> {
+    Ok(HistoryTotals {
         executions: row.get(0)?,
         succeeded: row.get(1)?,
         failed: row.get(2)?,
@@ -388,23 +403,23 @@ pub(super) fn totals(row: &rusqlite::Row<'_>) -> rusqlite::Result<Totals> {
     })
 }
 
-struct Step {
+struct ExecutionStep {
     id: String,
     execution: String,
     call: String,
     reasoning: Option<String>,
     action: Vec<Value>,
     success: Option<bool>,
-    used: Used,
+    used: RecordedUsage,
 }
 
 /// How the calls of a step ended, as far as they have.
-struct Ended {
+struct StepResults {
     calls: usize,
     results: Vec<Value>,
 }
 
-impl Ended {
+impl StepResults {
     /// The result of a call by its place; made when there is none yet.
     fn result_at(&mut self, place: usize) -> Option<&mut Value> {
         if place >= self.calls {
@@ -430,7 +445,7 @@ impl Ended {
 }
 
 /// Text and tool calls of an answer.
-fn said(record: &Record) -> (Option<&str>, &[ToolCall]) {
+fn said(record: &JournalRecord) -> (Option<&str>, &[ToolCall]) {
     let mut answers = record.messages.iter().filter_map(|message| match &**message {
         Message::Assistant { text, tool_calls, .. } => Some((text.as_deref(), tool_calls.as_slice())),
         Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
@@ -443,11 +458,11 @@ fn action(call: &ToolCall, most: usize) -> Value {
     let arguments = Some(&call.arguments)
         .filter(|arguments| arguments.len() <= most)
         .and_then(|arguments| serde_json::from_str::<Value>(arguments).ok())
-        .unwrap_or_else(|| cut(&call.arguments, most).into());
-    json!({"tool": cut(&call.name, 64), "arguments": arguments})
+        .unwrap_or_else(|| truncate(&call.arguments, most).into());
+    json!({"tool": truncate(&call.name, 64), "arguments": arguments})
 }
 
-fn cut(text: &str, most: usize) -> String {
+fn truncate(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
     }

@@ -3,14 +3,14 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, Row};
 
-use crate::engine::{Record, RecordKind};
+use crate::engine::{JournalRecord, RecordKind};
 
 /// All lines, the newest first.
 pub(super) const NEWEST_FIRST: &str = "SELECT * FROM journal ORDER BY seq DESC";
 
 /// One line of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct JournalLine {
     /// Its number: one more than that of the line before, over the life of the journal.
     pub seq: i64,
     /// When its batch was committed.
@@ -33,9 +33,9 @@ pub struct Line {
     pub note: String,
 }
 
-impl Line {
+impl JournalLine {
     /// The line that was written of a record.
-    pub(super) fn of(seq: i64, at: Timestamp, record: &Record) -> Self {
+    pub(super) fn of(seq: i64, at: Timestamp, record: &JournalRecord) -> Self {
         let tool = record.tool.as_ref();
         Self {
             seq,
@@ -73,9 +73,9 @@ impl Line {
 }
 
 /// Lines after one, in order: the number of the last that was looked at, the newest there is, and what can be read of them.
-pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite::Result<LinesAfter> {
+pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite::Result<JournalPage> {
     let newest = connection.query_row("SELECT coalesce(max(seq), 0) FROM journal", [], |row| row.get(0))?;
-    let mut found = LinesAfter {
+    let mut found = JournalPage {
         next: seq,
         newest,
         lines: Vec::new(),
@@ -87,13 +87,13 @@ pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite:
     let mut rows = select.query([seq, i64::try_from(most).unwrap_or(i64::MAX)])?;
     while let Some(row) = rows.next()? {
         found.next = row.get("seq")?;
-        found.lines.extend(Line::read(row)?);
+        found.lines.extend(JournalLine::read(row)?);
     }
     Ok(found)
 }
 
 /// The last so many messages of the model and its tools up to a turn, the newest last, each cut after so many bytes.
-pub(super) fn words(
+pub(super) fn recent_messages(
     connection: &Connection,
     turn: i64,
     (messages, bytes): (usize, usize),
@@ -114,18 +114,18 @@ pub(super) fn words(
 
 /// Some lines of the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LinesAfter {
+pub struct JournalPage {
     /// The last that was looked at.
     pub next: i64,
     /// The newest there is.
     pub newest: i64,
     /// Those that this version can read.
-    pub lines: Vec<Line>,
+    pub lines: Vec<JournalLine>,
 }
 
 /// The lines of the newest batch, and of those right before it that were committed at the same moment. Reads no further
 /// back: the journal may be long.
-pub(super) fn of_last_batch(connection: &Connection) -> rusqlite::Result<Vec<Line>> {
+pub(super) fn of_last_batch(connection: &Connection) -> rusqlite::Result<Vec<JournalLine>> {
     let mut select = connection.prepare(NEWEST_FIRST)?;
     let mut rows = select.query([])?;
     let mut at: Option<String> = None;
@@ -135,7 +135,7 @@ pub(super) fn of_last_batch(connection: &Connection) -> rusqlite::Result<Vec<Lin
         if *at.get_or_insert_with(|| moment.clone()) != moment {
             break;
         }
-        lines.extend(Line::read(row)?);
+        lines.extend(JournalLine::read(row)?);
     }
     lines.reverse();
     Ok(lines)

@@ -4,11 +4,11 @@
 //! [`Journal::commit`] returns. Decides nothing about the loop, and never resets a file by itself.
 
 mod copy;
-mod deliveries;
 mod error;
 mod history;
 mod lines;
 mod schema;
+mod sensor_records;
 mod write;
 
 use std::fs::File;
@@ -20,15 +20,15 @@ use rusqlite::{Connection, OptionalExtension};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::disk;
-use crate::disk::Ballast;
-use crate::engine::Record;
-use crate::engine::machine::Snapshot;
+use crate::disk::BallastFile;
+use crate::engine::JournalRecord;
+use crate::engine::machine::EngineSnapshot;
 use crate::engine::message::Message;
 pub use copy::{CopyError, copy};
-pub use deliveries::Kept;
 pub use error::JournalError;
-pub use lines::{Line, LinesAfter};
-use write::{Batch, WriteError};
+pub use lines::{JournalLine, JournalPage};
+pub use sensor_records::SensorRecord;
+use write::{JournalBatch, JournalWriteError};
 
 /// Turns whose messages stay in the history.
 pub const HISTORY_TURNS: i64 = 2_000;
@@ -55,7 +55,7 @@ const TRANSCRIPT: &str = "SELECT json FROM messages WHERE live = 1 ORDER BY id";
 
 /// Who writes a journal.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct JournalOwner {
     /// Uid of the Agent. Epochs are compared within one Agent only: one that was deleted and made again under the
     /// same name, with its volume retained, counts from the start.
     pub agent_uid: String,
@@ -67,23 +67,23 @@ pub struct Owner {
 
 /// What a journal held when it was opened.
 #[derive(Debug, Default, PartialEq)]
-pub struct Restored {
+pub struct RestoredJournal {
     /// The engine; `None`: it has never run.
-    pub snapshot: Option<Snapshot>,
+    pub snapshot: Option<EngineSnapshot>,
     /// The live transcript, oldest first.
     pub transcript: Vec<Message>,
     /// The last batch of a process that did not end in order: it may have told nobody of these.
-    pub untold: Vec<Line>,
+    pub untold: Vec<JournalLine>,
     /// What is remembered of each Sensor.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<SensorRecord>,
 }
 
 /// A batch that is on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
-pub struct Committed {
+pub struct CommittedBatch {
     /// Its lines.
-    pub lines: Vec<Line>,
+    pub lines: Vec<JournalLine>,
     /// Only because the ballast was given up: the loop has to end now, in order.
     pub on_ballast: bool,
 }
@@ -93,7 +93,7 @@ pub struct Journal {
     connection: Connection,
     /// Uid of the Agent.
     agent: String,
-    ballast: Option<Ballast>,
+    ballast: Option<BallastFile>,
     dir: PathBuf,
     file: PathBuf,
     /// The agentloop that wrote the state, where its format is newer than ours.
@@ -103,9 +103,9 @@ pub struct Journal {
 }
 
 #[derive(Serialize, Deserialize)]
-struct OwnerRow {
+struct JournalOwnerRow {
     #[serde(flatten)]
-    owner: Owner,
+    owner: JournalOwner,
     /// Whether it closed the journal in order.
     closed: bool,
     /// The agentloop that wrote the state, and its [`FORMAT`].
@@ -118,7 +118,7 @@ struct OwnerRow {
 impl Journal {
     /// Opens the journal in `dir` and reads what it holds; makes both when they are not there. Call
     /// [`Journal::claim`] before the first commit.
-    pub fn open(dir: &Path, owner: &Owner) -> Result<(Self, Restored), JournalError> {
+    pub fn open(dir: &Path, owner: &JournalOwner) -> Result<(Self, RestoredJournal), JournalError> {
         std::fs::create_dir_all(dir).map_err(|error| JournalError::from_io(dir, &error))?;
         if let Some(kind) = disk::network_file_system(dir) {
             return Err(JournalError::OnNetwork { dir: dir.into(), kind });
@@ -142,18 +142,18 @@ impl Journal {
     }
 
     /// Makes `owner` the journal's writer and takes the ballast.
-    pub fn claim(&mut self, owner: &Owner) -> Result<(), JournalError> {
+    pub fn claim(&mut self, owner: &JournalOwner) -> Result<(), JournalError> {
         // Sensors of a paused loop write lines too, without any turn that would prune them.
         let pruned = write::prune_now(&mut self.connection, &self.agent);
-        self.ballast = match Ballast::take(&self.dir) {
+        self.ballast = match BallastFile::take(&self.dir) {
             Ok(ballast) => Some(ballast),
             Err(error) if disk::is_full(&error) && self.has_room_within() => None,
             Err(error) => return Err(JournalError::from_io(&self.dir, &error)),
         };
         match pruned {
-            Err(WriteError::Sqlite(error)) if !error::may_lack_room(&error) => return Err(self.sqlite(&error)),
-            Err(WriteError::Json(error)) => return Err(self.failed(error.to_string())),
-            Ok(()) | Err(WriteError::Sqlite(_)) => {}
+            Err(JournalWriteError::Sqlite(error)) if !error::may_lack_room(&error) => return Err(self.sqlite(&error)),
+            Err(JournalWriteError::Json(error)) => return Err(self.failed(error.to_string())),
+            Ok(()) | Err(JournalWriteError::Sqlite(_)) => {}
         }
         self.put_owner(owner, false)
     }
@@ -182,33 +182,33 @@ impl Journal {
     pub fn commit(
         &mut self,
         now: Timestamp,
-        records: &[Record],
-        snapshot: &Snapshot,
-        kept: Option<&Kept>,
-    ) -> Result<Committed, JournalError> {
+        records: &[JournalRecord],
+        snapshot: &EngineSnapshot,
+        kept: Option<&SensorRecord>,
+    ) -> Result<CommittedBatch, JournalError> {
         let agent = self.agent.clone();
-        let batch = Batch {
+        let batch = JournalBatch {
             agent: &agent,
             now,
             records,
             snapshot,
             kept,
         };
-        let error = match write::batch(&mut self.connection, batch) {
+        let error = match write::write_batch(&mut self.connection, batch) {
             Ok(lines) => {
-                return Ok(Committed {
+                return Ok(CommittedBatch {
                     lines,
                     on_ballast: false,
                 });
             }
-            Err(WriteError::Sqlite(error)) => error,
-            Err(WriteError::Json(error)) => return Err(self.failed(error.to_string())),
+            Err(JournalWriteError::Sqlite(error)) => error,
+            Err(JournalWriteError::Json(error)) => return Err(self.failed(error.to_string())),
         };
         if error::may_lack_room(&error)
             && write::make_room(&mut self.connection, &self.agent).unwrap_or(false)
-            && let Ok(lines) = write::batch(&mut self.connection, batch)
+            && let Ok(lines) = write::write_batch(&mut self.connection, batch)
         {
-            return Ok(Committed {
+            return Ok(CommittedBatch {
                 lines,
                 on_ballast: false,
             });
@@ -217,29 +217,29 @@ impl Journal {
         if !gave {
             return Err(self.sqlite(&error));
         }
-        match write::batch(&mut self.connection, batch) {
-            Ok(lines) => Ok(Committed {
+        match write::write_batch(&mut self.connection, batch) {
+            Ok(lines) => Ok(CommittedBatch {
                 lines,
                 on_ballast: true,
             }),
-            Err(WriteError::Sqlite(error)) => Err(self.sqlite(&error)),
-            Err(WriteError::Json(error)) => Err(self.failed(error.to_string())),
+            Err(JournalWriteError::Sqlite(error)) => Err(self.sqlite(&error)),
+            Err(JournalWriteError::Json(error)) => Err(self.failed(error.to_string())),
         }
     }
 
     /// At most so many lines after this one.
-    pub fn lines_after(&self, seq: i64, most: usize) -> Result<LinesAfter, JournalError> {
+    pub fn lines_after(&self, seq: i64, most: usize) -> Result<JournalPage, JournalError> {
         lines::after(&self.connection, seq, most).map_err(|error| self.sqlite(&error))
     }
 
     /// The last so many messages of the model and its tools up to this turn, each cut after so many bytes.
-    pub fn words(&self, turn: i64, most: (usize, usize)) -> Result<Vec<String>, JournalError> {
-        lines::words(&self.connection, turn, most).map_err(|error| self.sqlite(&error))
+    pub fn recent_messages(&self, turn: i64, most: (usize, usize)) -> Result<Vec<String>, JournalError> {
+        lines::recent_messages(&self.connection, turn, most).map_err(|error| self.sqlite(&error))
     }
 
     /// The error of a journal whose last commit ended on the ballast.
     #[must_use]
-    pub fn full(&self) -> JournalError {
+    pub fn full_error(&self) -> JournalError {
         JournalError::Full { dir: self.dir.clone() }
     }
 
@@ -250,7 +250,7 @@ impl Journal {
     }
 
     /// Ends in order: the next start needs no check of the file.
-    pub fn close(self, owner: &Owner) -> Result<(), JournalError> {
+    pub fn close(self, owner: &JournalOwner) -> Result<(), JournalError> {
         self.put_owner(owner, true)?;
         let Self {
             connection,
@@ -263,7 +263,7 @@ impl Journal {
             .map_err(|(_, error)| JournalError::from_sqlite(&file, &error))
     }
 
-    fn read(&mut self, owner: &Owner) -> Result<Restored, JournalError> {
+    fn read(&mut self, owner: &JournalOwner) -> Result<RestoredJournal, JournalError> {
         let found = schema::version(&self.connection).map_err(|error| self.sqlite(&error))?;
         if found > schema::VERSION {
             return Err(JournalError::Newer {
@@ -274,9 +274,9 @@ impl Journal {
         }
         if found == 0 {
             self.migrate(found)?;
-            return Ok(Restored::default());
+            return Ok(RestoredJournal::default());
         }
-        let last: Option<OwnerRow> = self.get(OWNER_KEY)?;
+        let last: Option<JournalOwnerRow> = self.get(OWNER_KEY)?;
         if let Some(last) = &last {
             refuse_older(&last.owner, owner)?;
             if last.format > FORMAT {
@@ -290,16 +290,16 @@ impl Journal {
         if found < schema::VERSION {
             self.migrate(found)?;
         }
-        let mut snapshot: Option<Snapshot> = self.get(SNAPSHOT_KEY)?;
+        let mut snapshot: Option<EngineSnapshot> = self.get(SNAPSHOT_KEY)?;
         let in_order = last.as_ref().is_none_or(|last| last.closed);
         if last.is_some_and(|last| last.owner.agent_uid != owner.agent_uid) {
-            snapshot = snapshot.map(Snapshot::inherited);
+            snapshot = snapshot.map(EngineSnapshot::inherited);
         }
-        Ok(Restored {
+        Ok(RestoredJournal {
             snapshot,
             transcript: self.transcript()?,
             untold: if in_order { Vec::new() } else { self.last_batch()? },
-            kept: deliveries::all(&self.connection).map_err(|error| self.sqlite(&error))?,
+            kept: sensor_records::read_all(&self.connection).map_err(|error| self.sqlite(&error))?,
         })
     }
 
@@ -318,8 +318,8 @@ impl Journal {
             .map_err(|_| self.unreadable(format!("the row {key} cannot be read")))
     }
 
-    fn put_owner(&self, owner: &Owner, closed: bool) -> Result<(), JournalError> {
-        let row = OwnerRow {
+    fn put_owner(&self, owner: &JournalOwner, closed: bool) -> Result<(), JournalError> {
+        let row = JournalOwnerRow {
             owner: owner.clone(),
             closed,
             writer: env!("CARGO_PKG_VERSION").to_owned(),
@@ -329,7 +329,7 @@ impl Journal {
         write::put(&self.connection, OWNER_KEY, &text).map_err(|error| self.sqlite(&error))
     }
 
-    fn last_batch(&self) -> Result<Vec<Line>, JournalError> {
+    fn last_batch(&self) -> Result<Vec<JournalLine>, JournalError> {
         lines::of_last_batch(&self.connection).map_err(|error| self.sqlite(&error))
     }
 
@@ -394,7 +394,7 @@ impl Journal {
 }
 
 /// Within one Agent, a pod may not write where a newer one has written.
-fn refuse_older(last: &Owner, owner: &Owner) -> Result<(), JournalError> {
+fn refuse_older(last: &JournalOwner, owner: &JournalOwner) -> Result<(), JournalError> {
     if last.agent_uid == owner.agent_uid && last.epoch > owner.epoch {
         return Err(JournalError::Fenced {
             owner: last.pod_uid.clone(),

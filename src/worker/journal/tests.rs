@@ -11,8 +11,8 @@ use crate::engine::tool::{ToolEffect, ToolRunId};
 use crate::engine::{CallId, OutcomeKind, RecordKind, ToolLine};
 use crate::worker::journal::history::{NEWEST_STEP, PRECHECK, TURN};
 
-fn owner(epoch: i64) -> Owner {
-    Owner {
+fn owner(epoch: i64) -> JournalOwner {
+    JournalOwner {
         agent_uid: "agent".into(),
         pod_uid: format!("pod-{epoch}"),
         epoch,
@@ -23,8 +23,8 @@ fn user(text: &str) -> Message {
     Message::User { text: text.into() }
 }
 
-fn record(kind: RecordKind, turn: i64, messages: Vec<Message>) -> Record {
-    Record {
+fn record(kind: RecordKind, turn: i64, messages: Vec<Message>) -> JournalRecord {
+    JournalRecord {
         kind,
         turn,
         call: Some(CallId {
@@ -41,7 +41,7 @@ fn record(kind: RecordKind, turn: i64, messages: Vec<Message>) -> Record {
     }
 }
 
-fn open(dir: &Path, epoch: i64) -> (Journal, Restored) {
+fn open(dir: &Path, epoch: i64) -> (Journal, RestoredJournal) {
     let (mut journal, restored) = Journal::open(dir, &owner(epoch)).unwrap();
     journal.claim(&owner(epoch)).unwrap();
     (journal, restored)
@@ -51,9 +51,9 @@ fn refusal(dir: &Path, epoch: i64) -> JournalError {
     Journal::open(dir, &owner(epoch)).map(|_| ()).unwrap_err()
 }
 
-fn write(journal: &mut Journal, records: &[Record]) {
+fn write(journal: &mut Journal, records: &[JournalRecord]) {
     let committed = journal
-        .commit(Timestamp::UNIX_EPOCH, records, &Snapshot::default(), None)
+        .commit(Timestamp::UNIX_EPOCH, records, &EngineSnapshot::default(), None)
         .unwrap();
     assert!(!committed.on_ballast);
 }
@@ -73,7 +73,7 @@ fn written(dir: &Path) {
 fn a_new_journal_holds_nothing_and_a_written_one_gives_it_all_back() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, restored) = open(dir.path(), 1);
-    assert_eq!(restored, Restored::default());
+    assert_eq!(restored, RestoredJournal::default());
     write(
         &mut journal,
         &[record(RecordKind::TurnStarted, 1, vec![user("a"), user("b")])],
@@ -84,14 +84,14 @@ fn a_new_journal_holds_nothing_and_a_written_one_gives_it_all_back() {
 
     let (_, restored) = open(dir.path(), 2);
     assert_eq!(restored.transcript, [user("a"), user("b"), user("c")]);
-    assert_eq!(restored.snapshot, Some(Snapshot::default()));
+    assert_eq!(restored.snapshot, Some(EngineSnapshot::default()));
 }
 
 #[test]
 fn lines_after_a_number_come_in_order_and_one_of_a_later_version_is_passed_over() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    assert_eq!(journal.lines_after(0, 10).unwrap(), LinesAfter::default());
+    assert_eq!(journal.lines_after(0, 10).unwrap(), JournalPage::default());
     for turn in 1..=5 {
         write(&mut journal, &[record(RecordKind::TurnStarted, turn, vec![])]);
     }
@@ -165,7 +165,7 @@ fn an_older_epoch_is_refused_and_the_same_or_a_newer_one_is_not() {
 fn an_agent_made_again_on_a_retained_volume_counts_epochs_from_the_start() {
     let dir = tempfile::tempdir().unwrap();
     drop(open(dir.path(), 5));
-    let again = Owner {
+    let again = JournalOwner {
         agent_uid: "another".into(),
         ..owner(1)
     };
@@ -230,7 +230,7 @@ fn the_snapshot_of_each_release_can_be_read_and_says_the_same_again() {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();
-        let snapshot: Snapshot = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+        let snapshot: EngineSnapshot = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"));
         let golden: serde_json::Value = serde_json::from_str(&text).unwrap();
         let again = serde_json::to_value(&snapshot).unwrap();
         assert!(holds(&again, &golden), "{path:?} lost something: {again}");
@@ -322,7 +322,7 @@ fn a_migration_that_fails_leaves_the_file_as_it_was() {
     assert!(connection.prepare("SELECT run FROM journal").is_err());
 }
 
-fn tool_record() -> Record {
+fn tool_record() -> JournalRecord {
     let mut record = record(RecordKind::ToolOutcome, 7, vec![]);
     record.tool = Some(ToolLine {
         run: ToolRunId {
@@ -427,7 +427,7 @@ fn a_batch_that_does_not_fit_is_refused_whole_and_gives_the_ballast_up() {
     assert_eq!(ballast.metadata().unwrap().len(), 1024 * 1024);
     let large = record(RecordKind::CallAnswered, 1, vec![user("b"), user(&"x".repeat(100_000))]);
     let error = journal
-        .commit(Timestamp::UNIX_EPOCH, &[large], &Snapshot::default(), None)
+        .commit(Timestamp::UNIX_EPOCH, &[large], &EngineSnapshot::default(), None)
         .unwrap_err();
     assert_eq!(error.kind(), "JournalFull");
     assert!(error.to_string().contains("spec.storage.size"));
@@ -467,7 +467,7 @@ fn history_beyond_the_last_2000_turns_is_dropped_and_the_live_transcript_never_i
 fn lines_beyond_the_last_50000_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    let lines: Vec<Record> = (0..JOURNAL_LINES + 5)
+    let lines: Vec<JournalRecord> = (0..JOURNAL_LINES + 5)
         .map(|_| record(RecordKind::Transition, 1, vec![]))
         .collect();
     write(&mut journal, &lines);
@@ -503,9 +503,12 @@ fn the_older_half_of_a_history_above_64_mib_is_dropped_and_of_one_at_64_mib_is_n
 fn the_last_batch_of_a_killed_process_is_told_again_and_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    let batch = |journal: &mut Journal, second: i64, records: &[Record]| {
+    let batch = |journal: &mut Journal, second: i64, records: &[JournalRecord]| {
         let at = Timestamp::from_second(second).unwrap();
-        journal.commit(at, records, &Snapshot::default(), None).unwrap().lines
+        journal
+            .commit(at, records, &EngineSnapshot::default(), None)
+            .unwrap()
+            .lines
     };
     let turn = |kind| record(kind, 1, vec![user("canary")]);
     let first = batch(&mut journal, 1, &[turn(RecordKind::TurnStarted)]);

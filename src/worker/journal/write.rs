@@ -3,19 +3,19 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
-use crate::engine::machine::Snapshot;
-use crate::engine::{Record, RecordKind};
+use crate::engine::machine::EngineSnapshot;
+use crate::engine::{JournalRecord, RecordKind};
 
-use super::deliveries::{self, Kept};
-use super::history::History;
-use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, Line, PRUNE_EVERY_TURNS};
+use super::history::HistoryWriter;
+use super::sensor_records::{self, SensorRecord};
+use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, JournalLine, PRUNE_EVERY_TURNS};
 
 /// Lines that stay however little room there is.
 const LEAST_LINES: i64 = 1_000;
 
 /// Why a batch was not written.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum WriteError {
+pub(super) enum JournalWriteError {
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
     #[error(transparent)]
@@ -24,19 +24,22 @@ pub(super) enum WriteError {
 
 /// A batch of the engine.
 #[derive(Clone, Copy)]
-pub(super) struct Batch<'a> {
+pub(super) struct JournalBatch<'a> {
     /// Uid of the Agent.
     pub(super) agent: &'a str,
     pub(super) now: Timestamp,
-    pub(super) records: &'a [Record],
-    pub(super) snapshot: &'a Snapshot,
+    pub(super) records: &'a [JournalRecord],
+    pub(super) snapshot: &'a EngineSnapshot,
     /// What is to be remembered of a Sensor.
-    pub(super) kept: Option<&'a Kept>,
+    pub(super) kept: Option<&'a SensorRecord>,
 }
 
 /// Writes one batch: all of it, or nothing. Its lines.
-pub(super) fn batch(connection: &mut Connection, batch: Batch<'_>) -> Result<Vec<Line>, WriteError> {
-    let Batch {
+pub(super) fn write_batch(
+    connection: &mut Connection,
+    batch: JournalBatch<'_>,
+) -> Result<Vec<JournalLine>, JournalWriteError> {
+    let JournalBatch {
         agent,
         now,
         records,
@@ -44,7 +47,7 @@ pub(super) fn batch(connection: &mut Connection, batch: Batch<'_>) -> Result<Vec
         kept,
     } = batch;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let history = History {
+    let history = HistoryWriter {
         transaction: &transaction,
         now,
         agent,
@@ -52,12 +55,12 @@ pub(super) fn batch(connection: &mut Connection, batch: Batch<'_>) -> Result<Vec
     let mut lines = Vec::with_capacity(records.len());
     for record in records {
         line(&transaction, now, record)?;
-        lines.push(Line::of(transaction.last_insert_rowid(), now, record));
+        lines.push(JournalLine::of(transaction.last_insert_rowid(), now, record));
         messages(&transaction, record)?;
         history.write(record)?;
     }
     if let Some(kept) = kept {
-        deliveries::put(&transaction, now, kept)?;
+        sensor_records::put(&transaction, now, kept)?;
     }
     put(&transaction, super::SNAPSHOT_KEY, &serde_json::to_string(snapshot)?)?;
     if let Some(turn) = records.iter().find_map(turn_to_prune_at) {
@@ -76,7 +79,7 @@ pub(super) fn put(connection: &Connection, key: &str, value: &str) -> rusqlite::
     Ok(())
 }
 
-fn line(transaction: &Transaction<'_>, now: Timestamp, record: &Record) -> rusqlite::Result<()> {
+fn line(transaction: &Transaction<'_>, now: Timestamp, record: &JournalRecord) -> rusqlite::Result<()> {
     let tool = record.tool.as_ref();
     transaction
         .prepare_cached(
@@ -99,7 +102,7 @@ fn line(transaction: &Transaction<'_>, now: Timestamp, record: &Record) -> rusql
     Ok(())
 }
 
-fn messages(transaction: &Transaction<'_>, record: &Record) -> Result<(), WriteError> {
+fn messages(transaction: &Transaction<'_>, record: &JournalRecord) -> Result<(), JournalWriteError> {
     retire(transaction, record.retract, "DESC")?;
     for message in &record.messages {
         transaction
@@ -129,11 +132,11 @@ pub(super) fn retiring(order: &'static str) -> String {
 }
 
 /// Keeps the file within its bounds, whenever its last pruning was.
-pub(super) fn prune_now(connection: &mut Connection, agent: &str) -> Result<(), WriteError> {
+pub(super) fn prune_now(connection: &mut Connection, agent: &str) -> Result<(), JournalWriteError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let turn: i64 = transaction.query_row("SELECT coalesce(max(turn), 0) FROM journal", [], |row| row.get(0))?;
     prune(&transaction, turn)?;
-    History {
+    HistoryWriter {
         transaction: &transaction,
         now: Timestamp::UNIX_EPOCH,
         agent,
@@ -145,7 +148,7 @@ pub(super) fn prune_now(connection: &mut Connection, agent: &str) -> Result<(), 
 
 /// Makes room within a file that cannot grow: the older half of what is only history goes, and of the lines. Whether
 /// there was any.
-pub(super) fn make_room(connection: &mut Connection, agent: &str) -> Result<bool, WriteError> {
+pub(super) fn make_room(connection: &mut Connection, agent: &str) -> Result<bool, JournalWriteError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let messages = transaction.execute(
         "DELETE FROM messages WHERE live = 0
@@ -156,7 +159,7 @@ pub(super) fn make_room(connection: &mut Connection, agent: &str) -> Result<bool
         "DELETE FROM journal WHERE seq <= (SELECT min((min(seq) + max(seq)) / 2, max(seq) - ?1) FROM journal)",
         [LEAST_LINES],
     )?;
-    let history = History {
+    let history = HistoryWriter {
         transaction: &transaction,
         now: Timestamp::UNIX_EPOCH,
         agent,
@@ -166,7 +169,7 @@ pub(super) fn make_room(connection: &mut Connection, agent: &str) -> Result<bool
     Ok(messages + lines > 0 || executions)
 }
 
-fn turn_to_prune_at(record: &Record) -> Option<i64> {
+fn turn_to_prune_at(record: &JournalRecord) -> Option<i64> {
     (record.kind == RecordKind::TurnStarted && record.turn % PRUNE_EVERY_TURNS == 0).then_some(record.turn)
 }
 

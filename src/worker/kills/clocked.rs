@@ -10,7 +10,7 @@ use serde_json::json;
 use super::script::{Call, Ends, Script, Turn, Want};
 use super::week::{Killer, Looks};
 use super::*;
-use crate::api::status::Outcome;
+use crate::api::status::LoopOutcome;
 
 /// Awake at 07:00 and then every six hours; ticks come at 00:00, 06:00, 12:00 and 18:00.
 fn days() -> Script {
@@ -75,7 +75,10 @@ fn compare_ticks(plain: &Run, found: &Run, deaths: &[Death]) {
 fn a_worker_killed_at_any_boundary_hears_each_tick_of_a_clock_once() {
     let mut looks = Looks::default();
     let plain = undisturbed(&days(), &mut looks);
-    assert_eq!(plain.view.as_ref().expect("an end").outcome, Some(Outcome::Completed));
+    assert_eq!(
+        plain.view.as_ref().expect("an end").outcome,
+        Some(LoopOutcome::Completed)
+    );
     let ticks = lines(&plain, "SensorUpdated", None).len();
     assert!(ticks > 4 && ticks == plain.shown.len(), "{ticks}: {:?}", plain.shown);
     let mut killer = Killer::new(&plain, &looks, compare_ticks);

@@ -11,8 +11,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use super::files;
-use crate::worker::sensors::Sensors;
-use crate::worker::sensors::lookout::{Lookouts, Sighting};
+use crate::worker::sensors::LoopSensors;
+use crate::worker::sensors::file_watcher::{FileWatchers, WatchReport};
 
 /// Whoever sees nothing for so long sees nothing: a change takes a second to settle, and lookouts look every five.
 const QUIET: Duration = Duration::from_secs(8);
@@ -21,7 +21,7 @@ type Contents = BTreeMap<&'static str, (&'static str, Timestamp)>;
 
 pub(super) struct Folder {
     dir: TempDir,
-    lookouts: Lookouts,
+    lookouts: FileWatchers,
     written: Contents,
     /// There may be something to be seen.
     looks: bool,
@@ -30,7 +30,7 @@ pub(super) struct Folder {
 
 impl Folder {
     /// With these files, watched for these Sensors.
-    pub(super) fn new(sensors: &Sensors, contents: &Contents) -> Self {
+    pub(super) fn new(sensors: &LoopSensors, contents: &Contents) -> Self {
         let runtime = Builder::new_current_thread()
             .enable_all()
             .start_paused(true)
@@ -38,7 +38,7 @@ impl Folder {
             .expect("a runtime");
         let dir = files::in_memory();
         fs::create_dir_all(dir.path().join("inbox/deep")).expect("a folder");
-        let mut lookouts = Lookouts::new(Some(dir.path().into()));
+        let mut lookouts = FileWatchers::new(Some(dir.path().into()));
         let mut folder = {
             let _inside = runtime.enter();
             lookouts.set(sensors);
@@ -81,7 +81,7 @@ impl Folder {
     }
 
     /// What is seen next; `None` when nothing has changed, or the last change is not on disk yet.
-    pub(super) fn sees(&mut self) -> Option<Sighting> {
+    pub(super) fn sees(&mut self) -> Option<WatchReport> {
         if self.looks {
             let next = self.lookouts.next();
             let seen = self.runtime.block_on(async { timeout(QUIET, next).await });

@@ -10,12 +10,12 @@ use jiff::Timestamp;
 use super::folder::Folder;
 use super::script;
 use super::world::{self, Word, World};
-use crate::engine::machine::{Engine, View};
+use crate::engine::machine::{Engine, LoopView};
 use crate::engine::tool::{ToolOutcome, ToolRunId};
-use crate::engine::{CallId, Effect, Input, Known, Purpose, StopCause};
-use crate::worker::journal::{Journal, Owner};
-use crate::worker::sensors::{Happened, Sensors, Step};
-use crate::worker::steps::{Steps, Taken};
+use crate::engine::{CallId, CallPurpose, EngineEffect, EngineInput, KnownTotals, StopCause};
+use crate::worker::journal::{Journal, JournalOwner};
+use crate::worker::journaled_engine::{JournaledEngine, StepOutcome};
+use crate::worker::sensors::{LoopSensors, ScoringStep, SensorTransition};
 
 /// Inputs that one life takes at most: more is a loop that never ends.
 const MOST_INPUTS: usize = 5_000;
@@ -44,7 +44,7 @@ pub(super) trait Watcher {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum End {
     /// Its loop is over.
-    Over(Box<View>),
+    Over(Box<LoopView>),
     /// The watcher killed it.
     Killed,
     /// The watcher has seen enough.
@@ -57,8 +57,8 @@ pub(super) enum End {
 struct Stop(End);
 
 struct Life<'a> {
-    steps: Steps<'a>,
-    sensors: Sensors,
+    steps: JournaledEngine<'a>,
+    sensors: LoopSensors,
     /// The workspace; it is there when a Sensor watches it.
     folder: Option<Folder>,
     world: &'a mut World,
@@ -72,7 +72,7 @@ struct Life<'a> {
 
 /// One life. The journal in `dir` is closed in order when the life ends in order.
 pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> End {
-    let owner = Owner {
+    let owner = JournalOwner {
         agent_uid: "agent".into(),
         pod_uid: format!("pod-{}", world.epoch),
         epoch: world.epoch,
@@ -83,18 +83,18 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
     // Often: kills then meet logs that have just begun anew, too.
     journal.checkpoint_every(60);
     let settings = world.script.settings.clone();
-    let sensors = Sensors::restore(restored.kept).with_workspace(true);
+    let sensors = LoopSensors::restore(restored.kept).with_workspace(true);
     let mut engine = match restored.snapshot {
         Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
         None => Engine::new(settings),
     };
     for (field, value, at) in sensors.values() {
-        engine.recall(field, value.clone(), at);
+        engine.restore_field(field, value.clone(), at);
     }
     let mut life = Life {
         sensors,
         folder: None,
-        steps: Steps::new(engine, &mut journal),
+        steps: JournaledEngine::new(engine, &mut journal),
         world,
         watcher,
         dir: dir.into(),
@@ -115,17 +115,17 @@ pub(super) fn live(world: &mut World, dir: &Path, watcher: &mut dyn Watcher) -> 
 }
 
 impl Life<'_> {
-    fn live(&mut self) -> Result<View, Stop> {
+    fn live(&mut self) -> Result<LoopView, Stop> {
         let tools = script::tools();
-        self.feed(Input::ToolsChanged {
+        self.feed(EngineInput::ToolsChanged {
             tools,
             silent: Vec::new(),
         })?;
         let budget = self.world.budget.clone();
-        self.feed(Input::Started {
+        self.feed(EngineInput::Started {
             agent: "agent".into(),
             epoch: self.world.epoch,
-            known: Known::default(),
+            known: KnownTotals::default(),
             budget,
             link_silent: self.world.link_lost,
         })?;
@@ -137,7 +137,7 @@ impl Life<'_> {
             self.hear(word)?;
         }
         let terms = self.world.script.sensors.clone();
-        for begun in self.sensors.direct(self.world.now, Some(&terms)) {
+        for begun in self.sensors.apply_terms(self.world.now, Some(&terms)) {
             self.sense(begun)?;
         }
         if terms.iter().any(|terms| terms.spec.source.watch.is_some()) {
@@ -155,13 +155,13 @@ impl Life<'_> {
     /// The next thing that happens.
     fn next(&mut self) -> Result<(), Stop> {
         if let Some(sighting) = self.folder.as_mut().and_then(Folder::sees) {
-            let happened = self.sensors.saw(sighting);
+            let happened = self.sensors.apply_watch_report(sighting);
             return happened.map_or(Ok(()), |happened| self.sense(happened));
         }
         let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
         match self.sensors.step(self.world.now, scored, scoring) {
-            Some(Step::Happened(happened)) => return self.sense(*happened),
-            Some(Step::Hear(input)) => return self.feed(input),
+            Some(ScoringStep::Happened(happened)) => return self.sense(*happened),
+            Some(ScoringStep::Hear(input)) => return self.feed(input),
             None => {}
         }
         let moments = [
@@ -180,15 +180,15 @@ impl Life<'_> {
         {
             self.asked = None;
             return self.feed(match end {
-                Ok(answer) => Input::Answered { call, answer },
-                Err(failure) => Input::Failed { call, failure },
+                Ok(answer) => EngineInput::Answered { call, answer },
+                Err(failure) => EngineInput::Failed { call, failure },
             });
         }
         let ended = self.runs.iter().find(|(_, (at, _))| *at <= self.world.now);
         if let Some(run) = ended.map(|(run, _)| *run)
             && let Some((_, outcome)) = self.runs.remove(&run)
         {
-            return self.feed(Input::ToolFinished { run, outcome });
+            return self.feed(EngineInput::ToolFinished { run, outcome });
         }
         if let Some(word) = self.world.happen() {
             return self.hear(word);
@@ -197,21 +197,21 @@ impl Life<'_> {
             return self.sense(happened);
         }
         self.timer = None;
-        self.feed(Input::Timer)
+        self.feed(EngineInput::Timer)
     }
 
     /// As the driver does it.
-    fn sense(&mut self, happened: Happened) -> Result<(), Stop> {
+    fn sense(&mut self, happened: SensorTransition) -> Result<(), Stop> {
         if !self.steps.hears() {
             return Ok(());
         }
-        if let Some(Input::Sensed(event)) = happened.input() {
+        if let Some(EngineInput::Sensed(event)) = happened.input() {
             self.world.tell(event);
         }
         self.pause(Moment::Before)?;
         let input = happened.input().cloned();
         let taken = self.steps.sense(self.world.now, input, &happened.kept());
-        self.sensors.accept(happened);
+        self.sensors.confirm(happened);
         if let Some(folder) = &mut self.folder {
             folder.look();
         }
@@ -220,16 +220,16 @@ impl Life<'_> {
 
     fn hear(&mut self, word: Word) -> Result<(), Stop> {
         match word {
-            Word::Wake(token) => self.feed(Input::WakeRequested { token }),
-            Word::Resume(token) => self.feed(Input::ResumeRequested { token }),
-            Word::Budget(budget) => self.feed(Input::BudgetChanged { budget }),
-            Word::Notice(notice) => self.feed(Input::Sensed(world::event(notice))),
+            Word::Wake(token) => self.feed(EngineInput::WakeRequested { token }),
+            Word::Resume(token) => self.feed(EngineInput::ResumeRequested { token }),
+            Word::Budget(budget) => self.feed(EngineInput::BudgetChanged { budget }),
+            Word::Notice(notice) => self.feed(EngineInput::Sensed(world::event(notice))),
             Word::LinkLost => {
-                self.feed(Input::LinkSilent)?;
-                self.feed(Input::LinkLost)
+                self.feed(EngineInput::LinkSilent)?;
+                self.feed(EngineInput::LinkLost)
             }
-            Word::LinkBack => self.feed(Input::LinkBack),
-            Word::NewPod => self.feed(Input::Stop {
+            Word::LinkBack => self.feed(EngineInput::LinkBack),
+            Word::NewPod => self.feed(EngineInput::Stop {
                 cause: StopCause::Drain,
             }),
             Word::Files => {
@@ -241,20 +241,23 @@ impl Life<'_> {
         }
     }
 
-    fn feed(&mut self, input: Input) -> Result<(), Stop> {
+    fn feed(&mut self, input: EngineInput) -> Result<(), Stop> {
         self.pause(Moment::Before)?;
         let taken = self.steps.take(self.world.now, input);
         self.follow(taken)
     }
 
-    fn follow(&mut self, taken: Taken) -> Result<(), Stop> {
-        let Taken { actions, lines, result } = taken;
+    fn follow(&mut self, taken: StepOutcome) -> Result<(), Stop> {
+        let StepOutcome { actions, lines, result } = taken;
         result.expect("room on the volume");
         let mut done = 0;
         self.pause(Moment::Done(done))?;
         self.world.hear_told(&lines);
         for action in actions {
-            let outward = !matches!(action, Effect::SetTimer(_) | Effect::Report | Effect::Stopped);
+            let outward = !matches!(
+                action,
+                EngineEffect::SetTimer(_) | EngineEffect::Report | EngineEffect::Stopped
+            );
             if outward && done > 0 {
                 self.pause(Moment::Done(done))?;
             }
@@ -274,10 +277,10 @@ impl Life<'_> {
         }
     }
 
-    fn act(&mut self, action: Effect) -> Result<(), Stop> {
+    fn act(&mut self, action: EngineEffect) -> Result<(), Stop> {
         match action {
-            Effect::Record(_) => panic!("a record among the actions"),
-            Effect::CallModel {
+            EngineEffect::Record(_) => panic!("a record among the actions"),
+            EngineEffect::CallModel {
                 call,
                 purpose,
                 messages,
@@ -296,25 +299,25 @@ impl Life<'_> {
                         return Err(Stop(End::Seen));
                     }
                 }
-                if purpose == Purpose::Signal {
+                if purpose == CallPurpose::Signal {
                     self.world.score(call, &format!("{:?}", messages.last()));
                 } else {
                     self.world.call(call, purpose);
                 }
                 self.asked = Some(call);
             }
-            Effect::CancelCall { call } => panic!("nothing in a script cuts {call}"),
-            Effect::RunTool(run, _) => {
+            EngineEffect::CancelCall { call } => panic!("nothing in a script cuts {call}"),
+            EngineEffect::RunTool(run, _) => {
                 let ended = self.world.run(&run);
                 self.runs.insert(run.id, ended);
             }
-            Effect::CancelTool(run) => {
+            EngineEffect::CancelTool(run) => {
                 self.runs.remove(&run);
             }
-            Effect::Acknowledge { call } => self.world.acknowledge(call),
-            Effect::SetTimer(at) => self.timer = at,
-            Effect::Report => {}
-            Effect::Stopped => self.stopped = true,
+            EngineEffect::Acknowledge { call } => self.world.acknowledge(call),
+            EngineEffect::SetTimer(at) => self.timer = at,
+            EngineEffect::Report => {}
+            EngineEffect::Stopped => self.stopped = true,
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ use std::path::Path;
 use jiff::{SignedDuration, Timestamp};
 use rusqlite::Connection;
 
-use crate::engine::machine::View;
+use crate::engine::machine::LoopView;
 use crate::engine::message::Message;
 use files::Files;
 use history::History;
@@ -46,7 +46,7 @@ enum Death {
 #[derive(Clone, Debug)]
 struct Run {
     /// How the loop ended; `None`: nobody looked so far.
-    view: Option<View>,
+    view: Option<LoopView>,
     now: Timestamp,
     /// All messages ever but those of summaries: turn, whether they are in the live transcript, and the message.
     messages: Vec<(i64, bool, Message)>,
@@ -103,7 +103,7 @@ fn undisturbed(script: &Script, watcher: &mut dyn Watcher) -> Run {
     })
 }
 
-fn left(view: Option<View>, world: &World, dir: &Path) -> Run {
+fn left(view: Option<LoopView>, world: &World, dir: &Path) -> Run {
     let connection = Connection::open(dir.join("journal.sqlite")).expect("a journal");
     let mut select = connection
         .prepare("SELECT turn, live, json FROM messages ORDER BY id")
@@ -216,7 +216,7 @@ fn compare(plain: &Run, found: &Run, deaths: &[Death]) {
     let (Some(view), Some(expected)) = (&found.view, &plain.view) else {
         return;
     };
-    let totals = |view: &View| {
+    let totals = |view: &LoopView| {
         (
             view.outcome,
             view.turn,

@@ -8,7 +8,7 @@ use super::script::{Attempt, Call, Ends, Happening, Says, Script, TOOLS, Turn, W
 use super::*;
 use crate::api::failure::FailureKind;
 use crate::api::status::LoopState;
-use crate::engine::notifications::Priority;
+use crate::engine::notifications::NotificationPriority;
 
 /// A kill, after so many inputs more.
 #[derive(Clone, Copy, Debug)]
@@ -127,8 +127,8 @@ fn happenings() -> impl Strategy<Value = Happening> {
         Just(What::Wake),
         Just(What::NewPod),
         Just(What::TopUp),
-        Just(What::Notice(Priority::Normal)),
-        Just(What::Notice(Priority::High))
+        Just(What::Notice(NotificationPriority::Normal)),
+        Just(What::Notice(NotificationPriority::High))
     ];
     (1..6_i64, what).prop_map(|(turn, what)| Happening {
         turn,

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::script::{Call, Script, Turn};
 use super::week::{Killer, Looks};
 use super::*;
-use crate::api::status::Outcome;
+use crate::api::status::LoopOutcome;
 
 /// Awake at 07:00 and then every six hours; ticks come at 00:00, 06:00, 12:00 and 18:00.
 fn days() -> Script {
@@ -57,7 +57,10 @@ fn compare_scores(plain: &Run, found: &Run, deaths: &[Death]) {
 fn a_worker_killed_at_any_boundary_has_each_event_scored_once_and_does_what_the_score_says() {
     let mut looks = Looks::default();
     let plain = undisturbed(&days(), &mut looks);
-    assert_eq!(plain.view.as_ref().expect("an end").outcome, Some(Outcome::Completed));
+    assert_eq!(
+        plain.view.as_ref().expect("an end").outcome,
+        Some(LoopOutcome::Completed)
+    );
     let ticks = lines(&plain, "SensorUpdated", None).len();
     assert_eq!(ticks, plain.scores.len());
     let scored = lines(&plain, "SignalScored", None).len();

@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 use crate::api::AgentSpec;
 use crate::api::failure::FailureKind;
 use crate::api::status::LoopState;
-use crate::engine::message::{Answer, Finish, ToolCall};
-use crate::engine::notifications::Priority;
-use crate::engine::settings::Settings;
-use crate::engine::tool::{OnUnknownOutcome, ToolEffect, ToolSpec};
-use crate::link::sensors::SensorTerms;
+use crate::engine::message::{FinishReason, ModelAnswer, ToolCall};
+use crate::engine::notifications::NotificationPriority;
+use crate::engine::settings::EngineSettings;
+use crate::engine::tool::{ToolEffect, ToolSpec, UnknownOutcomePolicy};
+use crate::link::sensor_messages::SensorTerms;
 
 /// A run. Turns beyond the last one shut the loop down.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
-    pub(super) settings: Settings,
+    pub(super) settings: EngineSettings,
     pub(super) turns: Vec<Turn>,
     /// The calls of each heartbeat.
     pub(super) heartbeat: Turn,
@@ -109,7 +109,7 @@ pub(super) enum What {
     Outage,
     LinkBack,
     /// A notification comes, again and again until the world ends.
-    Notice(Priority),
+    Notice(NotificationPriority),
     /// The pod is replaced in order.
     NewPod,
     /// A file of the workspace is written, and says this.
@@ -119,7 +119,7 @@ pub(super) enum What {
 }
 
 /// Settings of a spec with these guardrails.
-pub(super) fn settings(guardrails: &Value) -> Settings {
+pub(super) fn settings(guardrails: &Value) -> EngineSettings {
     settings_of(
         &json!({"guardrails": guardrails, "model": {"api": "OpenAIChat", "baseURL": "http://model", "name": "m"}}),
     )
@@ -159,9 +159,9 @@ pub(super) fn inbox() -> SensorTerms {
 }
 
 /// Settings of a spec.
-pub(super) fn settings_of(spec: &Value) -> Settings {
+pub(super) fn settings_of(spec: &Value) -> EngineSettings {
     let spec: AgentSpec = serde_json::from_value(spec.clone()).expect("a spec");
-    let mut settings = Settings::try_from(&spec).expect("settings");
+    let mut settings = EngineSettings::try_from(&spec).expect("settings");
     settings.idle_timeout = SignedDuration::from_hours(1000);
     settings.max_sleep = SignedDuration::from_hours(12);
     settings.longest_text_delay = SignedDuration::ZERO;
@@ -189,7 +189,7 @@ pub(super) fn tools() -> Vec<ToolSpec> {
         timeout: SignedDuration::from_secs(600),
         on_unknown,
     };
-    let (tell, retry) = (OnUnknownOutcome::TellModel, OnUnknownOutcome::Retry);
+    let (tell, retry) = (UnknownOutcomePolicy::TellModel, UnknownOutcomePolicy::Retry);
     vec![
         tool("files__read", ToolEffect::Read, false, tell),
         tool("files__write", ToolEffect::Write, false, tell),
@@ -216,7 +216,7 @@ impl Script {
     }
 
     /// The answer of a call, however often it was tried.
-    pub(super) fn answer(&self, turn: i64, call: u32) -> Answer {
+    pub(super) fn answer(&self, turn: i64, call: u32) -> ModelAnswer {
         let Some(Call { wants, sleep, says, .. }) = self.call(turn, call) else {
             return answer("end", &[("yield", json!({"mode": "shutdown"}))]);
         };
@@ -226,49 +226,49 @@ impl Script {
         }
         let id = format!("t{turn}c{call}");
         let whole = if all.is_empty() {
-            Answer {
+            ModelAnswer {
                 text: Some(format!("{id}: nothing new")),
-                ..Answer::default()
+                ..ModelAnswer::default()
             }
         } else {
             answer(&id, &all)
         };
         let finish = match says {
             Says::All => return whole,
-            Says::Nothing => return Answer::default(),
-            Says::Part => Finish::Length,
-            Says::No => Finish::Refused,
+            Says::Nothing => return ModelAnswer::default(),
+            Says::Part => FinishReason::Length,
+            Says::No => FinishReason::Refused,
         };
-        Answer { finish, ..whole }
+        ModelAnswer { finish, ..whole }
     }
 }
 
 /// The answer of a call of a heartbeat.
-pub(super) fn of_heartbeat(turn: i64, call: u32, planned: Option<&Call>) -> Answer {
+pub(super) fn of_heartbeat(turn: i64, call: u32, planned: Option<&Call>) -> ModelAnswer {
     let wants: Vec<(&str, Value)> = planned
         .map(|call| call.wants.iter().map(|want| (want.tool, json!({}))).collect())
         .unwrap_or_default();
     if wants.is_empty() {
-        return Answer {
+        return ModelAnswer {
             text: Some("all is well".to_owned()),
-            ..Answer::default()
+            ..ModelAnswer::default()
         };
     }
     answer(&format!("h{turn}c{call}"), &wants)
 }
 
 /// What the small model says: no, and yes the next time.
-pub(super) fn pre_check(attempt: u32) -> Answer {
-    Answer {
+pub(super) fn pre_check(attempt: u32) -> ModelAnswer {
+    ModelAnswer {
         text: Some(json!({"wake": attempt.is_multiple_of(2)}).to_string()),
         tokens: Some(10),
-        ..Answer::default()
+        ..ModelAnswer::default()
     }
 }
 
 /// How a tick is scored: at 06:00 it holds, at 12:00 and 18:00 it just holds and just does not, and at midnight nobody
 /// knows.
-pub(super) fn score(about: &str) -> Answer {
+pub(super) fn score(about: &str) -> ModelAnswer {
     let text = if about.contains("T06:") {
         r#"{"score": 95}"#
     } else if about.contains("T12:") {
@@ -278,34 +278,34 @@ pub(super) fn score(about: &str) -> Answer {
     } else {
         "no idea"
     };
-    Answer {
+    ModelAnswer {
         text: Some(text.into()),
         tokens: Some(10),
-        ..Answer::default()
+        ..ModelAnswer::default()
     }
 }
 
 /// The summary asked for in a turn; some are of no use.
-pub(super) fn summary(turn: i64) -> Answer {
+pub(super) fn summary(turn: i64) -> ModelAnswer {
     let text = format!("All was quiet before turn {turn}.");
-    Answer {
+    ModelAnswer {
         text: (turn % 3 > 0).then_some(text),
         tokens: Some(1000),
-        ..Answer::default()
+        ..ModelAnswer::default()
     }
 }
 
-fn answer(id: &str, all: &[(&str, Value)]) -> Answer {
+fn answer(id: &str, all: &[(&str, Value)]) -> ModelAnswer {
     let call = |(place, (name, arguments)): (usize, &(&str, Value))| ToolCall {
         id: format!("{id}-{place}"),
         name: (*name).into(),
         arguments: arguments.to_string(),
     };
-    Answer {
+    ModelAnswer {
         text: Some(format!("{id}: {}", "I had better look. ".repeat(20))),
         tool_calls: all.iter().enumerate().map(call).collect(),
         reasoning: None,
-        finish: Finish::ToolCalls,
+        finish: FinishReason::ToolCalls,
         tokens: Some(1000),
         input_tokens: None,
         cost: Some(7),

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::script::{Call, Ends, Script, Turn, Want};
 use super::week::{Killer, Looks};
 use super::*;
-use crate::api::status::Outcome;
+use crate::api::status::LoopOutcome;
 
 fn want(tool: &'static str, takes: i64) -> Want {
     Want {
@@ -95,7 +95,7 @@ fn compare_own(plain: &Run, found: &Run) {
         assert!(is_cut(found) || found == expected, "{found} instead of {expected}");
     }
     let view = found.view.as_ref().expect("it goes on to the end");
-    assert_eq!(view.outcome, Some(Outcome::Completed));
+    assert_eq!(view.outcome, Some(LoopOutcome::Completed));
     assert_eq!(all.len(), expected.len());
     // Each turn that was begun is completed, once; the heartbeats are among them.
     let completed = lines(found, "TurnCompleted", None).len();

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::script::{Call, Happening, Script, Turn, What};
 use super::week::{Killer, Looks};
 use super::*;
-use crate::api::status::{LoopState, Outcome};
+use crate::api::status::{LoopOutcome, LoopState};
 
 /// Files come one by one, more at once than a minute has room for, while a turn runs, around the end of a pod; they are
 /// changed, written anew with the same content, removed, and come back.
@@ -84,7 +84,10 @@ fn compare_shown(found: &Run) {
 fn a_worker_killed_at_any_boundary_tells_of_each_file_once_and_loses_none() {
     let mut looks = Looks::default();
     let plain = undisturbed(&days(), &mut looks);
-    assert_eq!(plain.view.as_ref().expect("an end").outcome, Some(Outcome::Completed));
+    assert_eq!(
+        plain.view.as_ref().expect("an end").outcome,
+        Some(LoopOutcome::Completed)
+    );
     assert_eq!(
         texts_told(&plain),
         [

@@ -8,8 +8,8 @@ use serde_json::json;
 use super::script::{Attempt, Call, Ends, Happening, Says, Script, Turn, Want, What};
 use super::*;
 use crate::api::failure::FailureKind;
-use crate::api::status::{LoopState, Outcome};
-use crate::engine::notifications::Priority;
+use crate::api::status::{LoopOutcome, LoopState};
+use crate::engine::notifications::NotificationPriority;
 
 const HOUR: i64 = 3600;
 
@@ -170,11 +170,11 @@ fn week() -> Script {
         happening(18, LoopState::Paused, 10, What::Resume),
         happening(19, LoopState::Sleeping, 60, What::Wake),
         // One that does not wake, one that comes in a turn which fails, and one that wakes.
-        happening(2, LoopState::Sleeping, 30, What::Notice(Priority::Normal)),
-        happening(2, LoopState::Sleeping, 60, What::Notice(Priority::Low)),
-        happening(10, LoopState::Sleeping, 30, What::Notice(Priority::Normal)),
-        happening(18, LoopState::Paused, 5, What::Notice(Priority::Low)),
-        happening(21, LoopState::Sleeping, 60, What::Notice(Priority::High)),
+        happening(2, LoopState::Sleeping, 30, What::Notice(NotificationPriority::Normal)),
+        happening(2, LoopState::Sleeping, 60, What::Notice(NotificationPriority::Low)),
+        happening(10, LoopState::Sleeping, 30, What::Notice(NotificationPriority::Normal)),
+        happening(18, LoopState::Paused, 5, What::Notice(NotificationPriority::Low)),
+        happening(21, LoopState::Sleeping, 60, What::Notice(NotificationPriority::High)),
     ];
     let mut settings = script::settings(&json!({
         "activeHours": {"timeZone": "Europe/Berlin", "start": "06:00", "end": "23:30"},
@@ -309,7 +309,7 @@ impl Watcher for Killer<'_> {
 fn a_scripted_week_is_what_it_is_meant_to_be() {
     let plain = undisturbed(&week(), &mut Nobody);
     let view = plain.view.as_ref().expect("an end");
-    assert_eq!(view.outcome, Some(Outcome::Completed));
+    assert_eq!(view.outcome, Some(LoopOutcome::Completed));
     let lasted = plain.now.duration_since(World::new(week()).now);
     assert!(lasted >= SignedDuration::from_hours(24 * 7), "{lasted}");
     for kind in ["TurnFailed", "Compacted", "RequestHandled", "ToolDenied", "CallFailed"] {

@@ -8,15 +8,15 @@ use std::rc::Rc;
 use jiff::{SignedDuration, Timestamp};
 
 use super::script::{self, Attempt, Call, Ends, Happening, Script, What};
-use crate::api::failure::{Failure, FailureKind};
-use crate::engine::budget::Budget;
-use crate::engine::machine::View;
-use crate::engine::message::Answer;
+use crate::api::failure::{CallFailure, FailureKind};
+use crate::engine::budget::BudgetState;
+use crate::engine::machine::LoopView;
+use crate::engine::message::ModelAnswer;
 use crate::engine::notifications::Notification;
-use crate::engine::sensors::{Notice, Sensed};
+use crate::engine::sensor_events::{SensedEvent, SensedNotice};
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
-use crate::engine::{CallId, Purpose};
-use crate::worker::journal::Line;
+use crate::engine::{CallId, CallPurpose};
+use crate::worker::journal::JournalLine;
 
 #[derive(Clone)]
 pub(super) struct World {
@@ -44,7 +44,7 @@ pub(super) struct World {
     coming: BTreeMap<(Timestamp, usize), Happening>,
     pub(super) wake: Option<String>,
     pub(super) resume: Option<String>,
-    pub(super) budget: Budget,
+    pub(super) budget: BudgetState,
     pub(super) link_lost: bool,
     /// All notifications so far: whoever delivers them repeats them.
     pub(super) notices: Vec<Notification>,
@@ -62,8 +62,8 @@ pub(super) struct World {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Recorded {
-    Open(Timestamp, Result<Answer, Failure>),
-    Ended(Result<Answer, Failure>),
+    Open(Timestamp, Result<ModelAnswer, CallFailure>),
+    Ended(Result<ModelAnswer, CallFailure>),
 }
 
 /// What the driver would be woken by.
@@ -71,7 +71,7 @@ enum Recorded {
 pub(super) enum Word {
     Wake(String),
     Resume(String),
-    Budget(Budget),
+    Budget(BudgetState),
     Notice(Notification),
     LinkLost,
     LinkBack,
@@ -98,7 +98,7 @@ impl World {
             coming: BTreeMap::new(),
             wake: None,
             resume: None,
-            budget: Budget::default(),
+            budget: BudgetState::default(),
             link_lost: false,
             notices: Vec::new(),
             files: BTreeMap::new(),
@@ -125,7 +125,7 @@ impl World {
     }
 
     /// A log collector hears events: some again after a kill, and none too late.
-    pub(super) fn hear_told(&mut self, lines: &[Line]) {
+    pub(super) fn hear_told(&mut self, lines: &[JournalLine]) {
         for line in lines {
             assert!(line.seq <= self.told + 1, "event {} was never told", self.told + 1);
             self.told = self.told.max(line.seq);
@@ -148,7 +148,7 @@ impl World {
     }
 
     /// The gateway is asked for a call, or for the same one again.
-    pub(super) fn call(&mut self, id: CallId, purpose: Purpose) {
+    pub(super) fn call(&mut self, id: CallId, purpose: CallPurpose) {
         assert!(
             self.acknowledged.is_none_or(|last| id > last),
             "{id} is asked for after its outcome was acknowledged"
@@ -157,19 +157,19 @@ impl World {
             return;
         }
         assert!(!self.billed.contains(&id), "{id} would be paid twice");
-        if purpose == Purpose::Compaction {
+        if purpose == CallPurpose::Compaction {
             self.summaries.insert((id.turn, id.call));
             let end = Ok(script::summary(id.turn));
             self.calls.insert(id, Recorded::Open(self.now, end));
             self.pass(self.now);
             return;
         }
-        if purpose == Purpose::Precheck {
+        if purpose == CallPurpose::Precheck {
             let end = Ok(script::pre_check(id.attempt));
             self.calls.insert(id, Recorded::Open(self.now + seconds(5), end));
             return;
         }
-        if purpose == Purpose::Heartbeat {
+        if purpose == CallPurpose::Heartbeat {
             self.heartbeats.insert(id.turn);
         }
         let number = self.scripted(id.turn, id.call);
@@ -184,11 +184,11 @@ impl World {
         let end = match failures.get(place).copied() {
             None => Ok(self.answer(id.turn, number)),
             Some(Attempt::Fails(kind)) => Err(failure(kind)),
-            Some(Attempt::Waits(seconds)) => Err(Failure {
+            Some(Attempt::Waits(seconds)) => Err(CallFailure {
                 retry_after_milliseconds: Some(seconds * 1000),
                 ..failure(FailureKind::RateLimited)
             }),
-            Some(Attempt::Refused(wait)) => Err(Failure {
+            Some(Attempt::Refused(wait)) => Err(CallFailure {
                 resumes_at: Some(*self.refused.entry(id).or_insert(self.now + seconds(wait))),
                 ..failure(FailureKind::BudgetExhausted)
             }),
@@ -221,7 +221,7 @@ impl World {
     }
 
     /// A Sensor tells something; after a kill perhaps again, as the same event.
-    pub(super) fn tell(&mut self, event: &Sensed) {
+    pub(super) fn tell(&mut self, event: &SensedEvent) {
         for notice in &event.notices {
             let before = self.ticks.insert(notice.text.clone(), event.id.clone());
             assert!(
@@ -255,7 +255,7 @@ impl World {
         self.script.call(self.own(turn), number)
     }
 
-    fn answer(&self, turn: i64, number: u32) -> Answer {
+    fn answer(&self, turn: i64, number: u32) -> ModelAnswer {
         if self.heartbeats.contains(&turn) {
             return script::of_heartbeat(turn, number, self.planned(turn, number).as_ref());
         }
@@ -281,7 +281,7 @@ impl World {
         }
     }
 
-    pub(super) fn end_of(&mut self, id: CallId) -> Option<Result<Answer, Failure>> {
+    pub(super) fn end_of(&mut self, id: CallId) -> Option<Result<ModelAnswer, CallFailure>> {
         let end = match self.calls.get(&id)? {
             Recorded::Ended(end) => end.clone(),
             Recorded::Open(..) => return None,
@@ -351,7 +351,7 @@ impl World {
     }
 
     /// The loop is seen in this state: what the script has for it comes.
-    pub(super) fn see(&mut self, view: &View) {
+    pub(super) fn see(&mut self, view: &LoopView) {
         for (place, happening) in self.script.happenings.iter().enumerate() {
             if happening.turn == view.turn && happening.state == view.state && self.seen.insert(place) {
                 self.coming
@@ -422,7 +422,7 @@ pub(super) fn seconds(seconds: i64) -> SignedDuration {
 }
 
 /// The event whose notification this is.
-pub(super) fn event(notification: Notification) -> Sensed {
+pub(super) fn event(notification: Notification) -> SensedEvent {
     let Notification {
         id,
         source,
@@ -430,18 +430,18 @@ pub(super) fn event(notification: Notification) -> Sensed {
         text,
         at,
     } = notification;
-    Sensed {
+    SensedEvent {
         id,
         sensor: "news".into(),
         at,
         updates: Vec::new(),
-        notices: vec![Notice { source, priority, text }],
+        notices: vec![SensedNotice { source, priority, text }],
         wakes: Vec::new(),
     }
 }
 
-fn failure(kind: FailureKind) -> Failure {
-    Failure {
+fn failure(kind: FailureKind) -> CallFailure {
+    CallFailure {
         kind,
         message: "what to do".into(),
         retry_after_milliseconds: None,

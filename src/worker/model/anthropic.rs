@@ -5,17 +5,17 @@ use std::borrow::Borrow;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::cache::Lifetime;
-use super::ids::Ids;
+use super::cache::CacheLifetime;
 use super::openai::assemble;
-use super::{MAX_TOOL_CALLS, Prompt, own, sealed};
-use crate::api::agent::{self, Model, ModelApi, ReasoningEffort};
-use crate::api::failure::{Failure, FailureKind};
-use crate::engine::message::{Answer, Message, Part, Reasoning, Tool, ToolCall};
+use super::tool_call_ids::ToolCallIds;
+use super::{MAX_TOOL_CALLS, ModelPrompt, own, seal_reasoning};
+use crate::api::agent::{self, ModelApi, ModelSpec, ReasoningEffort};
+use crate::api::failure::{CallFailure, FailureKind};
+use crate::engine::message::{Message, MessagePart, ModelAnswer, ReasoningContent, ToolCall, ToolDefinition};
 
 /// The body of a request. The output limit is the gateway's to change; the format wants one.
 #[must_use]
-pub fn request<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Value {
+pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M>) -> Value {
     let mut body = Map::new();
     body.insert("model".into(), model.name.clone().into());
     body.insert("max_tokens".into(), model.output_limit().into());
@@ -54,10 +54,10 @@ pub fn request<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Val
 
 /// What asks the server to keep all before it. A request may have four; those that live longer must come first, so all of
 /// one request live as long.
-fn mark(lifetime: Lifetime) -> Value {
+fn mark(lifetime: CacheLifetime) -> Value {
     match lifetime {
-        Lifetime::FiveMinutes => json!({"type": "ephemeral"}),
-        Lifetime::OneHour => json!({"type": "ephemeral", "ttl": "1h"}),
+        CacheLifetime::FiveMinutes => json!({"type": "ephemeral"}),
+        CacheLifetime::OneHour => json!({"type": "ephemeral", "ttl": "1h"}),
     }
 }
 
@@ -69,7 +69,11 @@ fn put(block: Option<&mut Value>, mark: Option<&Value>) {
 }
 
 /// How much the model is to think.
-fn thinking(model: &Model, reasoning: &agent::Reasoning, messages: &[impl Borrow<Message>]) -> Map<String, Value> {
+fn thinking(
+    model: &ModelSpec,
+    reasoning: &agent::ReasoningSpec,
+    messages: &[impl Borrow<Message>],
+) -> Map<String, Value> {
     let mut fields = Map::new();
     if let Some(effort) = reasoning.effort {
         let effort = match effort {
@@ -89,7 +93,7 @@ fn thinking(model: &Model, reasoning: &agent::Reasoning, messages: &[impl Borrow
 
 /// Whether thinking with a budget can be on. A turn that called tools without it, for instance before an edit of the spec,
 /// is refused with it until the turn is over.
-fn may_think(model: &Model, messages: &[impl Borrow<Message>]) -> bool {
+fn may_think(model: &ModelSpec, messages: &[impl Borrow<Message>]) -> bool {
     let turn = messages
         .rsplit(|message| matches!(message.borrow(), Message::User { .. }))
         .next();
@@ -103,17 +107,17 @@ fn may_think(model: &Model, messages: &[impl Borrow<Message>]) -> bool {
     first.is_none_or(|reasoning| own(model, reasoning.as_ref()).is_some())
 }
 
-fn tool(tool: &Tool) -> Value {
+fn tool(tool: &ToolDefinition) -> Value {
     json!({"name": tool.name, "description": tool.description, "input_schema": tool.parameters})
 }
 
 /// Messages with roles that alternate, as they are put together.
 #[derive(Default)]
-struct Conversation {
+struct ConversationBuilder {
     messages: Vec<(&'static str, Vec<Value>)>,
 }
 
-impl Conversation {
+impl ConversationBuilder {
     /// What follows of the same role joins. A message without content is refused.
     fn push(&mut self, role: &'static str, mut blocks: Vec<Value>) {
         match self.messages.last_mut() {
@@ -169,9 +173,9 @@ impl Conversation {
 
 /// Results of tools are the user's. Two blocks are marked: the last that stays, and the one that was so in the call before:
 /// the server looks back twenty blocks from a mark, and an answer with ten calls adds more.
-fn conversation<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>, mark: Option<&Value>) -> Value {
-    let mut all = Conversation::default();
-    let mut ids = Ids::default();
+fn conversation<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M>, mark: Option<&Value>) -> Value {
+    let mut all = ConversationBuilder::default();
+    let mut ids = ToolCallIds::default();
     let mut before = None;
     for message in prompt.messages {
         match message.borrow() {
@@ -209,18 +213,18 @@ fn conversation<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>, mark:
 }
 
 /// The blocks of an answer in the order in which it came.
-fn blocks(text: &str, calls: Vec<Value>, reasoning: Option<&Reasoning>) -> Vec<Value> {
+fn blocks(text: &str, calls: Vec<Value>, reasoning: Option<&ReasoningContent>) -> Vec<Value> {
     let mut all = Vec::new();
     let (mut text, mut calls) = (text, calls.into_iter());
     for part in reasoning.map(|reasoning| &reasoning.parts).into_iter().flatten() {
         match part {
-            Part::Opaque(block) => all.push(block.clone()),
-            Part::Text(bytes) => {
+            MessagePart::Opaque(block) => all.push(block.clone()),
+            MessagePart::Text(bytes) => {
                 let (piece, rest) = text.split_at_checked(*bytes).unwrap_or((text, ""));
                 all.extend(text_block(piece));
                 text = rest;
             }
-            Part::Call => all.extend(calls.next()),
+            MessagePart::Call => all.extend(calls.next()),
         }
     }
     all.extend(text_block(text));
@@ -255,40 +259,41 @@ fn input(arguments: &str) -> Value {
 }
 
 /// Reads an answer that came in one piece.
-pub fn answer(body: &[u8]) -> Result<Answer, Failure> {
-    let message: Reply = serde_json::from_slice(body).map_err(|_| bad("the answer is no message"))?;
+pub fn answer(body: &[u8]) -> Result<ModelAnswer, CallFailure> {
+    let message: MessageResponse =
+        serde_json::from_slice(body).map_err(|_| bad_response("the answer is no message"))?;
     if message.error.is_some() {
-        return Err(bad("the server sent an error instead of an answer"));
+        return Err(bad_response("the server sent an error instead of an answer"));
     }
     let Some(blocks) = message.content else {
-        return Err(bad("the answer has no content"));
+        return Err(bad_response("the answer has no content"));
     };
     let mut text = String::new();
     let mut calls = Vec::new();
     let mut parts = Vec::new();
     for raw in blocks {
-        let block = Block::deserialize(&raw).map_err(|_| bad("a block of the answer is not one"))?;
+        let block = MessageBlock::deserialize(&raw).map_err(|_| bad_response("a block of the answer is not one"))?;
         match block.kind.as_deref() {
             Some("text") => {
                 let piece = block.text.unwrap_or_default();
-                parts.push(Part::Text(piece.len()));
+                parts.push(MessagePart::Text(piece.len()));
                 text.push_str(&piece);
             }
             Some("tool_use") if calls.len() < MAX_TOOL_CALLS => {
-                parts.push(Part::Call);
+                parts.push(MessagePart::Call);
                 calls.push(ToolCall {
                     id: block.id.unwrap_or_default(),
                     name: block.name.unwrap_or_default(),
                     arguments: block.input.map(|input| input.to_string()).unwrap_or_default(),
                 });
             }
-            Some("thinking" | "redacted_thinking") => parts.push(Part::Opaque(raw)),
+            Some("thinking" | "redacted_thinking") => parts.push(MessagePart::Opaque(raw)),
             // Blocks of a later version.
             _ => {}
         }
     }
-    let reasoning = sealed(ModelApi::AnthropicMessages, parts, Vec::new(), !calls.is_empty());
-    Ok(Answer {
+    let reasoning = seal_reasoning(ModelApi::AnthropicMessages, parts, Vec::new(), !calls.is_empty());
+    Ok(ModelAnswer {
         tokens: message.usage.as_ref().and_then(tokens),
         input_tokens: message.usage.as_ref().and_then(input_tokens),
         reasoning,
@@ -314,7 +319,7 @@ pub(super) fn input_tokens(usage: &Value) -> Option<u64> {
 }
 
 /// Puts an answer together, however it came.
-pub(super) fn ended(text: String, calls: Vec<ToolCall>, reason: Option<&str>) -> Answer {
+pub(super) fn ended(text: String, calls: Vec<ToolCall>, reason: Option<&str>) -> ModelAnswer {
     let finish = match reason {
         Some("max_tokens" | "model_context_window_exceeded") => Some("length"),
         other => other,
@@ -322,8 +327,8 @@ pub(super) fn ended(text: String, calls: Vec<ToolCall>, reason: Option<&str>) ->
     assemble(text, calls, finish, reason == Some("refusal"))
 }
 
-pub(super) fn bad(message: &str) -> Failure {
-    Failure {
+pub(super) fn bad_response(message: &str) -> CallFailure {
+    CallFailure {
         kind: FailureKind::BadResponse,
         message: format!("{message}: check that model.baseURL is an Anthropic messages server"),
         retry_after_milliseconds: None,
@@ -332,7 +337,7 @@ pub(super) fn bad(message: &str) -> Failure {
 }
 
 #[derive(Deserialize)]
-struct Reply {
+struct MessageResponse {
     content: Option<Vec<Value>>,
     stop_reason: Option<String>,
     usage: Option<Value>,
@@ -341,7 +346,7 @@ struct Reply {
 
 /// A block of content, or its beginning in a stream.
 #[derive(Deserialize)]
-pub(super) struct Block {
+pub(super) struct MessageBlock {
     #[serde(rename = "type")]
     pub(super) kind: Option<String>,
     pub(super) text: Option<String>,
@@ -357,13 +362,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::engine::message::Finish;
+    use crate::engine::message::FinishReason;
 
-    fn request(model: &Model, messages: &[Message], tools: &[Tool]) -> Value {
-        super::request(model, &Prompt::of(messages, tools))
+    fn request(model: &ModelSpec, messages: &[Message], tools: &[ToolDefinition]) -> Value {
+        super::request(model, &ModelPrompt::of(messages, tools))
     }
 
-    fn model() -> Model {
+    fn model() -> ModelSpec {
         let model = json!({"api": "AnthropicMessages", "name": "m", "temperature": "0.7", "maxOutputTokens": 9});
         serde_json::from_value(model).unwrap()
     }
@@ -406,7 +411,7 @@ mod tests {
             },
             Message::User { text: "more".into() },
         ];
-        let tools = [Tool {
+        let tools = [ToolDefinition {
             name: "yield".into(),
             description: "d".into(),
             parameters: json!({"type": "object"}),
@@ -453,12 +458,12 @@ mod tests {
         let read = answer(body.to_string().as_bytes()).unwrap();
         assert_eq!(read.text.as_deref(), Some("hi you"));
         assert_eq!(read.tool_calls, vec![call("x", r#"{"sleep":1}"#)]);
-        assert_eq!(read.finish, Finish::ToolCalls);
+        assert_eq!(read.finish, FinishReason::ToolCalls);
         let parts = [
-            Part::Opaque(json!({"type": "thinking", "thinking": "hm", "signature": "s"})),
-            Part::Text(3),
-            Part::Call,
-            Part::Text(3),
+            MessagePart::Opaque(json!({"type": "thinking", "thinking": "hm", "signature": "s"})),
+            MessagePart::Text(3),
+            MessagePart::Call,
+            MessagePart::Text(3),
         ];
         assert_eq!(read.reasoning.unwrap().parts, parts);
     }
@@ -470,14 +475,14 @@ mod tests {
             Message::Assistant {
                 text: Some("I look.Now.".into()),
                 tool_calls: vec![call("a", "{}")],
-                reasoning: Some(Reasoning {
+                reasoning: Some(ReasoningContent {
                     api: ModelApi::AnthropicMessages,
                     model: model.into(),
                     parts: vec![
-                        Part::Opaque(json!({"type": "thinking", "thinking": "hm", "signature": "s"})),
-                        Part::Text(7),
-                        Part::Opaque(json!({"type": "redacted_thinking", "data": "x"})),
-                        Part::Call,
+                        MessagePart::Opaque(json!({"type": "thinking", "thinking": "hm", "signature": "s"})),
+                        MessagePart::Text(7),
+                        MessagePart::Opaque(json!({"type": "redacted_thinking", "data": "x"})),
+                        MessagePart::Call,
                     ],
                     calls: vec![],
                 }),
@@ -516,7 +521,7 @@ mod tests {
     fn reasoning_is_asked_for_by_effort_or_budget_and_then_without_a_temperature() {
         let model = |reasoning: Value| {
             let model = json!({"api": "AnthropicMessages", "name": "m", "temperature": "1", "reasoning": reasoning});
-            serde_json::from_value::<Model>(model).unwrap()
+            serde_json::from_value::<ModelSpec>(model).unwrap()
         };
         let body = request(&model(json!({"effort": "Medium"})), &thought("other"), &[]);
         assert_eq!(body["thinking"], json!({"type": "adaptive"}));
@@ -552,17 +557,17 @@ mod tests {
                 reasoning: None,
             }));
         }
-        let tool = || Tool {
+        let tool = || ToolDefinition {
             name: "yield".into(),
             description: "d".into(),
             parameters: json!({"type": "object"}),
         };
         let tools = [tool(), tool()];
-        let prompt = Prompt {
+        let prompt = ModelPrompt {
             messages: &messages[..],
             state,
             tools: &tools,
-            lifetime: Some(Lifetime::OneHour),
+            lifetime: Some(CacheLifetime::OneHour),
             cache_key: None,
         };
         let body = super::request(&model(), &prompt);
@@ -624,12 +629,12 @@ mod tests {
             answer(body.to_string().as_bytes()).unwrap().finish
         };
         for (reason, expected) in [
-            (json!("end_turn"), Finish::Stop),
-            (json!("stop_sequence"), Finish::Stop),
-            (Value::Null, Finish::Stop),
-            (json!("max_tokens"), Finish::Length),
-            (json!("model_context_window_exceeded"), Finish::Length),
-            (json!("refusal"), Finish::Refused),
+            (json!("end_turn"), FinishReason::Stop),
+            (json!("stop_sequence"), FinishReason::Stop),
+            (Value::Null, FinishReason::Stop),
+            (json!("max_tokens"), FinishReason::Length),
+            (json!("model_context_window_exceeded"), FinishReason::Length),
+            (json!("refusal"), FinishReason::Refused),
         ] {
             assert_eq!(finish(reason.clone()), expected, "{reason}");
         }

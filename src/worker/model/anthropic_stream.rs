@@ -6,16 +6,16 @@ use std::collections::btree_map::Entry;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::anthropic::{Block, bad, ended, input_tokens, tokens};
-use super::{MAX_STREAM_BYTES, MAX_TOOL_CALLS, sealed};
+use super::anthropic::{MessageBlock, bad_response, ended, input_tokens, tokens};
+use super::{MAX_STREAM_BYTES, MAX_TOOL_CALLS, seal_reasoning};
 use crate::api::agent::ModelApi;
-use crate::api::failure::{Failure, FailureKind};
-use crate::engine::message::{Answer, Part, ToolCall};
+use crate::api::failure::{CallFailure, FailureKind};
+use crate::engine::message::{MessagePart, ModelAnswer, ToolCall};
 
 /// A streamed answer so far.
 #[derive(Default)]
-pub struct Aggregate {
-    blocks: BTreeMap<u64, Piece>,
+pub struct MessageAggregate {
+    blocks: BTreeMap<u64, PartialBlock>,
     calls: usize,
     reason: Option<String>,
     usage: Map<String, Value>,
@@ -23,25 +23,26 @@ pub struct Aggregate {
 }
 
 /// A block so far.
-enum Piece {
+enum PartialBlock {
     Text(String),
     Call(ToolCall),
     /// Reasoning: the block as it began, and what its fields gained.
     Opaque(Map<String, Value>),
 }
 
-impl Aggregate {
+impl MessageAggregate {
     /// Takes the data of one event. True: the server said that it was the last.
-    pub fn push(&mut self, data: &str) -> Result<bool, Failure> {
+    pub fn push(&mut self, data: &str) -> Result<bool, CallFailure> {
         self.bytes += data.len();
         if self.bytes > MAX_STREAM_BYTES {
-            return Err(bad("the streamed answer is larger than 32 MiB"));
+            return Err(bad_response("the streamed answer is larger than 32 MiB"));
         }
-        let event: Event = serde_json::from_str(data).map_err(|_| bad("an event of the stream is not one"))?;
+        let event: MessageStreamEvent =
+            serde_json::from_str(data).map_err(|_| bad_response("an event of the stream is not one"))?;
         let index = event.index.unwrap_or(0);
         match event.kind.as_str() {
             "message_stop" => return Ok(true),
-            "error" => return Err(bad("the server sent an error in the middle of the stream")),
+            "error" => return Err(bad_response("the server sent an error in the middle of the stream")),
             "message_start" => self.usage(event.message.and_then(|head| head.usage)),
             "content_block_start" => self.start(index, event.content_block)?,
             "content_block_delta" => self.delta(index, event.delta),
@@ -57,9 +58,9 @@ impl Aggregate {
     }
 
     /// The whole answer. A stream that ended without saying why is cut.
-    pub fn finish(self, done: bool) -> Result<Answer, Failure> {
+    pub fn finish(self, done: bool) -> Result<ModelAnswer, CallFailure> {
         if self.reason.is_none() && !done {
-            return Err(Failure {
+            return Err(CallFailure {
                 kind: FailureKind::Unreachable,
                 message: "the stream ended in the middle of the answer".into(),
                 retry_after_milliseconds: None,
@@ -69,20 +70,20 @@ impl Aggregate {
         let (mut text, mut calls, mut parts) = (String::new(), Vec::new(), Vec::new());
         for piece in self.blocks.into_values() {
             match piece {
-                Piece::Text(piece) => {
-                    parts.push(Part::Text(piece.len()));
+                PartialBlock::Text(piece) => {
+                    parts.push(MessagePart::Text(piece.len()));
                     text.push_str(&piece);
                 }
-                Piece::Call(call) => {
-                    parts.push(Part::Call);
+                PartialBlock::Call(call) => {
+                    parts.push(MessagePart::Call);
                     calls.push(call);
                 }
-                Piece::Opaque(block) => parts.push(Part::Opaque(block.into())),
+                PartialBlock::Opaque(block) => parts.push(MessagePart::Opaque(block.into())),
             }
         }
-        let reasoning = sealed(ModelApi::AnthropicMessages, parts, Vec::new(), !calls.is_empty());
+        let reasoning = seal_reasoning(ModelApi::AnthropicMessages, parts, Vec::new(), !calls.is_empty());
         let usage = Value::Object(self.usage);
-        Ok(Answer {
+        Ok(ModelAnswer {
             tokens: tokens(&usage),
             input_tokens: input_tokens(&usage),
             reasoning,
@@ -96,20 +97,20 @@ impl Aggregate {
         self.usage.extend(said);
     }
 
-    fn start(&mut self, index: u64, raw: Option<Map<String, Value>>) -> Result<(), Failure> {
+    fn start(&mut self, index: u64, raw: Option<Map<String, Value>>) -> Result<(), CallFailure> {
         let Some(raw) = raw else { return Ok(()) };
         let kind = raw.get("type").and_then(Value::as_str).unwrap_or_default();
         let piece = match kind {
-            "thinking" | "redacted_thinking" => Piece::Opaque(raw),
+            "thinking" | "redacted_thinking" => PartialBlock::Opaque(raw),
             "text" | "tool_use" => {
-                let block =
-                    Block::deserialize(Value::Object(raw)).map_err(|_| bad("a block of the stream is not one"))?;
+                let block = MessageBlock::deserialize(Value::Object(raw))
+                    .map_err(|_| bad_response("a block of the stream is not one"))?;
                 match block.kind.as_deref() {
-                    Some("text") => Piece::Text(block.text.unwrap_or_default()),
+                    Some("text") => PartialBlock::Text(block.text.unwrap_or_default()),
                     _ if self.calls >= MAX_TOOL_CALLS => return Ok(()),
                     _ => {
                         self.calls += 1;
-                        Piece::Call(begun(block))
+                        PartialBlock::Call(begun(block))
                     }
                 }
             }
@@ -120,20 +121,20 @@ impl Aggregate {
         Ok(())
     }
 
-    fn delta(&mut self, index: u64, delta: Option<Delta>) {
+    fn delta(&mut self, index: u64, delta: Option<EventDelta>) {
         let Some(delta) = delta else { return };
         // A server that leaves the beginning of a text out.
         let piece = match self.blocks.entry(index) {
             Entry::Occupied(piece) => piece.into_mut(),
-            Entry::Vacant(free) if delta.text.is_some() => free.insert(Piece::Text(String::new())),
+            Entry::Vacant(free) if delta.text.is_some() => free.insert(PartialBlock::Text(String::new())),
             Entry::Vacant(_) => return,
         };
         match piece {
-            Piece::Text(text) => text.push_str(delta.text.as_deref().unwrap_or_default()),
-            Piece::Call(call) => call
+            PartialBlock::Text(text) => text.push_str(delta.text.as_deref().unwrap_or_default()),
+            PartialBlock::Call(call) => call
                 .arguments
                 .push_str(delta.partial_json.as_deref().unwrap_or_default()),
-            Piece::Opaque(block) => {
+            PartialBlock::Opaque(block) => {
                 for (name, gained) in [("thinking", delta.thinking), ("signature", delta.signature)] {
                     let Some(gained) = gained else { continue };
                     let old = block.get(name).and_then(Value::as_str).unwrap_or_default();
@@ -146,7 +147,7 @@ impl Aggregate {
 }
 
 /// An empty object stands for arguments that come in pieces.
-fn begun(block: Block) -> ToolCall {
+fn begun(block: MessageBlock) -> ToolCall {
     let given = block
         .input
         .filter(|input| input.as_object().is_none_or(|object| !object.is_empty()));
@@ -161,24 +162,24 @@ fn begun(block: Block) -> ToolCall {
 }
 
 #[derive(Deserialize)]
-struct Event {
+struct MessageStreamEvent {
     #[serde(rename = "type")]
     kind: String,
     index: Option<u64>,
     content_block: Option<Map<String, Value>>,
-    delta: Option<Delta>,
-    message: Option<Head>,
+    delta: Option<EventDelta>,
+    message: Option<MessageStart>,
     usage: Option<Map<String, Value>>,
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct MessageStart {
     usage: Option<Map<String, Value>>,
 }
 
 /// What a block or the message gains.
 #[derive(Deserialize)]
-struct Delta {
+struct EventDelta {
     text: Option<String>,
     thinking: Option<String>,
     signature: Option<String>,
@@ -192,10 +193,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::engine::message::Finish;
+    use crate::engine::message::FinishReason;
 
-    fn read(events: &[Value]) -> Result<Answer, Failure> {
-        let mut aggregate = Aggregate::default();
+    fn read(events: &[Value]) -> Result<ModelAnswer, CallFailure> {
+        let mut aggregate = MessageAggregate::default();
         for event in events {
             if aggregate.push(&event.to_string())? {
                 return aggregate.finish(true);
@@ -242,14 +243,14 @@ mod tests {
         .unwrap();
         assert_eq!(answer.text.as_deref(), Some("hello"));
         let parts = [
-            Part::Opaque(json!({"type": "thinking", "thinking": "hm", "signature": "s"})),
-            Part::Text(5),
-            Part::Call,
-            Part::Call,
-            Part::Call,
+            MessagePart::Opaque(json!({"type": "thinking", "thinking": "hm", "signature": "s"})),
+            MessagePart::Text(5),
+            MessagePart::Call,
+            MessagePart::Call,
+            MessagePart::Call,
         ];
         assert_eq!(answer.reasoning.unwrap().parts, parts);
-        assert_eq!(answer.finish, Finish::ToolCalls);
+        assert_eq!(answer.finish, FinishReason::ToolCalls);
         assert_eq!(
             answer.tokens,
             Some(12),
@@ -275,8 +276,11 @@ mod tests {
             read(std::slice::from_ref(&text)).unwrap_err().kind,
             FailureKind::Unreachable
         );
-        assert_eq!(read(&[text.clone(), end("max_tokens")]).unwrap().finish, Finish::Length);
-        assert_eq!(read(&[text, end("refusal")]).unwrap().finish, Finish::Refused);
+        assert_eq!(
+            read(&[text.clone(), end("max_tokens")]).unwrap().finish,
+            FinishReason::Length
+        );
+        assert_eq!(read(&[text, end("refusal")]).unwrap().finish, FinishReason::Refused);
     }
 
     #[test]
@@ -287,7 +291,7 @@ mod tests {
             "{}",
             r#"{"type":"error","error":{"type":"overloaded_error","message":"SECRET"}}"#,
         ] {
-            let failure = Aggregate::default().push(event).unwrap_err();
+            let failure = MessageAggregate::default().push(event).unwrap_err();
             assert_eq!(failure.kind, FailureKind::BadResponse, "{event}");
             assert!(!failure.message.contains("SECRET"));
         }
@@ -295,7 +299,7 @@ mod tests {
 
     #[test]
     fn an_endless_answer_is_refused_at_32_mib_and_not_before() {
-        let mut aggregate = Aggregate::default();
+        let mut aggregate = MessageAggregate::default();
         let event = |length: usize| delta(0, &json!({"type": "text_delta", "text": "x".repeat(length)})).to_string();
         let event = event(1024 * 1024 - event(0).len());
         assert_eq!(event.len(), 1024 * 1024);
@@ -308,7 +312,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_events_make_it_panic(events in proptest::collection::vec(".*", 0..8)) {
-            let mut aggregate = Aggregate::default();
+            let mut aggregate = MessageAggregate::default();
             for event in events {
                 let _ = aggregate.push(&event);
             }

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::api::agent::{Model, PromptCache};
+use crate::api::agent::{ModelSpec, PromptCache};
 
 /// Calls that `Auto` looks back on.
 const CALLS: usize = 32;
@@ -18,14 +18,14 @@ const GAIN: f64 = 0.1;
 
 /// How long a server keeps what it is asked to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lifetime {
+pub enum CacheLifetime {
     /// Five minutes after the last use.
     FiveMinutes,
     /// An hour after the last use.
     OneHour,
 }
 
-impl Lifetime {
+impl CacheLifetime {
     /// A little less than the provider promises: a request takes time to arrive.
     fn lasts(self) -> Duration {
         match self {
@@ -37,7 +37,7 @@ impl Lifetime {
 
 /// Prices as multiples of plain input.
 #[derive(Clone, Copy, Debug)]
-struct Prices {
+struct CachePrices {
     read: f64,
     write: f64,
     write_hour: f64,
@@ -45,7 +45,7 @@ struct Prices {
 
 /// One call of the conversation.
 #[derive(Clone, Copy, Debug)]
-struct Past {
+struct PastCall {
     /// Time since the call before it.
     pause: Duration,
     /// Bytes that the call before it had sent already.
@@ -56,35 +56,35 @@ struct Past {
 
 /// The rule for one model.
 #[derive(Debug)]
-pub struct Policy {
+pub struct CachePolicy {
     mode: PromptCache,
-    prices: Prices,
-    past: VecDeque<Past>,
+    prices: CachePrices,
+    past: VecDeque<PastCall>,
     last: Option<(Instant, usize)>,
-    present: Option<Lifetime>,
+    present: Option<CacheLifetime>,
 }
 
-impl Policy {
+impl CachePolicy {
     /// The rule of this model. Until two calls were made, `Auto` means five minutes.
     #[must_use]
-    pub fn new(model: &Model) -> Self {
+    pub fn new(model: &ModelSpec) -> Self {
         Self {
             mode: model.prompt_cache,
-            prices: Prices::of(model),
+            prices: CachePrices::of(model),
             past: VecDeque::new(),
             last: None,
-            present: Some(Lifetime::FiveMinutes),
+            present: Some(CacheLifetime::FiveMinutes),
         }
     }
 
     /// How long the server is asked to keep the prompt of a call that is made now with so many bytes; `None`: it is not
     /// asked to.
-    pub fn next(&mut self, now: Instant, bytes: usize) -> Option<Lifetime> {
+    pub fn next(&mut self, now: Instant, bytes: usize) -> Option<CacheLifetime> {
         if let Some((before, sent)) = self.last.replace((now, bytes)) {
             if self.past.len() == CALLS {
                 self.past.pop_front();
             }
-            self.past.push_back(Past {
+            self.past.push_back(PastCall {
                 pause: now.saturating_duration_since(before),
                 old: size(sent.min(bytes)),
                 new: size(bytes.saturating_sub(sent)),
@@ -92,8 +92,8 @@ impl Policy {
         }
         match self.mode {
             PromptCache::Disabled => None,
-            PromptCache::FiveMinutes => Some(Lifetime::FiveMinutes),
-            PromptCache::OneHour => Some(Lifetime::OneHour),
+            PromptCache::FiveMinutes => Some(CacheLifetime::FiveMinutes),
+            PromptCache::OneHour => Some(CacheLifetime::OneHour),
             PromptCache::Auto => {
                 self.reckon();
                 self.present
@@ -103,16 +103,16 @@ impl Policy {
 
     /// The lifetime of a call that shares no prompt with another one, such as a pre-check: only what the spec says itself.
     #[must_use]
-    pub fn of_single_calls(model: &Model) -> Option<Lifetime> {
+    pub fn of_single_calls(model: &ModelSpec) -> Option<CacheLifetime> {
         match model.prompt_cache {
             PromptCache::Auto | PromptCache::Disabled => None,
-            PromptCache::FiveMinutes => Some(Lifetime::FiveMinutes),
-            PromptCache::OneHour => Some(Lifetime::OneHour),
+            PromptCache::FiveMinutes => Some(CacheLifetime::FiveMinutes),
+            PromptCache::OneHour => Some(CacheLifetime::OneHour),
         }
     }
 
     fn reckon(&mut self) {
-        for other in [None, Some(Lifetime::FiveMinutes), Some(Lifetime::OneHour)] {
+        for other in [None, Some(CacheLifetime::FiveMinutes), Some(CacheLifetime::OneHour)] {
             if self.cost(other) < self.cost(self.present) * (1.0 - GAIN) {
                 self.present = other;
             }
@@ -120,14 +120,14 @@ impl Policy {
     }
 
     /// What the past calls would have cost with this lifetime.
-    fn cost(&self, lifetime: Option<Lifetime>) -> f64 {
-        let cost = |call: &Past| {
+    fn cost(&self, lifetime: Option<CacheLifetime>) -> f64 {
+        let cost = |call: &PastCall| {
             let Some(lifetime) = lifetime else {
                 return call.old + call.new;
             };
             let write = match lifetime {
-                Lifetime::FiveMinutes => self.prices.write,
-                Lifetime::OneHour => self.prices.write_hour,
+                CacheLifetime::FiveMinutes => self.prices.write,
+                CacheLifetime::OneHour => self.prices.write_hour,
             };
             let old = if call.pause <= lifetime.lasts() {
                 self.prices.read
@@ -140,9 +140,9 @@ impl Policy {
     }
 }
 
-impl Prices {
+impl CachePrices {
     /// What the spec says, and else what Anthropic asks: 0.1, 1.25 and 2 times plain input.
-    fn of(model: &Model) -> Self {
+    fn of(model: &ModelSpec) -> Self {
         let decimal = |text: &String| text.parse::<f64>().ok();
         let price = model.price.as_ref();
         let input = price
@@ -172,15 +172,15 @@ mod tests {
 
     use super::*;
 
-    fn model(more: &Value) -> Model {
+    fn model(more: &Value) -> ModelSpec {
         let mut model = json!({"api": "AnthropicMessages", "name": "m", "baseURL": "http://m"});
         model.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         serde_json::from_value(model).unwrap()
     }
 
     /// What the last of many wakes asks for: so many calls each, at their start, seconds apart.
-    fn settles(model: &Model, every: Duration, calls: u32) -> Option<Lifetime> {
-        let mut policy = Policy::new(model);
+    fn settles(model: &ModelSpec, every: Duration, calls: u32) -> Option<CacheLifetime> {
+        let mut policy = CachePolicy::new(model);
         let (mut now, mut bytes, mut said) = (Instant::now(), 100_000, None);
         for _ in 0..40 {
             for call in 0..calls {
@@ -193,16 +193,16 @@ mod tests {
     }
 
     #[rstest]
-    #[case::it_turns_all_the_time(60, 3, Some(Lifetime::FiveMinutes))]
-    #[case::just_within_five_minutes(280, 1, Some(Lifetime::FiveMinutes))]
-    #[case::every_ten_minutes(600, 3, Some(Lifetime::OneHour))]
-    #[case::every_ten_minutes_one_call(600, 1, Some(Lifetime::OneHour))]
-    #[case::every_two_hours_a_few_calls(7_200, 4, Some(Lifetime::FiveMinutes))]
+    #[case::it_turns_all_the_time(60, 3, Some(CacheLifetime::FiveMinutes))]
+    #[case::just_within_five_minutes(280, 1, Some(CacheLifetime::FiveMinutes))]
+    #[case::every_ten_minutes(600, 3, Some(CacheLifetime::OneHour))]
+    #[case::every_ten_minutes_one_call(600, 1, Some(CacheLifetime::OneHour))]
+    #[case::every_two_hours_a_few_calls(7_200, 4, Some(CacheLifetime::FiveMinutes))]
     #[case::every_two_hours_one_call(7_200, 1, None)]
     fn auto_settles_on_what_would_have_cost_least(
         #[case] every: u64,
         #[case] calls: u32,
-        #[case] expected: Option<Lifetime>,
+        #[case] expected: Option<CacheLifetime>,
     ) {
         assert_eq!(settles(&model(&json!({})), Duration::from_secs(every), calls), expected);
     }
@@ -214,7 +214,7 @@ mod tests {
             json!({"price": {"inputPerMillion": "3", "outputPerMillion": "15", "cacheWrite1hPerMillion": "3.75"}});
         assert_eq!(
             settles(&model(&cheap), Duration::from_mins(10), 1),
-            Some(Lifetime::OneHour)
+            Some(CacheLifetime::OneHour)
         );
         let dear = json!({"price": {"inputPerMillion": "3", "outputPerMillion": "15", "cacheReadPerMillion": "3"}});
         assert_eq!(settles(&model(&dear), Duration::from_mins(10), 1), None);
@@ -224,18 +224,18 @@ mod tests {
     fn the_first_call_asks_for_five_minutes_and_what_the_spec_says_is_not_reckoned() {
         let now = Instant::now();
         assert_eq!(
-            Policy::new(&model(&json!({}))).next(now, 10),
-            Some(Lifetime::FiveMinutes)
+            CachePolicy::new(&model(&json!({}))).next(now, 10),
+            Some(CacheLifetime::FiveMinutes)
         );
         for (said, expected) in [
             ("Disabled", None),
-            ("FiveMinutes", Some(Lifetime::FiveMinutes)),
-            ("OneHour", Some(Lifetime::OneHour)),
+            ("FiveMinutes", Some(CacheLifetime::FiveMinutes)),
+            ("OneHour", Some(CacheLifetime::OneHour)),
         ] {
             let model = model(&json!({"promptCache": said}));
             assert_eq!(settles(&model, Duration::from_mins(1), 2), expected);
-            assert_eq!(Policy::of_single_calls(&model), expected);
+            assert_eq!(CachePolicy::of_single_calls(&model), expected);
         }
-        assert_eq!(Policy::of_single_calls(&model(&json!({}))), None);
+        assert_eq!(CachePolicy::of_single_calls(&model(&json!({}))), None);
     }
 }

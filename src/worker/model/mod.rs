@@ -9,19 +9,19 @@
 pub mod anthropic;
 mod anthropic_stream;
 pub mod cache;
-mod ids;
 pub mod openai;
-mod stream;
+mod openai_stream;
 mod structured;
+mod tool_call_ids;
 
 use std::borrow::Borrow;
 
 use serde_json::Value;
 
-use crate::api::agent::{Model, ModelApi, ToolCalling};
-use crate::api::failure::Failure;
-use crate::engine::message::{Answer, Message, Part, Reasoning, Tool};
-use cache::Lifetime;
+use crate::api::agent::{ModelApi, ModelSpec, ToolCalling};
+use crate::api::failure::CallFailure;
+use crate::engine::message::{Message, MessagePart, ModelAnswer, ReasoningContent, ToolDefinition};
+use cache::CacheLifetime;
 
 /// Most tool calls taken from one answer; the rest is dropped.
 const MAX_TOOL_CALLS: usize = 128;
@@ -30,7 +30,7 @@ const MAX_STREAM_BYTES: usize = 32 * 1024 * 1024;
 
 /// The wire format of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum WireFormat {
     /// OpenAI chat completions; the script's too.
     OpenAi,
     /// The same without tool calling: answers are JSON objects.
@@ -41,24 +41,24 @@ pub enum Format {
 
 /// What is put before a model.
 #[derive(Clone, Copy, Debug)]
-pub struct Prompt<'a, M> {
+pub struct ModelPrompt<'a, M> {
     /// The conversation.
     pub messages: &'a [M],
     /// How things stand now: joins the end of the last message, and another one replaces it in the next request. Nothing
     /// that is to be read from a server's cache may end with it.
     pub state: Option<&'a str>,
     /// Tools offered.
-    pub tools: &'a [Tool],
+    pub tools: &'a [ToolDefinition],
     /// How long the server is asked to keep it.
-    pub lifetime: Option<Lifetime>,
+    pub lifetime: Option<CacheLifetime>,
     /// What brings calls with the same beginning to the same server; `None`: nothing does.
     pub cache_key: Option<&'a str>,
 }
 
-impl<'a, M> Prompt<'a, M> {
+impl<'a, M> ModelPrompt<'a, M> {
     /// A conversation and its tools, and nothing else.
     #[must_use]
-    pub fn of(messages: &'a [M], tools: &'a [Tool]) -> Self {
+    pub fn of(messages: &'a [M], tools: &'a [ToolDefinition]) -> Self {
         Self {
             messages,
             state: None,
@@ -70,19 +70,19 @@ impl<'a, M> Prompt<'a, M> {
 }
 
 /// A streamed answer so far.
-pub enum Aggregate {
+pub enum AnswerAggregate {
     /// Of OpenAI chat completions.
-    OpenAi(stream::Aggregate),
+    OpenAi(openai_stream::CompletionAggregate),
     /// The same, with tool calls in the text.
-    Structured(stream::Aggregate),
+    Structured(openai_stream::CompletionAggregate),
     /// Of Anthropic messages.
-    Anthropic(anthropic_stream::Aggregate),
+    Anthropic(anthropic_stream::MessageAggregate),
 }
 
-impl Format {
+impl WireFormat {
     /// The format of a call with these tools. Without any the answer is text, whatever it looks like.
     #[must_use]
-    pub fn of(model: &Model, tools: &[Tool]) -> Self {
+    pub fn of(model: &ModelSpec, tools: &[ToolDefinition]) -> Self {
         match (model.api, model.tool_calling) {
             (ModelApi::OpenAIChat, ToolCalling::Structured) if !tools.is_empty() => Self::Structured,
             (ModelApi::OpenAIChat | ModelApi::Scripted, _) => Self::OpenAi,
@@ -101,13 +101,13 @@ impl Format {
 
     /// The body of a request of a conversation and nothing else.
     #[must_use]
-    pub fn request(self, model: &Model, messages: &[impl Borrow<Message>], tools: &[Tool]) -> Value {
-        self.body(model, &Prompt::of(messages, tools))
+    pub fn request(self, model: &ModelSpec, messages: &[impl Borrow<Message>], tools: &[ToolDefinition]) -> Value {
+        self.body(model, &ModelPrompt::of(messages, tools))
     }
 
     /// The body of a request.
     #[must_use]
-    pub fn body<M: Borrow<Message>>(self, model: &Model, prompt: &Prompt<'_, M>) -> Value {
+    pub fn body<M: Borrow<Message>>(self, model: &ModelSpec, prompt: &ModelPrompt<'_, M>) -> Value {
         match self {
             Self::OpenAi => openai::request(model, prompt),
             Self::Structured => structured::request(model, prompt),
@@ -116,7 +116,7 @@ impl Format {
     }
 
     /// Reads an answer that came in one piece.
-    pub fn answer(self, body: &[u8]) -> Result<Answer, Failure> {
+    pub fn answer(self, body: &[u8]) -> Result<ModelAnswer, CallFailure> {
         match self {
             Self::OpenAi => openai::answer(body),
             Self::Structured => openai::answer(body).map(structured::read),
@@ -126,35 +126,40 @@ impl Format {
 
     /// Nothing of a streamed answer yet.
     #[must_use]
-    pub fn aggregate(self) -> Aggregate {
+    pub fn aggregate(self) -> AnswerAggregate {
         match self {
-            Self::OpenAi => Aggregate::OpenAi(stream::Aggregate::default()),
-            Self::Structured => Aggregate::Structured(stream::Aggregate::default()),
-            Self::Anthropic => Aggregate::Anthropic(anthropic_stream::Aggregate::default()),
+            Self::OpenAi => AnswerAggregate::OpenAi(openai_stream::CompletionAggregate::default()),
+            Self::Structured => AnswerAggregate::Structured(openai_stream::CompletionAggregate::default()),
+            Self::Anthropic => AnswerAggregate::Anthropic(anthropic_stream::MessageAggregate::default()),
         }
     }
 
     /// The failure of an answer that is not of this format.
-    pub(super) fn bad(self, message: &str) -> Failure {
+    pub(super) fn bad_response(self, message: &str) -> CallFailure {
         match self {
-            Self::OpenAi | Self::Structured => openai::bad(message),
-            Self::Anthropic => anthropic::bad(message),
+            Self::OpenAi | Self::Structured => openai::bad_response(message),
+            Self::Anthropic => anthropic::bad_response(message),
         }
     }
 }
 
 /// The reasoning of a message, when this model wrote it in its present format.
-fn own<'a>(model: &Model, reasoning: Option<&'a Reasoning>) -> Option<&'a Reasoning> {
+fn own<'a>(model: &ModelSpec, reasoning: Option<&'a ReasoningContent>) -> Option<&'a ReasoningContent> {
     reasoning.filter(|reasoning| reasoning.api == model.api && reasoning.model == model.name)
 }
 
 /// What is to be sent back of an answer's reasoning; the driver says which model wrote it.
-fn sealed(api: ModelApi, parts: Vec<Part>, mut calls: Vec<Value>, calls_tools: bool) -> Option<Reasoning> {
+fn seal_reasoning(
+    api: ModelApi,
+    parts: Vec<MessagePart>,
+    mut calls: Vec<Value>,
+    calls_tools: bool,
+) -> Option<ReasoningContent> {
     if calls.iter().all(Value::is_null) {
         calls.clear();
     }
-    let has_reasoning = parts.iter().any(|part| matches!(part, Part::Opaque(_))) || !calls.is_empty();
-    (has_reasoning && calls_tools).then(|| Reasoning {
+    let has_reasoning = parts.iter().any(|part| matches!(part, MessagePart::Opaque(_))) || !calls.is_empty();
+    (has_reasoning && calls_tools).then(|| ReasoningContent {
         api,
         model: String::new(),
         parts,
@@ -162,9 +167,9 @@ fn sealed(api: ModelApi, parts: Vec<Part>, mut calls: Vec<Value>, calls_tools: b
     })
 }
 
-impl Aggregate {
+impl AnswerAggregate {
     /// Takes the data of one event. True: the server said that it was the last.
-    pub fn push(&mut self, data: &str) -> Result<bool, Failure> {
+    pub fn push(&mut self, data: &str) -> Result<bool, CallFailure> {
         match self {
             Self::OpenAi(aggregate) | Self::Structured(aggregate) => aggregate.push(data),
             Self::Anthropic(aggregate) => aggregate.push(data),
@@ -172,7 +177,7 @@ impl Aggregate {
     }
 
     /// The whole answer. A stream that ended without saying why is cut.
-    pub fn finish(self, done: bool) -> Result<Answer, Failure> {
+    pub fn finish(self, done: bool) -> Result<ModelAnswer, CallFailure> {
         match self {
             Self::OpenAi(aggregate) => aggregate.finish(done),
             Self::Structured(aggregate) => aggregate.finish(done).map(structured::read),
@@ -219,19 +224,19 @@ mod tests {
     #[test]
     fn all_before_the_state_stays_the_same_from_call_to_call() {
         for (api, format) in [
-            ("OpenAIChat", Format::OpenAi),
-            ("OpenAIChat", Format::Structured),
-            ("AnthropicMessages", Format::Anthropic),
+            ("OpenAIChat", WireFormat::OpenAi),
+            ("OpenAIChat", WireFormat::Structured),
+            ("AnthropicMessages", WireFormat::Anthropic),
         ] {
-            let model: Model = serde_json::from_value(json!({"api": api, "name": "m"})).unwrap();
+            let model: ModelSpec = serde_json::from_value(json!({"api": api, "name": "m"})).unwrap();
             let mut messages = vec![Message::System { text: "be".into() }];
             messages.extend(turn(1, "look"));
             let sent = |end: usize, state: &str| {
-                let prompt = Prompt {
+                let prompt = ModelPrompt {
                     messages: &messages[..end],
                     state: Some(state),
                     tools: &[],
-                    lifetime: Some(Lifetime::FiveMinutes),
+                    lifetime: Some(CacheLifetime::FiveMinutes),
                     cache_key: None,
                 };
                 format.body(&model, &prompt)["messages"].to_string()
@@ -249,15 +254,15 @@ mod tests {
 
     #[test]
     fn an_answer_to_a_call_without_tools_is_text_also_where_tools_are_called_by_json() {
-        let model: Model =
+        let model: ModelSpec =
             serde_json::from_value(json!({"api": "OpenAIChat", "name": "m", "toolCalling": "Structured"})).unwrap();
-        let tool = Tool {
+        let tool = ToolDefinition {
             name: "look".into(),
             description: "d".into(),
             parameters: json!({"type": "object"}),
         };
-        assert_eq!(Format::of(&model, &[tool]), Format::Structured);
-        let format = Format::of(&model, &[]);
+        assert_eq!(WireFormat::of(&model, &[tool]), WireFormat::Structured);
+        let format = WireFormat::of(&model, &[]);
         let message = json!({"role": "assistant", "content": "{\"wake\": false}"});
         let body = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
         let answer = format.answer(body.to_string().as_bytes()).unwrap();
@@ -268,10 +273,10 @@ mod tests {
         #[test]
         fn what_was_sent_before_is_sent_again_byte_for_byte(texts in proptest::collection::vec("\\PC{1,20}x", 2..6)) {
             for (api, format) in [
-                ("OpenAIChat", Format::OpenAi), ("OpenAIChat", Format::Structured), ("AnthropicMessages", Format::Anthropic),
+                ("OpenAIChat", WireFormat::OpenAi), ("OpenAIChat", WireFormat::Structured), ("AnthropicMessages", WireFormat::Anthropic),
             ] {
-                let model: Model = serde_json::from_value(json!({"api": api, "name": "m"})).unwrap();
-                let tools = [Tool { name: "look".into(), description: "d".into(), parameters: json!({"type": "object", "b": 1}) }];
+                let model: ModelSpec = serde_json::from_value(json!({"api": api, "name": "m"})).unwrap();
+                let tools = [ToolDefinition { name: "look".into(), description: "d".into(), parameters: json!({"type": "object", "b": 1}) }];
                 let mut messages = vec![Message::System { text: "be".into() }];
                 messages.extend(texts.iter().enumerate().flat_map(|(number, text)| turn(number, text)));
                 // Each prefix that ends where a call is made: after the runtime's word, and after a result.

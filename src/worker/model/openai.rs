@@ -6,11 +6,13 @@ use std::collections::HashSet;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::ids::Ids;
-use super::{MAX_TOOL_CALLS, Prompt, own, sealed};
-use crate::api::agent::{Model, ModelApi, PromptCache, ReasoningEffort};
-use crate::api::failure::{Failure, FailureKind};
-use crate::engine::message::{Answer, Finish, Message, Part, Reasoning, Tool, ToolCall};
+use super::tool_call_ids::ToolCallIds;
+use super::{MAX_TOOL_CALLS, ModelPrompt, own, seal_reasoning};
+use crate::api::agent::{ModelApi, ModelSpec, PromptCache, ReasoningEffort};
+use crate::api::failure::{CallFailure, FailureKind};
+use crate::engine::message::{
+    FinishReason, Message, MessagePart, ModelAnswer, ReasoningContent, ToolCall, ToolDefinition,
+};
 
 /// Fields of an answer that hold reasoning, by the names of different servers.
 pub(super) const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_details"];
@@ -21,7 +23,7 @@ const KEYED: &str = "api.openai.com";
 
 /// The body of a request. Output limits are the gateway's to write.
 #[must_use]
-pub fn request<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Value {
+pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M>) -> Value {
     let mut body = Map::new();
     body.insert("model".into(), model.name.clone().into());
     if let Some(key) = prompt.cache_key.filter(|_| is_keyed(model)) {
@@ -48,7 +50,7 @@ pub fn request<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Val
     Value::Object(body)
 }
 
-fn is_keyed(model: &Model) -> bool {
+fn is_keyed(model: &ModelSpec) -> bool {
     let address = model.base_url.as_deref().and_then(|url| url.split_once("://"));
     let host = address.and_then(|(_, rest)| rest.split(['/', ':']).next());
     model.prompt_cache != PromptCache::Disabled && host.is_some_and(|host| host.eq_ignore_ascii_case(KEYED))
@@ -56,9 +58,9 @@ fn is_keyed(model: &Model) -> bool {
 
 /// The messages. Templates of some models want user and assistant in turn, and no user after the result of a tool: what
 /// the runtime says twice in a row is one message, and the state joins the end of the last one.
-fn conversation<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Vec<Value> {
+fn conversation<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M>) -> Vec<Value> {
     let mut all: Vec<Value> = Vec::new();
-    let mut ids = Ids::default();
+    let mut ids = ToolCallIds::default();
     for message in prompt.messages {
         match message.borrow() {
             Message::System { text } => all.push(json!({"role": "system", "content": text})),
@@ -83,7 +85,8 @@ fn conversation<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Ve
                 let calls: Vec<Value> = calls.collect();
                 let mut message = json!({"role": "assistant", "content": text, "tool_calls": calls});
                 for part in reasoning.map(|reasoning| &reasoning.parts).into_iter().flatten() {
-                    if let (Part::Opaque(Value::Object(fields)), Some(message)) = (part, message.as_object_mut()) {
+                    if let (MessagePart::Opaque(Value::Object(fields)), Some(message)) = (part, message.as_object_mut())
+                    {
                         message.extend(fields.clone());
                     }
                 }
@@ -131,22 +134,22 @@ fn sendable(arguments: &str) -> String {
     }
 }
 
-fn tool(tool: &Tool) -> Value {
+fn tool(tool: &ToolDefinition) -> Value {
     let function = json!({"name": tool.name, "description": tool.description, "parameters": tool.parameters});
     json!({"type": "function", "function": function})
 }
 
 /// Reads an answer that came in one piece.
-pub fn answer(body: &[u8]) -> Result<Answer, Failure> {
-    let completion: Completion =
-        serde_json::from_slice(body).map_err(|_| bad("the answer is not a chat completion"))?;
+pub fn answer(body: &[u8]) -> Result<ModelAnswer, CallFailure> {
+    let completion: ChatCompletion =
+        serde_json::from_slice(body).map_err(|_| bad_response("the answer is not a chat completion"))?;
     if completion.error.is_some() {
-        return Err(bad("the server sent an error instead of an answer"));
+        return Err(bad_response("the server sent an error instead of an answer"));
     }
     let choice = completion.choices.unwrap_or_default().into_iter().next();
     let message = choice.as_ref().and_then(|choice| choice.message.as_ref());
     let (Some(choice), Some(message)) = (&choice, message) else {
-        return Err(bad("the answer has no choices"));
+        return Err(bad_response("the answer has no choices"));
     };
     let wanted = || message.tool_calls.iter().flatten().take(MAX_TOOL_CALLS);
     let calls = wanted().map(|call| {
@@ -154,7 +157,7 @@ pub fn answer(body: &[u8]) -> Result<Answer, Failure> {
         ToolCall {
             id: call.id.clone().unwrap_or_default(),
             name: function.and_then(|f| f.name.clone()).unwrap_or_default(),
-            arguments: function.map(Function::arguments).unwrap_or_default(),
+            arguments: function.map(FunctionCall::arguments).unwrap_or_default(),
         }
     });
     let answer = assemble(
@@ -169,7 +172,7 @@ pub fn answer(body: &[u8]) -> Result<Answer, Failure> {
         .iter()
         .filter(|(name, _)| REASONING.contains(&name.as_str()));
     let fields = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
-    Ok(Answer {
+    Ok(ModelAnswer {
         tokens: completion.usage.as_ref().and_then(tokens),
         input_tokens: completion.usage.as_ref().and_then(input_tokens),
         reasoning: reasoning(fields, extras.collect()),
@@ -179,15 +182,15 @@ pub fn answer(body: &[u8]) -> Result<Answer, Failure> {
 
 /// The reasoning of an answer with these fields and with these extras of its tool calls. A field that is there and empty
 /// is sent back as well: servers that think want it in each answer with tool calls.
-pub(super) fn reasoning(fields: Map<String, Value>, extras: Vec<Value>) -> Option<Reasoning> {
+pub(super) fn reasoning(fields: Map<String, Value>, extras: Vec<Value>) -> Option<ReasoningContent> {
     let fields: Map<String, Value> = fields.into_iter().filter(|(_, value)| !value.is_null()).collect();
     let parts = if fields.is_empty() {
         Vec::new()
     } else {
-        vec![Part::Opaque(fields.into())]
+        vec![MessagePart::Opaque(fields.into())]
     };
     let calls_tools = !extras.is_empty();
-    sealed(ModelApi::OpenAIChat, parts, extras, calls_tools)
+    seal_reasoning(ModelApi::OpenAIChat, parts, extras, calls_tools)
 }
 
 /// Tokens of a usage report, those read from a cache left out.
@@ -206,20 +209,20 @@ pub(super) fn input_tokens(usage: &Value) -> Option<u64> {
 }
 
 /// Puts an answer together, however it came.
-pub(super) fn assemble(text: String, calls: Vec<ToolCall>, finish: Option<&str>, refused: bool) -> Answer {
+pub(super) fn assemble(text: String, calls: Vec<ToolCall>, finish: Option<&str>, refused: bool) -> ModelAnswer {
     let finish = match finish {
-        _ if refused => Finish::Refused,
-        Some("content_filter") => Finish::Refused,
-        Some("length") => Finish::Length,
+        _ if refused => FinishReason::Refused,
+        Some("content_filter") => FinishReason::Refused,
+        Some("length") => FinishReason::Length,
         // Some servers say "stop" although they ask for tools.
-        _ if !calls.is_empty() => Finish::ToolCalls,
-        _ => Finish::Stop,
+        _ if !calls.is_empty() => FinishReason::ToolCalls,
+        _ => FinishReason::Stop,
     };
-    Answer {
+    ModelAnswer {
         text: Some(text).filter(|text| !text.is_empty()),
         tool_calls: with_unique_ids(calls),
         finish,
-        ..Answer::default()
+        ..ModelAnswer::default()
     }
 }
 
@@ -248,8 +251,8 @@ fn content(value: &Value) -> String {
     }
 }
 
-pub(super) fn bad(message: &str) -> Failure {
-    Failure {
+pub(super) fn bad_response(message: &str) -> CallFailure {
+    CallFailure {
         kind: FailureKind::BadResponse,
         message: format!("{message}: check that model.baseURL is an OpenAI chat-completions server"),
         retry_after_milliseconds: None,
@@ -258,20 +261,20 @@ pub(super) fn bad(message: &str) -> Failure {
 }
 
 #[derive(Deserialize)]
-struct Completion {
-    choices: Option<Vec<Choice>>,
+struct ChatCompletion {
+    choices: Option<Vec<CompletionChoice>>,
     usage: Option<Value>,
     error: Option<Value>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
-    message: Option<Reply>,
+struct CompletionChoice {
+    message: Option<CompletionMessage>,
     finish_reason: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Reply {
+struct CompletionMessage {
     content: Option<Value>,
     refusal: Option<String>,
     tool_calls: Option<Vec<WireCall>>,
@@ -283,16 +286,16 @@ struct Reply {
 struct WireCall {
     id: Option<String>,
     extra_content: Option<Value>,
-    function: Option<Function>,
+    function: Option<FunctionCall>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Function {
+pub(super) struct FunctionCall {
     pub(super) name: Option<String>,
     arguments: Option<Value>,
 }
 
-impl Function {
+impl FunctionCall {
     /// The arguments as text; some servers send the object itself.
     pub(super) fn arguments(&self) -> String {
         match &self.arguments {
@@ -308,11 +311,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn request(model: &Model, messages: &[Message], tools: &[Tool]) -> Value {
-        super::request(model, &Prompt::of(messages, tools))
+    fn request(model: &ModelSpec, messages: &[Message], tools: &[ToolDefinition]) -> Value {
+        super::request(model, &ModelPrompt::of(messages, tools))
     }
 
-    fn model() -> Model {
+    fn model() -> ModelSpec {
         serde_json::from_value(json!({"api": "OpenAIChat", "name": "m", "temperature": "0.7"})).unwrap()
     }
 
@@ -346,7 +349,7 @@ mod tests {
                 tool_calls: vec![],
             },
         ];
-        let tools = [Tool {
+        let tools = [ToolDefinition {
             name: "yield".into(),
             description: "d".into(),
             parameters: json!({"type": "object"}),
@@ -387,7 +390,7 @@ mod tests {
             .into_bytes()
     }
 
-    fn sent_back(answer: Answer, wrote: &str) -> Value {
+    fn sent_back(answer: ModelAnswer, wrote: &str) -> Value {
         let answer = answer.written_by(ModelApi::OpenAIChat, wrote);
         let message = Message::Assistant {
             text: answer.text,
@@ -453,7 +456,7 @@ mod tests {
             reasoning: None,
         };
         let last = |messages: &[Message]| {
-            let prompt = Prompt {
+            let prompt = ModelPrompt {
                 messages,
                 state: Some("now"),
                 tools: &[],
@@ -480,8 +483,8 @@ mod tests {
         let body = |url: &str, more: Value| {
             let mut model = json!({"api": "OpenAIChat", "name": "m", "baseURL": url});
             model.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            let model: Model = serde_json::from_value(model).unwrap();
-            let prompt = Prompt {
+            let model: ModelSpec = serde_json::from_value(model).unwrap();
+            let prompt = ModelPrompt {
                 messages: &[] as &[Message],
                 state: None,
                 tools: &[],
@@ -529,7 +532,7 @@ mod tests {
         let read = answer(body.to_string().as_bytes()).unwrap();
         assert_eq!(read.text.as_deref(), Some("hi"));
         assert_eq!(read.tool_calls, vec![call("x", "{}")]);
-        assert_eq!(read.finish, Finish::ToolCalls);
+        assert_eq!(read.finish, FinishReason::ToolCalls);
     }
 
     #[test]
@@ -547,11 +550,11 @@ mod tests {
             let body = json!({"choices": [{"message": {"content": "x", "refusal": refusal}, "finish_reason": reason}]});
             answer(body.to_string().as_bytes()).unwrap().finish
         };
-        assert_eq!(finish(json!("stop"), Value::Null), Finish::Stop);
-        assert_eq!(finish(Value::Null, Value::Null), Finish::Stop);
-        assert_eq!(finish(json!("length"), Value::Null), Finish::Length);
-        assert_eq!(finish(json!("content_filter"), Value::Null), Finish::Refused);
-        assert_eq!(finish(json!("stop"), json!("no")), Finish::Refused);
+        assert_eq!(finish(json!("stop"), Value::Null), FinishReason::Stop);
+        assert_eq!(finish(Value::Null, Value::Null), FinishReason::Stop);
+        assert_eq!(finish(json!("length"), Value::Null), FinishReason::Length);
+        assert_eq!(finish(json!("content_filter"), Value::Null), FinishReason::Refused);
+        assert_eq!(finish(json!("stop"), json!("no")), FinishReason::Refused);
     }
 
     #[test]

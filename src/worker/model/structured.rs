@@ -13,9 +13,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::openai;
-use super::{MAX_TOOL_CALLS, Prompt};
-use crate::api::agent::Model;
-use crate::engine::message::{self, Answer, Finish, Message, Tool, ToolCall};
+use super::{MAX_TOOL_CALLS, ModelPrompt};
+use crate::api::agent::ModelSpec;
+use crate::engine::message::{self, FinishReason, Message, ModelAnswer, ToolCall, ToolDefinition};
 
 /// How to answer; the tools follow.
 const FORM: &str = "Answer with one JSON object and nothing else: {\"text\": what you say, may be empty, \
@@ -27,12 +27,12 @@ const MOST_CALLS: usize = 8;
 
 /// The body of a request. Without tools it is that of any other model.
 #[must_use]
-pub fn request<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Value {
+pub fn request<M: Borrow<Message>>(model: &ModelSpec, prompt: &ModelPrompt<'_, M>) -> Value {
     if prompt.tools.is_empty() {
         return openai::request(model, prompt);
     }
     let messages = conversation(prompt.messages, prompt.tools);
-    let plain = Prompt {
+    let plain = ModelPrompt {
         messages: &messages[..],
         state: prompt.state,
         tools: &[],
@@ -46,7 +46,7 @@ pub fn request<M: Borrow<Message>>(model: &Model, prompt: &Prompt<'_, M>) -> Val
     body
 }
 
-fn response_format(tools: &[Tool]) -> Value {
+fn response_format(tools: &[ToolDefinition]) -> Value {
     let calls: Vec<Value> = tools.iter().map(call).collect();
     let schema = json!({
         "type": "object",
@@ -57,8 +57,8 @@ fn response_format(tools: &[Tool]) -> Value {
     json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}})
 }
 
-fn call(tool: &Tool) -> Value {
-    let mut arguments = loose(&tool.parameters);
+fn call(tool: &ToolDefinition) -> Value {
+    let mut arguments = loosen_schema(&tool.parameters);
     if let Some(schema) = arguments.as_object_mut() {
         schema.insert("type".into(), "object".into());
     }
@@ -72,7 +72,7 @@ fn call(tool: &Tool) -> Value {
 
 /// A schema without what servers refuse or read each in their own way (references, patterns, bounds): whatever it let
 /// through before it lets through still.
-fn loose(schema: &Value) -> Value {
+fn loosen_schema(schema: &Value) -> Value {
     let Some(schema) = schema.as_object() else {
         return json!({});
     };
@@ -80,10 +80,10 @@ fn loose(schema: &Value) -> Value {
     for (word, value) in schema {
         let value = match (word.as_str(), value) {
             ("type" | "enum" | "required", _) | ("additionalProperties", Value::Bool(_)) => value.clone(),
-            ("items", Value::Object(_)) => loose(value),
+            ("items", Value::Object(_)) => loosen_schema(value),
             ("properties", Value::Object(fields)) => fields
                 .iter()
-                .map(|(name, field)| (name.clone(), loose(field)))
+                .map(|(name, field)| (name.clone(), loosen_schema(field)))
                 .collect(),
             _ => continue,
         };
@@ -93,7 +93,7 @@ fn loose(schema: &Value) -> Value {
 }
 
 /// The same conversation in roles that every template knows: system, user and assistant, the last two in turn.
-fn conversation(messages: &[impl Borrow<Message>], tools: &[Tool]) -> Vec<Message> {
+fn conversation(messages: &[impl Borrow<Message>], tools: &[ToolDefinition]) -> Vec<Message> {
     let form = form(tools);
     let mut names: HashMap<&str, &str> = HashMap::new();
     let mut all: Vec<Message> = Vec::new();
@@ -128,7 +128,7 @@ fn conversation(messages: &[impl Borrow<Message>], tools: &[Tool]) -> Vec<Messag
     all
 }
 
-fn form(tools: &[Tool]) -> String {
+fn form(tools: &[ToolDefinition]) -> String {
     let mut text = FORM.to_owned();
     for tool in tools {
         // Writing to a String cannot fail.
@@ -157,9 +157,9 @@ fn said(text: &str, calls: &[ToolCall]) -> Message {
 /// What an answer says, once it is whole. One that is no such object is the model's text, as from a server that does
 /// not heed the schema; cut in the middle of the object it asks for nothing.
 #[must_use]
-pub fn read(answer: Answer) -> Answer {
+pub fn read(answer: ModelAnswer) -> ModelAnswer {
     let object = answer.text.as_deref().and_then(object);
-    let (Some(said), Finish::Stop) = (object, answer.finish) else {
+    let (Some(said), FinishReason::Stop) = (object, answer.finish) else {
         return answer;
     };
     let calls: Vec<ToolCall> = said
@@ -173,12 +173,12 @@ pub fn read(answer: Answer) -> Answer {
             arguments: arguments(&call.arguments),
         })
         .collect();
-    Answer {
+    ModelAnswer {
         text: Some(said.text.unwrap_or_default()).filter(|text| !text.is_empty()),
         finish: if calls.is_empty() {
-            Finish::Stop
+            FinishReason::Stop
         } else {
-            Finish::ToolCalls
+            FinishReason::ToolCalls
         },
         tool_calls: calls,
         ..answer
@@ -186,7 +186,7 @@ pub fn read(answer: Answer) -> Answer {
 }
 
 /// The object, also within a code fence: a server that does not heed the schema leaves the form to the model.
-fn object(text: &str) -> Option<Said> {
+fn object(text: &str) -> Option<StructuredAnswer> {
     let text = text.trim();
     let inner = text
         .strip_prefix("```json")
@@ -205,14 +205,14 @@ fn arguments(value: &Value) -> String {
 }
 
 #[derive(Deserialize)]
-struct Said {
+struct StructuredAnswer {
     text: Option<String>,
     #[serde(default)]
-    tool_calls: Vec<Call>,
+    tool_calls: Vec<StructuredCall>,
 }
 
 #[derive(Deserialize)]
-struct Call {
+struct StructuredCall {
     name: String,
     #[serde(default)]
     arguments: Value,
@@ -224,16 +224,16 @@ mod tests {
 
     use super::*;
 
-    fn request(model: &Model, messages: &[Message], tools: &[Tool]) -> Value {
-        super::request(model, &Prompt::of(messages, tools))
+    fn request(model: &ModelSpec, messages: &[Message], tools: &[ToolDefinition]) -> Value {
+        super::request(model, &ModelPrompt::of(messages, tools))
     }
 
-    fn model() -> Model {
+    fn model() -> ModelSpec {
         serde_json::from_value(json!({"api": "OpenAIChat", "name": "m", "toolCalling": "Structured"})).unwrap()
     }
 
-    fn look() -> Tool {
-        Tool {
+    fn look() -> ToolDefinition {
+        ToolDefinition {
             name: "look".into(),
             description: "Looks.".into(),
             parameters: json!({"type": "object"}),
@@ -244,11 +244,11 @@ mod tests {
         Message::User { text: text.into() }
     }
 
-    fn stopped(text: &str) -> Answer {
-        Answer {
+    fn stopped(text: &str) -> ModelAnswer {
+        ModelAnswer {
             text: Some(text.into()),
             tokens: Some(7),
-            ..Answer::default()
+            ..ModelAnswer::default()
         }
     }
 
@@ -320,8 +320,8 @@ mod tests {
             "list": {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2}, "any": true}});
         let expected = json!({"type": "object", "required": ["a"], "additionalProperties": false, "properties": {
             "a": {"type": "string"}, "pattern": {}, "list": {"type": "array", "items": {"enum": [1, 2]}}, "any": {}}});
-        assert_eq!(loose(&schema), expected);
-        assert_eq!(loose(&json!(true)), json!({}));
+        assert_eq!(loosen_schema(&schema), expected);
+        assert_eq!(loosen_schema(&json!(true)), json!({}));
     }
 
     #[test]
@@ -329,7 +329,7 @@ mod tests {
         let messages = [user("go")];
         assert_eq!(
             request(&model(), &messages, &[]),
-            super::super::Format::OpenAi.request(&model(), &messages, &[])
+            super::super::WireFormat::OpenAi.request(&model(), &messages, &[])
         );
     }
 
@@ -349,12 +349,12 @@ mod tests {
                 .map(|call| (call.id.as_str(), call.name.as_str(), call.arguments.as_str()))
                 .collect();
             assert_eq!(calls, [("call_1", "look", r#"{"at":1}"#), ("call_2", "yield", "")]);
-            assert_eq!((answer.finish, answer.tokens), (Finish::ToolCalls, Some(7)));
+            assert_eq!((answer.finish, answer.tokens), (FinishReason::ToolCalls, Some(7)));
         }
         let quiet = read(stopped(r#"{"text": "all is well", "tool_calls": []}"#));
         assert_eq!(
             (quiet.text.as_deref(), quiet.finish),
-            (Some("all is well"), Finish::Stop)
+            (Some("all is well"), FinishReason::Stop)
         );
     }
 
@@ -369,13 +369,13 @@ mod tests {
         ] {
             assert_eq!(read(stopped(text)), stopped(text));
         }
-        let cut = Answer {
-            finish: Finish::Length,
+        let cut = ModelAnswer {
+            finish: FinishReason::Length,
             ..stopped(r#"{"text": "", "tool_calls": [{"name": "look"}]}"#)
         };
         assert_eq!(read(cut.clone()), cut);
-        let refused = Answer {
-            finish: Finish::Refused,
+        let refused = ModelAnswer {
+            finish: FinishReason::Refused,
             ..stopped("no")
         };
         assert_eq!(read(refused.clone()), refused);

@@ -16,24 +16,24 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, stat
 use rustix::io::Errno;
 
 use crate::link::pod::WORKER_UID;
-use crate::sensing::watch::{Look, MOST_ENTRIES, MOST_HASHED_BYTES, MOST_LEVELS, Print, Scope};
+use crate::sensing::watch::{FileFingerprint, FileStat, MOST_ENTRIES, MOST_HASHED_BYTES, MOST_LEVELS, WatchScope};
 
 /// What is there.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Survey {
+pub(super) struct FileSurvey {
     /// Files by their path below the workspace.
-    pub(super) files: BTreeMap<String, Look>,
+    pub(super) files: BTreeMap<String, FileStat>,
     /// Folders, likewise; the workspace itself is the empty path.
     pub(super) folders: Vec<String>,
     /// Folders that were passed over: what was known of them stands.
     pub(super) passed: Vec<String>,
     /// Why something was passed over.
-    pub(super) trouble: Option<Trouble>,
+    pub(super) trouble: Option<WatchError>,
 }
 
 /// Why the files cannot be looked at; for people, and without a name of a file.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(super) enum WatchError {
     #[error("spec.source.watch.path is not in the workspace: make it, or correct the path")]
     Absent,
     #[error("spec.source.watch.path leads through a link or is no file or folder: links are not followed")]
@@ -56,7 +56,7 @@ pub(super) enum Trouble {
     Other(String),
 }
 
-impl From<Errno> for Trouble {
+impl From<Errno> for WatchError {
     fn from(error: Errno) -> Self {
         match error {
             Errno::NOENT => Self::Absent,
@@ -78,8 +78,8 @@ const FILE: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC);
 
 /// Looks at all that a scope covers.
-pub(super) fn survey(workspace: &Path, scope: &Scope) -> Result<Survey, Trouble> {
-    let mut survey = Survey::default();
+pub(super) fn survey(workspace: &Path, scope: &WatchScope) -> Result<FileSurvey, WatchError> {
+    let mut survey = FileSurvey::default();
     let mut at = open_root(workspace)?;
     let mut path = String::new();
     let mut names = scope.names().peekable();
@@ -89,13 +89,13 @@ pub(super) fn survey(workspace: &Path, scope: &Scope) -> Result<Survey, Trouble>
         survey.folders.push(path.clone());
         join(&mut path, name);
         if is_file && names.peek().is_none() {
-            survey.files.insert(path, look(&stat));
+            survey.files.insert(path, file_stat(&stat));
             return Ok(survey);
         }
         at = openat(&at, name, FOLDER, Mode::empty())?;
     }
     // What is on the way tells nothing of itself but that it comes and goes.
-    let mut walk = Walk {
+    let mut walk = FolderWalk {
         survey: &mut survey,
         recursive: scope.is_recursive(),
         entries: 0,
@@ -104,7 +104,7 @@ pub(super) fn survey(workspace: &Path, scope: &Scope) -> Result<Survey, Trouble>
     Ok(survey)
 }
 
-fn open_root(workspace: &Path) -> Result<OwnedFd, Trouble> {
+fn open_root(workspace: &Path) -> Result<OwnedFd, WatchError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(workspace, flags, Mode::empty())?)
 }
@@ -116,9 +116,9 @@ fn join(path: &mut String, name: &str) {
     path.push_str(name);
 }
 
-fn look(stat: &Stat) -> Look {
+fn file_stat(stat: &Stat) -> FileStat {
     let nanoseconds = i64::try_from(stat.st_mtime_nsec).unwrap_or_default();
-    Look {
+    FileStat {
         size: u64::try_from(stat.st_size).unwrap_or_default(),
         modified: stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(nanoseconds),
         stamp: stamp(stat),
@@ -132,14 +132,14 @@ fn stamp(stat: &Stat) -> u64 {
     hash.finish().max(1)
 }
 
-struct Walk<'a> {
-    survey: &'a mut Survey,
+struct FolderWalk<'a> {
+    survey: &'a mut FileSurvey,
     recursive: bool,
     entries: usize,
 }
 
-impl Walk<'_> {
-    fn folder(&mut self, folder: &OwnedFd, path: &str, level: usize) -> Result<(), Trouble> {
+impl FolderWalk<'_> {
+    fn folder(&mut self, folder: &OwnedFd, path: &str, level: usize) -> Result<(), WatchError> {
         self.survey.folders.push(path.to_owned());
         let mut inner = Vec::new();
         let mut entries = Dir::read_from(folder)?;
@@ -151,7 +151,7 @@ impl Walk<'_> {
             }
             self.entries += 1;
             if self.entries > MOST_ENTRIES {
-                return Err(Trouble::TooMany);
+                return Err(WatchError::TooMany);
             }
             if let Some(folder) = self.entry(folder, name, path)? {
                 inner.push(folder);
@@ -161,7 +161,7 @@ impl Walk<'_> {
             let mut below = path.to_owned();
             join(&mut below, &name);
             if level >= MOST_LEVELS {
-                self.pass(below, Trouble::TooDeep);
+                self.pass(below, WatchError::TooDeep);
                 continue;
             }
             let inner = match openat(folder, &*name, FOLDER, Mode::empty()) {
@@ -172,7 +172,7 @@ impl Walk<'_> {
             };
             match inner {
                 Ok(()) => {}
-                Err(Trouble::Denied) => self.pass(below, Trouble::Denied),
+                Err(WatchError::Denied) => self.pass(below, WatchError::Denied),
                 Err(trouble) => return Err(trouble),
             }
         }
@@ -180,13 +180,13 @@ impl Walk<'_> {
     }
 
     /// One folder that cannot be looked at does not keep others from being heard of.
-    fn pass(&mut self, folder: String, why: Trouble) {
+    fn pass(&mut self, folder: String, why: WatchError) {
         self.survey.passed.push(folder);
         self.survey.trouble = Some(why);
     }
 
     /// The name of a folder that is to be gone into.
-    fn entry(&mut self, folder: &OwnedFd, name: &CStr, path: &str) -> Result<Option<String>, Trouble> {
+    fn entry(&mut self, folder: &OwnedFd, name: &CStr, path: &str) -> Result<Option<String>, WatchError> {
         let stat = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Ok(None),
@@ -197,7 +197,7 @@ impl Walk<'_> {
             return Ok(None);
         }
         let Ok(name) = name.to_str() else {
-            self.survey.trouble = Some(Trouble::Nameless);
+            self.survey.trouble = Some(WatchError::Nameless);
             return Ok(None);
         };
         if kind == FileType::Directory {
@@ -205,51 +205,61 @@ impl Walk<'_> {
         }
         let mut whole = path.to_owned();
         join(&mut whole, name);
-        self.survey.files.insert(whole, look(&stat));
+        self.survey.files.insert(whole, file_stat(&stat));
         Ok(None)
     }
 }
 
 /// What a file says.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Content {
+pub(super) struct FileContent {
     /// What is to be remembered of it.
-    pub(super) print: Print,
+    pub(super) print: FileFingerprint,
     /// Its text, where it is one in UTF-8 of at most so many bytes.
     pub(super) text: Option<String>,
 }
 
 /// Reads a file that looked so; `None`: it does not any more.
-pub(super) fn read(workspace: &Path, path: &str, expected: Look, most_text: usize) -> Result<Option<Content>, Trouble> {
+pub(super) fn read(
+    workspace: &Path,
+    path: &str,
+    expected: FileStat,
+    most_text: usize,
+) -> Result<Option<FileContent>, WatchError> {
     match read_steady(workspace, path, expected, most_text) {
         Ok(content) => Ok(content),
         // It went, or is another thing by now: the next survey says what.
-        Err(Trouble::Absent | Trouble::Link) => Ok(None),
+        Err(WatchError::Absent | WatchError::Link) => Ok(None),
         Err(trouble) => Err(trouble),
     }
 }
 
-fn read_steady(workspace: &Path, path: &str, expected: Look, most_text: usize) -> Result<Option<Content>, Trouble> {
+fn read_steady(
+    workspace: &Path,
+    path: &str,
+    expected: FileStat,
+    most_text: usize,
+) -> Result<Option<FileContent>, WatchError> {
     let mut at = open_root(workspace)?;
     let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
     for folder in folders.split('/').filter(|name| !name.is_empty()) {
         at = openat(&at, folder, FOLDER, Mode::empty())?;
     }
     let file = openat(&at, name, FILE, Mode::empty())?;
-    let same = |file: &OwnedFd| -> Result<bool, Trouble> {
+    let same = |file: &OwnedFd| -> Result<bool, WatchError> {
         let stat = fstat(file)?;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        Ok(is_file && look(&stat) == expected)
+        Ok(is_file && file_stat(&stat) == expected)
     };
     if !same(&file)? {
         return Ok(None);
     }
     if expected.size > MOST_HASHED_BYTES {
-        let print = Print {
+        let print = FileFingerprint {
             look: expected,
             hash: None,
         };
-        return Ok(Some(Content { print, text: None }));
+        return Ok(Some(FileContent { print, text: None }));
     }
     let copy = file.try_clone().map_err(other)?;
     let (hash, bytes) = take_in(File::from(copy).take(expected.size), expected.size, most_text).map_err(other)?;
@@ -257,8 +267,8 @@ fn read_steady(workspace: &Path, path: &str, expected: Look, most_text: usize) -
     if !same(&file)? {
         return Ok(None);
     }
-    Ok(Some(Content {
-        print: Print {
+    Ok(Some(FileContent {
+        print: FileFingerprint {
             look: expected,
             hash: Some(hash),
         },
@@ -292,8 +302,8 @@ fn take_in(mut file: impl Read, size: u64, most: usize) -> io::Result<(String, O
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
-fn other(error: io::Error) -> Trouble {
-    Trouble::Other(error.kind().to_string())
+fn other(error: io::Error) -> WatchError {
+    WatchError::Other(error.kind().to_string())
 }
 
 #[cfg(test)]
@@ -304,17 +314,17 @@ mod tests {
     use pretty_assertions::assert_eq;
 
     use super::*;
-    use crate::api::sensor::Watch;
+    use crate::api::sensor::WatchSource;
 
-    fn scope(path: &str, recursive: bool) -> Scope {
-        Scope::of(&Watch {
+    fn scope(path: &str, recursive: bool) -> WatchScope {
+        WatchScope::of(&WatchSource {
             path: path.into(),
             recursive,
         })
         .expect("a scope")
     }
 
-    fn files(workspace: &Path, scope: &Scope) -> Result<Vec<String>, Trouble> {
+    fn files(workspace: &Path, scope: &WatchScope) -> Result<Vec<String>, WatchError> {
         survey(workspace, scope).map(|survey| survey.files.into_keys().collect())
     }
 
@@ -333,7 +343,7 @@ mod tests {
         assert_eq!(files(dir.path(), &scope(".", false)).expect("files"), ["outside"]);
         let one = survey(dir.path(), &scope("inbox/a", true)).expect("a file");
         assert_eq!((one.files.len(), one.folders), (1, vec![String::new(), "inbox".into()]));
-        assert_eq!(files(dir.path(), &scope("absent", true)), Err(Trouble::Absent));
+        assert_eq!(files(dir.path(), &scope("absent", true)), Err(WatchError::Absent));
     }
 
     #[test]
@@ -351,11 +361,11 @@ mod tests {
             files(dir.path(), &scope("inbox", true)).expect("files"),
             Vec::<String>::new()
         );
-        assert_eq!(files(dir.path(), &scope("link", true)), Err(Trouble::Link));
-        assert_eq!(files(dir.path(), &scope("link/secret", true)), Err(Trouble::Link));
-        let look = Look {
+        assert_eq!(files(dir.path(), &scope("link", true)), Err(WatchError::Link));
+        assert_eq!(files(dir.path(), &scope("link/secret", true)), Err(WatchError::Link));
+        let look = FileStat {
             size: 1,
-            ..Look::default()
+            ..FileStat::default()
         };
         assert_eq!(read(dir.path(), "inbox/folder/secret", look, 9), Ok(None));
         assert_eq!(read(dir.path(), "inbox/file", look, 9), Ok(None));
@@ -377,7 +387,7 @@ mod tests {
             read(dir.path(), "a", look, 1).expect("a file").expect("a content").text,
             None
         );
-        let other = Look { size: 3, ..look };
+        let other = FileStat { size: 3, ..look };
         assert_eq!(read(dir.path(), "a", other, 2), Ok(None));
         remove_file(dir.path().join("a")).expect("removed");
         assert_eq!(read(dir.path(), "a", look, 2), Ok(None));
@@ -402,7 +412,7 @@ mod tests {
             MOST_ENTRIES
         );
         write(file(MOST_ENTRIES), "").expect("a file");
-        assert_eq!(files(dir.path(), &scope("inbox", true)), Err(Trouble::TooMany));
+        assert_eq!(files(dir.path(), &scope("inbox", true)), Err(WatchError::TooMany));
         remove_file(file(0)).expect("removed");
         assert!(files(dir.path(), &scope("inbox", true)).is_ok());
     }
@@ -418,7 +428,7 @@ mod tests {
         create_dir(path.join("f")).expect("a folder");
         write(path.join("f/b"), "").expect("a file");
         let found = survey(dir.path(), &scope("", true)).expect("files");
-        assert_eq!((found.files.len(), found.trouble), (1, Some(Trouble::TooDeep)));
+        assert_eq!((found.files.len(), found.trouble), (1, Some(WatchError::TooDeep)));
         let passed = ["f"; MOST_LEVELS + 1].join("/");
         assert_eq!(found.passed, [passed], "and what is beside it is found");
         assert_eq!(files(dir.path(), &scope("", false)), Ok(Vec::new()));

@@ -3,10 +3,10 @@
 //! Pure: the driver brings the time, feeds the loop, and writes what is to be remembered in the transaction in which the
 //! loop heard of it; only then is it taken over here. So each event takes effect once, whenever the worker is killed.
 
-mod bell;
+mod event_quota;
+pub mod file_watcher;
 mod files;
-pub mod lookout;
-mod pace;
+mod inotify;
 mod scoring;
 mod ticks;
 
@@ -16,25 +16,25 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::journal::Kept;
-use crate::api::sensor::Priority;
-use crate::engine::Input;
+use super::journal::SensorRecord;
+use crate::api::sensor::SignalPriority;
+use crate::engine::EngineInput;
 use crate::engine::notifications;
-use crate::engine::sensors::{Notice, Sensed};
-use crate::link::deliveries::Delivered;
-use crate::link::sensors::{LastEvent, SensorReport, SensorTerms};
+use crate::engine::sensor_events::{SensedEvent, SensedNotice};
+use crate::link::deliveries::DeliveryAck;
+use crate::link::sensor_messages::{LastEvent, SensorReport, SensorTerms};
 use crate::sensing;
-use crate::sensing::delivery::{Delivery, Event, MOST_SEQ};
-use crate::sensing::rules::{Outcome, Rules, State};
-use crate::sensing::schedule::{self, Calendar, Due};
-use crate::sensing::watch::{Change, Print};
+use crate::sensing::delivery::{Delivery, MOST_SEQ, SensorEvent};
+use crate::sensing::rules::{RulesOutcome, RulesState, SensorRules};
+use crate::sensing::schedule::{self, DueTick, TickCalendar};
+use crate::sensing::watch::{FileChange, FileFingerprint};
 
-use lookout::{Hold, Sight, Sighting, Wanted, Watching};
-use pace::Pace;
+use event_quota::EventQuota;
+use file_watcher::{WantedWatches, WatchPermit, WatchReport, WatchTerms, WatchUpdate};
 
-pub use scoring::Step;
-use scoring::Waiting;
-use ticks::Ticks;
+use scoring::ScoreQueue;
+pub use scoring::ScoringStep;
+use ticks::TickHistory;
 
 /// Outboxes of one Sensor whose numbers are remembered beside those of the newest one.
 const MOST_OUTBOXES: usize = 16;
@@ -43,39 +43,39 @@ const MOST_FIELDS: usize = 64;
 
 /// All Sensors of a loop.
 #[derive(Debug, Default)]
-pub struct Sensors {
-    running: BTreeMap<String, Running>,
+pub struct LoopSensors {
+    running: BTreeMap<String, RunningSensor>,
     /// By uid, those included that do not run any more: one that comes back goes on.
-    memories: BTreeMap<String, Memory>,
+    memories: BTreeMap<String, SensorMemory>,
     /// Files that they have told of, by uid.
-    files: BTreeMap<String, BTreeMap<String, Print>>,
+    files: BTreeMap<String, BTreeMap<String, FileFingerprint>>,
     /// There is a workspace.
     has_workspace: bool,
 }
 
 /// A Sensor that runs here.
 #[derive(Debug)]
-struct Running {
+struct RunningSensor {
     terms: SensorTerms,
     /// `None`: it is suspended.
-    compiled: Option<Result<Compiled, String>>,
+    compiled: Option<Result<CompiledTerms, String>>,
     /// Since when somebody listens.
     since: Timestamp,
     /// A file that has changed and is not heard of yet.
-    waiting: Option<(Change, Hold)>,
+    waiting: Option<(FileChange, WatchPermit)>,
 }
 
 #[derive(Debug)]
-struct Compiled {
-    rules: Rules,
-    calendar: Option<Calendar>,
-    watching: Option<Watching>,
+struct CompiledTerms {
+    rules: SensorRules,
+    calendar: Option<TickCalendar>,
+    watching: Option<WatchTerms>,
 }
 
 /// What is kept of a Sensor.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
-struct Memory {
+struct SensorMemory {
     /// Number of the last event that was taken: it took effect, or waits below.
     through: i64,
     /// The outbox that gave it; empty: this process did, or one without an id.
@@ -84,27 +84,27 @@ struct Memory {
     /// The same of outboxes before it, the newest last: what is still on its way from them is known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     earlier: Vec<(String, i64)>,
-    rules: State,
-    ticks: Option<Ticks>,
+    rules: RulesState,
+    ticks: Option<TickHistory>,
     /// Why files cannot be seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     trouble: Option<String>,
     /// The newest value that it gave each field.
-    values: BTreeMap<String, Given>,
+    values: BTreeMap<String, GivenValue>,
     /// Events that wait for a score.
-    waiting: Waiting,
+    waiting: ScoreQueue,
     /// How many came from a pod of its own.
     #[serde(skip_serializing_if = "is_nothing")]
-    pace: Pace,
+    pace: EventQuota,
 }
 
-fn is_nothing(pace: &Pace) -> bool {
-    *pace == Pace::default()
+fn is_nothing(pace: &EventQuota) -> bool {
+    *pace == EventQuota::default()
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
-struct Given {
+struct GivenValue {
     value: Value,
     at: Timestamp,
 }
@@ -112,25 +112,25 @@ struct Given {
 /// Something that happened to a Sensor, and what is to be remembered of it.
 #[derive(Debug)]
 #[must_use]
-pub struct Happened {
+pub struct SensorTransition {
     sensor: String,
-    memory: Memory,
-    input: Option<Input>,
+    memory: SensorMemory,
+    input: Option<EngineInput>,
     /// What is to be remembered of files; `None`: nothing.
-    files: Vec<(String, Option<Print>)>,
+    files: Vec<(String, Option<FileFingerprint>)>,
 }
 
-impl Happened {
+impl SensorTransition {
     /// What the loop is to hear.
     #[must_use]
-    pub fn input(&self) -> Option<&Input> {
+    pub fn input(&self) -> Option<&EngineInput> {
         self.input.as_ref()
     }
 
     /// What is to be written in the transaction in which it hears it.
     #[must_use]
-    pub fn kept(&self) -> Kept {
-        Kept {
+    pub fn kept(&self) -> SensorRecord {
+        SensorRecord {
             sensor: self.sensor.clone(),
             seq: self.memory.through,
             memory: serde_json::to_string(&self.memory).unwrap_or_default(),
@@ -140,17 +140,17 @@ impl Happened {
 }
 
 #[cfg(test)]
-impl Sensors {
+impl LoopSensors {
     /// What is remembered of files, to compare it.
     pub(in crate::worker) fn files(&self) -> String {
         format!("{:?}", self.files)
     }
 }
 
-impl Sensors {
+impl LoopSensors {
     /// As the journal knows them.
     #[must_use]
-    pub fn restore(kept: Vec<Kept>) -> Self {
+    pub fn restore(kept: Vec<SensorRecord>) -> Self {
         let mut sensors = Self::default();
         for kept in kept {
             let memory = serde_json::from_str(&kept.memory).unwrap_or_else(|_| {
@@ -159,9 +159,9 @@ impl Sensors {
                     "what was remembered of a Sensor cannot be read; its values and windows begin anew, and no event of it \
                      is taken twice"
                 );
-                Memory {
+                SensorMemory {
                     through: kept.seq,
-                    ..Memory::default()
+                    ..SensorMemory::default()
                 }
             });
             let files = kept.files.into_iter();
@@ -189,7 +189,7 @@ impl Sensors {
     }
 
     /// The Sensors that are to run here, by uid; a level. `None`: not decided yet. What is to be remembered at once.
-    pub fn direct(&mut self, now: Timestamp, terms: Option<&[SensorTerms]>) -> Vec<Happened> {
+    pub fn apply_terms(&mut self, now: Timestamp, terms: Option<&[SensorTerms]>) -> Vec<SensorTransition> {
         let Some(terms) = terms else {
             return Vec::new();
         };
@@ -202,14 +202,14 @@ impl Sensors {
                 continue;
             }
             let listened = known.filter(|running| running.compiled.is_some());
-            let mut running = Running {
+            let mut running = RunningSensor {
                 since: listened.map_or(now, |running| running.since.min(now)),
                 compiled: (!terms.spec.suspend).then(|| compile(terms, self.has_workspace)),
                 terms: terms.clone(),
                 waiting: None,
             };
             begun.extend(running.begins(now, self.memories.get(&terms.uid)));
-            begun.extend(running.leaves(self.memories.get(&terms.uid), self.files.get(&terms.uid)));
+            begun.extend(running.forget_unwatched(self.memories.get(&terms.uid), self.files.get(&terms.uid)));
             if let Some(before) = self.running.remove(&terms.uid)
                 && before.watching() == running.watching()
             {
@@ -221,7 +221,7 @@ impl Sensors {
     }
 
     /// What is to be watched.
-    pub(super) fn watched(&self) -> Wanted<'_> {
+    pub(super) fn watched(&self) -> WantedWatches<'_> {
         let watching = self.running.iter();
         let watching = watching.filter_map(|(uid, running)| Some((&**uid, running.watching()?)));
         let files = |uid: &str| self.files.get(uid).cloned().unwrap_or_default();
@@ -229,16 +229,16 @@ impl Sensors {
     }
 
     /// Something was seen of files: what is to be remembered at once. A change is due when it finds room.
-    pub fn saw(&mut self, sighting: Sighting) -> Option<Happened> {
+    pub fn apply_watch_report(&mut self, sighting: WatchReport) -> Option<SensorTransition> {
         let running = self.running.get_mut(&sighting.sensor)?;
         match sighting.what {
-            Sight::Change(change, hold) => {
+            WatchUpdate::Change(change, hold) => {
                 running.waiting = Some((change, hold));
                 None
             }
-            Sight::Trouble(trouble) => {
+            WatchUpdate::Trouble(trouble) => {
                 let memory = self.memories.get(&sighting.sensor);
-                running.is_in(trouble, memory.cloned().unwrap_or_default())
+                running.trouble_changed(trouble, memory.cloned().unwrap_or_default())
             }
         }
     }
@@ -246,13 +246,14 @@ impl Sensors {
     /// When something of a Sensor is due.
     #[must_use]
     pub fn next(&self, now: Timestamp) -> Option<Timestamp> {
-        let nothing = Memory::default();
-        let of = |(uid, running): (&String, &Running)| running.next(self.memories.get(uid).unwrap_or(&nothing), now);
+        let nothing = SensorMemory::default();
+        let of =
+            |(uid, running): (&String, &RunningSensor)| running.next(self.memories.get(uid).unwrap_or(&nothing), now);
         self.running.iter().filter_map(of).min()
     }
 
     /// Something that is due.
-    pub fn due(&mut self, now: Timestamp) -> Option<Happened> {
+    pub fn due(&mut self, now: Timestamp) -> Option<SensorTransition> {
         for (uid, running) in &mut self.running {
             let memory = match (self.memories.get_mut(uid), &running.waiting) {
                 (Some(memory), _) => memory,
@@ -273,33 +274,33 @@ impl Sensors {
 
     /// The first event of a delivery that was not taken yet, if there is room. Its Sensor need not run here.
     #[must_use]
-    pub fn take(&self, now: Timestamp, delivery: &Delivery) -> Option<Happened> {
-        let known = self.word(delivery).through;
-        let next = |event: &&Event| event.seq > known && event.seq <= MOST_SEQ;
+    pub fn take(&self, now: Timestamp, delivery: &Delivery) -> Option<SensorTransition> {
+        let known = self.delivered_through(delivery).through;
+        let next = |event: &&SensorEvent| event.seq > known && event.seq <= MOST_SEQ;
         let event = delivery.events.iter().find(next)?.clone();
         let mut memory = self.memories.get(&delivery.sensor).cloned().unwrap_or_default();
         if memory.waiting.is_full() {
             return None;
         }
         memory.counts_by(&delivery.outbox);
-        let event = Event {
+        let event = SensorEvent {
             outbox: delivery.outbox.clone(),
             ..event
         };
         let event = memory.take_from_pod(now, delivery, event);
-        Some(Happened {
+        Some(SensorTransition {
             sensor: delivery.sensor.clone(),
             memory,
-            input: event.map(|event| Input::Sensed(sensed(&delivery.sensor, &delivery.name, event))),
+            input: event.map(|event| EngineInput::Sensed(sensed(&delivery.sensor, &delivery.name, event))),
             files: Vec::new(),
         })
     }
 
     /// Through which number the events of the outbox of a delivery were taken; 0: none.
     #[must_use]
-    pub fn word(&self, delivery: &Delivery) -> Delivered {
+    pub fn delivered_through(&self, delivery: &Delivery) -> DeliveryAck {
         let memory = self.memories.get(&delivery.sensor);
-        Delivered {
+        DeliveryAck {
             sensor: delivery.sensor.clone(),
             outbox: delivery.outbox.clone(),
             through: memory.map_or(0, |memory| memory.through_of(&delivery.outbox)),
@@ -307,9 +308,10 @@ impl Sensors {
     }
 
     /// It is on disk.
-    pub fn accept(&mut self, happened: Happened) {
+    pub fn confirm(&mut self, happened: SensorTransition) {
         if let Some(running) = self.running.get_mut(&happened.sensor) {
-            let told = |(change, _): &(Change, Hold)| happened.files.iter().any(|(path, _)| *path == change.path);
+            let told =
+                |(change, _): &(FileChange, WatchPermit)| happened.files.iter().any(|(path, _)| *path == change.path);
             running.waiting = running.waiting.take().filter(|waiting| !told(waiting));
         }
         let files = self.files.entry(happened.sensor.clone()).or_default();
@@ -325,34 +327,34 @@ impl Sensors {
     /// What is said of those that run here, and of those that run elsewhere and have something scored here.
     #[must_use]
     pub fn reports(&self) -> Vec<SensorReport> {
-        let nothing = Memory::default();
-        let of = |(uid, running): (&String, &Running)| running.report(self.memories.get(uid).unwrap_or(&nothing));
+        let nothing = SensorMemory::default();
+        let of = |(uid, running): (&String, &RunningSensor)| running.report(self.memories.get(uid).unwrap_or(&nothing));
         let running = self.running.iter().map(of);
         running.chain(self.scored_elsewhere()).collect()
     }
 }
 
-fn compile(terms: &SensorTerms, has_workspace: bool) -> Result<Compiled, String> {
+fn compile(terms: &SensorTerms, has_workspace: bool) -> Result<CompiledTerms, String> {
     let spec = &terms.spec;
     if spec.source.watch.is_some() && !has_workspace {
         return Err("spec.source.watch needs files: set spec.workspace of the Agent, {} is enough".into());
     }
     let most_text = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
     let compiled = sensing::compile(&terms.name, spec).map_err(|mistakes| mistakes.to_string())?;
-    Ok(Compiled {
+    Ok(CompiledTerms {
         rules: compiled.rules,
         calendar: compiled.calendar,
-        watching: compiled.scope.map(|scope| Watching { scope, most_text }),
+        watching: compiled.scope.map(|scope| WatchTerms { scope, most_text }),
     })
 }
 
-impl Running {
-    fn listens(&self) -> Option<&Compiled> {
+impl RunningSensor {
+    fn listens(&self) -> Option<&CompiledTerms> {
         self.compiled.as_ref()?.as_ref().ok()
     }
 
     /// Ticks count from when their schedule was first heard of.
-    fn begins(&self, now: Timestamp, memory: Option<&Memory>) -> Option<Happened> {
+    fn begins(&self, now: Timestamp, memory: Option<&SensorMemory>) -> Option<SensorTransition> {
         let schedule = self.terms.spec.source.schedule.as_ref()?;
         let schedule = format!("{} {}", schedule.cron, schedule.time_zone);
         let known = memory.and_then(|memory| memory.ticks.as_ref());
@@ -360,16 +362,20 @@ impl Running {
             return None;
         }
         let mut memory = memory.cloned().unwrap_or_default();
-        memory.ticks = Some(Ticks::begin(schedule, now));
+        memory.ticks = Some(TickHistory::begin(schedule, now));
         Some(self.happened(memory, None))
     }
 
-    fn watching(&self) -> Option<&Watching> {
+    fn watching(&self) -> Option<&WatchTerms> {
         self.listens()?.watching.as_ref()
     }
 
     /// Files that it has told of and does not watch any more are forgotten: they are not gone.
-    fn leaves(&self, memory: Option<&Memory>, files: Option<&BTreeMap<String, Print>>) -> Option<Happened> {
+    fn forget_unwatched(
+        &self,
+        memory: Option<&SensorMemory>,
+        files: Option<&BTreeMap<String, FileFingerprint>>,
+    ) -> Option<SensorTransition> {
         let watching = self.listens()?.watching.as_ref();
         let covers = |path: &str| watching.is_some_and(|watching| watching.scope.covers(path));
         let left = files?.keys().filter(|path| !covers(path));
@@ -383,7 +389,7 @@ impl Running {
     }
 
     /// Files cannot be seen, or can again. Said once for each streak.
-    fn is_in(&self, trouble: Option<String>, mut memory: Memory) -> Option<Happened> {
+    fn trouble_changed(&self, trouble: Option<String>, mut memory: SensorMemory) -> Option<SensorTransition> {
         if memory.trouble == trouble {
             return None;
         }
@@ -391,13 +397,13 @@ impl Running {
         memory.trouble = trouble;
         let input = memory.trouble.is_some() && begins;
         memory.rules.totals.errors += i64::from(input);
-        let input = input.then(|| Input::SensorFailed {
+        let input = input.then(|| EngineInput::SensorFailed {
             sensor: self.terms.name.clone(),
         });
         Some(self.happened(memory, input))
     }
 
-    fn next(&self, memory: &Memory, now: Timestamp) -> Option<Timestamp> {
+    fn next(&self, memory: &SensorMemory, now: Timestamp) -> Option<Timestamp> {
         let compiled = self.listens().filter(|_| !memory.waiting.is_full())?;
         let rules = &compiled.rules;
         let waits = rules.waits_until(&memory.rules);
@@ -405,15 +411,15 @@ impl Running {
         self.next_tick(memory).into_iter().chain(waits).chain(file).min()
     }
 
-    fn next_tick(&self, memory: &Memory) -> Option<Timestamp> {
+    fn next_tick(&self, memory: &SensorMemory) -> Option<Timestamp> {
         let calendar = self.listens()?.calendar.as_ref()?;
         calendar.after(memory.ticks.as_ref()?.through)
     }
 
-    fn due(&self, memory: &Memory, now: Timestamp) -> Option<Happened> {
+    fn due(&self, memory: &SensorMemory, now: Timestamp) -> Option<SensorTransition> {
         let compiled = self.listens().filter(|_| !memory.waiting.is_full())?;
         let mut memory = memory.clone();
-        if let Some(outcome) = compiled.rules.take_up(&mut memory.rules, now) {
+        if let Some(outcome) = compiled.rules.release_held(&mut memory.rules, now) {
             return Some(self.heard(memory, outcome));
         }
         if let Some((change, _)) = &self.waiting {
@@ -421,55 +427,67 @@ impl Running {
         }
         let (calendar, ticks) = (compiled.calendar.as_ref()?, memory.ticks.as_mut()?);
         match calendar.due(ticks.through, self.since, now) {
-            Due::Nothing => None,
-            Due::Skipped(tick) => {
+            DueTick::Nothing => None,
+            DueTick::Skipped(tick) => {
                 ticks.through = tick;
                 Some(self.happened(memory, None))
             }
-            Due::Tick(tick) => {
+            DueTick::Tick(tick) => {
                 if !ticks.come(tick, calendar) {
                     memory.rules.totals.filtered += 1;
                     return Some(self.happened(memory, None));
                 }
                 let id = schedule::delivery_id(&self.terms.uid, tick);
                 let body = schedule::payload(tick).to_string();
-                let outcome = compiled.rules.hear(&mut memory.rules, now, Some(&id), body.as_bytes());
+                let outcome = compiled
+                    .rules
+                    .process(&mut memory.rules, now, Some(&id), body.as_bytes());
                 Some(self.heard(memory, outcome))
             }
         }
     }
 
-    fn due_file(&self, compiled: &Compiled, mut memory: Memory, change: &Change, now: Timestamp) -> Option<Happened> {
+    fn due_file(
+        &self,
+        compiled: &CompiledTerms,
+        mut memory: SensorMemory,
+        change: &FileChange,
+        now: Timestamp,
+    ) -> Option<SensorTransition> {
         let (rules, state) = (&compiled.rules, &mut memory.rules);
-        rules.heed_clock(state, now);
+        rules.apply_clock(state, now);
         if rules.room_from(state, now) > now {
             return None;
         }
         let id = change.delivery_id(&self.terms.uid, state.seq + 1);
         let payload = change.payload(compiled.watching.as_ref()?.most_text);
-        let outcome = rules.hear(state, now, Some(&id), payload.as_bytes());
+        let outcome = rules.process(state, now, Some(&id), payload.as_bytes());
         let mut happened = self.heard(memory, outcome);
         happened.files.push((change.path.clone(), change.print.clone()));
         Some(happened)
     }
 
-    fn heard(&self, mut memory: Memory, outcome: Outcome) -> Happened {
+    fn heard(&self, mut memory: SensorMemory, outcome: RulesOutcome) -> SensorTransition {
         let input = match outcome {
-            Outcome::Accepted(event) => {
+            RulesOutcome::Accepted(event) => {
                 let event = memory.take(&self.terms.name, *event);
-                event.map(|event| Input::Sensed(sensed(&self.terms.uid, &self.terms.name, event)))
+                event.map(|event| EngineInput::Sensed(sensed(&self.terms.uid, &self.terms.name, event)))
             }
             // Once for each streak.
-            Outcome::Failed if memory.rules.consecutive_failures == 1 => Some(Input::SensorFailed {
+            RulesOutcome::Failed if memory.rules.consecutive_failures == 1 => Some(EngineInput::SensorFailed {
                 sensor: self.terms.name.clone(),
             }),
-            Outcome::Failed | Outcome::Held | Outcome::Filtered | Outcome::Dropped | Outcome::TooDeep => None,
+            RulesOutcome::Failed
+            | RulesOutcome::Held
+            | RulesOutcome::Filtered
+            | RulesOutcome::Dropped
+            | RulesOutcome::TooDeep => None,
         };
         self.happened(memory, input)
     }
 
-    fn happened(&self, memory: Memory, input: Option<Input>) -> Happened {
-        Happened {
+    fn happened(&self, memory: SensorMemory, input: Option<EngineInput>) -> SensorTransition {
+        SensorTransition {
             sensor: self.terms.uid.clone(),
             memory,
             input,
@@ -477,7 +495,7 @@ impl Running {
         }
     }
 
-    fn report(&self, memory: &Memory) -> SensorReport {
+    fn report(&self, memory: &SensorMemory) -> SensorReport {
         let state = &memory.rules;
         let invalid = self.compiled.as_ref().and_then(|compiled| compiled.as_ref().err());
         SensorReport {
@@ -499,7 +517,7 @@ impl Running {
     }
 }
 
-impl Memory {
+impl SensorMemory {
     fn through_of(&self, outbox: &str) -> i64 {
         let earlier = || self.earlier.iter().find(|(known, _)| known == outbox);
         if self.outbox == outbox {
@@ -524,8 +542,8 @@ impl Memory {
     }
 
     /// An event of another pod was taken. One that no rules could have made, or not so soon, takes no effect.
-    fn take_from_pod(&mut self, now: Timestamp, delivery: &Delivery, event: Event) -> Option<Event> {
-        let is_in_time = |pace: &mut Pace| delivery.per_minute.is_none_or(|limit| pace.takes(limit, now));
+    fn take_from_pod(&mut self, now: Timestamp, delivery: &Delivery, event: SensorEvent) -> Option<SensorEvent> {
+        let is_in_time = |pace: &mut EventQuota| delivery.per_minute.is_none_or(|limit| pace.try_take(limit, now));
         if event.is_plausible() && is_in_time(&mut self.pace) {
             return self.take(&delivery.name, event);
         }
@@ -535,7 +553,7 @@ impl Memory {
     }
 
     /// An event was taken. It takes effect, or else waits.
-    fn take(&mut self, sensor: &str, event: Event) -> Option<Event> {
+    fn take(&mut self, sensor: &str, event: SensorEvent) -> Option<SensorEvent> {
         self.through = event.seq;
         let event = self.waiting.keep(sensor, event)?;
         self.note(&event);
@@ -543,9 +561,9 @@ impl Memory {
     }
 
     /// An event takes effect.
-    fn note(&mut self, event: &Event) {
+    fn note(&mut self, event: &SensorEvent) {
         for update in &event.updates {
-            let given = Given {
+            let given = GivenValue {
                 value: update.value.clone(),
                 at: event.at,
             };
@@ -562,8 +580,8 @@ impl Memory {
 }
 
 /// An event as the loop hears it.
-fn sensed(uid: &str, name: &str, event: Event) -> Sensed {
-    Sensed {
+fn sensed(uid: &str, name: &str, event: SensorEvent) -> SensedEvent {
+    SensedEvent {
         id: if event.outbox.is_empty() {
             format!("{uid}/{}", event.seq)
         } else {
@@ -579,7 +597,7 @@ fn sensed(uid: &str, name: &str, event: Event) -> Sensed {
         notices: event
             .notifications
             .into_iter()
-            .map(|notice| Notice {
+            .map(|notice| SensedNotice {
                 source: notice.source,
                 priority: priority(notice.priority),
                 text: notice.text,
@@ -589,11 +607,11 @@ fn sensed(uid: &str, name: &str, event: Event) -> Sensed {
     }
 }
 
-fn priority(priority: Priority) -> notifications::Priority {
+fn priority(priority: SignalPriority) -> notifications::NotificationPriority {
     match priority {
-        Priority::Low => notifications::Priority::Low,
-        Priority::Normal => notifications::Priority::Normal,
-        Priority::High => notifications::Priority::High,
+        SignalPriority::Low => notifications::NotificationPriority::Low,
+        SignalPriority::Normal => notifications::NotificationPriority::Normal,
+        SignalPriority::High => notifications::NotificationPriority::High,
     }
 }
 

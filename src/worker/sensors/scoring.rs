@@ -10,11 +10,11 @@ use std::collections::{BTreeMap, VecDeque};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{Happened, Memory, Sensors, sensed};
-use crate::engine::{Input, scoring};
-use crate::link::sensors::SensorReport;
-use crate::sensing::delivery::Event;
-use crate::sensing::trial::{Question, Verdict};
+use super::{LoopSensors, SensorMemory, SensorTransition, sensed};
+use crate::engine::{EngineInput, scoring};
+use crate::link::sensor_messages::SensorReport;
+use crate::sensing::delivery::SensorEvent;
+use crate::sensing::scored_effects::{SignalScoreRequest, SignalVerdict};
 
 /// Events of one Sensor that wait at most.
 pub const MOST_WAITING: usize = 16;
@@ -25,13 +25,13 @@ pub const MOST_TOLD: usize = 64;
 /// What waits of a Sensor.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Waiting {
+pub(super) struct ScoreQueue {
     /// The name of the Sensor.
     name: String,
     /// The oldest first.
-    events: VecDeque<Event>,
+    events: VecDeque<SensorEvent>,
     /// What is known of the questions of the oldest, in their order.
-    verdicts: Vec<Verdict>,
+    verdicts: Vec<SignalVerdict>,
     /// Until when a signal that was scored does not hold again.
     cooldowns: BTreeMap<String, Timestamp>,
     /// Signals in a row that got no score.
@@ -40,14 +40,14 @@ pub(super) struct Waiting {
 
 /// What is to be done about scores next.
 #[derive(Debug)]
-pub enum Step {
+pub enum ScoringStep {
     /// The loop hears of it, and what is to be remembered is written with that.
-    Happened(Box<Happened>),
+    Happened(Box<SensorTransition>),
     /// The loop hears this.
-    Hear(Input),
+    Hear(EngineInput),
 }
 
-impl Waiting {
+impl ScoreQueue {
     pub(super) fn is_full(&self) -> bool {
         self.events.len() >= MOST_WAITING
     }
@@ -65,7 +65,7 @@ impl Waiting {
     }
 
     /// Takes an event, unless it may take effect at once.
-    pub(super) fn keep(&mut self, name: &str, event: Event) -> Option<Event> {
+    pub(super) fn keep(&mut self, name: &str, event: SensorEvent) -> Option<SensorEvent> {
         if self.events.is_empty() && event.trial.is_none() {
             return Some(event);
         }
@@ -75,33 +75,33 @@ impl Waiting {
     }
 
     /// What is known of the questions of the oldest: those whose signal held a short while ago are not asked.
-    fn known(&self, now: Timestamp) -> Vec<Verdict> {
+    fn known(&self, now: Timestamp) -> Vec<SignalVerdict> {
         let mut known = self.verdicts.clone();
         let rest = self.questions().iter().skip(known.len());
-        let cool = rest.take_while(|question| self.cools(question, now));
-        known.extend(cool.map(|_| Verdict::HoldsNot));
+        let cool = rest.take_while(|question| self.is_cooling_down(question, now));
+        known.extend(cool.map(|_| SignalVerdict::HoldsNot));
         known
     }
 
-    fn questions(&self) -> &[Question] {
+    fn questions(&self) -> &[SignalScoreRequest] {
         let trial = self.events.front().and_then(|event| event.trial.as_ref());
         trial.map_or(&[], |trial| &trial.questions)
     }
 
-    fn cools(&self, question: &Question, now: Timestamp) -> bool {
+    fn is_cooling_down(&self, question: &SignalScoreRequest, now: Timestamp) -> bool {
         let until = self.cooldowns.get(&question.signal);
         // A clock that was set back makes none longer.
         until.is_some_and(|until| now < *until && *until <= after(now, question))
     }
 
     /// What is asked next.
-    fn asks(&self, now: Timestamp) -> Option<&Question> {
+    fn next_question(&self, now: Timestamp) -> Option<&SignalScoreRequest> {
         self.questions().get(self.known(now).len())
     }
 
     /// The oldest, once all is known of it.
-    fn settle(&mut self, now: Timestamp) -> Option<Event> {
-        if self.asks(now).is_some() {
+    fn settle(&mut self, now: Timestamp) -> Option<SensorEvent> {
+        if self.next_question(now).is_some() {
             return None;
         }
         let known = self.known(now);
@@ -123,51 +123,51 @@ impl Waiting {
         let question = self.questions()[place].clone();
         let verdict = match score {
             Some(score) => question.verdict(score),
-            None => Verdict::Unscored {
+            None => SignalVerdict::Unscored {
                 first: self.unscored == 0,
             },
         };
         self.unscored = score.map_or(self.unscored.saturating_add(1), |_| 0);
         // Those before it were passed over when it was asked.
-        self.verdicts.resize(place, Verdict::HoldsNot);
+        self.verdicts.resize(place, SignalVerdict::HoldsNot);
         self.verdicts.push(verdict);
-        if verdict != Verdict::HoldsNot && question.cooldown_seconds > 0 {
+        if verdict != SignalVerdict::HoldsNot && question.cooldown_seconds > 0 {
             self.cooldowns.insert(question.signal.clone(), after(now, &question));
         }
         true
     }
 }
 
-fn after(now: Timestamp, question: &Question) -> Timestamp {
+fn after(now: Timestamp, question: &SignalScoreRequest) -> Timestamp {
     let cooldown = SignedDuration::from_secs(question.cooldown_seconds.into());
     now.checked_add(cooldown).unwrap_or(Timestamp::MAX)
 }
 
-impl Sensors {
+impl LoopSensors {
     /// What is to be done next, while anything is. `scored`: the outcome that the loop has; `scoring`: it has a question.
     #[must_use]
-    pub fn step(&self, now: Timestamp, scored: Option<(&str, Option<u8>)>, scoring: bool) -> Option<Step> {
+    pub fn step(&self, now: Timestamp, scored: Option<(&str, Option<u8>)>, scoring: bool) -> Option<ScoringStep> {
         if let Some(settled) = self.settle(now) {
-            return Some(Step::Happened(Box::new(settled)));
+            return Some(ScoringStep::Happened(Box::new(settled)));
         }
         if let Some((id, score)) = scored {
-            let taken = || Step::Hear(Input::ScoreTaken { id: id.into() });
+            let taken = || ScoringStep::Hear(EngineInput::ScoreTaken { id: id.into() });
             let judged = self.judge(id, score, now).map(Box::new);
-            return Some(judged.map_or_else(taken, Step::Happened));
+            return Some(judged.map_or_else(taken, ScoringStep::Happened));
         }
         let question = self.question(now).filter(|_| !scoring)?;
-        Some(Step::Hear(Input::Score(question)))
+        Some(ScoringStep::Hear(EngineInput::Score(question)))
     }
 
     /// The question of the event that came first.
-    fn question(&self, now: Timestamp) -> Option<scoring::Question> {
+    fn question(&self, now: Timestamp) -> Option<scoring::ScoreQuestion> {
         let asking = self.memories.iter().filter_map(|(uid, memory)| {
-            let question = memory.waiting.asks(now)?;
+            let question = memory.waiting.next_question(now)?;
             Some((uid, memory.waiting.events.front()?, question))
         });
         let (uid, event, question) = asking.min_by_key(|(_, event, _)| event.at)?;
         let data = event.trial.as_ref().map(|trial| trial.data.clone());
-        Some(scoring::Question {
+        Some(scoring::ScoreQuestion {
             id: format!("{uid}/{}/{}", event.seq, question.signal),
             signal: question.signal.clone(),
             prompt: question.prompt.clone(),
@@ -175,7 +175,7 @@ impl Sensors {
         })
     }
 
-    fn judge(&self, id: &str, score: Option<u8>, now: Timestamp) -> Option<Happened> {
+    fn judge(&self, id: &str, score: Option<u8>, now: Timestamp) -> Option<SensorTransition> {
         let (uid, rest) = id.split_once('/')?;
         let (seq, signal) = rest.split_once('/')?;
         let mut memory = self.memories.get(uid)?.clone();
@@ -183,18 +183,18 @@ impl Sensors {
             return None;
         }
         memory.rules.totals.errors += i64::from(score.is_none());
-        Some(Happened {
+        Some(SensorTransition {
             sensor: uid.into(),
             memory,
-            input: Some(Input::ScoreTaken { id: id.into() }),
+            input: Some(EngineInput::ScoreTaken { id: id.into() }),
             files: Vec::new(),
         })
     }
 
     /// An event that waited takes effect.
-    fn settle(&self, now: Timestamp) -> Option<Happened> {
+    fn settle(&self, now: Timestamp) -> Option<SensorTransition> {
         self.memories.iter().find_map(|(uid, memory)| {
-            if memory.waiting.events.is_empty() || memory.waiting.asks(now).is_some() {
+            if memory.waiting.events.is_empty() || memory.waiting.next_question(now).is_some() {
                 return None;
             }
             let mut memory = memory.clone();
@@ -207,17 +207,17 @@ impl Sensors {
             );
             memory.note(&event);
             let name = memory.waiting.name.clone();
-            Some(Happened {
+            Some(SensorTransition {
                 sensor: uid.clone(),
                 memory,
-                input: Some(Input::Sensed(sensed(uid, &name, event))),
+                input: Some(EngineInput::Sensed(sensed(uid, &name, event))),
                 files: Vec::new(),
             })
         })
     }
 }
 
-impl Sensors {
+impl LoopSensors {
     /// What scores did for Sensors that run in pods of their own, and what was dropped of theirs: their pods cannot count it.
     pub(super) fn scored_elsewhere(&self) -> impl Iterator<Item = SensorReport> {
         let elsewhere = self.memories.iter().filter(|(uid, memory)| {
@@ -238,7 +238,7 @@ impl Sensors {
     }
 }
 
-impl Memory {
+impl SensorMemory {
     /// What a score let through is counted with the rest.
     fn count(&mut self, updates: usize, notices: usize) {
         let totals = &mut self.rules.totals;

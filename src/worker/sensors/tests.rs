@@ -26,37 +26,37 @@ fn clock(generation: i64, more: Value) -> SensorTerms {
 
 /// The Sensors of a worker, and what its journal holds.
 struct Worker {
-    sensors: Sensors,
-    journal: BTreeMap<String, Kept>,
+    sensors: LoopSensors,
+    journal: BTreeMap<String, SensorRecord>,
 }
 
 impl Worker {
     fn new() -> Self {
         Self {
-            sensors: Sensors::default(),
+            sensors: LoopSensors::default(),
             journal: BTreeMap::new(),
         }
     }
 
     fn restart(&mut self) {
-        self.sensors = Sensors::restore(self.journal.values().cloned().collect());
+        self.sensors = LoopSensors::restore(self.journal.values().cloned().collect());
     }
 
     fn direct(&mut self, now: &str, terms: &[SensorTerms]) {
-        for happened in self.sensors.direct(at(now), Some(terms)) {
+        for happened in self.sensors.apply_terms(at(now), Some(terms)) {
             assert_eq!(happened.input(), None);
             self.keep(happened);
         }
     }
 
-    fn keep(&mut self, happened: Happened) {
+    fn keep(&mut self, happened: SensorTransition) {
         let kept = happened.kept();
         self.journal.insert(kept.sensor.clone(), kept);
-        self.sensors.accept(happened);
+        self.sensors.confirm(happened);
     }
 
     /// What the loop hears by this moment.
-    fn hears(&mut self, now: &str) -> Vec<Input> {
+    fn hears(&mut self, now: &str) -> Vec<EngineInput> {
         let mut heard = Vec::new();
         while let Some(happened) = self.sensors.due(at(now)) {
             heard.extend(happened.input().cloned());
@@ -68,7 +68,7 @@ impl Worker {
     /// Ids of the events that the loop hears by this moment, and what they say.
     fn ticks(&mut self, now: &str) -> Vec<(String, String)> {
         let tick = |input| {
-            let Input::Sensed(event) = input else {
+            let EngineInput::Sensed(event) = input else {
                 panic!("{input:?}");
             };
             (event.id, event.notices[0].text.clone())
@@ -126,7 +126,7 @@ fn a_tick_that_was_not_written_comes_again_as_the_same_event() {
     let terms = [clock(1, json!({}))];
     worker.direct("2026-01-05T07:30:00Z", &terms);
     let lost = worker.sensors.due(at("2026-01-05T08:00:00Z")).expect("a tick");
-    let Some(Input::Sensed(lost)) = lost.input().cloned() else {
+    let Some(EngineInput::Sensed(lost)) = lost.input().cloned() else {
         panic!("no event");
     };
     worker.restart();
@@ -193,7 +193,7 @@ fn a_sensor_that_is_not_named_any_more_ends_and_one_that_comes_back_goes_on() {
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({}))]);
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z").len(), 1);
     // What is not decided changes nothing.
-    assert!(worker.sensors.direct(at("2026-01-05T08:10:00Z"), None).is_empty());
+    assert!(worker.sensors.apply_terms(at("2026-01-05T08:10:00Z"), None).is_empty());
     assert_eq!(worker.sensors.reports().len(), 1);
     worker.direct("2026-01-05T08:30:00Z", &[]);
     assert_eq!(
@@ -214,7 +214,7 @@ fn a_sensor_that_fails_is_said_once_until_it_succeeds() {
     let mut worker = Worker::new();
     let failing = |generation, text: &str| clock(generation, json!({"notification": {"text": text}}));
     worker.direct("2026-01-05T07:30:00Z", &[failing(1, "payload.missing")]);
-    let failed = [Input::SensorFailed { sensor: "clock".into() }];
+    let failed = [EngineInput::SensorFailed { sensor: "clock".into() }];
     assert_eq!(worker.hears("2026-01-05T08:00:00Z"), failed);
     assert_eq!(worker.hears("2026-01-05T09:00:00Z"), []);
     let report = &worker.sensors.reports()[0];
@@ -253,7 +253,9 @@ fn values_come_back_after_a_restart_with_their_moments() {
     let spec = json!({"updates": [{"field": "last", "value": "payload.scheduledTime"}]});
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, spec)]);
     let heard = worker.hears("2026-01-05T08:00:00Z");
-    assert!(matches!(&heard[..], [Input::Sensed(event)] if event.updates[0].0 == "last" && event.notices.is_empty()));
+    assert!(
+        matches!(&heard[..], [EngineInput::Sensed(event)] if event.updates[0].0 == "last" && event.notices.is_empty())
+    );
     worker.restart();
     let moment = at("2026-01-05T08:00:00Z");
     assert_eq!(
@@ -319,7 +321,7 @@ fn a_tick_within_the_interval_comes_at_its_end() {
 
 #[test]
 fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_restarts() {
-    let event = |seq: i64| Event {
+    let event = |seq: i64| SensorEvent {
         seq,
         id: format!("id-{seq}"),
         at: at("2026-01-05T08:00:00Z"),
@@ -329,7 +331,7 @@ fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_r
         }],
         notifications: Vec::new(),
         wakes: vec!["sensor/prices".into()],
-        ..Event::default()
+        ..SensorEvent::default()
     };
     let of = |numbers: &[i64]| Delivery {
         sensor: "uid".into(),
@@ -340,7 +342,7 @@ fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_r
     let take = |worker: &mut Worker, numbers: &[i64]| {
         let mut ids = Vec::new();
         while let Some(happened) = worker.sensors.take(Timestamp::UNIX_EPOCH, &of(numbers)) {
-            let Some(Input::Sensed(sensed)) = happened.input().cloned() else {
+            let Some(EngineInput::Sensed(sensed)) = happened.input().cloned() else {
                 panic!("no event");
             };
             ids.push(sensed.id);
@@ -349,11 +351,11 @@ fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_r
         ids
     };
     let mut worker = Worker::new();
-    assert_eq!(worker.sensors.word(&of(&[])).through, 0);
+    assert_eq!(worker.sensors.delivered_through(&of(&[])).through, 0);
     assert_eq!(take(&mut worker, &[3, 5]), ["uid/3", "uid/5"]);
     assert_eq!(take(&mut worker, &[3, 5]), Vec::<String>::new());
     worker.restart();
-    assert_eq!(worker.sensors.word(&of(&[])).through, 5);
+    assert_eq!(worker.sensors.delivered_through(&of(&[])).through, 5);
     assert_eq!(take(&mut worker, &[4, 5, 6]), ["uid/6"]);
     assert_eq!(
         worker.sensors.values(),
@@ -364,19 +366,19 @@ fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_r
 
 /// An event of this outbox, with this number, that says so.
 fn event_of(outbox: &str, seq: i64) -> Delivery {
-    let notice = crate::sensing::delivery::Notice {
+    let notice = crate::sensing::delivery::SensorNotification {
         source: "sensor/prices".into(),
         text: format!("{outbox}-{seq}"),
-        priority: Priority::Normal,
+        priority: SignalPriority::Normal,
     };
     Delivery {
         sensor: "uid".into(),
         name: "prices".into(),
         outbox: outbox.into(),
-        events: vec![Event {
+        events: vec![SensorEvent {
             seq,
             notifications: vec![notice],
-            ..Event::default()
+            ..SensorEvent::default()
         }],
         ..Delivery::default()
     }
@@ -390,7 +392,7 @@ fn takes(worker: &mut Worker, delivery: &Delivery) -> Vec<String> {
 fn takes_at(now: Timestamp, worker: &mut Worker, delivery: &Delivery) -> Vec<String> {
     let mut ids = Vec::new();
     while let Some(happened) = worker.sensors.take(now, delivery) {
-        if let Some(Input::Sensed(sensed)) = happened.input().cloned() {
+        if let Some(EngineInput::Sensed(sensed)) = happened.input().cloned() {
             ids.push(sensed.id);
         }
         worker.keep(happened);
@@ -408,17 +410,22 @@ fn an_outbox_that_was_lost_and_begins_below_the_numbers_of_the_one_before_hides_
     assert_eq!(takes(&mut worker, &event_of("b", 900)), [""; 0]);
     // What was still on its way from the first one is known, and so is the word of it.
     assert_eq!(takes(&mut worker, &event_of("a", 1_000)), [""; 0]);
-    assert_eq!(worker.sensors.word(&event_of("a", 1)).through, 1_000);
-    assert_eq!(worker.sensors.word(&event_of("b", 1)).through, 900);
+    assert_eq!(worker.sensors.delivered_through(&event_of("a", 1)).through, 1_000);
+    assert_eq!(worker.sensors.delivered_through(&event_of("b", 1)).through, 900);
     assert_eq!(takes(&mut worker, &event_of("a", 1_001)), ["uid/a/1001"]);
     assert_eq!(takes(&mut worker, &event_of("b", 901)), ["uid/b/901"]);
-    assert_eq!(worker.sensors.word(&event_of("c", 1)).through, 0);
+    assert_eq!(worker.sensors.delivered_through(&event_of("c", 1)).through, 0);
 }
 
 #[test]
 fn of_seventeen_outboxes_of_a_sensor_the_numbers_are_remembered_and_of_no_more() {
     let mut worker = Worker::new();
-    let through = |worker: &Worker, outbox: usize| worker.sensors.word(&event_of(&outbox.to_string(), 1)).through;
+    let through = |worker: &Worker, outbox: usize| {
+        worker
+            .sensors
+            .delivered_through(&event_of(&outbox.to_string(), 1))
+            .through
+    };
     for outbox in 0..=MOST_OUTBOXES {
         takes(&mut worker, &event_of(&outbox.to_string(), 7));
     }
@@ -430,7 +437,7 @@ fn of_seventeen_outboxes_of_a_sensor_the_numbers_are_remembered_and_of_no_more()
 #[test]
 fn what_no_rules_could_have_made_takes_no_effect_and_is_counted() {
     let mut worker = Worker::new();
-    let with = |change: &dyn Fn(&mut Event)| {
+    let with = |change: &dyn Fn(&mut SensorEvent)| {
         let mut delivery = event_of("a", 1);
         change(&mut delivery.events[0]);
         delivery
@@ -467,7 +474,11 @@ fn what_no_rules_could_have_made_takes_no_effect_and_is_counted() {
     for (n, mut delivery) in (1..).zip(all) {
         delivery.events[0].seq = n;
         assert_eq!(takes(&mut worker, &delivery), [""; 0], "{n}");
-        assert_eq!(worker.sensors.word(&delivery).through, n, "it does not come again");
+        assert_eq!(
+            worker.sensors.delivered_through(&delivery).through,
+            n,
+            "it does not come again"
+        );
     }
     let exact = with(&|event| {
         event.seq = 9;
@@ -492,14 +503,14 @@ fn flood(first: i64, count: i64) -> Delivery {
 fn a_flood_of_a_pod_beyond_its_sensors_limit_is_dropped_and_counted_and_the_limit_holds_again_after_it() {
     let mut worker = Worker::new();
     let begin = at("2026-01-05T08:00:00Z");
-    let most = pace::BACKLOG + 60;
+    let most = event_quota::BACKLOG + 60;
     let step = |worker: &mut Worker, now, first, count| takes_at(now, worker, &flood(first, count)).len();
     assert_eq!(step(&mut worker, begin, 1, most - 1), 20_059);
     assert_eq!(worker.sensors.reports(), []);
     worker.restart();
     assert_eq!(step(&mut worker, begin, most, 3), 1);
     assert_eq!(
-        worker.sensors.word(&flood(0, 0)).through,
+        worker.sensors.delivered_through(&flood(0, 0)).through,
         most + 2,
         "they do not come again"
     );

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::sensing::schedule::Calendar;
+use crate::sensing::schedule::TickCalendar;
 
 /// Runs of ticks that are remembered.
 const MOST_RUNS: usize = 16;
@@ -11,7 +11,7 @@ const MOST_RUNS: usize = 16;
 /// Which ticks are done with.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Ticks {
+pub(super) struct TickHistory {
     /// Of this schedule: another one begins anew.
     pub(super) schedule: String,
     /// Ticks up to this moment.
@@ -22,7 +22,7 @@ pub(super) struct Ticks {
     runs: Vec<(Timestamp, Timestamp)>,
 }
 
-impl Ticks {
+impl TickHistory {
     /// Of a schedule that is heard of for the first time now.
     pub(super) fn begin(schedule: String, now: Timestamp) -> Self {
         Self {
@@ -33,7 +33,7 @@ impl Ticks {
     }
 
     /// A tick comes. False: it came before.
-    pub(super) fn come(&mut self, tick: Timestamp, calendar: &Calendar) -> bool {
+    pub(super) fn come(&mut self, tick: Timestamp, calendar: &TickCalendar) -> bool {
         self.through = tick;
         if self.runs.iter().any(|(first, last)| (*first..=*last).contains(&tick)) {
             return false;

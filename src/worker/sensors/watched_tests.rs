@@ -8,9 +8,9 @@ use pretty_assertions::assert_eq;
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::lookout::Lookouts;
+use super::file_watcher::FileWatchers;
 use super::*;
-use crate::sensing::watch::Look;
+use crate::sensing::watch::FileStat;
 
 fn now() -> Timestamp {
     "2026-01-05T08:00:00Z".parse().expect("a moment")
@@ -39,34 +39,34 @@ struct Told {
 
 /// The Sensors of a worker with a workspace, and what its journal holds.
 struct Worker {
-    sensors: Sensors,
-    kept: Kept,
+    sensors: LoopSensors,
+    kept: SensorRecord,
     now: Timestamp,
 }
 
 impl Worker {
     fn new() -> Self {
         Self {
-            sensors: Sensors::default().with_workspace(true),
-            kept: Kept::default(),
+            sensors: LoopSensors::default().with_workspace(true),
+            kept: SensorRecord::default(),
             now: now(),
         }
     }
 
     fn restart(&mut self) {
-        self.sensors = Sensors::restore(vec![self.kept.clone()]).with_workspace(true);
+        self.sensors = LoopSensors::restore(vec![self.kept.clone()]).with_workspace(true);
     }
 
     fn direct(&mut self, terms: &[SensorTerms]) {
-        for happened in self.sensors.direct(self.now, Some(terms)) {
+        for happened in self.sensors.apply_terms(self.now, Some(terms)) {
             self.keep(happened);
         }
     }
 
     /// As the journal does: of files only what has changed.
-    fn keep(&mut self, happened: Happened) -> Option<Told> {
-        let told = |input: &Input| {
-            let Input::Sensed(event) = input else {
+    fn keep(&mut self, happened: SensorTransition) -> Option<Told> {
+        let told = |input: &EngineInput| {
+            let EngineInput::Sensed(event) = input else {
                 return None;
             };
             Some(Told {
@@ -80,7 +80,7 @@ impl Worker {
         files.extend(kept.files);
         kept.files = files.into_iter().filter(|(_, print)| print.is_some()).collect();
         self.kept = kept;
-        self.sensors.accept(happened);
+        self.sensors.confirm(happened);
         told
     }
 
@@ -89,25 +89,25 @@ impl Worker {
     }
 
     fn see(&mut self, path: &str, hash: Option<&str>, was_there: bool) {
-        let change = Change {
+        let change = FileChange {
             path: path.into(),
-            print: hash.map(|hash| Print {
-                look: Look {
+            print: hash.map(|hash| FileFingerprint {
+                look: FileStat {
                     size: 1,
-                    ..Look::default()
+                    ..FileStat::default()
                 },
                 hash: Some(hash.into()),
             }),
             was_there,
             text: Some("hi".into()),
         };
-        let sighting = Sighting::of("uid", Sight::Change(change, Hold::default()));
-        assert!(self.sensors.saw(sighting).is_none(), "it is due first");
+        let sighting = WatchReport::of("uid", WatchUpdate::Change(change, WatchPermit::default()));
+        assert!(self.sensors.apply_watch_report(sighting).is_none(), "it is due first");
     }
 
-    fn trouble(&mut self, why: Option<&str>) -> Option<Input> {
-        let sighting = Sighting::of("uid", Sight::Trouble(why.map(Into::into)));
-        let happened = self.sensors.saw(sighting)?;
+    fn trouble(&mut self, why: Option<&str>) -> Option<EngineInput> {
+        let sighting = WatchReport::of("uid", WatchUpdate::Trouble(why.map(Into::into)));
+        let happened = self.sensors.apply_watch_report(sighting)?;
         let input = happened.input().cloned();
         self.keep(happened);
         input
@@ -119,13 +119,13 @@ impl Worker {
     }
 
     /// What is told of real files, until nothing has been for two seconds.
-    async fn hears(&mut self, lookouts: &mut Lookouts, count: usize) -> Vec<(String, String)> {
+    async fn hears(&mut self, lookouts: &mut FileWatchers, count: usize) -> Vec<(String, String)> {
         let mut heard = Vec::new();
         while heard.len() < count {
             let sighting = timeout(Duration::from_secs(20), lookouts.next())
                 .await
                 .expect("a change");
-            if let Some(happened) = self.sensors.saw(sighting) {
+            if let Some(happened) = self.sensors.apply_watch_report(sighting) {
                 self.keep(happened);
             }
             if let Some(told) = self.due() {
@@ -136,10 +136,10 @@ impl Worker {
         heard
     }
 
-    async fn hears_nothing(&mut self, lookouts: &mut Lookouts) {
+    async fn hears_nothing(&mut self, lookouts: &mut FileWatchers) {
         let quiet = Duration::from_millis(2500);
         while let Ok(sighting) = timeout(quiet, lookouts.next()).await {
-            let Sight::Trouble(None) = sighting.what else {
+            let WatchUpdate::Trouble(None) = sighting.what else {
                 panic!("{sighting:?}");
             };
         }
@@ -152,7 +152,7 @@ fn a_change_that_was_not_written_is_heard_as_the_same_event_after_a_restart_and_
     worker.direct(&[watch(1, json!({}))]);
     worker.see("inbox/a", Some("x"), false);
     let lost = worker.sensors.due(worker.now).expect("a change");
-    let Some(Input::Sensed(lost)) = lost.input().cloned() else {
+    let Some(EngineInput::Sensed(lost)) = lost.input().cloned() else {
         panic!("no event");
     };
     worker.restart();
@@ -239,7 +239,7 @@ fn a_change_that_waits_outlives_an_edit_of_anything_but_what_is_watched() {
 fn what_is_in_the_way_of_looking_is_one_failure_until_it_is_gone() {
     let mut worker = Worker::new();
     worker.direct(&[watch(1, json!({}))]);
-    let failed = Some(Input::SensorFailed { sensor: "inbox".into() });
+    let failed = Some(EngineInput::SensorFailed { sensor: "inbox".into() });
     let report = |worker: &Worker| {
         let report = worker.sensors.reports().remove(0);
         (report.failure, report.consecutive_failures, report.totals.errors)
@@ -259,8 +259,8 @@ fn what_is_in_the_way_of_looking_is_one_failure_until_it_is_gone() {
 
 #[test]
 fn without_a_workspace_nothing_is_watched_and_the_report_says_what_to_do() {
-    let mut sensors = Sensors::default();
-    let _ = sensors.direct(now(), Some(&[watch(1, json!({}))]));
+    let mut sensors = LoopSensors::default();
+    let _ = sensors.apply_terms(now(), Some(&[watch(1, json!({}))]));
     assert!(sensors.watched().is_empty());
     let failure = sensors.reports().remove(0).failure.expect("a failure");
     assert!(failure.contains("set spec.workspace of the Agent"), "{failure}");
@@ -285,10 +285,10 @@ async fn real_files_are_told_of_once_over_restarts_whatever_happened_meanwhile()
     let mut worker = Worker::new();
     let terms = [watch(1, json!({}))];
     worker.direct(&terms);
-    let mut lookouts = Lookouts::new(Some(dir.path().into()));
+    let mut lookouts = FileWatchers::new(Some(dir.path().into()));
     lookouts.set(&worker.sensors);
     let absent = timeout(Duration::from_secs(20), lookouts.next()).await.expect("a word");
-    let Sight::Trouble(Some(why)) = absent.what else {
+    let WatchUpdate::Trouble(Some(why)) = absent.what else {
         panic!("{absent:?}");
     };
     assert!(why.contains("is not in the workspace"), "{why}");
@@ -314,7 +314,7 @@ async fn real_files_are_told_of_once_over_restarts_whatever_happened_meanwhile()
     put(dir.path(), "third", "3");
     worker.restart();
     worker.direct(&terms);
-    let mut lookouts = Lookouts::new(Some(dir.path().into()));
+    let mut lookouts = FileWatchers::new(Some(dir.path().into()));
     lookouts.set(&worker.sensors);
     let expected = pairs(&[("Removed", "inbox/first"), ("Created", "inbox/third")]);
     assert_eq!(worker.hears(&mut lookouts, 2).await, expected);
@@ -329,17 +329,17 @@ async fn no_second_change_is_seen_before_the_first_is_on_disk_and_none_of_a_look
     put(dir.path(), "b", "2");
     let mut worker = Worker::new();
     worker.direct(&[watch(1, json!({}))]);
-    let mut lookouts = Lookouts::new(Some(dir.path().into()));
+    let mut lookouts = FileWatchers::new(Some(dir.path().into()));
     lookouts.set(&worker.sensors);
     let first = loop {
         let seen = timeout(Duration::from_secs(20), lookouts.next())
             .await
             .expect("a change");
-        if matches!(seen.what, Sight::Change(..)) {
+        if matches!(seen.what, WatchUpdate::Change(..)) {
             break seen;
         }
     };
-    assert!(worker.sensors.saw(first).is_none());
+    assert!(worker.sensors.apply_watch_report(first).is_none());
     let none = timeout(Duration::from_millis(1500), lookouts.next()).await;
     assert!(none.is_err(), "{none:?}");
     assert!(worker.due().is_some());

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::name;
 use crate::api::tools::{self as api, DEFAULT_TIMEOUT_SECONDS, ToolServer};
-use crate::engine::tool::{OnUnknownOutcome, ToolEffect, ToolSpec};
+use crate::engine::tool::{ToolEffect, ToolSpec, UnknownOutcomePolicy};
 
 /// Most tools of one server that are offered.
 pub(super) const MAX_TOOLS: usize = 128;
@@ -25,7 +25,7 @@ const MAX_SCHEMA: usize = 16 * 1024;
 
 /// The tools of one server.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Catalog {
+pub(super) struct ToolCatalog {
     /// As the loop sees them.
     pub(super) specs: Vec<ToolSpec>,
     /// The server's own names, by ours.
@@ -36,7 +36,7 @@ pub(super) struct Catalog {
     pub(super) absent: Vec<String>,
 }
 
-impl Catalog {
+impl ToolCatalog {
     /// What of a server's list is offered.
     pub(super) fn new(server: &ToolServer, tools: Vec<Tool>) -> Self {
         let allowed = |tool: &Tool| server.only.is_empty() || server.only.iter().any(|name| *name == *tool.name);
@@ -67,7 +67,7 @@ impl Catalog {
 
 /// What is offered of all servers' tools, in their order, and how many are left out: a later tool never displaces an
 /// earlier one.
-pub(super) fn bounded<'a>(catalogs: impl IntoIterator<Item = &'a Catalog>) -> (Vec<ToolSpec>, usize) {
+pub(super) fn bounded<'a>(catalogs: impl IntoIterator<Item = &'a ToolCatalog>) -> (Vec<ToolSpec>, usize) {
     let (mut offered, mut left_out, mut bytes) = (Vec::new(), 0, 0_usize);
     for spec in catalogs.into_iter().flat_map(|catalog| &catalog.specs) {
         let size = spec.name.len() + spec.description.len() + spec.parameters.to_string().len();
@@ -102,17 +102,17 @@ fn spec(server: &ToolServer, name: String, own: &str, tool: &Tool, parameters: V
         idempotent: idempotent.unwrap_or_else(|| hints.and_then(|hints| hints.idempotent_hint).unwrap_or(false)),
         timeout: SignedDuration::from_secs(seconds.into()),
         on_unknown: match on_unknown {
-            api::OnUnknownOutcome::TellModel => OnUnknownOutcome::TellModel,
-            api::OnUnknownOutcome::Retry => OnUnknownOutcome::Retry,
+            api::OnUnknownOutcome::TellModel => UnknownOutcomePolicy::TellModel,
+            api::OnUnknownOutcome::Retry => UnknownOutcomePolicy::Retry,
         },
     }
 }
 
-fn effect_of(effect: api::ToolEffect) -> ToolEffect {
+fn effect_of(effect: api::DeclaredEffect) -> ToolEffect {
     match effect {
-        api::ToolEffect::Read => ToolEffect::Read,
-        api::ToolEffect::Write => ToolEffect::Write,
-        api::ToolEffect::Destructive => ToolEffect::Destructive,
+        api::DeclaredEffect::Read => ToolEffect::Read,
+        api::DeclaredEffect::Write => ToolEffect::Write,
+        api::DeclaredEffect::Destructive => ToolEffect::Destructive,
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     fn one(server: &ToolServer, annotations: Value) -> (ToolEffect, bool) {
-        let catalog = Catalog::new(server, vec![tool("t", annotations)]);
+        let catalog = ToolCatalog::new(server, vec![tool("t", annotations)]);
         (catalog.specs[0].effect, catalog.specs[0].idempotent)
     }
 
@@ -193,24 +193,24 @@ mod tests {
         let rules = json!([{"name": "t", "effect": "Write", "idempotent": false, "timeoutSeconds": 7, "onUnknownOutcome": "Retry"}]);
         let server = server(json!({"trusted": true, "tools": rules}));
         let says = json!({"readOnlyHint": true, "idempotentHint": true});
-        let catalog = Catalog::new(&server, vec![tool("t", says.clone()), tool("u", says)]);
+        let catalog = ToolCatalog::new(&server, vec![tool("t", says.clone()), tool("u", says)]);
         let [t, u] = &catalog.specs[..] else { panic!() };
         assert_eq!(
             (t.effect, t.idempotent, t.timeout),
             (ToolEffect::Write, false, SignedDuration::from_secs(7))
         );
-        assert_eq!(t.on_unknown, OnUnknownOutcome::Retry);
+        assert_eq!(t.on_unknown, UnknownOutcomePolicy::Retry);
         assert_eq!(
             (u.effect, u.idempotent, u.timeout),
             (ToolEffect::Read, true, SignedDuration::from_secs(60))
         );
-        assert_eq!(u.on_unknown, OnUnknownOutcome::TellModel);
+        assert_eq!(u.on_unknown, UnknownOutcomePolicy::TellModel);
     }
 
     #[test]
     fn the_same_tools_in_any_order_give_the_same_list_and_a_repeated_one_counts_once() {
         let plain = server(json!({}));
-        let list = |names: &[&str]| Catalog::new(&plain, names.iter().map(|name| tool(name, json!({}))).collect());
+        let list = |names: &[&str]| ToolCatalog::new(&plain, names.iter().map(|name| tool(name, json!({}))).collect());
         let (one, other) = (list(&["b", "a.x", "c"]), list(&["c", "b", "a.x", "b"]));
         assert_eq!(one.specs, other.specs);
         assert_eq!((one.left_out, other.left_out), (0, 1));
@@ -225,16 +225,16 @@ mod tests {
                 .map(|number| tool(&format!("t{number:03}"), json!({})))
                 .collect()
         };
-        let catalog: Catalog = Catalog::new(&plain, many(MAX_TOOLS));
+        let catalog: ToolCatalog = ToolCatalog::new(&plain, many(MAX_TOOLS));
         assert_eq!((catalog.specs.len(), catalog.left_out), (MAX_TOOLS, 0));
-        let catalog = Catalog::new(&plain, many(MAX_TOOLS + 1));
+        let catalog = ToolCatalog::new(&plain, many(MAX_TOOLS + 1));
         assert_eq!((catalog.specs.len(), catalog.left_out), (MAX_TOOLS, 1));
         let sized = |bytes: usize| {
             let mut tool = tool("t", json!({}));
             let bare = json!({"a": ""}).to_string().len();
             tool.input_schema =
                 std::sync::Arc::new(serde_json::from_value(json!({"a": "x".repeat(bytes - bare)})).unwrap());
-            Catalog::new(&plain, vec![tool]).left_out
+            ToolCatalog::new(&plain, vec![tool]).left_out
         };
         assert_eq!((sized(MAX_SCHEMA), sized(MAX_SCHEMA + 1)), (0, 1));
     }
@@ -242,17 +242,17 @@ mod tests {
     #[test]
     fn only_the_tools_of_the_allow_list_are_offered_and_names_that_the_server_lacks_are_known() {
         let tools = || ["read", "delete", "list"].map(|name| tool(name, json!({}))).to_vec();
-        let names = |catalog: &Catalog| {
+        let names = |catalog: &ToolCatalog| {
             catalog
                 .own_names
                 .values()
                 .cloned()
                 .collect::<std::collections::BTreeSet<_>>()
         };
-        let narrow = Catalog::new(&server(json!({"only": ["list", "read", "stat"]})), tools());
+        let narrow = ToolCatalog::new(&server(json!({"only": ["list", "read", "stat"]})), tools());
         assert_eq!(names(&narrow), ["list", "read"].map(str::to_owned).into());
         assert_eq!((narrow.left_out, &narrow.absent[..]), (0, &["stat".to_owned()][..]));
-        let wide = Catalog::new(&server(json!({"only": []})), tools());
+        let wide = ToolCatalog::new(&server(json!({"only": []})), tools());
         assert_eq!((names(&wide).len(), wide.absent.len()), (3, 0));
     }
 
@@ -266,7 +266,7 @@ mod tests {
                 tool.name = format!("t{number:03}").into();
                 tool
             });
-            Catalog::new(&server(json!({"name": name})), tools.collect())
+            ToolCatalog::new(&server(json!({"name": name})), tools.collect())
         };
         let all = |count: usize| {
             let (offered, left_out) = bounded([&catalog("a", 100, 1), &catalog("b", count, 1)]);
@@ -284,7 +284,7 @@ mod tests {
     fn a_long_description_is_cut_at_a_character() {
         let mut long = tool("t", json!({}));
         long.description = Some("ä".repeat(MAX_DESCRIPTION).into());
-        let catalog = Catalog::new(&server(json!({})), vec![long]);
+        let catalog = ToolCatalog::new(&server(json!({})), vec![long]);
         assert_eq!(catalog.specs[0].description, "ä".repeat(MAX_DESCRIPTION / 2));
     }
 }

@@ -4,10 +4,10 @@
 //! Decides nothing about whether a tool may run: the engine's gate has, before a run comes here.
 
 mod catalog;
+mod gateway_transport;
 mod name;
 mod result;
 mod server;
-mod way;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,34 +20,34 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::wrappers::WatchStream;
 
-use self::server::Server;
-use super::tool_source::{Offer, ToolSource};
+use self::server::ToolServerClient;
+use super::tool_source::{ToolOffer, ToolSource};
 use crate::api;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 
 pub use self::server::IDEMPOTENCY_META;
 
 /// All tools of a spec. Connections end when it is dropped.
-pub struct Tools {
-    servers: Vec<Arc<Server>>,
-    offered: watch::Receiver<Offer>,
+pub struct McpTools {
+    servers: Vec<Arc<ToolServerClient>>,
+    offered: watch::Receiver<ToolOffer>,
     _tasks: JoinSet<()>,
 }
 
-impl Tools {
+impl McpTools {
     /// Begins to connect the servers of a spec through the gateway's socket. Fails only when the client of the socket
     /// cannot be made.
-    pub fn new(spec: &api::tools::Tools, socket: &Path) -> reqwest::Result<Self> {
-        let http = way::client(socket)?;
+    pub fn new(spec: &api::tools::ToolsSpec, socket: &Path) -> reqwest::Result<Self> {
+        let http = gateway_transport::client(socket)?;
         let servers = spec.servers.iter();
         let servers: Vec<_> = servers
-            .map(|server| Arc::new(Server::new(server.clone(), http.clone())))
+            .map(|server| Arc::new(ToolServerClient::new(server.clone(), http.clone())))
             .collect();
         let (sender, offered) = watch::channel(offer(&servers));
         let mut tasks = JoinSet::new();
         for server in &servers {
             let server = Arc::clone(server);
-            tasks.spawn(async move { server.keep().await });
+            tasks.spawn(async move { server.stay_connected().await });
         }
         tasks.spawn(merge(servers.clone(), sender));
         Ok(Self {
@@ -60,7 +60,7 @@ impl Tools {
     /// The tools that are offered: those of each server that has ever answered, in the order of the spec. Empty at first.
     /// Those of a server that is down stay.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Offer> {
+    pub fn watch(&self) -> watch::Receiver<ToolOffer> {
         self.offered.clone()
     }
 
@@ -84,24 +84,24 @@ impl Tools {
     }
 }
 
-impl ToolSource for Arc<Tools> {
-    fn offered(&self) -> watch::Receiver<Offer> {
+impl ToolSource for Arc<McpTools> {
+    fn offered(&self) -> watch::Receiver<ToolOffer> {
         self.watch()
     }
 
     fn complete(&self) -> BoxFuture<'static, ()> {
         let tools = Arc::clone(self);
-        async move { Tools::complete(&tools).await }.boxed()
+        async move { McpTools::complete(&tools).await }.boxed()
     }
 
     fn run(&self, run: ToolRun, limit: Duration) -> BoxFuture<'static, ToolOutcome> {
         let tools = Arc::clone(self);
-        async move { Tools::run(&tools, run, limit).await }.boxed()
+        async move { McpTools::run(&tools, run, limit).await }.boxed()
     }
 }
 
 /// Puts the lists of all servers together, whenever one changes.
-async fn merge(servers: Vec<Arc<Server>>, offered: watch::Sender<Offer>) {
+async fn merge(servers: Vec<Arc<ToolServerClient>>, offered: watch::Sender<ToolOffer>) {
     let lists: Vec<_> = servers.iter().map(|server| server.catalog()).collect();
     let mut changes = futures::stream::select_all(lists.into_iter().map(WatchStream::new));
     while changes.next().await.is_some() {
@@ -115,7 +115,7 @@ async fn merge(servers: Vec<Arc<Server>>, offered: watch::Sender<Offer>) {
 }
 
 /// What all servers offer now. What does not fit is said once per change.
-fn offer(servers: &[Arc<Server>]) -> Offer {
+fn offer(servers: &[Arc<ToolServerClient>]) -> ToolOffer {
     let lists: Vec<_> = servers.iter().map(|server| server.catalog().borrow().clone()).collect();
     let (specs, left_out) = catalog::bounded(lists.iter().flatten().map(Arc::as_ref));
     if left_out > 0 {
@@ -126,7 +126,7 @@ fn offer(servers: &[Arc<Server>]) -> Offer {
         );
     }
     let silent = servers.iter().zip(&lists).filter(|(_, list)| list.is_none());
-    Offer {
+    ToolOffer {
         specs: specs.into(),
         silent: silent.map(|(server, _)| server.name().to_owned()).collect(),
     }

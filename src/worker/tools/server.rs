@@ -16,13 +16,13 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::catalog::Catalog;
+use super::catalog::ToolCatalog;
+use super::gateway_transport::GatewayTransport;
 use super::result;
-use super::way::Gateway;
 use crate::api::tools::ToolServer;
 use crate::engine::tool::{ToolOutcome, ToolRun};
-use crate::mcp::http::Http;
-use crate::mcp::{self, Miss, PATIENCE};
+use crate::mcp::http::McpHttpClient;
+use crate::mcp::{self, McpRequestError, PATIENCE};
 
 /// Key of the idempotency key in `_meta` of a call: the same for each repeat of one run.
 pub const IDEMPOTENCY_META: &str = "agentloop.dev/idempotency-key";
@@ -38,28 +38,28 @@ const REFRESH: Duration = Duration::from_mins(5);
 const DEBOUNCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// One server of the spec.
-pub(super) struct Server {
+pub(super) struct ToolServerClient {
     spec: ToolServer,
     http: Client,
     /// What it offers; kept while it is down, so that prompts stay the same. `None` until it answered once.
-    catalog: watch::Sender<Option<Arc<Catalog>>>,
-    session: watch::Sender<Option<Arc<Session>>>,
+    catalog: watch::Sender<Option<Arc<ToolCatalog>>>,
+    session: watch::Sender<Option<Arc<ServerSession>>>,
 }
 
 /// One connection.
-struct Session {
+struct ServerSession {
     number: u64,
-    service: RunningService<RoleClient, Listener>,
+    service: RunningService<RoleClient, NotificationHandler>,
     lost: CancellationToken,
     changed: Arc<Notify>,
 }
 
 /// Hears what a server says by itself.
-struct Listener {
+struct NotificationHandler {
     changed: Arc<Notify>,
 }
 
-impl ClientHandler for Listener {
+impl ClientHandler for NotificationHandler {
     async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
         self.changed.notify_one();
     }
@@ -69,7 +69,7 @@ impl ClientHandler for Listener {
     }
 }
 
-impl Server {
+impl ToolServerClient {
     pub(super) fn new(spec: ToolServer, http: Client) -> Self {
         Self {
             spec,
@@ -84,12 +84,12 @@ impl Server {
     }
 
     /// What it offers.
-    pub(super) fn catalog(&self) -> watch::Receiver<Option<Arc<Catalog>>> {
+    pub(super) fn catalog(&self) -> watch::Receiver<Option<Arc<ToolCatalog>>> {
         self.catalog.subscribe()
     }
 
     /// Keeps the server connected, for ever. An error is said once, until the server answers again.
-    pub(super) async fn keep(&self) {
+    pub(super) async fn stay_connected(&self) {
         let mut wait = RETRY.0;
         let mut is_said = false;
         for number in 1.. {
@@ -115,17 +115,17 @@ impl Server {
     }
 
     /// A connection whose tools are known.
-    async fn connect(&self, number: u64) -> Result<Arc<Session>, Miss> {
+    async fn connect(&self, number: u64) -> Result<Arc<ServerSession>, McpRequestError> {
         let lost = CancellationToken::new();
         let changed = Arc::new(Notify::new());
         let uri = format!("http://gateway/v1/mcp/{}", self.spec.name);
-        let http = Http::new(self.http.clone(), Gateway, lost.clone());
-        let listener = Listener {
+        let http = McpHttpClient::new(self.http.clone(), GatewayTransport, lost.clone());
+        let listener = NotificationHandler {
             changed: Arc::clone(&changed),
         };
         let connected = timeout(PATIENCE, mcp::connect(listener, http, uri)).await;
-        let service = connected.map_err(|_| Miss::NoAnswer("it does not answer".into()))??;
-        let session = Session {
+        let service = connected.map_err(|_| McpRequestError::NoAnswer("it does not answer".into()))??;
+        let session = ServerSession {
             number,
             service,
             lost,
@@ -149,7 +149,7 @@ impl Server {
     }
 
     fn offer(&self, tools: Vec<Tool>) {
-        let catalog = Catalog::new(&self.spec, tools);
+        let catalog = ToolCatalog::new(&self.spec, tools);
         let is_new = self.catalog.send_if_modified(|known| {
             let is_new = known.as_deref() != Some(&catalog);
             if is_new {
@@ -177,7 +177,7 @@ impl Server {
     }
 
     /// Reads the list again whenever it may have changed; returns, with the reason, when the connection is of no use.
-    async fn follow(&self, session: &Session) -> String {
+    async fn follow(&self, session: &ServerSession) -> String {
         let mut subscription = session.subscribe().await;
         if subscription.is_some() {
             // What changed before the subscription.
@@ -188,7 +188,7 @@ impl Server {
             tokio::select! {
                 () = session.lost.cancelled() => return "it is gone, or has forgotten the session".into(),
                 () = session.changed.notified() => {}
-                heard = heard(&mut subscription) => if !heard {
+                heard = wait_for_change(&mut subscription) => if !heard {
                     return "its stream of notifications ended".into();
                 },
                 () = sleep(REFRESH) => {}
@@ -224,13 +224,13 @@ impl Server {
             };
             match session.call(tool, &run, deadline).await {
                 Ok(outcome) => return outcome,
-                Err(Miss::NotSent(words)) => why = words,
-                Err(Miss::Refused(status)) => {
+                Err(McpRequestError::NotSent(words)) => why = words,
+                Err(McpRequestError::Refused(status)) => {
                     let message = format!("the server {} refused the call with status {status}", self.spec.name);
                     return ToolOutcome::Unavailable { message };
                 }
-                Err(Miss::NoAnswer(words)) => return ToolOutcome::Unknown { message: words },
-                Err(Miss::Said { code, words }) => {
+                Err(McpRequestError::NoAnswer(words)) => return ToolOutcome::Unknown { message: words },
+                Err(McpRequestError::Said { code, words }) => {
                     let text = format!("error {code}: {words}");
                     return ToolOutcome::Failed { text };
                 }
@@ -243,7 +243,7 @@ impl Server {
     }
 
     /// A connection later than `seen`. A server that never answered is waited for until `deadline`.
-    async fn session(&self, seen: u64, deadline: Instant) -> Option<Arc<Session>> {
+    async fn session(&self, seen: u64, deadline: Instant) -> Option<Arc<ServerSession>> {
         let is_known = self.catalog.borrow().is_some();
         let patience = if is_known {
             deadline.min(Instant::now() + AWAY)
@@ -251,14 +251,15 @@ impl Server {
             deadline
         };
         let mut sessions = self.session.subscribe();
-        let is_later = |session: &Option<Arc<Session>>| session.as_ref().is_some_and(|session| session.number > seen);
+        let is_later =
+            |session: &Option<Arc<ServerSession>>| session.as_ref().is_some_and(|session| session.number > seen);
         let found = timeout_at(patience, sessions.wait_for(is_later)).await.ok()?.ok()?;
         found.clone()
     }
 }
 
-impl Session {
-    async fn list(&self) -> Result<Vec<Tool>, Miss> {
+impl ServerSession {
+    async fn list(&self) -> Result<Vec<Tool>, McpRequestError> {
         mcp::tools(self.service.peer()).await
     }
 
@@ -273,15 +274,15 @@ impl Session {
         asked.ok()?.ok()
     }
 
-    async fn call(&self, tool: &str, run: &ToolRun, deadline: Instant) -> Result<ToolOutcome, Miss> {
+    async fn call(&self, tool: &str, run: &ToolRun, deadline: Instant) -> Result<ToolOutcome, McpRequestError> {
         let mut params = CallToolRequestParams::new(tool.to_owned()).with_arguments(run.arguments.clone());
         let mut meta = JsonObject::new();
         meta.insert(IDEMPOTENCY_META.into(), json!(run.idempotency_key));
         params.meta = Some(RequestMetaObject::from(meta));
         // A call that is dropped, here or with the run, is cancelled at the server.
         let answer = match timeout_at(deadline, self.service.call_tool_once(params)).await {
-            Err(_) => return Err(Miss::NoAnswer("it did not answer in time".into())),
-            Ok(answer) => answer.map_err(|error| Miss::of(&error))?,
+            Err(_) => return Err(McpRequestError::NoAnswer("it did not answer in time".into())),
+            Ok(answer) => answer.map_err(|error| McpRequestError::from_service_error(&error))?,
         };
         match answer {
             CallToolResponse::Complete(result) if run.id.is_refresh() => Ok(result::value(&result)),
@@ -289,7 +290,7 @@ impl Session {
             CallToolResponse::InputRequired(_) => Ok(ToolOutcome::Failed {
                 text: "it asks a person for input, and there is none: call it with all that it needs".into(),
             }),
-            CallToolResponse::Task(_) | _ => Err(Miss::NoAnswer(
+            CallToolResponse::Task(_) | _ => Err(McpRequestError::NoAnswer(
                 "it goes on by itself, and there is no way to learn how it ends".into(),
             )),
         }
@@ -297,7 +298,7 @@ impl Session {
 }
 
 /// Whether the server said something; never ends without a subscription. False: there is none any more.
-async fn heard(subscription: &mut Option<Subscription>) -> bool {
+async fn wait_for_change(subscription: &mut Option<Subscription>) -> bool {
     match subscription {
         Some(subscription) => matches!(subscription.next().await, Ok(Some(_))),
         None => std::future::pending().await,

@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use agentloop::controller::access::Access;
-use agentloop::controller::ca::Authority;
+use agentloop::controller::access::ReadAuthorizer;
+use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
-use agentloop::controller::identity::Identities;
-use agentloop::controller::loops::LivePod;
-use agentloop::controller::relay::Relay;
-use agentloop::controller::serve::ControllerLink;
+use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::identity::PodAuthenticator;
+use agentloop::controller::link_service::ControllerLink;
+use agentloop::controller::pod_sessions::LivePod;
 use agentloop::link::client::{LinkClient, LinkError};
-use agentloop::link::messages::{Directives, Known, RefusalCode};
-use agentloop::link::server::{Limits, serve};
+use agentloop::link::messages::{Directives, LoopTotals, RefusalCode};
+use agentloop::link::server::{LinkLimits, serve};
 use agentloop::telemetry::metrics::Metrics;
 use axum_server::tls_rustls::RustlsConfig;
 use pretty_assertions::assert_eq;
@@ -36,7 +36,7 @@ struct Link {
 
 impl Link {
     async fn serve(world: &World, leader: &Leader, agents: &[&str]) -> Self {
-        let authority = Authority::make(Timestamp::now()).unwrap();
+        let authority = CertificateAuthority::make(Timestamp::now()).unwrap();
         let leaf = authority.sign(&["127.0.0.1".into()], Timestamp::now()).unwrap();
         let tls = RustlsConfig::from_config(server_config(&leaf).unwrap());
         let directory = TempDir::new().unwrap();
@@ -47,17 +47,19 @@ impl Link {
                 epoch: EPOCH,
             };
             let key = world.key(name);
-            leader.loops.expect(&key, pod, Known::default(), Directives::default());
+            leader
+                .loops
+                .expect_pod(&key, pod, LoopTotals::default(), Directives::default());
         }
         let objects: Vec<Value> = agents
             .iter()
             .map(|name| agent(&world.namespace, name, &json!({})))
             .collect();
         let link = ControllerLink {
-            identities: Identities::new(api_server(Arc::default())),
-            access: Access::new(api_server(Arc::default())),
+            identities: PodAuthenticator::new(api_server(Arc::default())),
+            access: ReadAuthorizer::new(api_server(Arc::default())),
             loops: leader.loops.clone(),
-            relay: Arc::new(Relay::new(Duration::from_secs(1)).0),
+            relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
             agents: Arc::new(OnceLock::from(view(&objects))),
             budgets: leader.budgets.clone(),
             metrics: Arc::new(Metrics::new().unwrap()),
@@ -66,7 +68,13 @@ impl Link {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
-        tokio::spawn(serve(listener, tls, Arc::new(link), Limits::default(), stop.clone()));
+        tokio::spawn(serve(
+            listener,
+            tls,
+            Arc::new(link),
+            LinkLimits::default(),
+            stop.clone(),
+        ));
         Self {
             url,
             namespace: world.namespace.clone(),
@@ -91,8 +99,8 @@ impl Link {
     }
 }
 
-fn request(who: &Who, account: &str, statements: &[Statement], ask: Option<i64>) -> LeaseRequest {
-    let ask = ask.map(|least| Ask {
+fn request(who: &LeaseHolder, account: &str, statements: &[LeaseStatement], ask: Option<i64>) -> LeaseRequest {
+    let ask = ask.map(|least| GrantRequest {
         lease: None,
         open: Amount::ZERO,
         least: tokens(least),
@@ -109,7 +117,7 @@ fn request(who: &Who, account: &str, statements: &[Statement], ask: Option<i64>)
     }
 }
 
-fn refusal(answer: Result<agentloop::link::messages::LeaseAnswer, LinkError>) -> Refusal {
+fn refusal(answer: Result<agentloop::link::messages::LeaseResponse, LinkError>) -> PodRefusal {
     match answer {
         Err(LinkError::Refused(refusal)) => refusal,
         other => panic!("not refused: {other:?}"),

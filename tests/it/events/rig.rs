@@ -7,16 +7,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use agentloop::controller::access::Access;
-use agentloop::controller::ca::Authority;
+use agentloop::controller::access::ReadAuthorizer;
+use agentloop::controller::ca::CertificateAuthority;
 use agentloop::controller::certificates::server_config;
-use agentloop::controller::identity::Identities;
-use agentloop::controller::loops::{AgentKey, LivePod, Loops};
-use agentloop::controller::relay::Relay;
-use agentloop::controller::serve::ControllerLink;
+use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::identity::PodAuthenticator;
+use agentloop::controller::link_service::ControllerLink;
+use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
 use agentloop::link::client::LinkClient;
-use agentloop::link::messages::{BudgetTerms, Directives, Known};
-use agentloop::link::server::{Limits, serve};
+use agentloop::link::messages::{BudgetTerms, Directives, LoopTotals};
+use agentloop::link::server::{LinkLimits, serve};
 use agentloop::telemetry::metrics::Metrics;
 use axum::http::{Request, Response};
 use axum_server::tls_rustls::RustlsConfig;
@@ -49,7 +49,7 @@ turns:
 
 pub struct Rig {
     pub client: reqwest::Client,
-    pub loops: Arc<Loops>,
+    pub loops: Arc<PodSessions>,
     address: SocketAddr,
     dir: tempfile::TempDir,
     asked: Arc<Mutex<Vec<Value>>>,
@@ -138,25 +138,30 @@ impl Rig {
     /// A leader with Agents `x`, whose pod is expected, and `y`, which has none. No pod runs yet.
     pub async fn start() -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let authority = Authority::make(Timestamp::now()).unwrap();
+        let authority = CertificateAuthority::make(Timestamp::now()).unwrap();
         let leaf = authority.sign(&["127.0.0.1".into()], Timestamp::now()).unwrap();
         let tls = RustlsConfig::from_config(server_config(&leaf).unwrap());
         let root = reqwest::Certificate::from_pem(authority.certificate.as_bytes()).unwrap();
         let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
-        let (loops, changed) = Loops::new();
+        let (loops, changed) = PodSessions::new();
         drop(changed);
         let loops = Arc::new(loops);
-        loops.limit(&agent_key("x"), Some(BudgetTerms::default()));
-        loops.expect(&agent_key("x"), pod_of("x"), Known::default(), Directives::default());
+        loops.set_budget_terms(&agent_key("x"), Some(BudgetTerms::default()));
+        loops.expect_pod(
+            &agent_key("x"),
+            pod_of("x"),
+            LoopTotals::default(),
+            Directives::default(),
+        );
         let status = json!({});
         let agents = view(&[agent("a", "x", &status), agent("a", "y", &status)]);
         let asked = Arc::default();
         let api = api_server(Arc::clone(&asked));
         let link = ControllerLink {
-            identities: Identities::new(api.clone()),
-            access: Access::new(api.clone()),
+            identities: PodAuthenticator::new(api.clone()),
+            access: ReadAuthorizer::new(api.clone()),
             loops: loops.clone(),
-            relay: Arc::new(Relay::new(Duration::from_secs(1)).0),
+            relay: Arc::new(DeliveryRelay::new(Duration::from_secs(1)).0),
             agents: Arc::new(OnceLock::from(agents)),
             budgets: idle_ledger(api, &loops),
             metrics: Arc::new(Metrics::new().unwrap()),
@@ -165,7 +170,13 @@ impl Rig {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        tokio::spawn(serve(listener, tls, Arc::new(link), Limits::default(), stop.clone()));
+        tokio::spawn(serve(
+            listener,
+            tls,
+            Arc::new(link),
+            LinkLimits::default(),
+            stop.clone(),
+        ));
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("record")).unwrap();
         std::fs::write(dir.path().join("ca.crt"), &authority.certificate).unwrap();

@@ -1,14 +1,14 @@
 //! Answers of models, whole and streamed, in each wire format.
 
-use agentloop::api::failure::Failure;
-use agentloop::engine::message::Answer;
-use agentloop::worker::model::Format;
+use agentloop::api::failure::CallFailure;
+use agentloop::engine::message::ModelAnswer;
+use agentloop::worker::model::WireFormat;
 use serde_json::{Value, json};
 
 use super::mutation::mutated;
 use super::rounds;
 
-const FORMATS: [Format; 3] = [Format::OpenAi, Format::Structured, Format::Anthropic];
+const FORMATS: [WireFormat; 3] = [WireFormat::OpenAi, WireFormat::Structured, WireFormat::Anthropic];
 
 fn whole() -> Vec<Vec<u8>> {
     let said = json!({"text": "hm", "tool_calls": [{"name": "look", "arguments": {"at": 1}}]}).to_string();
@@ -56,7 +56,7 @@ fn streams() -> Vec<Vec<String>> {
 }
 
 /// Calls have ids of their own, and no error repeats what the server said.
-fn judge(read: Result<Answer, Failure>) {
+fn judge(read: Result<ModelAnswer, CallFailure>) {
     match read {
         Ok(answer) => {
             let mut ids: Vec<&str> = answer.tool_calls.iter().map(|call| call.id.as_str()).collect();

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use agentloop::api::AgentSpec;
-use agentloop::engine::budget::Budget;
+use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
-use agentloop::engine::message::{Answer, ToolCall};
-use agentloop::engine::settings::Settings;
-use agentloop::engine::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolSpec};
-use agentloop::engine::{Effect, Input, Known};
-use agentloop::worker::journal::{Journal, JournalError, Owner};
-use agentloop::worker::steps::Steps;
+use agentloop::engine::message::{ModelAnswer, ToolCall};
+use agentloop::engine::settings::EngineSettings;
+use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolSpec, UnknownOutcomePolicy};
+use agentloop::engine::{EngineEffect, EngineInput, KnownTotals};
+use agentloop::worker::journal::{Journal, JournalError, JournalOwner};
+use agentloop::worker::journaled_engine::JournaledEngine;
 use jiff::{SignedDuration, Timestamp};
 use rusqlite::Connection;
 use serde_json::json;
@@ -19,27 +19,27 @@ use super::mutation::mutated;
 use super::rounds;
 use crate::support::random::Random;
 
-pub fn settings() -> Settings {
+pub fn settings() -> EngineSettings {
     let spec: AgentSpec = serde_json::from_value(json!({
         "instructions": "be", "model": {"api": "Scripted", "name": "m"},
         "hotState": {"fields": [{"name": "price", "type": "Number"}]},
     }))
     .unwrap();
-    Settings::try_from(&spec).unwrap()
+    EngineSettings::try_from(&spec).unwrap()
 }
 
-pub fn started(epoch: i64) -> Input {
-    Input::Started {
+pub fn started(epoch: i64) -> EngineInput {
+    EngineInput::Started {
         agent: "agent".into(),
         epoch,
-        known: Known::default(),
-        budget: Budget::default(),
+        known: KnownTotals::default(),
+        budget: BudgetState::default(),
         link_silent: false,
     }
 }
 
-fn owner(epoch: i64) -> Owner {
-    Owner {
+fn owner(epoch: i64) -> JournalOwner {
+    JournalOwner {
         agent_uid: "agent".into(),
         pod_uid: format!("pod-{epoch}"),
         epoch,
@@ -54,67 +54,67 @@ fn look() -> ToolSpec {
         effect: ToolEffect::Write,
         idempotent: false,
         timeout: SignedDuration::from_secs(60),
-        on_unknown: OnUnknownOutcome::TellModel,
+        on_unknown: UnknownOutcomePolicy::TellModel,
     }
 }
 
 /// Lives for so many inputs: answers calls, ends runs, and lets an hour pass where nothing is under way.
 fn live(engine: Engine, journal: &mut Journal, epoch: i64, inputs: usize) -> Result<(), JournalError> {
-    let mut steps = Steps::new(engine, journal);
+    let mut steps = JournaledEngine::new(engine, journal);
     let mut now: Timestamp = "2026-01-05T07:00:00Z".parse().unwrap();
     let mut next = vec![
         started(epoch),
-        Input::ToolsChanged {
+        EngineInput::ToolsChanged {
             tools: vec![look()],
             silent: Vec::new(),
         },
     ];
     for number in 0..inputs {
-        let input = next.pop().unwrap_or(Input::Timer);
-        if input == Input::Timer {
+        let input = next.pop().unwrap_or(EngineInput::Timer);
+        if input == EngineInput::Timer {
             now += SignedDuration::from_hours(1);
         }
         let taken = steps.take(now, input);
         taken.result?;
         for action in taken.actions {
             match action {
-                Effect::CallModel { call, .. } => next.push(Input::Answered {
+                EngineEffect::CallModel { call, .. } => next.push(EngineInput::Answered {
                     call,
                     answer: answer(number),
                 }),
-                Effect::RunTool(run, _) => next.push(Input::ToolFinished {
+                EngineEffect::RunTool(run, _) => next.push(EngineInput::ToolFinished {
                     run: run.id,
                     outcome: ToolOutcome::Done {
                         text: format!("seen {number}"),
                     },
                 }),
-                Effect::Record(_)
-                | Effect::CancelTool(_)
-                | Effect::CancelCall { .. }
-                | Effect::Acknowledge { .. }
-                | Effect::SetTimer(_)
-                | Effect::Report
-                | Effect::Stopped => {}
+                EngineEffect::Record(_)
+                | EngineEffect::CancelTool(_)
+                | EngineEffect::CancelCall { .. }
+                | EngineEffect::Acknowledge { .. }
+                | EngineEffect::SetTimer(_)
+                | EngineEffect::Report
+                | EngineEffect::Stopped => {}
             }
         }
     }
     Ok(())
 }
 
-fn answer(number: usize) -> Answer {
+fn answer(number: usize) -> ModelAnswer {
     let call = |name: &str, arguments: &str| ToolCall {
         id: format!("{name}{number}"),
         name: name.into(),
         arguments: arguments.into(),
     };
-    Answer {
+    ModelAnswer {
         text: Some(format!("thought {number}")),
         tool_calls: match number % 3 {
             0 => vec![call("look", "{}"), call("look", r#"{"at": 2}"#)],
             1 => vec![call("yield", r#"{"sleep": 60}"#)],
             _ => vec![],
         },
-        ..Answer::default()
+        ..ModelAnswer::default()
     }
 }
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use agentloop::api::amount::{Amount, Kind, LimitAmounts};
-use agentloop::api::budget::Period;
-use agentloop::api::failure::{Failure, FailureKind};
-use agentloop::api::price::Price;
+use agentloop::api::amount::{Amount, AmountKind, LimitAmounts};
+use agentloop::api::budget::CalendarPeriod;
+use agentloop::api::failure::{CallFailure, FailureKind};
+use agentloop::api::price::ModelPrice;
 use agentloop::api::status::LoopState;
-use agentloop::ledger::account::{Statement, Terms};
+use agentloop::ledger::account::{LeaseStatement, LedgerTerms};
 use agentloop::ledger::window::WindowRule;
 use agentloop::link::messages::{Directives, LoopReport, RefusalCode};
 use pretty_assertions::assert_eq;
@@ -40,32 +40,32 @@ const BILL: Amount = Amount {
     cost: 0,
 };
 
-pub fn limit(kind: Kind, limit: i64) -> LimitAmounts {
+pub fn limit(kind: AmountKind, limit: i64) -> LimitAmounts {
     let of = |other| (kind == other).then_some(limit);
     LimitAmounts {
-        tokens: of(Kind::Tokens),
-        input_tokens: of(Kind::InputTokens),
-        output_tokens: of(Kind::OutputTokens),
-        calls: of(Kind::Calls),
-        cost: of(Kind::Cost),
+        tokens: of(AmountKind::Tokens),
+        input_tokens: of(AmountKind::InputTokens),
+        output_tokens: of(AmountKind::OutputTokens),
+        calls: of(AmountKind::Calls),
+        cost: of(AmountKind::Cost),
     }
 }
 
-pub fn price() -> Price {
-    Price {
+pub fn price() -> ModelPrice {
+    ModelPrice {
         input_per_million: "1.00".into(),
         output_per_million: "3.00".into(),
         cache_read_per_million: Some("0.10".into()),
-        ..Price::default()
+        ..ModelPrice::default()
     }
 }
 
 /// The price above, of this model.
-pub fn prices(model: &str) -> BTreeMap<String, Price> {
+pub fn prices(model: &str) -> BTreeMap<String, ModelPrice> {
     BTreeMap::from([(model.to_owned(), price())])
 }
 
-async fn refused(world: &World, id: &str) -> Failure {
+async fn refused(world: &World, id: &str) -> CallFailure {
     let failure = failure(world.call(id, &whole()).await).await;
     assert!(!failure.message.contains(PROMPT), "{}", failure.message);
     failure
@@ -104,13 +104,13 @@ async fn settled(world: &World, id: &str) -> Amount {
 }
 
 #[rstest]
-#[case(Kind::Tokens)]
-#[case(Kind::InputTokens)]
-#[case(Kind::OutputTokens)]
-#[case(Kind::Calls)]
-#[case(Kind::Cost)]
+#[case(AmountKind::Tokens)]
+#[case(AmountKind::InputTokens)]
+#[case(AmountKind::OutputTokens)]
+#[case(AmountKind::Calls)]
+#[case(AmountKind::Cost)]
 #[tokio::test]
-async fn a_limit_of_each_kind_refuses_the_call_that_does_not_fit_and_none_before(#[case] kind: Kind) {
+async fn a_limit_of_each_kind_refuses_the_call_that_does_not_fit_and_none_before(#[case] kind: AmountKind) {
     let world = scripted(SCRIPT).await;
     world.controller.ledger(|ledger| ledger.terms.prices = prices("m"));
     told(&world).await;
@@ -137,21 +137,21 @@ async fn a_limit_of_each_kind_refuses_the_call_that_does_not_fit_and_none_before
 #[tokio::test]
 async fn a_call_that_can_never_fit_says_so() {
     let world = scripted(SCRIPT).await;
-    limited(&world, "team", limit(Kind::InputTokens, 99)).await;
+    limited(&world, "team", limit(AmountKind::InputTokens, 99)).await;
     let failure = refused(&world, "t1c1a1").await;
     assert_eq!(
         (failure.kind, failure.resumes_at),
         (FailureKind::CallExceedsLimit, None)
     );
-    limited(&world, "team", limit(Kind::InputTokens, 100)).await;
+    limited(&world, "team", limit(AmountKind::InputTokens, 100)).await;
     answered(&world, "t1c1a1").await;
 }
 
 #[tokio::test]
 async fn a_call_needs_room_in_all_accounts_and_counts_in_all() {
     let world = scripted(SCRIPT).await;
-    limited(&world, "wide", limit(Kind::Tokens, 1_000_000)).await;
-    limited(&world, "tight", limit(Kind::Calls, 2)).await;
+    limited(&world, "wide", limit(AmountKind::Tokens, 1_000_000)).await;
+    limited(&world, "tight", limit(AmountKind::Calls, 2)).await;
     answered(&world, "t1c1a1").await;
     answered(&world, "t2c1a1").await;
     let failure = refused(&world, "t3c1a1").await;
@@ -163,9 +163,9 @@ async fn a_call_needs_room_in_all_accounts_and_counts_in_all() {
 #[tokio::test]
 async fn an_agents_part_of_a_budget_is_spent_while_others_go_on() {
     let world = scripted(SCRIPT).await;
-    let terms = |per_agent| Terms {
-        limits: limit(Kind::Tokens, 1_000),
-        per_agent: limit(Kind::Calls, per_agent),
+    let terms = |per_agent| LedgerTerms {
+        limits: limit(AmountKind::Tokens, 1_000),
+        per_agent: limit(AmountKind::Calls, per_agent),
         window: WindowRule::Lifetime,
     };
     world.controller.ledger(|ledger| ledger.account("team", terms(2)));
@@ -192,13 +192,13 @@ async fn an_agents_part_of_a_budget_is_spent_while_others_go_on() {
 #[tokio::test]
 async fn what_the_controller_blocks_is_not_made_and_the_call_in_flight_goes_on() {
     let world = World::started().await;
-    limited(&world, "team", limit(Kind::Calls, 10)).await;
+    limited(&world, "team", limit(AmountKind::Calls, 10)).await;
     world
         .provider
         .will(Act::stream(vec![Step::Hold, send(STREAM_HEAD), send(STREAM_TAIL)]));
     let call = world.call_aside("t1c1a1", &streamed());
     world.provider.until_asked(1).await;
-    let why = Failure {
+    let why = CallFailure {
         kind: FailureKind::LoopDetected,
         message: "the same request 20 times".into(),
         retry_after_milliseconds: None,
@@ -225,7 +225,7 @@ async fn what_the_controller_blocks_is_not_made_and_the_call_in_flight_goes_on()
 #[tokio::test]
 async fn money_without_a_price_makes_no_call() {
     let world = scripted(SCRIPT).await;
-    limited(&world, "team", limit(Kind::Cost, 1_000_000)).await;
+    limited(&world, "team", limit(AmountKind::Cost, 1_000_000)).await;
     let failure = refused(&world, "t1c1a1").await;
     assert_eq!(failure.kind, FailureKind::BudgetUnavailable);
     for part in ["model m", "`prices`", "spec.model.price"] {
@@ -239,16 +239,16 @@ async fn money_without_a_price_makes_no_call() {
 #[tokio::test]
 async fn a_call_is_charged_at_the_price_of_its_own_model_whatever_the_spec_names_by_now() {
     let world = scripted(SCRIPT).await;
-    let cheap = Price {
+    let cheap = ModelPrice {
         input_per_million: "0".into(),
         output_per_million: "0".into(),
-        ..Price::default()
+        ..ModelPrice::default()
     };
     // The spec was edited: the pod still calls the old model.
     let both = prices("m").into_iter().chain([("nano".to_owned(), cheap.clone())]);
     world.controller.ledger(|ledger| ledger.terms.prices = both.collect());
     told(&world).await;
-    limited(&world, "team", limit(Kind::Cost, CALL.cost)).await;
+    limited(&world, "team", limit(AmountKind::Cost, CALL.cost)).await;
     answered(&world, "t1c1a1").await;
     assert_eq!(settled(&world, "team").await.cost, CALL.cost);
     let usage = world.until_counted(1, 0).await.usage;
@@ -282,7 +282,7 @@ async fn until_the_controller_has_said_what_limits_the_calls_there_is_none() {
     assert_eq!(failure.kind, FailureKind::BudgetUnavailable);
     assert!(world.provider.seen().is_empty());
     let call = world.call_aside("t1c1a1", &whole());
-    limited(&world, "team", limit(Kind::Calls, 1)).await;
+    limited(&world, "team", limit(AmountKind::Calls, 1)).await;
     assert_eq!(call.await.unwrap().1, ANSWER);
 }
 
@@ -290,9 +290,9 @@ async fn until_the_controller_has_said_what_limits_the_calls_there_is_none() {
 async fn an_answer_is_clipped_to_what_is_left_and_not_below_the_floor() {
     let world = World::started().await;
     world.controller.ledger(|ledger| ledger.terms.min_output_tokens = 30);
-    limited(&world, "team", limit(Kind::OutputTokens, 29)).await;
+    limited(&world, "team", limit(AmountKind::OutputTokens, 29)).await;
     assert_eq!(refused(&world, "t1c1a1").await.kind, FailureKind::CallExceedsLimit);
-    limited(&world, "team", limit(Kind::OutputTokens, 30)).await;
+    limited(&world, "team", limit(AmountKind::OutputTokens, 30)).await;
     // What the worker asks for does not matter.
     let mut body = whole();
     body["max_tokens"] = json!(100_000);
@@ -310,11 +310,11 @@ async fn an_answer_is_clipped_to_what_is_left_and_not_below_the_floor() {
 #[tokio::test]
 async fn the_next_request_reserves_the_bill_before_and_what_is_new() {
     let world = World::started().await;
-    limited(&world, "team", limit(Kind::InputTokens, 1_000_000)).await;
+    limited(&world, "team", limit(AmountKind::InputTokens, 1_000_000)).await;
     answered(&world, "t1c1a1").await;
     assert_eq!(settled(&world, "team").await.input_tokens, 100);
     // Its bytes and the hidden text that a server may add would be more than 1,000.
-    limited(&world, "team", limit(Kind::InputTokens, 100 + 164)).await;
+    limited(&world, "team", limit(AmountKind::InputTokens, 100 + 164)).await;
     answered(&world, "t2c1a1").await;
     assert_eq!(settled(&world, "team").await.input_tokens, 200);
 }
@@ -322,7 +322,7 @@ async fn the_next_request_reserves_the_bill_before_and_what_is_new() {
 #[tokio::test]
 async fn a_bill_above_what_the_one_before_measured_costs_a_warning_and_not_the_agent() {
     let world = World::started().await;
-    limited(&world, "team", limit(Kind::InputTokens, 1_000_000)).await;
+    limited(&world, "team", limit(AmountKind::InputTokens, 1_000_000)).await;
     answered(&world, "t1c1a1").await;
     // The name stands for a model with another tokenizer now: more than before, and less than the bytes.
     let more = ANSWER.replace("\"prompt_tokens\":100", "\"prompt_tokens\":900");
@@ -334,9 +334,9 @@ async fn a_bill_above_what_the_one_before_measured_costs_a_warning_and_not_the_a
     assert_eq!(settled(&world, "team").await.input_tokens, 1_000);
     assert!(world.log().contains("no measure of this one"));
     // By its bytes a request needs more than 1,000 from now on.
-    limited(&world, "team", limit(Kind::InputTokens, 2_000)).await;
+    limited(&world, "team", limit(AmountKind::InputTokens, 2_000)).await;
     assert_eq!(refused(&world, "t3c1a1").await.kind, FailureKind::BudgetExhausted);
-    limited(&world, "team", limit(Kind::InputTokens, 1_000_000)).await;
+    limited(&world, "team", limit(AmountKind::InputTokens, 1_000_000)).await;
     answered(&world, "t3c1a1").await;
     assert_eq!(world.until_counted(3, 0).await.usage.estimated_calls, 0);
 }
@@ -344,7 +344,7 @@ async fn a_bill_above_what_the_one_before_measured_costs_a_warning_and_not_the_a
 #[tokio::test]
 async fn usage_of_zeros_beside_content_costs_the_reservation() {
     let world = World::started().await;
-    limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
+    limited(&world, "team", limit(AmountKind::OutputTokens, 1_000)).await;
     let stub = r#"{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}}"#;
     world.provider.will(Act::json(200, stub));
     answered(&world, "t1c1a1").await;
@@ -355,7 +355,7 @@ async fn usage_of_zeros_beside_content_costs_the_reservation() {
 #[tokio::test]
 async fn a_request_that_cannot_fit_into_the_context_asks_for_no_room() {
     let world = World::started_with(json!({"contextTokens": 1_000})).await;
-    limited(&world, "team", limit(Kind::InputTokens, 1_000_000)).await;
+    limited(&world, "team", limit(AmountKind::InputTokens, 1_000_000)).await;
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(100_000)}]});
     let failure = failure(world.call("t1c1a1", &body).await).await;
     assert_eq!(failure.kind, FailureKind::ContextExceeded);
@@ -371,7 +371,7 @@ async fn a_request_that_cannot_fit_into_the_context_asks_for_no_room() {
 #[tokio::test]
 async fn killed_between_reservation_and_settlement_all_that_was_reserved_is_spent() {
     let mut world = World::started().await;
-    limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
+    limited(&world, "team", limit(AmountKind::OutputTokens, 1_000)).await;
     world.provider.will(Act::stream(vec![Step::Hold]));
     let call = world.call_aside("t1c1a1", &whole());
     world.provider.until_asked(1).await;
@@ -388,7 +388,7 @@ async fn killed_between_reservation_and_settlement_all_that_was_reserved_is_spen
 #[tokio::test]
 async fn a_cut_call_counts_as_reserved() {
     let world = World::started().await;
-    limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
+    limited(&world, "team", limit(AmountKind::OutputTokens, 1_000)).await;
     world.provider.will(Act::stream(vec![Step::Hold]));
     let call = world.call_aside("t1c1a1", &whole());
     world.provider.until_asked(1).await;
@@ -402,7 +402,7 @@ async fn a_cut_call_counts_as_reserved() {
 #[tokio::test]
 async fn a_call_that_was_refused_with_an_error_costs_one_call_and_no_tokens() {
     let world = World::started().await;
-    limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
+    limited(&world, "team", limit(AmountKind::OutputTokens, 1_000)).await;
     let overloaded = Act::json(529, r#"{"type":"error","error":{"type":"overloaded_error"}}"#);
     world.provider.will(overloaded);
     assert_eq!(refused(&world, "t1c1a1").await.kind, FailureKind::Unreachable);
@@ -413,7 +413,7 @@ async fn a_call_that_was_refused_with_an_error_costs_one_call_and_no_tokens() {
 #[tokio::test]
 async fn five_errors_that_say_nothing_of_the_work_cost_five_reservations() {
     let world = World::started().await;
-    limited(&world, "team", limit(Kind::OutputTokens, 1_000)).await;
+    limited(&world, "team", limit(AmountKind::OutputTokens, 1_000)).await;
     for attempt in 1..=5 {
         world.provider.will(Act::json(504, "<html>"));
         let failure = refused(&world, &format!("t1c1a{attempt}")).await;
@@ -427,7 +427,7 @@ async fn five_errors_that_say_nothing_of_the_work_cost_five_reservations() {
 #[tokio::test]
 async fn a_restarted_gateway_goes_on_with_its_lease_and_spends_exactly() {
     let mut world = scripted(SCRIPT).await;
-    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    limited(&world, "team", limit(AmountKind::Tokens, 100_000)).await;
     for turn in 1..=5 {
         answered(&world, &format!("t{turn}c1a1")).await;
         world.kill();
@@ -443,7 +443,7 @@ async fn a_restarted_gateway_goes_on_with_its_lease_and_spends_exactly() {
 #[tokio::test]
 async fn a_lost_answer_is_asked_for_again_and_nothing_is_counted_twice() {
     let world = scripted(SCRIPT).await;
-    limited(&world, "team", limit(Kind::Tokens, 60)).await;
+    limited(&world, "team", limit(AmountKind::Tokens, 60)).await;
     world.controller.ledger(|ledger| ledger.lose = 2);
     for turn in 1..=2 {
         answered(&world, &format!("t{turn}c1a1")).await;
@@ -460,7 +460,7 @@ async fn a_lost_answer_is_asked_for_again_and_nothing_is_counted_twice() {
 #[tokio::test]
 async fn what_another_gateway_waits_for_is_given_back_at_once() {
     let world = scripted(SCRIPT).await;
-    limited(&world, "team", limit(Kind::Tokens, 100)).await;
+    limited(&world, "team", limit(AmountKind::Tokens, 100)).await;
     answered(&world, "t1c1a1").await;
     // The gateway holds more than it needs, and the other needs all that is not spent.
     let rest = Amount {
@@ -478,7 +478,7 @@ async fn what_another_gateway_waits_for_is_given_back_at_once() {
 #[tokio::test]
 async fn leases_go_back_when_the_loop_sleeps_and_the_leader_is_left_alone_then() {
     let world = scripted(SCRIPT).await;
-    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    limited(&world, "team", limit(AmountKind::Tokens, 100_000)).await;
     answered(&world, "t1c1a1").await;
     assert!(!world.controller.ledger(|ledger| ledger.reserved("team")).is_zero());
     assert_eq!(settled(&world, "team").await.tokens, 15);
@@ -498,7 +498,7 @@ async fn leases_go_back_after_thirty_seconds_without_a_call_and_not_before() {
         std::future::pending(),
     ));
     told(&world).await;
-    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    limited(&world, "team", limit(AmountKind::Tokens, 100_000)).await;
     answered(&world, "t1c1a1").await;
     let pass = async |seconds| {
         tokio::time::pause();
@@ -523,17 +523,17 @@ async fn leases_go_back_after_thirty_seconds_without_a_call_and_not_before() {
 }
 
 /// What the gateway last said of a lease.
-fn last_statement(ledger: &Ledger) -> Option<&Statement> {
+fn last_statement(ledger: &Ledger) -> Option<&LeaseStatement> {
     ledger.requests.last()?.accounts.last()?.statements.last()
 }
 
 #[tokio::test]
 async fn a_lease_of_one_day_is_not_spent_on_the_next_though_it_has_room() {
     let world = scripted(SCRIPT).await;
-    let day = Terms {
-        limits: limit(Kind::Calls, 1_000),
+    let day = LedgerTerms {
+        limits: limit(AmountKind::Calls, 1_000),
         per_agent: LimitAmounts::default(),
-        window: WindowRule::Calendar(Period::Daily, jiff::tz::TimeZone::UTC),
+        window: WindowRule::Calendar(CalendarPeriod::Daily, jiff::tz::TimeZone::UTC),
     };
     let at = |ledger: &mut Ledger, time: &str| ledger.at = Some(time.parse().unwrap());
     world.controller.ledger(|ledger| {
@@ -570,13 +570,13 @@ async fn a_lease_of_one_day_is_not_spent_on_the_next_though_it_has_room() {
 /// The newest lease that is held.
 fn last_lease(ledger: &Ledger) -> i64 {
     let record = &ledger.requests.last().unwrap().record;
-    ledger.accounts["team"].leases_of(record).last().unwrap().lease
+    ledger.accounts["team"].durable_grants(record).last().unwrap().lease
 }
 
 #[tokio::test]
 async fn leases_go_back_at_the_end_of_the_pod() {
     let mut world = scripted(SCRIPT).await;
-    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    limited(&world, "team", limit(AmountKind::Tokens, 100_000)).await;
     answered(&world, "t1c1a1").await;
     world.terminate();
     assert!(world.exited().await.success(), "{}", world.log());
@@ -589,7 +589,7 @@ async fn leases_go_back_at_the_end_of_the_pod() {
 #[tokio::test]
 async fn leases_go_back_at_the_end_of_the_pod_though_the_leader_is_only_just_coming_up() {
     let mut world = scripted(SCRIPT).await;
-    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    limited(&world, "team", limit(AmountKind::Tokens, 100_000)).await;
     answered(&world, "t1c1a1").await;
     world.controller.refuse(Some(RefusalCode::NotLeading));
     world.terminate();
@@ -604,7 +604,7 @@ async fn leases_go_back_at_the_end_of_the_pod_though_the_leader_is_only_just_com
 #[tokio::test]
 async fn without_a_leader_a_gateway_spends_what_it_holds_and_then_stops() {
     let world = scripted(SCRIPT).await;
-    limited(&world, "team", limit(Kind::Tokens, 100_000)).await;
+    limited(&world, "team", limit(AmountKind::Tokens, 100_000)).await;
     answered(&world, "t1c1a1").await;
     let held = world.controller.ledger(|ledger| ledger.reserved("team").tokens) / 15;
     world.controller.freeze(true);
@@ -628,7 +628,7 @@ async fn without_a_leader_a_gateway_spends_what_it_holds_and_then_stops() {
 async fn a_repeat_joins_a_call_that_waits_for_room() {
     let world = World::started().await;
     world.controller.freeze(true);
-    limited(&world, "team", limit(Kind::Calls, 1)).await;
+    limited(&world, "team", limit(AmountKind::Calls, 1)).await;
     let first = world.call_aside("t1c1a1", &streamed());
     let second = world.call_aside("t1c1a1", &streamed());
     world.controller.freeze(false);
@@ -640,11 +640,11 @@ async fn a_repeat_joins_a_call_that_waits_for_room() {
 #[tokio::test]
 async fn a_spent_budget_that_stops_cuts_the_call_in_flight() {
     let world = World::started().await;
-    limited(&world, "team", limit(Kind::Calls, 10)).await;
+    limited(&world, "team", limit(AmountKind::Calls, 10)).await;
     world.provider.will(Act::stream(vec![Step::Hold]));
     let call = world.call_aside("t1c1a1", &whole());
     world.provider.until_asked(1).await;
-    let stop = Failure {
+    let stop = CallFailure {
         kind: FailureKind::BudgetExhausted,
         message: "team is spent".into(),
         retry_after_milliseconds: None,
@@ -672,7 +672,7 @@ async fn a_bill_above_its_bound_is_charged_and_stops_all_calls_until_a_new_resum
         ..Directives::default()
     };
     world.controller.direct(resume("old"));
-    limited(&world, "team", limit(Kind::Tokens, 1_000_000)).await;
+    limited(&world, "team", limit(AmountKind::Tokens, 1_000_000)).await;
     world.provider.will(Act::json(
         200,
         &ANSWER
@@ -684,7 +684,7 @@ async fn a_bill_above_its_bound_is_charged_and_stops_all_calls_until_a_new_resum
         let failure = refused(&world, "t2c1a1").await;
         assert_eq!(failure.kind, FailureKind::BoundViolated);
         assert!(failure.message.contains("50000 input tokens"), "{}", failure.message);
-        let violated = |report: &agentloop::link::messages::Report| {
+        let violated = |report: &agentloop::link::messages::PodReport| {
             report.model.as_ref().and_then(|model| model.failure) == Some(FailureKind::BoundViolated)
         };
         world.controller.until("the violation", violated).await;

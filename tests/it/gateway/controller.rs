@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use agentloop::api::amount::LimitAmounts;
 use agentloop::link::messages::{
-    Attach, Attached, BudgetTerms, Directives, Known, LeaseRequest, PricedModel, Refusal, RefusalCode, Report,
+    AttachRequest, AttachResponse, BudgetTerms, Directives, LeaseRequest, LoopTotals, PodRefusal, PodReport,
+    PricedModel, RefusalCode,
 };
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -30,14 +31,14 @@ pub struct Controller {
 }
 
 struct Shared {
-    known: Mutex<Known>,
+    known: Mutex<LoopTotals>,
     /// Of the last attach.
     models: Mutex<Vec<PricedModel>>,
     /// What it does with every message; `None` takes it, 0 as status says nothing at all.
     refuses: watch::Sender<Option<RefusalCode>>,
     silent: watch::Sender<bool>,
     directives: watch::Sender<Directives>,
-    reports: watch::Sender<Vec<Report>>,
+    reports: watch::Sender<Vec<PodReport>>,
     tokens: watch::Sender<Vec<String>>,
     ledger: watch::Sender<Ledger>,
     /// Leases get no answer.
@@ -80,7 +81,7 @@ impl Controller {
         Self { address, ca, state }
     }
 
-    pub fn knows(&self, known: Known) {
+    pub fn knows(&self, known: LoopTotals) {
         *self.state.known.lock().unwrap() = known;
     }
 
@@ -138,7 +139,7 @@ impl Controller {
         assert!(found.is_ok(), "no ledger with {what}");
     }
 
-    pub fn reports(&self) -> Vec<Report> {
+    pub fn reports(&self) -> Vec<PodReport> {
         self.state.reports.borrow().clone()
     }
 
@@ -147,7 +148,7 @@ impl Controller {
     }
 
     /// Waits for a report like this; gives it.
-    pub async fn until(&self, what: &str, wanted: impl Fn(&Report) -> bool) -> Report {
+    pub async fn until(&self, what: &str, wanted: impl Fn(&PodReport) -> bool) -> PodReport {
         let mut reports = self.state.reports.subscribe();
         let found = reports.wait_for(|all| all.last().is_some_and(&wanted));
         match tokio::time::timeout(Duration::from_secs(10), found).await {
@@ -192,7 +193,7 @@ impl Shared {
                 };
                 Err((
                     status,
-                    Json(Refusal {
+                    Json(PodRefusal {
                         code,
                         message: "the test says so".into(),
                     }),
@@ -236,14 +237,14 @@ async fn lease(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(reques
     Json(answer).into_response()
 }
 
-async fn attach(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(attach): Json<Attach>) -> Response {
+async fn attach(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(attach): Json<AttachRequest>) -> Response {
     if let Err(refused) = state.meet(&headers).await {
         return refused;
     }
     let known = state.known.lock().unwrap().clone();
     *state.models.lock().unwrap() = attach.models;
     let directives = state.directives.borrow().clone();
-    Json(Attached {
+    Json(AttachResponse {
         protocol: attach.protocol,
         epoch: attach.epoch,
         known,
@@ -252,7 +253,7 @@ async fn attach(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(attac
     .into_response()
 }
 
-async fn report(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(report): Json<Report>) -> Response {
+async fn report(State(state): State<Arc<Shared>>, headers: HeaderMap, Json(report): Json<PodReport>) -> Response {
     if let Err(refused) = state.meet(&headers).await {
         return refused;
     }

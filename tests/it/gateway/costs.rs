@@ -1,12 +1,12 @@
 //! What an answer cost, as the worker hears it: by the known prices, beside the server's own bytes, as often as it is asked for.
 
-use agentloop::api::agent::Model;
-use agentloop::api::price::Price;
-use agentloop::engine::Purpose;
-use agentloop::engine::message::{Answer, Message};
+use agentloop::api::agent::ModelSpec;
+use agentloop::api::price::ModelPrice;
+use agentloop::engine::CallPurpose;
+use agentloop::engine::message::{Message, ModelAnswer};
 use agentloop::link::socket::{COST_EVENT, COST_HEADER};
 use agentloop::worker::gateway_client::GatewayClient;
-use agentloop::worker::model::Format;
+use agentloop::worker::model::WireFormat;
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 
@@ -18,7 +18,7 @@ use super::world::{World, streamed, whole};
 /// By [`price`] 10 + 15 + 9 = 34 micro-dollars.
 const SCRIPT: &str = "turns: [{text: one, usage: {inputTokens: 10, outputTokens: 5, cacheReadTokens: 90}}]";
 
-async fn priced(world: &World, price: Option<Price>) {
+async fn priced(world: &World, price: Option<ModelPrice>) {
     let prices = price.map(|price| ("m".to_owned(), price));
     world
         .controller
@@ -35,13 +35,13 @@ async fn heard(world: &World, id: &str, stream: bool) -> (Option<String>, String
 }
 
 /// The answer of a call as a worker reads it.
-async fn read(world: &World, id: &str, stream: bool) -> Answer {
-    let model: Model = serde_json::from_value(world.model.clone()).unwrap();
-    let model = Model { stream, ..model };
-    let format = Format::of(&model, &[]);
+async fn read(world: &World, id: &str, stream: bool) -> ModelAnswer {
+    let model: ModelSpec = serde_json::from_value(world.model.clone()).unwrap();
+    let model = ModelSpec { stream, ..model };
+    let format = WireFormat::of(&model, &[]);
     let body = format.request(&model, &[Message::User { text: "x".into() }], &[]);
     let client = GatewayClient::new(&world.path("gateway.sock")).unwrap();
-    let call = (id.parse().unwrap(), Purpose::Turn);
+    let call = (id.parse().unwrap(), CallPurpose::Turn);
     client.call(call, format, body).await.unwrap()
 }
 
@@ -82,10 +82,10 @@ async fn an_answer_says_what_it_cost_as_often_as_it_is_given_and_the_servers_byt
 #[tokio::test]
 async fn a_price_of_nothing_is_a_cost_of_nothing_and_no_unknown_one() {
     let world = scripted(SCRIPT).await;
-    let free = Price {
+    let free = ModelPrice {
         input_per_million: "0".into(),
         output_per_million: "0".into(),
-        ..Price::default()
+        ..ModelPrice::default()
     };
     priced(&world, Some(free)).await;
     assert_eq!(heard(&world, "t1c1a1", false).await.0.as_deref(), Some("0"));

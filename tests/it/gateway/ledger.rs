@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
-use agentloop::ledger::account::{Account, AgentName, Ask, Terms, Who};
+use agentloop::ledger::account::{Account, AgentName, GrantRequest, LeaseHolder, LedgerTerms};
 use agentloop::ledger::window::WindowRule;
 use agentloop::link::messages::{
-    AccountAnswer, AccountRequest, AccountTerms, BudgetTerms, LeaseAnswer, LeaseGrant, LeaseRequest, Left, LimitName,
+    AccountRemaining, AccountRequest, AccountResponse, AccountTerms, BudgetTerms, LeaseGrant, LeaseRequest,
+    LeaseResponse, LimitName,
 };
 use jiff::Timestamp;
 
@@ -25,7 +26,7 @@ pub struct Ledger {
 impl Ledger {
     /// A limit from now on, or other numbers of one.
     pub fn limit(&mut self, id: &str, limits: LimitAmounts) {
-        let terms = Terms {
+        let terms = LedgerTerms {
             limits,
             per_agent: LimitAmounts::default(),
             window: WindowRule::Lifetime,
@@ -33,7 +34,7 @@ impl Ledger {
         self.account(id, terms);
     }
 
-    pub fn account(&mut self, id: &str, terms: Terms) {
+    pub fn account(&mut self, id: &str, terms: LedgerTerms) {
         let now = self.now();
         if let Some(account) = self.accounts.get_mut(id) {
             account.set_terms(terms, now);
@@ -60,34 +61,34 @@ impl Ledger {
                 recall: account.recalls(),
                 held: old.and_then(|old| old.held.clone()),
                 revision: 1,
-                left: Left::default(),
+                left: AccountRemaining::default(),
             }
         };
         self.terms.accounts = self.accounts.iter().map(told).collect();
         self.terms.clone()
     }
 
-    pub fn lease(&mut self, request: &LeaseRequest) -> LeaseAnswer {
+    pub fn lease(&mut self, request: &LeaseRequest) -> LeaseResponse {
         self.requests.push(request.clone());
         let now = self.now();
         let answers = request.accounts.iter().map(|said| {
             let Some(account) = self.accounts.get_mut(&said.account) else {
-                return AccountAnswer {
+                return AccountResponse {
                     account: said.account.clone(),
                     forgotten: said.statements.iter().map(|statement| statement.lease).collect(),
-                    ..AccountAnswer::default()
+                    ..AccountResponse::default()
                 };
             };
             answer(account, &who(&request.record), said, now)
         });
-        LeaseAnswer {
+        LeaseResponse {
             accounts: answers.collect(),
         }
     }
 
     /// What another gateway gets of an account.
     pub fn other(&mut self, id: &str, amount: Amount) -> Result<(), ()> {
-        let ask = Ask {
+        let ask = GrantRequest {
             lease: None,
             open: Amount::ZERO,
             least: amount,
@@ -113,8 +114,8 @@ impl Ledger {
     }
 }
 
-fn who(record: &str) -> Who {
-    Who {
+fn who(record: &str) -> LeaseHolder {
+    LeaseHolder {
         record: record.into(),
         agent: AgentName {
             namespace: "ns".into(),
@@ -125,21 +126,28 @@ fn who(record: &str) -> Who {
     }
 }
 
-fn answer(account: &mut Account, who: &Who, said: &AccountRequest, now: Timestamp) -> AccountAnswer {
-    let unknown = |statement: &&agentloop::ledger::account::Statement| !account.hear(who, statement, now);
+fn answer(account: &mut Account, who: &LeaseHolder, said: &AccountRequest, now: Timestamp) -> AccountResponse {
+    let unknown =
+        |statement: &&agentloop::ledger::account::LeaseStatement| !account.apply_statement(who, statement, now);
     let forgotten = said.statements.iter().filter(unknown).map(|statement| statement.lease);
     let forgotten = forgotten.collect();
-    let refused = said.ask.as_ref().and_then(|ask| account.ask(who, ask, now).err());
+    let refused = said
+        .ask
+        .as_ref()
+        .and_then(|ask| account.request_grant(who, ask, now).err());
     let record = account.compose();
-    account.written(&record);
-    let leases = account.leases_of(&who.record).into_iter().map(|granted| LeaseGrant {
-        lease: granted.lease,
-        granted: granted.granted,
-        spent: granted.spent,
-        returned: granted.returned,
-        valid_milliseconds: granted.ends.map(|end| milliseconds(now, end)),
-    });
-    AccountAnswer {
+    account.confirm_record(&record);
+    let leases = account
+        .durable_grants(&who.record)
+        .into_iter()
+        .map(|granted| LeaseGrant {
+            lease: granted.lease,
+            granted: granted.granted,
+            spent: granted.spent,
+            returned: granted.returned,
+            valid_milliseconds: granted.ends.map(|end| milliseconds(now, end)),
+        });
+    AccountResponse {
         account: said.account.clone(),
         epoch: account.epoch(),
         leases: leases.collect(),

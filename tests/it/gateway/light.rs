@@ -1,6 +1,6 @@
 //! `spec.lightModel` through the gateway: its own server, key, price and words; the same record and the same budgets.
 
-use agentloop::api::amount::{Kind, LimitAmounts};
+use agentloop::api::amount::{AmountKind, LimitAmounts};
 use agentloop::api::failure::FailureKind;
 use agentloop::link::socket::{CALL_HEADER, PURPOSE_HEADER};
 use pretty_assertions::assert_eq;
@@ -117,7 +117,7 @@ async fn a_budget_refuses_a_pre_check_as_any_call_and_counts_it_by_its_own_price
         "the other one has no price"
     );
     assert!(refused.message.contains("model m"), "{}", refused.message);
-    let nothing = super::budgets::limit(Kind::Calls, 1);
+    let nothing = super::budgets::limit(AmountKind::Calls, 1);
     limited(&world, "team", nothing).await;
     let refused = failure(ask(&world, "t3c0a1", &question()).await).await;
     assert_eq!(refused.kind, FailureKind::BudgetExhausted);

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use agentloop::api::failure::FailureKind;
-use agentloop::api::status::{LoopState, ModelUsage, Usage};
-use agentloop::link::messages::{Directives, Known, LoopReport, RefusalCode};
+use agentloop::api::status::{LoopState, LoopUsage, ModelUsage};
+use agentloop::link::messages::{Directives, LoopReport, LoopTotals, RefusalCode};
 use agentloop::link::socket::SocketEvent;
 use futures::StreamExt;
 use pretty_assertions::assert_eq;
@@ -31,14 +31,14 @@ async fn a_new_record_goes_on_from_the_totals_that_the_controller_knows() {
         input_tokens: 1000,
         ..ModelUsage::default()
     };
-    let usage = Usage {
+    let usage = LoopUsage {
         calls: 5,
         input_tokens: 1000,
         turns: 4,
         by_model: vec![model],
-        ..Usage::default()
+        ..LoopUsage::default()
     };
-    world.controller.knows(Known {
+    world.controller.knows(LoopTotals {
         usage: usage.clone(),
         turn: 6,
     });

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use agentloop::api::status::LoopState;
-use agentloop::link::messages::{LoopReport, Report};
-use agentloop::worker::startup::{self, Options};
+use agentloop::link::messages::{LoopReport, PodReport};
+use agentloop::worker::startup::{self, WorkerOptions};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -198,7 +198,7 @@ impl Cell {
     }
 
     /// The loop is at rest: asleep, or held.
-    pub async fn at_rest(&self) -> (Report, LoopReport) {
+    pub async fn at_rest(&self) -> (PodReport, LoopReport) {
         let rests = |report: &LoopReport| matches!(report.state, LoopState::Sleeping | LoopState::Paused);
         let report = self.world.controller.until("a loop at rest", |report| {
             let asked = i64::try_from(self.world.provider.seen().len()).unwrap();
@@ -215,7 +215,7 @@ impl Cell {
     }
 }
 
-fn options(world: &World, more: Value) -> Options {
+fn options(world: &World, more: Value) -> WorkerOptions {
     let mut spec = json!({
         "model": world.model, "instructions": "Be brief.",
         "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
@@ -226,7 +226,7 @@ fn options(world: &World, more: Value) -> Options {
         "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 3, "linkUrl": "https://unused",
         "spec": spec,
     });
-    Options {
+    WorkerOptions {
         config: serde_json::from_value(config).unwrap(),
         pod_uid: "pod".into(),
         socket: world.path("gateway.sock"),

@@ -1,10 +1,10 @@
 //! The gateway before a real model: what it counts is what the server's own answers say, in both wire formats.
 
-use agentloop::api::agent::Model;
-use agentloop::engine::Purpose;
-use agentloop::engine::message::{Finish, Message, Tool};
+use agentloop::api::agent::ModelSpec;
+use agentloop::engine::CallPurpose;
+use agentloop::engine::message::{FinishReason, Message, ToolDefinition};
 use agentloop::worker::gateway_client::GatewayClient;
-use agentloop::worker::model::Format;
+use agentloop::worker::model::WireFormat;
 use serde_json::{Value, json};
 
 use super::world::World;
@@ -88,7 +88,7 @@ async fn a_real_server_without_tool_calls_answers_in_the_form_of_the_schema_stre
     let Some(server) = tokio::task::spawn_blocking(model_server::local).await.unwrap() else {
         return;
     };
-    let look: Tool = Tool {
+    let look: ToolDefinition = ToolDefinition {
         name: "look".into(),
         description: "Looks out of the window.".into(),
         parameters: json!({"type": "object", "properties": {}, "additionalProperties": false}),
@@ -109,12 +109,12 @@ async fn a_real_server_without_tool_calls_answers_in_the_form_of_the_schema_stre
                 "toolCalling": "Structured", "stream": stream, "timeoutSeconds": 300, "streamIdleTimeoutSeconds": 300}),
         );
         world.start().await;
-        let model: Model = serde_json::from_value(world.model.clone()).unwrap();
-        let format = Format::of(&model, std::slice::from_ref(&look));
-        assert_eq!(format, Format::Structured);
+        let model: ModelSpec = serde_json::from_value(world.model.clone()).unwrap();
+        let format = WireFormat::of(&model, std::slice::from_ref(&look));
+        assert_eq!(format, WireFormat::Structured);
         let body = format.request(&model, &messages, std::slice::from_ref(&look));
         let client = GatewayClient::new(&world.path("gateway.sock")).unwrap();
-        let call = ("t1c1a1".parse().unwrap(), Purpose::Turn);
+        let call = ("t1c1a1".parse().unwrap(), CallPurpose::Turn);
         let answer = client.call(call, format, body).await.unwrap();
         let form = |text: &str| text.trim_start().starts_with('{');
         assert!(
@@ -122,6 +122,9 @@ async fn a_real_server_without_tool_calls_answers_in_the_form_of_the_schema_stre
             "read as the object it is: {answer:?}"
         );
         assert!(answer.tool_calls.iter().all(|call| call.name == "look"), "{answer:?}");
-        assert!(matches!(answer.finish, Finish::Stop | Finish::ToolCalls), "{answer:?}");
+        assert!(
+            matches!(answer.finish, FinishReason::Stop | FinishReason::ToolCalls),
+            "{answer:?}"
+        );
     }
 }

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use agentloop::api::failure::{Failure, FailureKind};
-use agentloop::gateway::Options;
-use agentloop::link::messages::Report;
+use agentloop::api::failure::{CallFailure, FailureKind};
+use agentloop::gateway::GatewayOptions;
+use agentloop::link::messages::PodReport;
 use agentloop::link::pod::CONFIG_ENV;
-use agentloop::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, Session};
+use agentloop::link::socket::{CALL_HEADER, FAILURE_EVENT, FAILURE_HEADER, WorkerSession};
 use reqwest::{Client, Response, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -123,8 +123,8 @@ impl World {
     }
 
     /// The same gateway in this process, with a run lease that a test can wait for.
-    pub fn options(&self, run_lease: Duration) -> Options {
-        Options {
+    pub fn options(&self, run_lease: Duration) -> GatewayOptions {
+        GatewayOptions {
             config: serde_json::from_value(self.config()).unwrap(),
             socket: self.path("gateway.sock"),
             record_dir: self.path("record"),
@@ -185,7 +185,7 @@ impl World {
             .unwrap()
     }
 
-    pub async fn session(&mut self) -> Session {
+    pub async fn session(&mut self) -> WorkerSession {
         for _ in 0..1000 {
             if let Some(status) = self.gateway.as_mut().and_then(|gateway| gateway.try_wait().unwrap()) {
                 panic!("the gateway ended with {status}: {}", self.log());
@@ -232,7 +232,7 @@ impl World {
     }
 
     /// The newest totals: calls, unknown calls, input, output, cached and reasoning tokens.
-    pub async fn until_counted(&self, calls: i64, unknown: i64) -> Report {
+    pub async fn until_counted(&self, calls: i64, unknown: i64) -> PodReport {
         let what = format!("{calls} calls, {unknown} unknown");
         self.controller
             .until(&what, |report| {
@@ -266,7 +266,7 @@ pub fn streamed() -> Value {
 }
 
 /// The failure that an answer without a stream carries.
-pub async fn failure(response: Response) -> Failure {
+pub async fn failure(response: Response) -> CallFailure {
     let status = response.status();
     assert!(status.is_server_error() || status == StatusCode::CONFLICT, "{status}");
     let header = response
@@ -274,13 +274,13 @@ pub async fn failure(response: Response) -> Failure {
         .get(FAILURE_HEADER)
         .expect("a failure says so in a header")
         .clone();
-    let failure: Failure = response.json().await.unwrap();
+    let failure: CallFailure = response.json().await.unwrap();
     assert_eq!(header.to_str().unwrap(), failure.kind.as_ref());
     failure
 }
 
 /// The failure at the end of a stream that had begun, and what came before.
-pub fn stream_failure(body: &str) -> (String, Failure) {
+pub fn stream_failure(body: &str) -> (String, CallFailure) {
     let mark = format!("\nevent: {FAILURE_EVENT}\ndata: ");
     let (before, json) = body
         .split_once(&mark)
@@ -288,7 +288,7 @@ pub fn stream_failure(body: &str) -> (String, Failure) {
     (before.into(), serde_json::from_str(json).unwrap())
 }
 
-pub fn kinds(failure: &Failure) -> (FailureKind, Option<u64>) {
+pub fn kinds(failure: &CallFailure) -> (FailureKind, Option<u64>) {
     (failure.kind, failure.retry_after_milliseconds)
 }
 

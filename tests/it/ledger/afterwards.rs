@@ -3,7 +3,7 @@
 //! Kind to it: what is settled is known everywhere at once, nothing is ever lost, and a call counts in the window in
 //! which it was settled.
 
-use agentloop::ledger::account::Terms;
+use agentloop::ledger::account::LedgerTerms;
 use agentloop::ledger::window::WindowRule;
 
 use super::judge::at;
@@ -40,8 +40,8 @@ impl Account {
 
 impl Afterwards {
     /// With the limits and windows that a schedule begins with.
-    pub fn new(terms: &[Terms]) -> Self {
-        let account = |terms: &Terms| Account {
+    pub fn new(terms: &[LedgerTerms]) -> Self {
+        let account = |terms: &LedgerTerms| Account {
             limit: terms.limits.tokens.unwrap_or(i64::MAX),
             rule: terms.window.clone(),
             calls: Vec::new(),
@@ -52,7 +52,7 @@ impl Afterwards {
     }
 
     /// Another account begins.
-    pub fn add(&mut self, terms: &Terms) {
+    pub fn add(&mut self, terms: &LedgerTerms) {
         self.accounts.extend(Self::new(std::slice::from_ref(terms)).accounts);
     }
 

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use agentloop::api::amount::{Amount, LimitAmounts};
-use agentloop::ledger::account::{AgentName, Granted, Who};
-use agentloop::ledger::wallet::{AccountId, Draw, Reservation, Row, Wallet};
+use agentloop::ledger::account::{AgentName, DurableGrant, LeaseHolder};
+use agentloop::ledger::wallet::{AccountDraw, AccountId, LeaseRow, Reservation, Wallet};
 
 use super::leader::Answer;
 use super::mutation::Mutation;
@@ -18,7 +18,7 @@ pub struct Disk {
     /// Made once, with the disk.
     pub record: String,
     /// Leases.
-    pub rows: Vec<Row>,
+    pub rows: Vec<LeaseRow>,
     /// Newest record heard of, by account.
     pub epochs: Vec<(AccountId, i64)>,
     /// Calls that are not settled.
@@ -113,8 +113,8 @@ impl Gateway {
     }
 
     /// Who it is, as the leader sees it.
-    pub fn who(&self) -> Who {
-        Who {
+    pub fn who(&self) -> LeaseHolder {
+        LeaseHolder {
             record: self.disk.record.clone(),
             agent: AgentName {
                 namespace: "n".into(),
@@ -126,8 +126,8 @@ impl Gateway {
     }
 
     /// Its accounts, for the wallet.
-    pub fn wallet_draws(&self) -> Vec<Draw<'static>> {
-        let draw = |(account, limits): &(usize, LimitAmounts)| Draw {
+    pub fn wallet_draws(&self) -> Vec<AccountDraw<'static>> {
+        let draw = |(account, limits): &(usize, LimitAmounts)| AccountDraw {
             account: account_id(*account),
             limits: *limits,
         };
@@ -193,7 +193,7 @@ impl Gateway {
                 .iter()
                 .map(|lease| {
                     let sent = u64::try_from(answer.sent).unwrap();
-                    let granted = Granted {
+                    let granted = DurableGrant {
                         lease: lease.lease,
                         granted: lease.granted,
                         spent: told(lease.spent),
@@ -210,7 +210,9 @@ impl Gateway {
             } else {
                 word.epoch
             };
-            changed |= wallet.hear(&word.account, epoch, &granted, &word.forgotten).changed;
+            changed |= wallet
+                .apply_grants(&word.account, epoch, &granted, &word.forgotten)
+                .changed;
         }
         if changed {
             return self.commit(wallet, None, crash);

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use agentloop::api::amount::{Amount, Kind, LimitAmounts};
-use agentloop::api::budget::{Holder, LedgerRecord};
-use agentloop::ledger::account::{LeaseId, Terms};
+use agentloop::api::amount::{Amount, AmountKind, LimitAmounts};
+use agentloop::api::budget::{LeaseRecord, LedgerRecord};
+use agentloop::ledger::account::{LeaseId, LedgerTerms};
 use agentloop::ledger::window::WindowRule;
 use jiff::Timestamp;
 
 /// The kinds that schedules limit.
-pub const KINDS: [Kind; 3] = [Kind::Tokens, Kind::Calls, Kind::Cost];
+pub const KINDS: [AmountKind; 3] = [AmountKind::Tokens, AmountKind::Calls, AmountKind::Cost];
 const NOT_YET: i64 = i64::MAX;
 
 /// One call, as one account must see it. Times are milliseconds of the measure of the schedule: true time, or where
@@ -82,8 +82,8 @@ pub fn at(milliseconds: i64) -> Timestamp {
 
 impl Judge {
     /// Of schedules with these accounts. `by_window`: clocks are wrong, so calendar windows are told by their name.
-    pub fn new(terms: &[Terms], now: i64, by_window: bool) -> Self {
-        let sheet = |terms: &Terms| Sheet {
+    pub fn new(terms: &[LedgerTerms], now: i64, by_window: bool) -> Self {
+        let sheet = |terms: &LedgerTerms| Sheet {
             entries: Vec::new(),
             leases: BTreeMap::new(),
             regimes: vec![Regime {
@@ -106,7 +106,7 @@ impl Judge {
     }
 
     /// Another account begins.
-    pub fn add(&mut self, terms: &Terms, now: i64) {
+    pub fn add(&mut self, terms: &LedgerTerms, now: i64) {
         let sheets = Self::new(std::slice::from_ref(terms), now, self.by_window).sheets;
         self.sheets.extend(sheets);
     }
@@ -179,7 +179,7 @@ impl Judge {
         account: usize,
         old: Option<&LedgerRecord>,
         new: &LedgerRecord,
-        terms: &Terms,
+        terms: &LedgerTerms,
         highest: &LimitAmounts,
         now: i64,
     ) -> Verdict {
@@ -237,7 +237,7 @@ impl Judge {
         Ok(())
     }
 
-    fn window_of(&self, account: usize, sheet: &Sheet, kind: Kind, agent: Option<usize>) -> Verdict {
+    fn window_of(&self, account: usize, sheet: &Sheet, kind: AmountKind, agent: Option<usize>) -> Verdict {
         struct Item<'a> {
             entry: &'a Entry,
             amount: i64,
@@ -348,7 +348,7 @@ impl Sheet {
     }
 
     /// The largest limit in force between two moments; in all when time is not true time. `None`: none at some moment.
-    fn limit_since(&self, kind: Kind, since: i64, until: i64, always: bool) -> Option<i64> {
+    fn limit_since(&self, kind: AmountKind, since: i64, until: i64, always: bool) -> Option<i64> {
         let mut largest = 0;
         for (place, (from, limits)) in self.in_force.iter().enumerate() {
             let next = self.in_force.get(place + 1).map_or(NOT_YET, |(next, _)| *next);
@@ -361,13 +361,13 @@ impl Sheet {
 }
 
 /// How much more the new record grants; what was spent without a grant, before the kind was limited, is none.
-fn grown(old: Option<&LedgerRecord>, new: &LedgerRecord, kind: Kind) -> i64 {
-    let base = |holder: &Holder| holder.spent.get(kind) + holder.returned.get(kind);
+fn grown(old: Option<&LedgerRecord>, new: &LedgerRecord, kind: AmountKind) -> i64 {
+    let base = |holder: &LeaseRecord| holder.spent.get(kind) + holder.returned.get(kind);
     let granted = |lease: LeaseId| {
         let holder = old.and_then(|old| old.holders.iter().find(|holder| holder.lease == lease));
         holder.map_or(0, |holder| holder.amount.get(kind) + base(holder))
     };
-    let more = |holder: &Holder| {
+    let more = |holder: &LeaseRecord| {
         let before = granted(holder.lease).max(base(holder));
         (holder.amount.get(kind) + base(holder) - before).max(0)
     };

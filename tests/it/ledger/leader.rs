@@ -1,4 +1,4 @@
-//! A leader without clock and network: the controller's own [`Book`], driven in the order that the promise rests on.
+//! A leader without clock and network: the controller's own [`AccountBook`], driven in the order that the promise rests on.
 //!
 //! 1. **plan**: [`Leader::request`] hears and asks. What it grants is in memory only, and nobody is told.
 //! 2. **write**: [`Leader::compose`] gives a record that is to be written over exactly the epoch before; one at a time.
@@ -12,9 +12,11 @@ use std::collections::BTreeMap;
 
 use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
-use agentloop::controller::budget::book::{Book, DocumentId, DocumentKind, Heard, Part, Write};
-use agentloop::ledger::account::{Account, Terms, Who};
-use agentloop::link::messages::{LeaseAnswer, LeaseRequest};
+use agentloop::controller::budget::accounts::{
+    AccountBook, DocumentId, DocumentKind, DocumentPart, PendingLeaseResponse, RecordWrite,
+};
+use agentloop::ledger::account::{Account, LeaseHolder, LedgerTerms};
+use agentloop::link::messages::{LeaseRequest, LeaseResponse};
 use jiff::Timestamp;
 
 use super::gateway::{account_id, account_index};
@@ -24,7 +26,7 @@ use super::mutation::Mutation;
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Who asks.
-    pub who: Who,
+    pub who: LeaseHolder,
     /// Where the answer goes.
     pub gateway: usize,
     /// What it says and wants.
@@ -43,7 +45,7 @@ pub struct Answer {
     /// To which record of it.
     pub record: String,
     /// What it says.
-    pub body: LeaseAnswer,
+    pub body: LeaseResponse,
     /// When the request was sent.
     pub sent: i64,
 }
@@ -51,24 +53,24 @@ pub struct Answer {
 /// One leader.
 #[derive(Clone, Debug)]
 pub struct Leader {
-    book: Book,
+    book: AccountBook,
     /// Accounts that it has seen and that are there, as far as it knows.
     documents: BTreeMap<usize, DocumentId>,
     /// Records under way to the API server.
-    writes: BTreeMap<usize, Vec<Write>>,
-    waiting: Vec<(Request, Heard)>,
+    writes: BTreeMap<usize, Vec<RecordWrite>>,
+    waiting: Vec<(Request, PendingLeaseResponse)>,
     mutation: Mutation,
 }
 
 impl Leader {
     /// A leader takes over what the last one wrote.
     pub fn take_over<'a>(
-        accounts: impl Iterator<Item = (usize, Terms, Option<&'a LedgerRecord>)>,
+        accounts: impl Iterator<Item = (usize, LedgerTerms, Option<&'a LedgerRecord>)>,
         now: Timestamp,
         mutation: Mutation,
     ) -> Self {
         let mut leader = Self {
-            book: Book::default(),
+            book: AccountBook::default(),
             documents: BTreeMap::new(),
             writes: BTreeMap::new(),
             waiting: Vec::new(),
@@ -81,14 +83,14 @@ impl Leader {
     }
 
     /// A budget is there.
-    pub fn add(&mut self, account: usize, terms: Terms, record: Option<&LedgerRecord>, now: Timestamp) {
+    pub fn add(&mut self, account: usize, terms: LedgerTerms, record: Option<&LedgerRecord>, now: Timestamp) {
         let document = DocumentId {
             kind: DocumentKind::Budget,
             namespace: "n".into(),
             name: "b".into(),
             uid: account_id(account).into(),
         };
-        self.book.load(&document, Part::Budget, terms, record, now);
+        self.book.load(&document, DocumentPart::Budget, terms, record, now);
         self.documents.insert(account, document);
     }
 
@@ -116,7 +118,7 @@ impl Leader {
     }
 
     /// The spec of an object changed.
-    pub fn set_terms(&mut self, account: usize, terms: &Terms, top_ups: &[(String, Amount)], now: Timestamp) {
+    pub fn set_terms(&mut self, account: usize, terms: &LedgerTerms, top_ups: &[(String, Amount)], now: Timestamp) {
         self.book.set_terms(account_id(account), terms.clone(), now);
         for (id, amount) in top_ups.iter().filter(|(_, amount)| !amount.is_zero()) {
             self.book.top_up(account_id(account), id, *amount, now);
@@ -125,7 +127,7 @@ impl Leader {
 
     /// This gateway is dead for certain.
     pub fn bury(&mut self, account: usize, record: &str, now: Timestamp) {
-        self.book.bury(account_id(account), record, now);
+        self.book.forfeit(account_id(account), record, now);
     }
 
     /// Time goes on.
@@ -136,18 +138,18 @@ impl Leader {
     /// Plans. The answer comes at once when it needs no write. `draws`: the accounts that apply to its Agent.
     pub fn request(&mut self, request: &Request, draws: &[usize], now: Timestamp) -> Option<Answer> {
         if request.last {
-            let last = self.book.last_words(&request.who, &request.body);
+            let last = self.book.final_statements(&request.who, &request.body);
             let last = last.filter(|_| self.mutation != Mutation::RefuseLastWords)?;
-            let heard = self.book.request(&request.who, |_| false, &last, now);
+            let heard = self.book.apply_request(&request.who, |_| false, &last, now);
             return Some(self.answer(request, &heard));
         }
         let applies = |account: &str| draws.contains(&account_index(account));
         if self.mutation != Mutation::NeverMiss {
             let documents = &self.documents;
             let is_there = |account: &str| documents.contains_key(&account_index(account));
-            self.book.miss(&request.body, is_there, now);
+            self.book.track_missing(&request.body, is_there, now);
         }
-        let heard = self.book.request(&request.who, applies, &request.body, now);
+        let heard = self.book.apply_request(&request.who, applies, &request.body, now);
         if self.book.must_wait(&request.who, &request.body, &heard).is_empty() {
             return Some(self.answer(request, &heard));
         }
@@ -208,8 +210,8 @@ impl Leader {
         }
     }
 
-    fn answer(&self, request: &Request, heard: &Heard) -> Answer {
-        let mut body = self.book.answer(&request.who, &request.body, heard);
+    fn answer(&self, request: &Request, heard: &PendingLeaseResponse) -> Answer {
+        let mut body = self.book.response(&request.who, &request.body, heard);
         if self.mutation == Mutation::ForgetClosedEarly {
             // Closed, but that is not written.
             for (asked, answered) in request.body.accounts.iter().zip(&mut body.accounts) {

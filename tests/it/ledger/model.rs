@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::api::budget::LedgerRecord;
-use agentloop::ledger::account::{Account, AgentName, Ask, Granted, LeaseId, Statement, Terms, Who};
-use agentloop::ledger::wallet::{Draw, Reservation, Wallet};
+use agentloop::ledger::account::{
+    Account, AgentName, DurableGrant, GrantRequest, LeaseHolder, LeaseId, LeaseStatement, LedgerTerms,
+};
+use agentloop::ledger::wallet::{AccountDraw, Reservation, Wallet};
 use agentloop::ledger::window::WindowRule;
 use jiff::Timestamp;
 use stateright::{Checker, Model, Property};
@@ -83,10 +85,10 @@ struct Gateway {
 
 #[derive(Clone, Debug)]
 enum Message {
-    Request(usize, usize, Vec<Statement>, Option<Ask>),
+    Request(usize, usize, Vec<LeaseStatement>, Option<GrantRequest>),
     /// Of a leader, or of a process that is gone: its write can still be done, but nobody hears of it.
     Write(Option<usize>, LedgerRecord),
-    Answer(usize, i64, Vec<Granted>, Vec<LeaseId>),
+    Answer(usize, i64, Vec<DurableGrant>, Vec<LeaseId>),
 }
 
 /// What may still happen, so that there is an end.
@@ -130,16 +132,16 @@ struct Leases {
     greedy: bool,
 }
 
-fn terms() -> Terms {
-    Terms {
+fn terms() -> LedgerTerms {
+    LedgerTerms {
         limits: LIMITS,
         per_agent: LimitAmounts::default(),
         window: WindowRule::Lifetime,
     }
 }
 
-fn who(gateway: usize) -> Who {
-    Who {
+fn who(gateway: usize) -> LeaseHolder {
+    LeaseHolder {
         record: ["r0", "r1"][gateway].into(),
         agent: AgentName {
             namespace: "n".into(),
@@ -150,7 +152,7 @@ fn who(gateway: usize) -> Who {
     }
 }
 
-const DRAWS: [Draw<'static>; 1] = [Draw {
+const DRAWS: [AccountDraw<'static>; 1] = [AccountDraw {
     account: "a",
     limits: LIMITS,
 }];
@@ -170,13 +172,13 @@ impl State {
                 let who = who(*gateway);
                 let unknown = statements
                     .iter()
-                    .filter(|statement| !account.hear(&who, statement, NOW))
+                    .filter(|statement| !account.apply_statement(&who, statement, NOW))
                     .map(|statement| statement.lease)
                     .collect();
                 if let Some(ask) = ask {
-                    let _ = account.ask(&who, ask, NOW);
+                    let _ = account.request_grant(&who, ask, NOW);
                 }
-                let answer = Message::Answer(*gateway, account.epoch(), account.leases_of(&who.record), unknown);
+                let answer = Message::Answer(*gateway, account.epoch(), account.durable_grants(&who.record), unknown);
                 self.leaders[*leader] = Part::new(Some(account));
                 self.send(answer);
             }
@@ -192,10 +194,10 @@ impl State {
                 self.record = Part::new(Some(record.clone()));
                 let Some(leader) = leader else { return };
                 if let Some(mut account) = self.leaders[*leader].value.as_ref().clone() {
-                    account.written(record);
+                    account.confirm_record(record);
                     // Who waits is told.
                     for gateway in 0..2 {
-                        let leases = account.leases_of(&who(gateway).record);
+                        let leases = account.durable_grants(&who(gateway).record);
                         if !leases.is_empty() {
                             self.send(Message::Answer(gateway, account.epoch(), leases, Vec::new()));
                         }
@@ -206,7 +208,7 @@ impl State {
             Message::Answer(gateway, epoch, leases, unknown) => {
                 let mut of = self.gateways[*gateway].value.as_ref().clone();
                 let leases: Vec<_> = leases.iter().map(|granted| (granted.clone(), None)).collect();
-                of.wallet.hear("a", *epoch, &leases, unknown);
+                of.wallet.apply_grants("a", *epoch, &leases, unknown);
                 self.gateways[*gateway] = Part::new(of);
             }
         }
@@ -303,7 +305,7 @@ impl Model for Leases {
                 let of = &state.gateways[gateway].value;
                 let statements = of.wallet.statements().map(|(_, statement)| statement).collect();
                 let full = if self.greedy { ALL } else { CALL };
-                let ask = of.wallet.ask("a", CALL, full, 0);
+                let ask = of.wallet.grant_request("a", CALL, full, 0);
                 state.send(Message::Request(gateway, leader, statements, Some(ask)));
             }
             Action::Deliver(place) => {

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use agentloop::api::amount::{Amount, Kind, LimitAmounts};
-use agentloop::api::budget::{LedgerRecord, Period};
-use agentloop::ledger::account::{GATE_TOP_UP, Terms, WAIT};
-use agentloop::ledger::wallet::{AccountId, Reservation, Row};
+use agentloop::api::amount::{Amount, AmountKind, LimitAmounts};
+use agentloop::api::budget::{CalendarPeriod, LedgerRecord};
+use agentloop::ledger::account::{CONTENTION_WAIT, GATE_TOP_UP, LedgerTerms};
+use agentloop::ledger::wallet::{AccountId, LeaseRow, Reservation};
 use agentloop::ledger::window::WindowRule;
 use agentloop::link::messages::{AccountRequest, LeaseRequest};
 use jiff::tz::TimeZone;
@@ -74,7 +74,7 @@ pub struct Setup {
 struct Object {
     made: i64,
     deleted: bool,
-    terms: Terms,
+    terms: LedgerTerms,
     revision: u64,
     top_ups: Vec<(String, Amount)>,
     record: Option<LedgerRecord>,
@@ -83,7 +83,7 @@ struct Object {
 }
 
 impl Object {
-    fn new(terms: Terms) -> Self {
+    fn new(terms: LedgerTerms) -> Self {
         Self {
             made: 0,
             deleted: false,
@@ -139,7 +139,7 @@ struct Controller {
 enum Packet {
     Request(usize, Box<Request>),
     Answer(Box<Answer>),
-    Write(usize, usize, u64, Box<(LedgerRecord, Terms, LimitAmounts)>),
+    Write(usize, usize, u64, Box<(LedgerRecord, LedgerTerms, LimitAmounts)>),
     Wrote(usize, usize, u64, Fate),
 }
 
@@ -210,7 +210,7 @@ fn draw_window(random: &mut Random) -> WindowRule {
             } else {
                 TimeZone::get("Europe/Berlin").unwrap()
             };
-            let period = [Period::Daily, Period::Weekly, Period::Monthly][random.index(3)];
+            let period = [CalendarPeriod::Daily, CalendarPeriod::Weekly, CalendarPeriod::Monthly][random.index(3)];
             WindowRule::Calendar(period, zone)
         }
         _ => WindowRule::Lifetime,
@@ -254,7 +254,7 @@ impl World {
         let accounts = if random.percent(25) { 2 } else { 1 };
         let objects: Vec<_> = (0..accounts)
             .map(|_| {
-                Object::new(Terms {
+                Object::new(LedgerTerms {
                     limits: draw_limits(&mut random, &setup),
                     per_agent: LimitAmounts {
                         tokens: random.percent(20).then(|| setup.call * random.range(1, 4)),
@@ -482,12 +482,12 @@ impl World {
     /// Whether the records show of each lease that differs between two states of a disk that more was said of it than the
     /// older one knows. A gateway that starts counts its open calls as spent, so it knows of those too.
     fn shows(&self, now: &Disk, kept: &Disk) -> bool {
-        let row = |disk: &Disk, of: &Row| {
+        let row = |disk: &Disk, of: &LeaseRow| {
             let mut rows = disk.rows.iter();
             let found = rows.find(|row| (&row.account, row.lease) == (&of.account, of.lease));
             found.map_or((Amount::ZERO, Amount::ZERO), |row| (row.spent, row.returned))
         };
-        let open = |disk: &Disk, of: &Row| {
+        let open = |disk: &Disk, of: &LeaseRow| {
             let draws = |reservation: &&Reservation| reservation.leases.contains(&(of.account.clone(), of.lease));
             let open = disk.open.values().filter(draws);
             open.fold(Amount::ZERO, |sum, reservation| {
@@ -705,7 +705,7 @@ impl World {
         controller: usize,
         account: usize,
         number: u64,
-        (record, terms, highest): (LedgerRecord, Terms, LimitAmounts),
+        (record, terms, highest): (LedgerRecord, LedgerTerms, LimitAmounts),
     ) {
         if self.objects[account].deleted {
             say!(self, "a{account} is gone, says the API server to c{controller}");
@@ -1078,7 +1078,7 @@ impl World {
         &mut self,
         gateway: usize,
         what: &str,
-        change: impl Fn(&mut agentloop::ledger::wallet::Wallet, &[agentloop::ledger::wallet::Draw<'_>], u64) -> bool,
+        change: impl Fn(&mut agentloop::ledger::wallet::Wallet, &[agentloop::ledger::wallet::AccountDraw<'_>], u64) -> bool,
     ) {
         let crash = self.crash();
         let now = u64::try_from(self.now).unwrap();
@@ -1124,7 +1124,7 @@ impl World {
             let statements = of.wallet.statements().filter(|(of, _)| *of == id);
             let statements: Vec<_> = statements.map(|(_, statement)| statement).collect();
             let ask = of.wants.filter(|_| asks(id));
-            let ask = ask.map(|(least, full)| of.wallet.ask(id, least, full, now));
+            let ask = ask.map(|(least, full)| of.wallet.grant_request(id, least, full, now));
             (ask.is_some() || !statements.is_empty()).then(|| AccountRequest {
                 account: id.into(),
                 statements,
@@ -1643,16 +1643,16 @@ const STOPS: i64 = 60_000;
 /// A call that fits must have been granted after so many rounds, and so many milliseconds: a refused gateway is waited
 /// for, also where it went away.
 const ROUNDS: usize = 12;
-const PATIENCE: i64 = 4 * WAIT.as_secs() * 1000;
+const PATIENCE: i64 = 4 * CONTENTION_WAIT.as_secs() * 1000;
 /// After so many milliseconds a leader has seen a new budget: less than an account is missed until it is gone.
 const LAG: i64 = 50_000;
 
 fn larger(a: &LimitAmounts, b: &LimitAmounts) -> LimitAmounts {
-    let of = |kind: Kind| a.get(kind).zip(b.get(kind)).map(|(a, b)| a.max(b));
+    let of = |kind: AmountKind| a.get(kind).zip(b.get(kind)).map(|(a, b)| a.max(b));
     LimitAmounts {
-        tokens: of(Kind::Tokens),
-        calls: of(Kind::Calls),
-        cost: of(Kind::Cost),
+        tokens: of(AmountKind::Tokens),
+        calls: of(AmountKind::Calls),
+        cost: of(AmountKind::Cost),
         ..LimitAmounts::default()
     }
 }

@@ -4,13 +4,13 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use agentloop::controller::relay::SensorKey;
+use agentloop::controller::delivery_relay::SensorKey;
 use agentloop::link::client::{DirectiveEvent, LinkClient};
 use agentloop::link::deliveries::{
-    Deliver, Delivered, DeliveredTo, Delivery, ReceiverTerms, SensorDirectives, SensorPodReport,
+    Delivery, DeliveryAck, DeliveryRequest, ReceiverTerms, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
 use agentloop::link::pod::SensorPodConfig;
-use agentloop::link::sensors::SensorTerms;
+use agentloop::link::sensor_messages::SensorTerms;
 use pretty_assertions::assert_eq;
 use ring::hmac;
 use tempfile::TempDir;
@@ -51,7 +51,7 @@ pub(super) fn webhook() -> Value {
 }
 
 fn deliver() -> String {
-    let deliver = Deliver {
+    let deliver = DeliveryRequest {
         receiver: "x-uid".into(),
         delivery: Delivery {
             sensor: "s-uid".into(),
@@ -85,7 +85,7 @@ fn client(rig: &Rig, dir: &Path) -> LinkClient {
 #[tokio::test]
 async fn each_kind_of_pod_has_its_own_routes(#[case] path: &str, #[case] token: &str) {
     let rig = Rig::start().await;
-    rig.relay.expect(&sensor(), "p1", directives(&webhook()));
+    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     let (status, refusal) = refusal(rig.post(path, token, "{}").await).await;
     assert_eq!((status, refusal.code), (StatusCode::FORBIDDEN, RefusalCode::Unknown));
 }
@@ -103,7 +103,7 @@ async fn a_sensor_pod_of_whom_the_reconciler_knows_nothing_tries_again() {
 #[tokio::test]
 async fn a_receiver_that_does_not_listen_is_away() {
     let rig = Rig::start().await;
-    rig.relay.expect(&sensor(), "p1", directives(&webhook()));
+    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     let away = || async { refusal(rig.post("/v1/deliver", SENSOR_TOKEN, deliver()).await).await };
     let (status, nobody) = away().await;
     assert_eq!(
@@ -119,7 +119,7 @@ async fn a_receiver_that_does_not_listen_is_away() {
 #[tokio::test]
 async fn a_sensor_pod_hears_at_once_what_to_do_and_loses_its_stream_with_its_place() {
     let rig = Rig::start().await;
-    rig.relay.expect(&sensor(), "p1", directives(&webhook()));
+    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     let dir = pod(&rig, SENSOR_TOKEN);
     let stream = client(&rig, dir.path()).sensor().await.unwrap();
     tokio::pin!(stream);
@@ -129,10 +129,10 @@ async fn a_sensor_pod_hears_at_once_what_to_do_and_loses_its_stream_with_its_pla
         receivers: Some(vec![]),
         ..directives(&webhook())
     };
-    rig.relay.expect(&sensor(), "p1", changed.clone());
+    rig.relay.expect_pod(&sensor(), "p1", changed.clone());
     let second = timeout(SOON, stream.next()).await.unwrap().unwrap().unwrap();
     assert_eq!(second, Some(changed));
-    rig.relay.expect(&sensor(), "p2", directives(&webhook()));
+    rig.relay.expect_pod(&sensor(), "p2", directives(&webhook()));
     assert!(timeout(SOON, stream.next()).await.unwrap().is_none());
 }
 
@@ -231,7 +231,7 @@ struct Journal {
 }
 
 impl Journal {
-    fn apply(&mut self, delivery: Delivery) -> Delivered {
+    fn apply(&mut self, delivery: Delivery) -> DeliveryAck {
         for event in delivery.events {
             if event.seq > self.through {
                 self.through = event.seq;
@@ -239,7 +239,7 @@ impl Journal {
                     .extend(event.notifications.into_iter().map(|notice| notice.text));
             }
         }
-        Delivered {
+        DeliveryAck {
             sensor: delivery.sensor,
             outbox: delivery.outbox,
             through: self.through,
@@ -263,7 +263,7 @@ async fn receive(rig: &Rig, journal: &mut Journal, texts: usize, mut lost: u32) 
                 lost -= 1;
                 continue;
             }
-            let word = DeliveredTo {
+            let word = RelayedDeliveryAck {
                 epoch: EPOCH,
                 delivered,
             };
@@ -280,20 +280,20 @@ pub(super) async fn until_reported(
 ) -> SensorPodReport {
     let reported = async {
         loop {
-            match rig.relay.heard(&sensor()) {
+            match rig.relay.last_report(&sensor()) {
                 Some(report) if wanted(&report) => return report,
                 _ => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }
     };
     let found = timeout(Duration::from_secs(20), reported).await;
-    found.unwrap_or_else(|_| panic!("no report of {what}: {:?}", rig.relay.heard(&sensor())))
+    found.unwrap_or_else(|_| panic!("no report of {what}: {:?}", rig.relay.last_report(&sensor())))
 }
 
 #[tokio::test]
 async fn what_a_webhook_took_reaches_the_receiver_once_though_pods_die_and_words_are_lost() {
     let rig = Rig::start().await;
-    rig.relay.expect(&sensor(), "p1", directives(&webhook()));
+    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     let mut pod = SensorPod::start(&rig);
     assert_eq!(pod.send("1", "\"one\"").await, StatusCode::ACCEPTED);
     // Killed with an event that nobody has: it is on disk, and so is its id.
@@ -319,10 +319,10 @@ async fn a_suspended_sensor_does_not_listen_and_goes_on_when_it_is_resumed() {
         terms.spec.suspend = true;
         terms.generation = 4;
     }
-    rig.relay.expect(&sensor(), "p1", suspended);
+    rig.relay.expect_pod(&sensor(), "p1", suspended);
     let pod = SensorPod::start(&rig);
     until_reported(&rig, "the new spec", |report| report.report.generation == 4).await;
     assert!(reqwest::get(format!("http://{}/healthz", pod.address)).await.is_err());
-    rig.relay.expect(&sensor(), "p1", directives(&webhook()));
+    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     assert_eq!(pod.send("1", "1").await, StatusCode::ACCEPTED);
 }

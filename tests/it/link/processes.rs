@@ -93,7 +93,7 @@ fn role(dir: &TempDir, link: &str, role: &str) -> Child {
 async fn until_asleep(rig: &Rig, after: i64) -> i64 {
     let asleep = async {
         loop {
-            let said = rig.loops.heard(&x(), "u2").and_then(|heard| heard.report.loop_);
+            let said = rig.loops.last_report(&x(), "u2").and_then(|heard| heard.report.loop_);
             match said {
                 Some(said) if said.state == LoopState::Sleeping && said.turns_completed > after => {
                     return said.turns_completed;
@@ -103,7 +103,7 @@ async fn until_asleep(rig: &Rig, after: i64) -> i64 {
         }
     };
     let turns = timeout(Duration::from_secs(20), asleep).await;
-    turns.unwrap_or_else(|_| panic!("it does not sleep: {:?}", rig.loops.heard(&x(), "u2")))
+    turns.unwrap_or_else(|_| panic!("it does not sleep: {:?}", rig.loops.last_report(&x(), "u2")))
 }
 
 /// Sends one event and waits until it was taken: 202, or 200 when the answer was lost with the process.
@@ -117,9 +117,9 @@ async fn send(heard: &SensorPod, n: i64) {
 async fn each_webhook_takes_effect_and_wakes_once_though_sensor_worker_and_gateway_are_killed() {
     let rig = Rig::start().await;
     // As ledger and reconciler of Sensors say it: nothing limits the calls, and no Sensor runs in the pod.
-    rig.loops.limit(&x(), Some(BudgetTerms::default()));
-    rig.loops.sensors(&x(), Some(Vec::new()), None);
-    rig.relay.expect(&sensor(), "p1", directives(&webhook()));
+    rig.loops.set_budget_terms(&x(), Some(BudgetTerms::default()));
+    rig.loops.set_sensors(&x(), Some(Vec::new()), None);
+    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     let mut heard = SensorPod::start(&rig);
     let mut agent = AgentPod::start(&rig);
     let mut turns = until_asleep(&rig, 0).await;

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 
 use agentloop::api::{Agent, AgentBudget, Sensor, crd, reference};
 use agentloop::local::schema as local;
-use agentloop::scripted::Script;
+use agentloop::scripted::ModelScript;
 use kube::ResourceExt;
 
 use reader::{Schema, documents, repository};
@@ -68,7 +68,7 @@ fn a_run_without_a_cluster_takes_and_refuses_the_same_samples() {
         ("AgentBudget", "agentbudgets.agentloop.dev"),
         ("Sensor", "sensors.agentloop.dev"),
     ];
-    let schemas = schemas.map(|(kind, definition)| (kind, local::Schema::of(definition).unwrap()));
+    let schemas = schemas.map(|(kind, definition)| (kind, local::ObjectSchema::of(definition).unwrap()));
     for row in samples::rows() {
         let kind = row.passes[0]["kind"].as_str().unwrap();
         let (_, schema) = schemas.iter().find(|(of, _)| *of == kind).unwrap();
@@ -140,7 +140,7 @@ fn every_example_has_only_known_fields_keeps_all_rules_and_a_script_that_can_be_
                     .flatten()
                     .filter_map(|(_, text)| text.as_str())
                 {
-                    Script::parse(text).unwrap_or_else(|error| panic!("{path}: {error}"));
+                    ModelScript::parse(text).unwrap_or_else(|error| panic!("{path}: {error}"));
                 }
             }
             other => assert!(matches!(other, Some("Secret" | "Namespace")), "{path}: {other:?}"),

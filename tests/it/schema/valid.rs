@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use agentloop::api::agent::{
-    AccessMode, ActiveHours, Agent, AgentSpec, BudgetRef, Continuous, Day, DetectionMode, ExhaustionPolicy, FieldType,
-    Guardrails, Heartbeat, HotField, HotState, KeyRef, Loop, LoopDetection, Mode, Model, ModelApi,
-    OutputLimitParameter, PodSettings, PreCheck, PromptCache, RateLimit, Reasoning, ReasoningEffort, Resource,
-    RetentionPolicy, Skill, Storage, TextSource, ToolCalling, Total, UpdateStrategy, Workspace,
+    AccessMode, ActiveHoursSpec, Agent, AgentMode, AgentSpec, AgentStorage, BudgetRef, ContinuousSpec, DayOfWeek,
+    DetectionMode, ExhaustionPolicy, FieldType, GuardrailsSpec, HeartbeatSpec, HotField, HotStateSpec, KeyRef,
+    LimitedResource, LoopDetection, LoopSpec, ModelApi, ModelSpec, OutputLimitParameter, PodSettings, PreCheckSpec,
+    PromptCache, RateLimit, ReasoningEffort, ReasoningSpec, RetentionPolicy, SkillSpec, TextSource, ToolCalling,
+    TotalLimits, UpdateStrategy, WorkspaceSpec,
 };
-use agentloop::api::price::{LongContext, Price};
-use agentloop::api::tools::{OnUnknownOutcome, SecretRef, ToolEffect, ToolRules, ToolServer, Tools};
+use agentloop::api::price::{LongContextPrice, ModelPrice};
+use agentloop::api::tools::{DeclaredEffect, OnUnknownOutcome, SecretRef, ToolRules, ToolServer, ToolsSpec};
 use agentloop::local::schema as local;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use proptest::option;
@@ -19,16 +20,17 @@ use serde_json::json;
 
 use super::reader::Schema;
 
-static LOCAL: LazyLock<local::Schema> = LazyLock::new(|| local::Schema::of("agents.agentloop.dev").unwrap());
+static LOCAL: LazyLock<local::ObjectSchema> =
+    LazyLock::new(|| local::ObjectSchema::of("agents.agentloop.dev").unwrap());
 
-fn total() -> impl Strategy<Value = Total> {
+fn total() -> impl Strategy<Value = TotalLimits> {
     let cost = "[0-9]{1,9}(\\.[0-9]{1,6})?";
     prop_oneof![
-        (0_i64..=1_000_000_000_000_000, option::of(cost)).prop_map(|(tokens, cost_usd)| Total {
+        (0_i64..=1_000_000_000_000_000, option::of(cost)).prop_map(|(tokens, cost_usd)| TotalLimits {
             tokens: Some(tokens),
             cost_usd,
         }),
-        cost.prop_map(|cost| Total {
+        cost.prop_map(|cost| TotalLimits {
             tokens: None,
             cost_usd: Some(cost),
         }),
@@ -43,12 +45,12 @@ fn text() -> impl Strategy<Value = TextSource> {
     key().prop_map(|config_map_key_ref| TextSource { config_map_key_ref })
 }
 
-fn skills() -> impl Strategy<Value = Vec<Skill>> {
+fn skills() -> impl Strategy<Value = Vec<SkillSpec>> {
     let skills = prop::collection::btree_map("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", key(), 0..=4);
     skills.prop_map(|skills| {
         skills
             .into_iter()
-            .map(|(name, config_map_key_ref)| Skill {
+            .map(|(name, config_map_key_ref)| SkillSpec {
                 name,
                 config_map_key_ref,
             })
@@ -79,14 +81,14 @@ prop_compose! {
         rest in option::of("[0-9]{1,7}"),
         above_input_tokens in 1_i64..=10_000_000,
         is_long in any::<bool>(),
-    ) -> Price {
-        Price {
+    ) -> ModelPrice {
+        ModelPrice {
             input_per_million: prices[0].clone(),
             output_per_million: prices[1].clone(),
             cache_read_per_million: rest.clone(),
             cache_write_per_million: rest.clone(),
             cache_write_1h_per_million: rest.clone(),
-            long_context: is_long.then(|| LongContext {
+            long_context: is_long.then(|| LongContextPrice {
                 above_input_tokens,
                 input_per_million: prices[2].clone(),
                 output_per_million: prices[3].clone(),
@@ -115,17 +117,17 @@ prop_compose! {
         structured in any::<bool>(),
         reasons in prop::sample::select(vec![None, Some(false), Some(true)]),
         cached in prop::sample::select(vec![PromptCache::Auto, PromptCache::Disabled, PromptCache::OneHour]),
-    ) -> Model {
+    ) -> ModelSpec {
         let is_scripted = api == ModelApi::Scripted;
         let is_anthropic = api == ModelApi::AnthropicMessages;
         let reasoning = reasons.filter(|_| !is_scripted).map(|by_budget| {
             let by_budget = by_budget && is_anthropic && max_output_tokens.min(more_context) > 1024;
-            Reasoning {
+            ReasoningSpec {
                 effort: (!by_budget).then_some(ReasoningEffort::Low),
                 budget_tokens: by_budget.then_some(1024),
             }
         });
-        Model {
+        ModelSpec {
             output_limit_parameter: if parameter && api == ModelApi::OpenAIChat {
                 OutputLimitParameter::MaxTokens
             } else {
@@ -163,8 +165,8 @@ prop_compose! {
         once_per_pod in any::<bool>(),
         retain in any::<bool>(),
         ephemeral in any::<bool>(),
-    ) -> Storage {
-        Storage {
+    ) -> AgentStorage {
+        AgentStorage {
             size: format!("{mebibytes}Mi"),
             storage_class_name,
             access_mode: if once_per_pod { AccessMode::ReadWriteOncePod } else { AccessMode::ReadWriteOnce },
@@ -176,7 +178,7 @@ prop_compose! {
 
 prop_compose! {
     fn rules()(
-        effect in option::of(prop_oneof![Just(ToolEffect::Read), Just(ToolEffect::Write), Just(ToolEffect::Destructive)]),
+        effect in option::of(prop_oneof![Just(DeclaredEffect::Read), Just(DeclaredEffect::Write), Just(DeclaredEffect::Destructive)]),
         idempotent in option::of(any::<bool>()),
         timeout_seconds in 1_u32..=3600,
         retry in any::<bool>(),
@@ -214,8 +216,8 @@ prop_compose! {
     fn tools()(
         servers in prop::collection::btree_map("[a-z]([-a-z0-9]{0,30}[a-z0-9])?", tool_server(), 0..3),
         max_result_bytes in 256_u32..=1_048_576,
-    ) -> Tools {
-        Tools {
+    ) -> ToolsSpec {
+        ToolsSpec {
             servers: servers.into_iter().map(|(name, server)| ToolServer { name, ..server }).collect(),
             max_result_bytes,
         }
@@ -287,9 +289,9 @@ prop_compose! {
     }
 }
 
-fn hot_state() -> impl Strategy<Value = HotState> {
+fn hot_state() -> impl Strategy<Value = HotStateSpec> {
     let fields = prop::collection::btree_map("[a-zA-Z][a-zA-Z0-9_]{0,62}", hot_field(), 0..=4);
-    fields.prop_map(|fields| HotState {
+    fields.prop_map(|fields| HotStateSpec {
         fields: fields
             .into_iter()
             .map(|(name, field)| HotField { name, ..field })
@@ -300,48 +302,48 @@ fn hot_state() -> impl Strategy<Value = HotState> {
 prop_compose! {
     fn active_hours()(
         zone in prop_oneof![Just("UTC"), Just("America/Argentina/Buenos_Aires")],
-        days in prop::collection::btree_set(prop_oneof![Just(Day::Monday), Just(Day::Saturday), Just(Day::Sunday)], 0..4),
+        days in prop::collection::btree_set(prop_oneof![Just(DayOfWeek::Monday), Just(DayOfWeek::Saturday), Just(DayOfWeek::Sunday)], 0..4),
         (hour, minute, length) in (0_u32..24, 0_u32..60, 1_u32..24),
-    ) -> ActiveHours {
+    ) -> ActiveHoursSpec {
         let start = format!("{hour:02}:{minute:02}");
         let end = if hour == 0 && minute == 0 { "24:00".into() } else { format!("{:02}:{minute:02}", (hour + length) % 24) };
-        ActiveHours { time_zone: zone.into(), days: days.into_iter().collect(), start, end }
+        ActiveHoursSpec { time_zone: zone.into(), days: days.into_iter().collect(), start, end }
     }
 }
 
-fn heartbeat() -> impl Strategy<Value = Heartbeat> {
-    (10_u32..=2_592_000, "\\PC{1,80}").prop_map(|(every_seconds, prompt)| Heartbeat { every_seconds, prompt })
+fn heartbeat() -> impl Strategy<Value = HeartbeatSpec> {
+    (10_u32..=2_592_000, "\\PC{1,80}").prop_map(|(every_seconds, prompt)| HeartbeatSpec { every_seconds, prompt })
 }
 
-fn workspace() -> impl Strategy<Value = Workspace> {
+fn workspace() -> impl Strategy<Value = WorkspaceSpec> {
     let made = (
         option::of((1_u32..=1024).prop_map(|size| format!("{size}Mi"))),
         option::of("[a-z]{0,8}"),
     );
     prop_oneof![
-        made.prop_map(|(size, storage_class_name)| Workspace {
+        made.prop_map(|(size, storage_class_name)| WorkspaceSpec {
             size,
             storage_class_name,
             claim_name: None
         }),
-        "[a-z]{1,20}".prop_map(|name| Workspace {
+        "[a-z]{1,20}".prop_map(|name| WorkspaceSpec {
             claim_name: Some(name),
-            ..Workspace::default()
+            ..WorkspaceSpec::default()
         }),
     ]
 }
 
 prop_compose! {
-    fn pre_check()(enabled in any::<bool>(), prompt in option::of("\\PC{1,80}")) -> PreCheck {
-        PreCheck { enabled, prompt }
+    fn pre_check()(enabled in any::<bool>(), prompt in option::of("\\PC{1,80}")) -> PreCheckSpec {
+        PreCheckSpec { enabled, prompt }
     }
 }
 
 fn rate_limits() -> impl Strategy<Value = Vec<RateLimit>> {
     let resource = prop_oneof![
-        Just(Resource::LLMCalls),
-        Just(Resource::LLMTokens),
-        Just(Resource::Actions)
+        Just(LimitedResource::LLMCalls),
+        Just(LimitedResource::LLMTokens),
+        Just(LimitedResource::Actions)
     ];
     let keys = prop::collection::btree_map((resource, 1_u32..=86_400), 1_u32..=1_000_000_000, 0..=8);
     keys.prop_map(|limits| {
@@ -376,28 +378,28 @@ prop_compose! {
         pod in pod(),
     ) -> AgentSpec {
         AgentSpec {
-            mode: Mode::Continuous,
+            mode: AgentMode::Continuous,
             suspend,
             instructions: prompt.clone().ok(),
             instructions_from: prompt.err(),
             skills,
             model,
             light_model,
-            r#loop: Loop {
+            r#loop: LoopSpec {
                 min_delay_milliseconds,
                 max_delay_milliseconds: delays.max(min_delay_milliseconds),
                 max_consecutive_errors,
                 exhaustion_policy,
                 history_tokens,
             },
-            continuous: Continuous {
+            continuous: ContinuousSpec {
                 max_sleep_seconds,
                 heartbeat,
                 pre_check: pre_check.filter(|check| !check.enabled || !hot_state.fields.is_empty()),
             },
             tools,
             hot_state,
-            guardrails: Guardrails {
+            guardrails: GuardrailsSpec {
                 max_consecutive_turns,
                 max_calls_per_turn,
                 actions_per_minute,

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use agentloop::api::AgentSpec;
-use agentloop::api::failure::{Failure, FailureKind};
-use agentloop::engine::budget::Budget;
-use agentloop::engine::machine::{Engine, Snapshot};
-use agentloop::engine::message::{Answer, Finish, Message, ToolCall};
-use agentloop::engine::settings::Settings;
-use agentloop::engine::{CallId, Effect, Input, Known, Purpose, Record};
-use agentloop::link::deliveries::{Delivered, Delivery};
-use agentloop::worker::journal::Kept;
-use agentloop::worker::sensors::{Happened, Sensors, Step};
+use agentloop::api::failure::{CallFailure, FailureKind};
+use agentloop::engine::budget::BudgetState;
+use agentloop::engine::machine::{Engine, EngineSnapshot};
+use agentloop::engine::message::{FinishReason, Message, ModelAnswer, ToolCall};
+use agentloop::engine::settings::EngineSettings;
+use agentloop::engine::{CallId, CallPurpose, EngineEffect, EngineInput, JournalRecord, KnownTotals};
+use agentloop::link::deliveries::{Delivery, DeliveryAck};
+use agentloop::worker::journal::SensorRecord;
+use agentloop::worker::sensors::{LoopSensors, ScoringStep, SensorTransition};
 use jiff::Timestamp;
 use serde_json::json;
 
@@ -21,8 +21,8 @@ use crate::support::random::Random;
 /// What is on the worker's disk; changes in one transaction.
 #[derive(Clone, Default)]
 struct Journal {
-    kept: BTreeMap<String, Kept>,
-    snapshot: Snapshot,
+    kept: BTreeMap<String, SensorRecord>,
+    snapshot: EngineSnapshot,
     transcript: Vec<Arc<Message>>,
     /// Events that took effect, in order, and how many notifications each gave.
     applied: Vec<(String, usize)>,
@@ -32,7 +32,7 @@ struct Journal {
 #[derive(Default)]
 struct Gateway {
     /// What a call is about, and its outcome.
-    calls: BTreeMap<CallId, (String, Option<Result<Answer, Failure>>)>,
+    calls: BTreeMap<CallId, (String, Option<Result<ModelAnswer, CallFailure>>)>,
     /// How often each score was paid for.
     paid: BTreeMap<String, usize>,
     failed: BTreeSet<String>,
@@ -41,7 +41,7 @@ struct Gateway {
 pub struct Receiver {
     journal: Journal,
     gateway: Gateway,
-    sensors: Sensors,
+    sensors: LoopSensors,
     engine: Engine,
     in_flight: Option<CallId>,
     timer: Option<Timestamp>,
@@ -52,13 +52,13 @@ pub struct Receiver {
 /// The worker died in the middle of something.
 struct Killed;
 
-fn settings() -> Settings {
+fn settings() -> EngineSettings {
     let model = json!({"api": "OpenAIChat", "name": "m", "baseURL": "http://model"});
     let spec: AgentSpec = serde_json::from_value(json!({
         "model": model, "lightModel": model, "guardrails": {"idleTimeoutSeconds": 86_400},
     }))
     .unwrap();
-    Settings::try_from(&spec).unwrap()
+    EngineSettings::try_from(&spec).unwrap()
 }
 
 impl Receiver {
@@ -66,7 +66,7 @@ impl Receiver {
         let mut receiver = Self {
             journal: Journal::default(),
             gateway: Gateway::default(),
-            sensors: Sensors::default(),
+            sensors: LoopSensors::default(),
             engine: Engine::new(settings()),
             in_flight: None,
             timer: None,
@@ -80,7 +80,7 @@ impl Receiver {
     /// The process dies, and another one goes on from the disk.
     pub fn kill(&mut self, now: Timestamp) {
         self.kills += 1;
-        self.sensors = Sensors::restore(self.journal.kept.values().cloned().collect());
+        self.sensors = LoopSensors::restore(self.journal.kept.values().cloned().collect());
         let (snapshot, transcript) = (self.journal.snapshot.clone(), self.journal.transcript.clone());
         self.engine = Engine::restore(settings(), snapshot, transcript);
         self.in_flight = None;
@@ -89,18 +89,18 @@ impl Receiver {
     }
 
     fn start(&mut self, now: Timestamp) {
-        let started = Input::Started {
+        let started = EngineInput::Started {
             agent: "agent".into(),
             epoch: 1,
-            known: Known::default(),
-            budget: Budget::default(),
+            known: KnownTotals::default(),
+            budget: BudgetState::default(),
             link_silent: false,
         };
         let _ = self.hear(now, Some(started), None, None);
     }
 
     /// A delivery arrives: the number through which all is on disk. `None`: it died over it.
-    pub fn take(&mut self, now: Timestamp, delivery: &Delivery, random: &mut Random) -> Option<Delivered> {
+    pub fn take(&mut self, now: Timestamp, delivery: &Delivery, random: &mut Random) -> Option<DeliveryAck> {
         while let Some(happened) = self.sensors.take(now, delivery) {
             if self.sense(now, happened, Some(random)).is_err() {
                 self.kill(now);
@@ -108,7 +108,7 @@ impl Receiver {
             }
         }
         self.go_on(now, random);
-        Some(self.sensors.word(delivery))
+        Some(self.sensors.delivered_through(delivery))
     }
 
     /// What is due by the clock, and what scores lead to.
@@ -121,13 +121,15 @@ impl Receiver {
     fn try_to_go_on(&mut self, now: Timestamp, random: &mut Random) -> Result<(), Killed> {
         if self.timer.is_some_and(|at| at <= now) {
             self.timer = None;
-            self.hear(now, Some(Input::Timer), None, Some(random))?;
+            self.hear(now, Some(EngineInput::Timer), None, Some(random))?;
         }
         loop {
-            let step = self.sensors.step(now, self.engine.scored(), self.engine.is_scoring());
+            let step = self
+                .sensors
+                .step(now, self.engine.score_outcome(), self.engine.is_scoring());
             match step {
-                Some(Step::Happened(happened)) => self.sense(now, *happened, Some(random))?,
-                Some(Step::Hear(input)) => self.hear(now, Some(input), None, Some(random))?,
+                Some(ScoringStep::Happened(happened)) => self.sense(now, *happened, Some(random))?,
+                Some(ScoringStep::Hear(input)) => self.hear(now, Some(input), None, Some(random))?,
                 None => return Ok(()),
             }
         }
@@ -139,8 +141,8 @@ impl Receiver {
             return;
         };
         let input = match self.gateway.end(call, may_fail && random.percent(17)) {
-            Ok(answer) => Input::Answered { call, answer },
-            Err(failure) => Input::Failed { call, failure },
+            Ok(answer) => EngineInput::Answered { call, answer },
+            Err(failure) => EngineInput::Failed { call, failure },
         };
         let heard = self.hear(now, Some(input), None, Some(random));
         if heard.and_then(|()| self.try_to_go_on(now, random)).is_err() {
@@ -148,10 +150,10 @@ impl Receiver {
         }
     }
 
-    fn sense(&mut self, now: Timestamp, happened: Happened, random: Option<&mut Random>) -> Result<(), Killed> {
+    fn sense(&mut self, now: Timestamp, happened: SensorTransition, random: Option<&mut Random>) -> Result<(), Killed> {
         let kept = happened.kept();
         let input = happened.input().cloned();
-        self.sensors.accept(happened);
+        self.sensors.confirm(happened);
         self.hear(now, input, Some(kept), random)
     }
 
@@ -159,23 +161,23 @@ impl Receiver {
     fn hear(
         &mut self,
         now: Timestamp,
-        input: Option<Input>,
-        kept: Option<Kept>,
+        input: Option<EngineInput>,
+        kept: Option<SensorRecord>,
         random: Option<&mut Random>,
     ) -> Result<(), Killed> {
         let (before, after) = random.map_or((false, false), |random| (random.percent(2), random.percent(2)));
         let applied = match &input {
-            Some(Input::Sensed(event)) => Some((event.id.clone(), event.notices.len())),
+            Some(EngineInput::Sensed(event)) => Some((event.id.clone(), event.notices.len())),
             _ => None,
         };
         let effects = input.map(|input| self.engine.handle(now, input)).unwrap_or_default();
         if before {
             return Err(Killed);
         }
-        let records: Vec<&Record> = effects
+        let records: Vec<&JournalRecord> = effects
             .iter()
             .filter_map(|effect| {
-                if let Effect::Record(record) = effect {
+                if let EngineEffect::Record(record) = effect {
                     Some(record)
                 } else {
                     None
@@ -191,7 +193,7 @@ impl Receiver {
         }
         for effect in effects {
             match effect {
-                Effect::CallModel {
+                EngineEffect::CallModel {
                     call,
                     purpose,
                     messages,
@@ -200,8 +202,8 @@ impl Receiver {
                     self.gateway.submit(call, purpose, &messages);
                     self.in_flight = Some(call);
                 }
-                Effect::Acknowledge { call } => self.gateway.calls.retain(|other, _| *other > call),
-                Effect::SetTimer(timer) => self.timer = timer,
+                EngineEffect::Acknowledge { call } => self.gateway.calls.retain(|other, _| *other > call),
+                EngineEffect::SetTimer(timer) => self.timer = timer,
                 _ => {}
             }
         }
@@ -210,7 +212,7 @@ impl Receiver {
 
     /// Whether a call is under way, or something is to be done.
     pub fn is_busy(&self, now: Timestamp) -> bool {
-        let (scored, scoring) = (self.engine.scored(), self.engine.is_scoring());
+        let (scored, scoring) = (self.engine.score_outcome(), self.engine.is_scoring());
         self.in_flight.is_some() || scoring || self.sensors.step(now, scored, scoring).is_some()
     }
 
@@ -226,7 +228,7 @@ impl Receiver {
 }
 
 impl Journal {
-    fn commit(&mut self, records: &[&Record], snapshot: Snapshot, kept: Option<Kept>) {
+    fn commit(&mut self, records: &[&JournalRecord], snapshot: EngineSnapshot, kept: Option<SensorRecord>) {
         for record in records {
             let left = self.transcript.len() - record.retract;
             self.transcript.truncate(left);
@@ -241,20 +243,20 @@ impl Journal {
 }
 
 impl Gateway {
-    fn submit(&mut self, call: CallId, purpose: Purpose, messages: &[Arc<Message>]) {
+    fn submit(&mut self, call: CallId, purpose: CallPurpose, messages: &[Arc<Message>]) {
         let about = match (purpose, messages.last().map(|message| &**message)) {
-            (Purpose::Signal, Some(Message::User { text })) => text.lines().last().unwrap_or_default().to_owned(),
+            (CallPurpose::Signal, Some(Message::User { text })) => text.lines().last().unwrap_or_default().to_owned(),
             _ => String::new(),
         };
         self.calls.entry(call).or_insert((about, None));
     }
 
     /// How a call ends. Each score fails once at most: five failures in a row would be none.
-    fn end(&mut self, call: CallId, fails: bool) -> Result<Answer, Failure> {
+    fn end(&mut self, call: CallId, fails: bool) -> Result<ModelAnswer, CallFailure> {
         let (about, end) = self.calls.get_mut(&call).expect("a call");
         if end.is_none() {
             *end = Some(if fails && self.failed.insert(about.clone()) {
-                Err(Failure {
+                Err(CallFailure {
                     kind: FailureKind::Interrupted,
                     message: "the gateway was killed".into(),
                     retry_after_milliseconds: None,
@@ -272,7 +274,7 @@ impl Gateway {
 }
 
 /// The score of an event, by its number: one below the threshold, at it, above, or none.
-fn scores(about: &str) -> Answer {
+fn scores(about: &str) -> ModelAnswer {
     let event: serde_json::Value = serde_json::from_str(about).unwrap();
     let text = match event["n"].as_i64().unwrap() % 4 {
         0 => "{\"score\": 79}",
@@ -280,20 +282,20 @@ fn scores(about: &str) -> Answer {
         2 => "{\"score\": 100}",
         _ => "who knows",
     };
-    Answer {
+    ModelAnswer {
         text: Some(text.into()),
-        ..Answer::default()
+        ..ModelAnswer::default()
     }
 }
 
-fn sleeps() -> Answer {
-    Answer {
+fn sleeps() -> ModelAnswer {
+    ModelAnswer {
         tool_calls: vec![ToolCall {
             id: "a".into(),
             name: "yield".into(),
             arguments: json!({"sleep": 600}).to_string(),
         }],
-        finish: Finish::ToolCalls,
-        ..Answer::default()
+        finish: FinishReason::ToolCalls,
+        ..ModelAnswer::default()
     }
 }

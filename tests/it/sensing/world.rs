@@ -1,12 +1,12 @@
 //! A Sensor's pod, the road, and three receivers; one schedule from a seed.
 
 use agentloop::api::SensorSpec;
-use agentloop::link::deliveries::{Delivered, Delivery};
-use agentloop::sensing::rules::Rules;
-use agentloop::sensing::source::{Cursor, Heard, Repeat, Taken};
-use agentloop::sensor::deliverer::{Shared, Shelf};
-use agentloop::sensor::keeper::Keeper;
-use agentloop::sensor::outbox::{self, Outbox, OutboxError, Word};
+use agentloop::link::deliveries::{Delivery, DeliveryAck};
+use agentloop::sensing::rules::SensorRules;
+use agentloop::sensing::source::{ArrivalOutcome, RepeatRule, SourceCursor, SourceMessage};
+use agentloop::sensor::deliverer::{SharedOutbox, WatchedOutbox};
+use agentloop::sensor::ingest::EventIngester;
+use agentloop::sensor::outbox::{self, AckOutcome, Outbox, OutboxError};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 use tempfile::TempDir;
@@ -23,14 +23,14 @@ const MOST: usize = 4096;
 #[derive(Clone)]
 enum Mail {
     Delivery(usize, Delivery),
-    Word(usize, Delivered),
+    Word(usize, DeliveryAck),
 }
 
 pub struct World {
     random: Random,
     now: Timestamp,
     dir: TempDir,
-    pod: Option<(Keeper, Shared)>,
+    pod: Option<(EventIngester, SharedOutbox)>,
     /// What the pod's clock shows beyond the right time.
     off: SignedDuration,
     /// The number of the next event, which its sender repeats until it was taken.
@@ -49,7 +49,7 @@ pub struct World {
     kills: usize,
 }
 
-fn rules() -> Rules {
+fn rules() -> SensorRules {
     // Every third event is nothing to ask about.
     let spec: SensorSpec = serde_json::from_value(json!({
         "agentNames": ["a"],
@@ -61,7 +61,7 @@ fn rules() -> Rules {
         "limits": {"perMinute": 60_000},
     }))
     .unwrap();
-    Rules::compile("buoy", &spec).unwrap()
+    SensorRules::compile("buoy", &spec).unwrap()
 }
 
 /// Notifications of an event: see [`rules`] and the scores of receivers.
@@ -123,7 +123,7 @@ impl World {
         self.judge()
     }
 
-    fn outbox(&mut self) -> Shared {
+    fn outbox(&mut self) -> SharedOutbox {
         let (dir, now, source) = (self.dir.path(), self.now + self.off, self.source);
         let (_, shared) = self.pod.get_or_insert_with(|| {
             let (mut outbox, restored) = loop {
@@ -135,15 +135,15 @@ impl World {
                 }
             };
             let receivers: Vec<_> = (0..RECEIVERS)
-                .map(|place| outbox::Receiver {
+                .map(|place| outbox::EventReceiver {
                     uid: uid(place),
                     name: uid(place),
                 })
                 .collect();
-            outbox.receive(&receivers, now).unwrap();
-            let shared = Shelf::share(outbox, restored.last);
-            let mut keeper = Keeper::new(shared.clone(), restored, rules());
-            keeper.listen_to(&source.to_string()).unwrap();
+            outbox.set_receivers(&receivers, now).unwrap();
+            let shared = WatchedOutbox::share(outbox, restored.last);
+            let mut keeper = EventIngester::new(shared.clone(), restored, rules());
+            keeper.set_source(&source.to_string()).unwrap();
             (keeper, shared)
         });
         shared.clone()
@@ -198,7 +198,11 @@ impl World {
             return;
         }
         let taken = self.give(self.next);
-        let expected = if self.unanswered { Taken::Known } else { Taken::OnDisk };
+        let expected = if self.unanswered {
+            ArrivalOutcome::Known
+        } else {
+            ArrivalOutcome::OnDisk
+        };
         assert_eq!(taken, expected, "{}", self.next);
         self.unanswered = may_get_lost && self.random.percent(20);
         if !self.unanswered {
@@ -207,26 +211,26 @@ impl World {
     }
 
     /// The event with this number comes. Its sender counts from 1 again now and then, as servers of streams do.
-    fn give(&mut self, n: i64) -> Taken {
-        let heard = Heard {
+    fn give(&mut self, n: i64) -> ArrivalOutcome {
+        let heard = SourceMessage {
             id: Some(format!("id-{}", n % 7)),
             payload: json!({"n": n}).to_string().into_bytes(),
-            cursor: Cursor {
+            cursor: SourceCursor {
                 last_event_id: Some(n.to_string()),
-                ..Cursor::default()
+                ..SourceCursor::default()
             },
-            repeat: Repeat::IdAndText,
+            repeat: RepeatRule::IdAndText,
         };
         let _ = self.outbox();
         let (keeper, _) = self.pod.as_mut().unwrap();
-        keeper.hear(&heard, self.now + self.off).unwrap()
+        keeper.ingest(&heard, self.now + self.off).unwrap()
     }
 
     /// The sender sends an old event again, however many came after it.
     fn repeat(&mut self) {
         if self.next - 1 > self.forgotten {
             let n = self.random.range(self.forgotten + 1, self.next);
-            assert_eq!(self.give(n), Taken::Known, "{n}");
+            assert_eq!(self.give(n), ArrivalOutcome::Known, "{n}");
         }
     }
 
@@ -248,7 +252,7 @@ impl World {
         } else {
             self.now.as_millisecond() * 2
         };
-        let word = Delivered {
+        let word = DeliveryAck {
             sensor: UID.into(),
             outbox,
             through,
@@ -257,7 +261,7 @@ impl World {
             .outbox()
             .lock()
             .acknowledge(&uid(receiver), &word.outbox, word.through);
-        assert_eq!(meant.unwrap(), Word::Ahead);
+        assert_eq!(meant.unwrap(), AckOutcome::Ahead);
     }
 
     /// The volume is lost, and the next pod runs where the clock shows another time.
@@ -296,8 +300,8 @@ impl World {
             self.source += 1;
             let _ = self.outbox();
             let (keeper, _) = self.pod.as_mut().unwrap();
-            keeper.listen_to(&self.source.to_string()).unwrap();
-            assert_eq!(*keeper.cursor(), Cursor::default());
+            keeper.set_source(&self.source.to_string()).unwrap();
+            assert_eq!(*keeper.cursor(), SourceCursor::default());
             self.forgotten = self.next - 1;
         }
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use agentloop::sensing::source::poll::{Poller, Question};
-use agentloop::sensing::source::{Arrival, Condition, Cursor, Feed, Taken};
+use agentloop::sensing::source::poll::{PollQuery, SourcePoller};
+use agentloop::sensing::source::{ArrivalOutcome, SourceArrival, SourceCondition, SourceCursor, SourceFeed};
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -14,8 +14,8 @@ use super::{SOON, next, place};
 use crate::tools::python::{self, Edition, McpServer};
 
 struct Polling {
-    arrivals: mpsc::Receiver<Arrival>,
-    condition: watch::Receiver<Condition>,
+    arrivals: mpsc::Receiver<SourceArrival>,
+    condition: watch::Receiver<SourceCondition>,
     task: JoinHandle<()>,
 }
 
@@ -26,18 +26,18 @@ impl Drop for Polling {
 }
 
 impl Polling {
-    fn new(server: &McpServer, name: &str, arguments: &Value, change: impl FnOnce(&mut Poller)) -> Self {
+    fn new(server: &McpServer, name: &str, arguments: &Value, change: impl FnOnce(&mut SourcePoller)) -> Self {
         let tool = json!({"server": {"url": server.url(), "trusted": true}, "name": name, "arguments": arguments});
-        let mut poller = Poller {
+        let mut poller = SourcePoller {
             place: place(&server.url()),
-            question: Question::Tool(serde_json::from_value(tool).unwrap()),
+            question: PollQuery::Tool(serde_json::from_value(tool).unwrap()),
             interval: Duration::from_millis(50),
             timeout: Duration::from_secs(20),
         };
         change(&mut poller);
-        let (feed, arrivals) = Feed::new();
+        let (feed, arrivals) = SourceFeed::new();
         let condition = feed.condition();
-        let task = tokio::spawn(poller.run(Cursor::default(), feed));
+        let task = tokio::spawn(poller.run(SourceCursor::default(), feed));
         Self {
             arrivals,
             condition,
@@ -54,7 +54,7 @@ impl Polling {
         let failed = async {
             loop {
                 tokio::select! {
-                    Some(arrival) = self.arrivals.recv() => arrival.answer.send(Taken::OnDisk).unwrap(),
+                    Some(arrival) = self.arrivals.recv() => arrival.answer.send(ArrivalOutcome::OnDisk).unwrap(),
                     Ok(condition) = self.condition.wait_for(|condition| condition.failure.is_some()) => {
                         return condition.failure.clone().unwrap();
                     }
@@ -65,9 +65,9 @@ impl Polling {
     }
 }
 
-fn doubtful(read_only: bool) -> impl FnOnce(&mut Poller) {
+fn doubtful(read_only: bool) -> impl FnOnce(&mut SourcePoller) {
     move |poller| {
-        if let Question::Tool(tool) = &mut poller.question {
+        if let PollQuery::Tool(tool) = &mut poller.question {
             tool.server.trusted = false;
             tool.read_only = read_only;
         }

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use agentloop::sensing::source::Feed;
-use agentloop::sensing::source::web_socket::Listener;
+use agentloop::sensing::source::SourceFeed;
+use agentloop::sensing::source::web_socket::WebSocketListener;
 use pretty_assertions::assert_eq;
 use serde_json::json;
 use tokio::process::{Child, Command};
@@ -55,8 +55,8 @@ fn server(tls: Option<&Path>) -> (Child, u16) {
     (server, port)
 }
 
-fn listener(port: u16) -> Listener {
-    Listener {
+fn listener(port: u16) -> WebSocketListener {
+    WebSocketListener {
         place: place(&format!("http://127.0.0.1:{port}/")),
         subscribe: Some(r#"{"op": "subscribe"}"#.into()),
         idle: Duration::from_secs(10),
@@ -73,7 +73,7 @@ async fn a_web_socket_of_python_is_heard_in_order_however_it_sends_and_ends() {
     let (_server, port) = server(None);
     let mut listener = listener(port);
     listener.place.headers_dir = Some(secret.path().into());
-    let (feed, mut arrivals) = Feed::new();
+    let (feed, mut arrivals) = SourceFeed::new();
     let task = tokio::spawn(listener.run(feed));
     for n in 1..=7 {
         let payload: serde_json::Value = serde_json::from_slice(&next(&mut arrivals).await.payload).unwrap();
@@ -88,7 +88,7 @@ async fn a_web_socket_of_python_that_refuses_is_said_without_its_words() {
         return;
     }
     let (_server, port) = server(None);
-    let (feed, _arrivals) = Feed::new();
+    let (feed, _arrivals) = SourceFeed::new();
     let mut condition = feed.condition();
     let task = tokio::spawn(listener(port).run(feed));
     let closed = |said: &str| said.starts_with("the server closed");
@@ -136,13 +136,13 @@ async fn a_web_socket_of_python_that_wants_a_certificate_is_heard_with_the_secre
     listener.place.tls.ca_dir = Some(tls.path().into());
     let without = listener.clone();
     listener.place.tls.certificate_dir = Some(tls.path().into());
-    let (feed, mut arrivals) = Feed::new();
+    let (feed, mut arrivals) = SourceFeed::new();
     let task = tokio::spawn(listener.run(feed));
     let payload: serde_json::Value = serde_json::from_slice(&next(&mut arrivals).await.payload).unwrap();
     assert_eq!(payload, json!({"n": 1}));
     task.abort();
 
-    let (feed, mut arrivals) = Feed::new();
+    let (feed, mut arrivals) = SourceFeed::new();
     let mut condition = feed.condition();
     let task = tokio::spawn(without.run(feed));
     let failed = condition.wait_for(|condition| condition.consecutive_failures >= 2);

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use agentloop::controller::agent::{AgentsView, Clock, Sink};
-use agentloop::controller::budget::face::Shown;
-use agentloop::controller::budget::{Budgets, Setup};
-use agentloop::controller::loops::Loops;
-use agentloop::controller::relay::Relay;
-use agentloop::controller::report::Reconciles;
-use agentloop::controller::sensor::Sensors;
+use agentloop::controller::agent::{AgentsView, EventSink, WallClock};
+use agentloop::controller::budget::presenter::BudgetPresenter;
+use agentloop::controller::budget::{BudgetLedger, LedgerSetup};
+use agentloop::controller::delivery_relay::DeliveryRelay;
+use agentloop::controller::pod_sessions::PodSessions;
+use agentloop::controller::reconcile_metrics::ReconcileMetrics;
+use agentloop::controller::sensor::SensorRegistry;
 use agentloop::controller::sensor::pod::SensorPodSettings;
 use agentloop::telemetry::metrics::Metrics;
 use jiff::Timestamp;
@@ -19,14 +19,14 @@ use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 
 /// A ledger that is told of Agents and watches and writes nothing.
-pub fn idle_ledger(client: Client, loops: &Arc<Loops>) -> Arc<Budgets> {
-    Arc::new(Budgets::new(Setup {
+pub fn idle_ledger(client: Client, loops: &Arc<PodSessions>) -> Arc<BudgetLedger> {
+    Arc::new(BudgetLedger::new(LedgerSetup {
         client,
-        policy: agentloop::controller::policy::Policy::default(),
+        policy: agentloop::controller::policy::PlatformPolicy::default(),
         namespace: "agentloop-system".into(),
         watch_namespaces: Vec::new(),
         loops: loops.clone(),
-        face: Arc::new(Shown::new("agentloop-system", Sink::new().0)),
+        face: Arc::new(BudgetPresenter::new("agentloop-system", EventSink::new().0)),
         metrics: Arc::new(Metrics::new().unwrap()),
         wall: Timestamp::now(),
     }))
@@ -36,10 +36,10 @@ pub fn idle_ledger(client: Client, loops: &Arc<Loops>) -> Arc<Budgets> {
 pub fn idle_sensors(
     client: Client,
     image: &str,
-    (loops, relay): (&Arc<Loops>, &Arc<Relay>),
-    clock: Clock,
-) -> Arc<Sensors> {
-    Arc::new(Sensors::new(agentloop::controller::sensor::Setup {
+    (loops, relay): (&Arc<PodSessions>, &Arc<DeliveryRelay>),
+    clock: WallClock,
+) -> Arc<SensorRegistry> {
+    Arc::new(SensorRegistry::new(agentloop::controller::sensor::SensorSetup {
         client,
         watch_namespaces: Vec::new(),
         workers: 1,
@@ -51,8 +51,8 @@ pub fn idle_sensors(
         },
         ca_bundle: tokio::sync::watch::channel("CA one".to_owned()).1,
         published: tokio::sync::watch::Sender::default(),
-        events: Sink::new().0,
-        reconciles: Reconciles::new(Arc::new(Metrics::new().unwrap()), "sensor", 1),
+        events: EventSink::new().0,
+        reconciles: ReconcileMetrics::new(Arc::new(Metrics::new().unwrap()), "sensor", 1),
         clock,
     }))
 }

@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use agentloop::api::Agent;
-use agentloop::api::status::{LoopState, Usage};
-use agentloop::controller::agent::{AgentsView, Clock, Finished, Observer, Parts, Settings, run};
-use agentloop::controller::loops::{AgentKey, LivePod, Loops};
-use agentloop::controller::relay::{Relay, SensorKey};
-use agentloop::controller::sensor::Sensors;
-use agentloop::link::messages::{LoopReport, Report};
+use agentloop::api::status::{LoopState, LoopUsage};
+use agentloop::controller::agent::{
+    AgentsView, ReconcileObserver, ReconcileResult, ReconcilerParts, ReconcilerSettings, WallClock, run,
+};
+use agentloop::controller::delivery_relay::{DeliveryRelay, SensorKey};
+use agentloop::controller::pod_sessions::{AgentKey, LivePod, PodSessions};
+use agentloop::controller::sensor::SensorRegistry;
+use agentloop::link::messages::{LoopReport, PodReport};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use serde_json::{Value, json};
@@ -27,13 +29,13 @@ pub const AGENTS: &str = "agentloop.dev/agents";
 /// Counts reconciles.
 #[derive(Default)]
 pub struct Counting {
-    pub finished: Mutex<Vec<Finished>>,
+    pub finished: Mutex<Vec<ReconcileResult>>,
     pub view: Mutex<AgentsView>,
 }
 
-impl Observer for Counting {
+impl ReconcileObserver for Counting {
     fn started(&self) {}
-    fn finished(&self, how: Finished, _: Duration) {
+    fn finished(&self, how: ReconcileResult, _: Duration) {
         self.finished.lock().unwrap().push(how);
     }
     fn agents(&self, agents: AgentsView) {
@@ -44,16 +46,16 @@ impl Observer for Counting {
 /// Server, controller, and a stand-in for kubelet and gateways.
 pub struct Rig {
     pub server: ApiServer,
-    pub clock: Clock,
-    pub settings: Settings,
+    pub clock: WallClock,
+    pub settings: ReconcilerSettings,
     pub controller: Option<Controller>,
 }
 
 /// One life of the controller.
 pub struct Controller {
-    pub loops: Arc<Loops>,
-    pub sensors: Arc<Sensors>,
-    pub relay: Arc<Relay>,
+    pub loops: Arc<PodSessions>,
+    pub sensors: Arc<SensorRegistry>,
+    pub relay: Arc<DeliveryRelay>,
     said: Mutex<Option<mpsc::UnboundedReceiver<SensorKey>>>,
     pub observer: Arc<Counting>,
     pub bundle: watch::Sender<String>,
@@ -62,14 +64,14 @@ pub struct Controller {
     task: JoinHandle<()>,
 }
 
-pub fn settings() -> Settings {
-    Settings {
+pub fn settings() -> ReconcilerSettings {
+    ReconcilerSettings {
         image: "agentloop:test".into(),
         image_pull_policy: None,
         link_url: "https://agentloop-link.agentloop-system.svc:8443".into(),
         egress: agentloop::link::pod::AgentEgress::default(),
         controller_namespace: "agentloop-system".into(),
-        policy: agentloop::controller::policy::Policy::default(),
+        policy: agentloop::controller::policy::PlatformPolicy::default(),
         watch_namespaces: Vec::new(),
         gateway_resources: resources("32Mi"),
         worker_resources: resources("64Mi"),
@@ -92,7 +94,7 @@ impl Rig {
     pub fn without_controller() -> Self {
         let base: Timestamp = "2026-11-22T14:00:00Z".parse().unwrap();
         let origin = tokio::time::Instant::now();
-        let clock: Clock = Arc::new(move || base + origin.elapsed());
+        let clock: WallClock = Arc::new(move || base + origin.elapsed());
         Self {
             server: ApiServer::new(clock.clone()),
             clock,
@@ -103,13 +105,13 @@ impl Rig {
 
     /// Starts a controller.
     pub async fn boot(&mut self) {
-        let (loops, changed) = Loops::new();
+        let (loops, changed) = PodSessions::new();
         let loops = Arc::new(loops);
         let observer = Arc::new(Counting::default());
         let (bundle, ca_bundle) = watch::channel("CA one".to_owned());
         let published = watch::Sender::default();
         let shutdown = CancellationToken::new();
-        let (relay, said) = Relay::new(Duration::from_secs(5));
+        let (relay, said) = DeliveryRelay::new(Duration::from_secs(5));
         let relay = Arc::new(relay);
         let sensors = idle_sensors(
             self.server.client(),
@@ -119,7 +121,7 @@ impl Rig {
         );
         let budgets = idle_ledger(self.server.client(), &loops);
         tokio::spawn(budgets.clone().run(shutdown.clone()));
-        let task = tokio::spawn(run(Parts {
+        let task = tokio::spawn(run(ReconcilerParts {
             client: self.server.client(),
             settings: self.settings.clone(),
             loops: loops.clone(),
@@ -285,18 +287,18 @@ impl Rig {
     }
 
     /// What a gateway does: it attaches and reports. Panics when it is refused.
-    pub fn report(&self, name: &str, report: LoopReport, usage: Usage) {
+    pub fn report(&self, name: &str, report: LoopReport, usage: LoopUsage) {
         self.say(
             name,
-            Report {
+            PodReport {
                 loop_: Some(report),
                 usage,
-                ..Report::default()
+                ..PodReport::default()
             },
         );
     }
 
-    pub fn say(&self, name: &str, report: Report) {
+    pub fn say(&self, name: &str, report: PodReport) {
         let (key, pod, now) = (agent_key(name), self.live_pod(name), (self.clock)());
         let loops = &self.running().loops;
         loops.attach(&key, &pod, now).unwrap();
@@ -314,7 +316,7 @@ impl Rig {
     pub async fn come_up(&self, name: &str) {
         self.run_pod(name);
         self.settle().await;
-        self.report(name, in_state(LoopState::Running), Usage::default());
+        self.report(name, in_state(LoopState::Running), LoopUsage::default());
         self.settle().await;
     }
 }

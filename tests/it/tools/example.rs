@@ -59,7 +59,7 @@ async fn the_example_calls_its_tool_and_the_result_reaches_the_transcript_and_th
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let asleep = |report: &agentloop::link::messages::Report| {
+    let asleep = |report: &agentloop::link::messages::PodReport| {
         report
             .loop_
             .as_ref()

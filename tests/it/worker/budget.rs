@@ -1,17 +1,17 @@
 //! Calls that a budget refuses: the loop pauses with its reason, and the same call goes on when there is room.
 
 use agentloop::api::amount::LimitAmounts;
-use agentloop::api::failure::{Failure, FailureKind};
+use agentloop::api::failure::{CallFailure, FailureKind};
 use agentloop::api::status::{LoopState, PauseReason};
-use agentloop::link::messages::{AccountTerms, BudgetTerms, Left, LimitName};
+use agentloop::link::messages::{AccountRemaining, AccountTerms, BudgetTerms, LimitName};
 use jiff::{SignedDuration, Timestamp};
 
 use super::gateway::{Gateway, Log, Reply, answer, sleep};
 use super::process::Bench;
 use super::{is, reasons};
 
-fn refusal(kind: FailureKind, resumes_at: Option<Timestamp>) -> Failure {
-    Failure {
+fn refusal(kind: FailureKind, resumes_at: Option<Timestamp>) -> CallFailure {
+    CallFailure {
         kind,
         message: "add to spec.topUps".into(),
         retry_after_milliseconds: None,
@@ -27,7 +27,7 @@ fn in_an_hour() -> Timestamp {
     Timestamp::now() + SignedDuration::from_hours(1)
 }
 
-fn terms(revision: i64, held: Option<Failure>) -> BudgetTerms {
+fn terms(revision: i64, held: Option<CallFailure>) -> BudgetTerms {
     BudgetTerms {
         cut: held.is_some(),
         accounts: vec![AccountTerms {
@@ -38,7 +38,7 @@ fn terms(revision: i64, held: Option<Failure>) -> BudgetTerms {
             recall: false,
             held,
             revision,
-            left: Left::default(),
+            left: AccountRemaining::default(),
         }],
         ..BudgetTerms::default()
     }

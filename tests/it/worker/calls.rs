@@ -1,8 +1,8 @@
 //! Model calls through a gateway that dies, fails, or passes on what servers send.
 
 use agentloop::api::condition::LoopSign;
-use agentloop::api::failure::{Failure, FailureKind};
-use agentloop::api::status::{LoopState, Outcome, PauseReason};
+use agentloop::api::failure::{CallFailure, FailureKind};
+use agentloop::api::status::{LoopOutcome, LoopState, PauseReason};
 use agentloop::link::socket::FAILURE_EVENT;
 use serde_json::json;
 
@@ -11,7 +11,7 @@ use super::process::{Bench, CANARY};
 use super::{asleep, is, reasons};
 
 fn failure(kind: FailureKind) -> Reply {
-    Reply::Failure(Failure {
+    Reply::Failure(CallFailure {
         kind,
         message: "what to do".into(),
         retry_after_milliseconds: None,
@@ -208,7 +208,7 @@ async fn a_loop_that_shuts_itself_down_stays_down_also_after_a_restart_of_its_co
     let log = gateway
         .until("the outcome again", |log| log.reports.len() > reports)
         .await;
-    assert_eq!((log.last().outcome, log.calls.len()), (Some(Outcome::Completed), 1));
+    assert_eq!((log.last().outcome, log.calls.len()), (Some(LoopOutcome::Completed), 1));
     worker.terminate().await;
     assert!(worker.ended().await.success());
 }

@@ -1,32 +1,32 @@
 //! Events of a sensor pod: each takes effect once, however often it comes, and whenever the worker dies.
 
-use agentloop::api::sensor::Priority;
+use agentloop::api::sensor::SignalPriority;
 use agentloop::api::status::LoopState;
-use agentloop::link::deliveries::{Delivery, Event};
-use agentloop::sensing::delivery::Notice;
+use agentloop::link::deliveries::{Delivery, SensorEvent};
+use agentloop::sensing::delivery::SensorNotification;
 use pretty_assertions::assert_eq;
 
 use super::gateway::{Gateway, Log, sleep};
 use super::is;
 use super::process::Bench;
 
-fn event(seq: i64, priority: Priority) -> Event {
-    Event {
+fn event(seq: i64, priority: SignalPriority) -> SensorEvent {
+    SensorEvent {
         seq,
         id: format!("id-{seq}"),
         at: jiff::Timestamp::now(),
         updates: Vec::new(),
-        notifications: vec![Notice {
+        notifications: vec![SensorNotification {
             source: "sensor/buoy".into(),
             text: format!("swell-{seq}"),
             priority,
         }],
         wakes: vec!["sensor/buoy".into()],
-        ..Event::default()
+        ..SensorEvent::default()
     }
 }
 
-fn of(events: Vec<Event>) -> Delivery {
+fn of(events: Vec<SensorEvent>) -> Delivery {
     Delivery {
         sensor: "buoy-uid".into(),
         name: "buoy".into(),
@@ -45,7 +45,7 @@ async fn what_is_delivered_twice_and_over_a_restart_is_applied_once_and_acknowle
     let gateway = Gateway::start(bench.dir.path(), vec![sleep(3600), sleep(3600)]);
     let worker = bench.worker(&gateway);
     gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
-    let first = of(vec![event(1, Priority::Normal), event(2, Priority::Normal)]);
+    let first = of(vec![event(1, SignalPriority::Normal), event(2, SignalPriority::Normal)]);
     gateway.deliver(first.clone());
     gateway.until("a word", |log| words(log) == [2]).await;
     gateway.deliver(first);
@@ -62,7 +62,7 @@ async fn what_is_delivered_twice_and_over_a_restart_is_applied_once_and_acknowle
             log.reports.len() > reports && is(log, LoopState::Sleeping)
         })
         .await;
-    gateway.deliver(of(vec![event(2, Priority::High), event(3, Priority::High)]));
+    gateway.deliver(of(vec![event(2, SignalPriority::High), event(3, SignalPriority::High)]));
     let log = gateway
         .until("a word and a call", |log| {
             words(log) == [2, 2, 3] && log.calls.len() == 2

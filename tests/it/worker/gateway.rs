@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use agentloop::api::failure::Failure;
-use agentloop::engine::Purpose;
-use agentloop::link::deliveries::{Delivered, Delivery};
-use agentloop::link::messages::{Known, LoopReport};
-use agentloop::link::socket::{CALL_HEADER, FAILURE_HEADER, PURPOSE_HEADER, Session, SocketEvent};
+use agentloop::api::failure::CallFailure;
+use agentloop::engine::CallPurpose;
+use agentloop::link::deliveries::{Delivery, DeliveryAck};
+use agentloop::link::messages::{LoopReport, LoopTotals};
+use agentloop::link::socket::{CALL_HEADER, FAILURE_HEADER, PURPOSE_HEADER, SocketEvent, WorkerSession};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path as UrlPath, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
@@ -39,7 +39,7 @@ pub enum Reply {
     /// The first time a stream that breaks, each later time the other.
     BrokenOnce(Box<Reply>),
     /// A failure.
-    Failure(Failure),
+    Failure(CallFailure),
     /// Nothing, for ever.
     Hang,
 }
@@ -73,7 +73,7 @@ pub struct Log {
     pub cancels: Vec<String>,
     pub reports: Vec<LoopReport>,
     /// Through which event of which Sensor it has all of them.
-    pub delivered: Vec<Delivered>,
+    pub delivered: Vec<DeliveryAck>,
     /// Event streams opened.
     pub listeners: u32,
 }
@@ -219,16 +219,16 @@ impl Drop for Gateway {
     }
 }
 
-async fn session(State(shared): State<Arc<Shared>>) -> Json<Session> {
-    Json(Session {
+async fn session(State(shared): State<Arc<Shared>>) -> Json<WorkerSession> {
+    Json(WorkerSession {
         epoch: shared.epoch.load(Ordering::Relaxed),
-        known: Known::default(),
+        known: LoopTotals::default(),
     })
 }
 
 async fn call(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, Json(body): Json<Value>) -> Response {
     let id = headers[CALL_HEADER].to_str().unwrap().to_owned();
-    let _: Purpose = headers[PURPOSE_HEADER].to_str().unwrap().parse().unwrap();
+    let _: CallPurpose = headers[PURPOSE_HEADER].to_str().unwrap().parse().unwrap();
     let mut log = shared.log.subscribe();
     shared.log.send_modify(|log| {
         log.routes.push(uri.path().into());
@@ -303,6 +303,6 @@ async fn delivery(State(shared): State<Arc<Shared>>) -> Json<Delivery> {
     Json(next.unwrap())
 }
 
-async fn delivered(State(shared): State<Arc<Shared>>, Json(word): Json<Delivered>) {
+async fn delivered(State(shared): State<Arc<Shared>>, Json(word): Json<DeliveryAck>) {
     shared.log.send_modify(|log| log.delivered.push(word));
 }

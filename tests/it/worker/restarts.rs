@@ -5,14 +5,14 @@ use std::path::Path;
 use std::time::Instant;
 
 use agentloop::api::AgentSpec;
-use agentloop::api::failure::{Failure, FailureKind};
-use agentloop::engine::budget::Budget;
+use agentloop::api::failure::{CallFailure, FailureKind};
+use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
-use agentloop::engine::message::{Answer, Message, ToolCall};
-use agentloop::engine::settings::Settings;
-use agentloop::engine::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec};
-use agentloop::engine::{CallId, Effect, Input, Known};
-use agentloop::worker::journal::{Journal, JournalError, Owner, Restored};
+use agentloop::engine::message::{Message, ModelAnswer, ToolCall};
+use agentloop::engine::settings::EngineSettings;
+use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
+use agentloop::engine::{CallId, EngineEffect, EngineInput, KnownTotals};
+use agentloop::worker::journal::{Journal, JournalError, JournalOwner, RestoredJournal};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
@@ -23,20 +23,20 @@ const TURNS: i64 = 6;
 /// A driver without processes, sockets and clocks; time passes only between inputs.
 struct Simulation<'a> {
     dir: &'a Path,
-    owner: Owner,
-    settings: Settings,
+    owner: JournalOwner,
+    settings: EngineSettings,
     engine: Engine,
     journal: Journal,
     now: Timestamp,
     timer: Option<Timestamp>,
-    arrived: VecDeque<Input>,
+    arrived: VecDeque<EngineInput>,
     asked: BTreeSet<CallId>,
     /// Runs of tools, as often as they were sent.
     ran: BTreeMap<ToolRunId, Vec<ToolRun>>,
     commits: usize,
 }
 
-fn open(dir: &Path, owner: &Owner, settings: &Settings) -> (Engine, Journal) {
+fn open(dir: &Path, owner: &JournalOwner, settings: &EngineSettings) -> (Engine, Journal) {
     let (mut journal, restored) = reopened(dir, owner);
     journal.claim(owner).unwrap();
     let mut engine = match restored.snapshot {
@@ -44,12 +44,15 @@ fn open(dir: &Path, owner: &Owner, settings: &Settings) -> (Engine, Journal) {
         None => Engine::new(settings.clone()),
     };
     let silent = Vec::new();
-    engine.handle(Timestamp::UNIX_EPOCH, Input::ToolsChanged { tools: tools(), silent });
+    engine.handle(
+        Timestamp::UNIX_EPOCH,
+        EngineInput::ToolsChanged { tools: tools(), silent },
+    );
     (engine, journal)
 }
 
 /// Other tests of this process start processes, which share its locks for a moment.
-fn reopened(dir: &Path, owner: &Owner) -> (Journal, Restored) {
+fn reopened(dir: &Path, owner: &JournalOwner) -> (Journal, RestoredJournal) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match Journal::open(dir, owner) {
@@ -62,8 +65,8 @@ fn reopened(dir: &Path, owner: &Owner) -> (Journal, Restored) {
 impl<'a> Simulation<'a> {
     fn new(dir: &'a Path) -> Self {
         let spec: AgentSpec = serde_json::from_value(json!({"model": {"api": "OpenAIChat", "name": "m"}})).unwrap();
-        let settings = Settings::try_from(&spec).unwrap();
-        let owner = Owner {
+        let settings = EngineSettings::try_from(&spec).unwrap();
+        let owner = JournalOwner {
             agent_uid: "agent".into(),
             pod_uid: "pod".into(),
             epoch: 1,
@@ -120,16 +123,16 @@ impl<'a> Simulation<'a> {
     }
 
     /// The next input, handled and committed.
-    fn step(&mut self) -> Vec<Effect> {
+    fn step(&mut self) -> Vec<EngineEffect> {
         let input = self.arrived.pop_front().unwrap_or_else(|| {
             self.now = self.now.max(self.timer.take().expect("something to wait for"));
-            Input::Timer
+            EngineInput::Timer
         });
         let effects = self.engine.handle(self.now, input);
         let records: Vec<_> = effects
             .iter()
             .filter_map(|effect| {
-                if let Effect::Record(record) = effect {
+                if let EngineEffect::Record(record) = effect {
                     Some(record.clone())
                 } else {
                     None
@@ -158,21 +161,21 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn act(&mut self, effect: &Effect) {
-        if let Effect::CallModel { call, .. } = effect {
+    fn act(&mut self, effect: &EngineEffect) {
+        if let EngineEffect::CallModel { call, .. } = effect {
             self.asked.insert(*call);
             self.arrived.push_back(reply(*call));
         }
-        if let Effect::RunTool(run, _) = effect {
+        if let EngineEffect::RunTool(run, _) = effect {
             self.ran.entry(run.id).or_default().push(run.clone());
-            self.arrived.push_back(Input::ToolFinished {
+            self.arrived.push_back(EngineInput::ToolFinished {
                 run: run.id,
                 outcome: ToolOutcome::Done {
                     text: format!("{} of {}", run.name, run.id),
                 },
             });
         }
-        if let Effect::SetTimer(at) = effect {
+        if let EngineEffect::SetTimer(at) = effect {
             self.timer = *at;
         }
     }
@@ -201,7 +204,7 @@ fn tools() -> Vec<ToolSpec> {
         effect,
         idempotent,
         timeout: SignedDuration::from_secs(60),
-        on_unknown: OnUnknownOutcome::TellModel,
+        on_unknown: UnknownOutcomePolicy::TellModel,
     };
     vec![
         tool("files__read", ToolEffect::Read, false),
@@ -221,16 +224,16 @@ fn is_as_without_a_crash(message: &Message, without: &Message) -> bool {
     message == without
 }
 
-const STARTED: Input = Input::Started {
+const STARTED: EngineInput = EngineInput::Started {
     agent: String::new(),
     epoch: 1,
-    known: Known {
+    known: KnownTotals {
         turn: 0,
         tool_calls: 0,
         actions: 0,
     },
     link_silent: false,
-    budget: Budget {
+    budget: BudgetState {
         revision: 0,
         tokens: None,
         held: false,
@@ -240,7 +243,7 @@ const STARTED: Input = Input::Started {
 };
 
 /// What the model says: turns with text, tools, several calls, a sleep, and failed attempts.
-fn reply(call: CallId) -> Input {
+fn reply(call: CallId) -> EngineInput {
     // A number makes the id another one, not the tool.
     let tool = |name: &str, arguments: &str| ToolCall {
         id: format!("{name}-{call}"),
@@ -249,9 +252,9 @@ fn reply(call: CallId) -> Input {
     };
     let (text, tool_calls) = match (call.turn, call.call, call.attempt) {
         (_, _, 1) if call.turn % 3 == 0 => {
-            return Input::Failed {
+            return EngineInput::Failed {
                 call,
-                failure: Failure {
+                failure: CallFailure {
                     kind: FailureKind::Unreachable,
                     message: "gone".into(),
                     retry_after_milliseconds: Some(2_000),
@@ -275,12 +278,12 @@ fn reply(call: CallId) -> Input {
         (2 | 4, _, _) => (None, vec![tool("yield", "{\"sleep\": 10, \"reason\": \"rest\"}")]),
         (turn, _, _) => (Some(format!("thought {turn}")), vec![]),
     };
-    Input::Answered {
+    EngineInput::Answered {
         call,
-        answer: Answer {
+        answer: ModelAnswer {
             text,
             tool_calls,
-            ..Answer::default()
+            ..ModelAnswer::default()
         },
     }
 }

@@ -1,10 +1,10 @@
 //! Signals that a model scores, in a whole worker: each event is asked about once, and does what its score says.
 
-use agentloop::api::sensor::{Gate, Priority};
+use agentloop::api::sensor::{SignalGate, SignalPriority};
 use agentloop::api::status::LoopState;
-use agentloop::link::deliveries::{Delivery, Event};
-use agentloop::sensing::delivery::Notice;
-use agentloop::sensing::trial::{Question, Trial};
+use agentloop::link::deliveries::{Delivery, SensorEvent};
+use agentloop::sensing::delivery::SensorNotification;
+use agentloop::sensing::scored_effects::{ScoredEffects, SignalScoreRequest};
 use pretty_assertions::assert_eq;
 use serde_json::json;
 
@@ -12,30 +12,30 @@ use super::gateway::{Gateway, Reply, answer, sleep};
 use super::is;
 use super::process::Bench;
 
-fn event(seq: i64) -> Event {
-    let question = Question {
+fn event(seq: i64) -> SensorEvent {
+    let question = SignalScoreRequest {
         signal: "signal/buoy/storm".into(),
         prompt: "How likely is a storm?".into(),
         threshold_percent: 80,
-        gate: Gate::Notify,
+        gate: SignalGate::Notify,
         cooldown_seconds: 0,
-        notice: Some(Notice {
+        notice: Some(SensorNotification {
             source: "sensor/buoy".into(),
             text: format!("swell-{seq}."),
-            priority: Priority::High,
+            priority: SignalPriority::High,
         }),
     };
-    Event {
+    SensorEvent {
         seq,
         id: format!("id-{seq}"),
         at: jiff::Timestamp::now(),
         wakes: vec!["sensor/buoy".into()],
-        trial: Some(Trial {
+        trial: Some(ScoredEffects {
             questions: vec![question],
             data: format!("{{\"height\":{seq}}}"),
-            ..Trial::default()
+            ..ScoredEffects::default()
         }),
-        ..Event::default()
+        ..SensorEvent::default()
     }
 }
 

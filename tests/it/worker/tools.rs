@@ -7,16 +7,16 @@ use std::time::Duration;
 use agentloop::api::AgentSpec;
 use agentloop::api::status::LoopState;
 use agentloop::engine::machine::Engine;
-use agentloop::engine::settings::Settings;
-use agentloop::engine::tool::{OnUnknownOutcome, ToolEffect, ToolOutcome, ToolRun, ToolSpec};
-use agentloop::worker::driver::{Driver, Ended, Parts, World};
+use agentloop::engine::settings::EngineSettings;
+use agentloop::engine::tool::{ToolEffect, ToolOutcome, ToolRun, ToolSpec, UnknownOutcomePolicy};
+use agentloop::worker::driver::{DriveOutcome, DriverInputs, DriverParts, LoopDriver};
 use agentloop::worker::gateway_client::GatewayClient;
-use agentloop::worker::instructions::Instructions;
-use agentloop::worker::journal::{Journal, Owner};
-use agentloop::worker::outbox::Outbox;
-use agentloop::worker::sensors::Sensors;
-use agentloop::worker::sensors::lookout::Lookouts;
-use agentloop::worker::tool_source::{Offer, ToolSource};
+use agentloop::worker::instructions::InstructionSource;
+use agentloop::worker::journal::{Journal, JournalOwner};
+use agentloop::worker::reporter::GatewayReporter;
+use agentloop::worker::sensors::LoopSensors;
+use agentloop::worker::sensors::file_watcher::FileWatchers;
+use agentloop::worker::tool_source::{ToolOffer, ToolSource};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::SignedDuration;
@@ -40,7 +40,7 @@ struct Runs {
 }
 
 struct Source {
-    offered: watch::Sender<Offer>,
+    offered: watch::Sender<ToolOffer>,
     complete: CancellationToken,
     runs: watch::Sender<Runs>,
 }
@@ -100,8 +100,8 @@ impl Drop for UnderWay<'_> {
 }
 
 /// An offer of servers that have all answered.
-fn offer(tools: Vec<ToolSpec>) -> Offer {
-    Offer {
+fn offer(tools: Vec<ToolSpec>) -> ToolOffer {
+    ToolOffer {
         specs: tools.into(),
         silent: Vec::new(),
     }
@@ -111,7 +111,7 @@ fn offer(tools: Vec<ToolSpec>) -> Offer {
 struct Hold(Arc<Source>);
 
 impl ToolSource for Hold {
-    fn offered(&self) -> watch::Receiver<Offer> {
+    fn offered(&self) -> watch::Receiver<ToolOffer> {
         self.0.offered.subscribe()
     }
 
@@ -154,7 +154,7 @@ fn tools() -> Vec<ToolSpec> {
         effect,
         idempotent: false,
         timeout: SignedDuration::from_secs(timeout),
-        on_unknown: OnUnknownOutcome::TellModel,
+        on_unknown: UnknownOutcomePolicy::TellModel,
     };
     vec![
         tool("files__read", ToolEffect::Read, 60),
@@ -166,7 +166,7 @@ fn tools() -> Vec<ToolSpec> {
 /// A worker in this process.
 struct Worker {
     terminate: CancellationToken,
-    drive: JoinHandle<Ended>,
+    drive: JoinHandle<DriveOutcome>,
 }
 
 impl Worker {
@@ -189,12 +189,12 @@ impl Worker {
             .unwrap();
             let client = GatewayClient::new(&socket).unwrap();
             let (connections, heard) = (watch::Sender::new(0), watch::Sender::new(None));
-            let outbox = Outbox::start(&client, connections.subscribe());
+            let outbox = GatewayReporter::start(&client, connections.subscribe());
             let mut listener = heard.subscribe();
             let events = tokio::spawn(client.clone().run_events(heard, connections));
             let session = client.session().await;
             let first = listener.wait_for(Option::is_some).await.unwrap().clone().unwrap();
-            let owner = Owner {
+            let owner = JournalOwner {
                 agent_uid: "agent".into(),
                 pod_uid: "pod".into(),
                 epoch: 1,
@@ -202,28 +202,30 @@ impl Worker {
             let (mut journal, restored) = Journal::open(&dir, &owner).unwrap();
             journal.claim(&owner).unwrap();
             let engine = match restored.snapshot {
-                Some(snapshot) => Engine::restore(Settings::try_from(&spec).unwrap(), snapshot, restored.transcript),
-                None => Engine::new(Settings::try_from(&spec).unwrap()),
+                Some(snapshot) => {
+                    Engine::restore(EngineSettings::try_from(&spec).unwrap(), snapshot, restored.transcript)
+                }
+                None => Engine::new(EngineSettings::try_from(&spec).unwrap()),
             };
-            let parts = Parts {
+            let parts = DriverParts {
                 light_model: None,
                 agent: "agent".into(),
                 engine,
-                sensors: Sensors::default(),
-                lookouts: Lookouts::new(None),
+                sensors: LoopSensors::default(),
+                lookouts: FileWatchers::new(None),
                 tools: Some(Arc::new(Hold(source))),
                 model: &spec.model,
-                instructions: Instructions::load(spec.instructions.clone(), dir).unwrap(),
+                instructions: InstructionSource::load(spec.instructions.clone(), dir).unwrap(),
                 journal: &mut journal,
                 gateway: &client,
                 outbox: &outbox,
                 drain,
             };
-            let world = World {
+            let world = DriverInputs {
                 heard: listener,
                 terminate: token,
             };
-            let ended = Driver::new(parts, &first).run(&session, world).await.unwrap();
+            let ended = LoopDriver::new(parts, &first).run(&session, world).await.unwrap();
             journal.close(&owner).unwrap();
             outbox.finish().await;
             events.abort();
@@ -232,7 +234,7 @@ impl Worker {
         Self { terminate, drive }
     }
 
-    async fn ended(self) -> Ended {
+    async fn ended(self) -> DriveOutcome {
         tokio::time::timeout(PATIENCE, self.drive)
             .await
             .expect("it ends")
@@ -275,7 +277,7 @@ async fn tools_that_only_look_run_four_at_a_time_and_the_model_gets_all_results_
     assert_eq!((log.last().tool_calls, log.last().actions), (6, 0));
     assert_eq!(source.runs.borrow().most, 4);
     worker.terminate.cancel();
-    assert_eq!(worker.ended().await, Ended::Exit);
+    assert_eq!(worker.ended().await, DriveOutcome::Exit);
 }
 
 #[tokio::test]
@@ -289,14 +291,14 @@ async fn sigterm_awaits_a_run_that_acts_until_the_drain_ends_and_the_next_worker
     worker.terminate.cancel();
     gateway.until("stopping", |log| is(log, LoopState::Stopping)).await;
     source.done("t1c1r1");
-    assert_eq!(worker.ended().await, Ended::Exit);
+    assert_eq!(worker.ended().await, DriveOutcome::Exit);
     let runs = source.runs.borrow().clone();
     assert_eq!((runs.sent.len(), runs.cut.len()), (1, 0));
 
     let worker = Worker::draining(Duration::from_millis(50), &dir, &gateway, &source);
     source.until("the second run", |runs| runs.sent.len() == 2).await;
     worker.terminate.cancel();
-    assert_eq!(worker.ended().await, Ended::Exit);
+    assert_eq!(worker.ended().await, DriveOutcome::Exit);
     source.until("the cut", |runs| runs.cut == ["t1c1r2"]).await;
 
     let worker = Worker::start(&dir, &gateway, &source);
@@ -317,7 +319,7 @@ async fn a_run_that_only_looks_is_cut_by_a_suspension_and_by_sigterm_at_once() {
     let worker = Worker::start(&dir, &gateway, &source);
     source.until("the run", |runs| runs.sent.len() == 1).await;
     gateway.tell(|event| event.directives.suspend = true);
-    assert_eq!(worker.ended().await, Ended::Suspended);
+    assert_eq!(worker.ended().await, DriveOutcome::Suspended);
     source.until("the cut", |runs| runs.cut.len() == 1).await;
 
     gateway.tell(|event| event.directives.suspend = false);
@@ -325,7 +327,7 @@ async fn a_run_that_only_looks_is_cut_by_a_suspension_and_by_sigterm_at_once() {
     let runs = source.until("the same run", |runs| runs.sent.len() == 2).await;
     assert_eq!(runs.sent[0], runs.sent[1]);
     worker.terminate.cancel();
-    assert_eq!(worker.ended().await, Ended::Exit);
+    assert_eq!(worker.ended().await, DriveOutcome::Exit);
     source.until("the cut", |runs| runs.cut.len() == 2).await;
 }
 

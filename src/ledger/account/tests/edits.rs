@@ -3,18 +3,18 @@
 use pretty_assertions::assert_eq;
 
 use super::*;
-use crate::api::budget::Period;
+use crate::api::budget::CalendarPeriod;
 use jiff::tz::TimeZone;
 
 fn daily(zone: &str) -> WindowRule {
-    WindowRule::Calendar(Period::Daily, TimeZone::get(zone).unwrap())
+    WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::get(zone).unwrap())
 }
 
 /// 300 of 1,000 settled by a, and b holds at least 100 more.
 fn in_use(window: WindowRule) -> Account {
     let mut account = new(terms(limit(1_000), window));
     spend(&mut account, "a", 300, at(0));
-    account.ask(&who("b"), &for_a_call(100), at(0)).unwrap();
+    account.request_grant(&who("b"), &for_a_call(100), at(0)).unwrap();
     write(&mut account);
     account
 }
@@ -23,11 +23,11 @@ fn in_use(window: WindowRule) -> Account {
 fn a_raised_limit_has_room_for_the_difference_at_once() {
     let mut account = new(terms(limit(100), hourly()));
     spend(&mut account, "a", 100, at(0));
-    account.ask(&who("a"), &for_a_call(20), at(1)).unwrap_err();
+    account.request_grant(&who("a"), &for_a_call(20), at(1)).unwrap_err();
     account.set_terms(terms(limit(119), hourly()), at(1));
-    account.ask(&who("a"), &for_a_call(20), at(1)).unwrap_err();
+    account.request_grant(&who("a"), &for_a_call(20), at(1)).unwrap_err();
     account.set_terms(terms(limit(120), hourly()), at(1));
-    account.ask(&who("a"), &for_a_call(20), at(1)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(20), at(1)).unwrap();
     account.check();
 }
 
@@ -38,14 +38,14 @@ fn a_limit_lowered_below_use_grants_nothing_until_it_holds_and_calls_back_the_re
     account.set_terms(terms(limit(310), hourly()), at(10));
     assert!(account.recalls());
     assert_eq!(account.reserved().tokens, held, "what a gateway was told, it may spend");
-    let refused = account.ask(&who("c"), &for_a_call(10), at(10)).unwrap_err();
+    let refused = account.request_grant(&who("c"), &for_a_call(10), at(10)).unwrap_err();
     assert!(refused.contended);
     // b gives back what its call in flight does not need, and then what that call left over.
-    account.hear(&who("b"), &says(2, 0, held - 100, false), at(11));
-    account.ask(&who("c"), &for_a_call(10), at(11)).unwrap_err();
-    account.hear(&who("b"), &says(2, 0, held, true), at(12));
+    account.apply_statement(&who("b"), &says(2, 0, held - 100, false), at(11));
+    account.request_grant(&who("c"), &for_a_call(10), at(11)).unwrap_err();
+    account.apply_statement(&who("b"), &says(2, 0, held, true), at(12));
     assert!(!account.recalls() || account.used().tokens + account.reserved().tokens <= 310);
-    account.ask(&who("c"), &for_a_call(10), at(12)).unwrap();
+    account.request_grant(&who("c"), &for_a_call(10), at(12)).unwrap();
     account.check();
 }
 
@@ -53,7 +53,7 @@ fn a_limit_lowered_below_use_grants_nothing_until_it_holds_and_calls_back_the_re
 fn what_is_planned_when_a_limit_is_lowered_is_granted_no_more() {
     let planned = |limit_now| {
         let mut account = new(terms(limit(1_000), hourly()));
-        account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+        account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
         account.set_terms(terms(limit(limit_now), hourly()), at(1));
         account.check();
         account
@@ -65,23 +65,27 @@ fn what_is_planned_when_a_limit_is_lowered_is_granted_no_more() {
         !lowered.must_wait("record of a", &for_a_call(100)),
         "who waited asks again"
     );
-    lowered.ask(&who("a"), &for_a_call(999), at(1)).unwrap();
+    lowered.request_grant(&who("a"), &for_a_call(999), at(1)).unwrap();
     write(&mut lowered);
-    assert_eq!(lowered.leases_of("record of a").len(), 1, "no lease of nothing is kept");
+    assert_eq!(
+        lowered.durable_grants("record of a").len(),
+        1,
+        "no lease of nothing is kept"
+    );
 }
 
 #[test]
 fn what_a_record_under_way_grants_is_not_taken_back() {
     let mut account = new(terms(limit(1_000), hourly()));
-    account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     let held = account.reserved();
     let record = account.compose();
-    account.ask(&who("b"), &for_a_call(100), at(0)).unwrap();
+    account.request_grant(&who("b"), &for_a_call(100), at(0)).unwrap();
     account.set_terms(terms(limit(50), hourly()), at(1));
     assert_eq!(account.reserved(), held, "the plan of b is none any more");
-    account.ask(&who("b"), &for_a_call(1), at(1)).unwrap_err();
-    account.written(&record);
-    assert_eq!(account.leases_of("record of a")[0].granted, held);
+    account.request_grant(&who("b"), &for_a_call(1), at(1)).unwrap_err();
+    account.confirm_record(&record);
+    assert_eq!(account.durable_grants("record of a")[0].granted, held);
     account.check();
 }
 
@@ -89,12 +93,12 @@ fn what_a_record_under_way_grants_is_not_taken_back() {
 fn a_kind_that_becomes_limited_counts_what_was_settled_of_it() {
     let mut account = in_use(hourly());
     let b = says(2, 60, 0, false);
-    let statement = Statement {
+    let statement = LeaseStatement {
         spent: Amount { calls: 3, ..b.spent },
         ..b
     };
-    account.hear(&who("b"), &statement, at(1));
-    let calls = |limit| Terms {
+    account.apply_statement(&who("b"), &statement, at(1));
+    let calls = |limit| LedgerTerms {
         limits: LimitAmounts {
             calls: Some(limit),
             tokens: Some(1_000),
@@ -108,12 +112,12 @@ fn a_kind_that_becomes_limited_counts_what_was_settled_of_it() {
     ask.open = Amount { calls: 1, ..tokens(10) };
     let mut at_four = account.clone();
     at_four.set_terms(calls(4), at(2));
-    at_four.ask(&who("b"), &ask, at(2)).unwrap_err();
+    at_four.request_grant(&who("b"), &ask, at(2)).unwrap_err();
     account.set_terms(calls(5), at(2));
-    account.ask(&who("b"), &ask, at(2)).unwrap();
+    account.request_grant(&who("b"), &ask, at(2)).unwrap();
     assert_eq!((account.used().calls, account.reserved().calls), (3, 2));
     write(&mut account);
-    assert_eq!(account.leases_of("record of b")[0].granted.calls, 5);
+    assert_eq!(account.durable_grants("record of b")[0].granted.calls, 5);
     account.check();
 }
 
@@ -130,7 +134,7 @@ fn a_kind_that_is_limited_no_more_is_in_no_ones_way() {
         ..LimitAmounts::default()
     };
     account.set_terms(terms(calls, hourly()), at(1));
-    account.ask(&who("a"), &for_a_call(1_000_000), at(1)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(1_000_000), at(1)).unwrap();
     assert_eq!(account.reserved(), Amount::ZERO);
 }
 
@@ -169,14 +173,14 @@ fn leases_of_another_window_count_wherever_they_are_spent() {
     account.set_terms(terms(limit(1_000), daily("Asia/Tokyo")), at(10));
     assert_eq!((account.used().tokens, account.reserved().tokens), (300, held));
     assert_eq!(
-        account.leases_of("record of b")[0].ends,
+        account.durable_grants("record of b")[0].ends,
         Some(at(10)),
         "no new call is made of it"
     );
     let tomorrow = at(70_000);
     account.advance(tomorrow);
     assert_eq!((account.used().tokens, account.reserved().tokens), (0, held));
-    account.hear(&who("b"), &says(2, 50, 0, true), tomorrow);
+    account.apply_statement(&who("b"), &says(2, 50, 0, true), tomorrow);
     assert_eq!((account.used().tokens, account.reserved().tokens), (50, 0));
     account.check();
 }
@@ -188,7 +192,7 @@ fn a_window_changed_while_nobody_led_means_the_same() {
         WindowRule::Rolling(SignedDuration::from_mins(5)),
         daily("UTC"),
         daily("Asia/Tokyo"),
-        WindowRule::Calendar(Period::Monthly, TimeZone::UTC),
+        WindowRule::Calendar(CalendarPeriod::Monthly, TimeZone::UTC),
         WindowRule::Lifetime,
     ];
     for old in &rules {
@@ -204,7 +208,7 @@ fn a_window_changed_while_nobody_led_means_the_same() {
                 assert_eq!(found.used(), led.used(), "{old:?} to {new:?} at {moment}");
                 assert_eq!(found.shares(), led.shares());
                 assert_eq!(found.reserved(), led.reserved());
-                assert_eq!(found.leases_of("record of b"), led.leases_of("record of b"));
+                assert_eq!(found.durable_grants("record of b"), led.durable_grants("record of b"));
             }
             assert_eq!(led.used().is_zero(), *new != WindowRule::Lifetime);
         }
@@ -219,8 +223,8 @@ fn a_top_up_counts_once_in_the_window_it_lands_in() {
     assert!(!account.top_up("fire", tokens(50), at(2)));
     assert!(account.is_urgent());
     assert_eq!(account.limits(), limit(150));
-    account.ask(&who("b"), &for_a_call(51), at(2)).unwrap_err();
-    account.ask(&who("b"), &for_a_call(50), at(2)).unwrap();
+    account.request_grant(&who("b"), &for_a_call(51), at(2)).unwrap_err();
+    account.request_grant(&who("b"), &for_a_call(50), at(2)).unwrap();
     write(&mut account);
     let tomorrow = at(6_400);
     account.advance(tomorrow);
@@ -253,32 +257,37 @@ fn a_top_up_that_does_not_fit_is_refused() {
 
 #[test]
 fn a_top_up_does_not_raise_the_part_of_one_agent() {
-    let own = Terms {
+    let own = LedgerTerms {
         per_agent: limit(60),
         ..terms(limit(100), hourly())
     };
     let mut account = new(own);
     spend(&mut account, "a", 60, at(0));
     account.top_up("t", tokens(100), at(1));
-    assert!(account.ask(&who("a"), &for_a_call(1), at(1)).unwrap_err().per_agent);
-    account.ask(&who("b"), &for_a_call(60), at(1)).unwrap();
+    assert!(
+        account
+            .request_grant(&who("a"), &for_a_call(1), at(1))
+            .unwrap_err()
+            .per_agent
+    );
+    account.request_grant(&who("b"), &for_a_call(60), at(1)).unwrap();
 }
 
 #[test]
 fn an_agent_made_again_goes_on_where_it_was() {
-    let own = Terms {
+    let own = LedgerTerms {
         per_agent: limit(60),
         ..terms(limit(1_000), hourly())
     };
     let mut account = new(own);
     spend(&mut account, "a", 50, at(0));
-    let again = Who {
+    let again = LeaseHolder {
         record: "another record".into(),
         pod_uid: "another pod".into(),
         ..who("a")
     };
-    account.ask(&again, &for_a_call(11), at(1)).unwrap_err();
-    account.ask(&again, &for_a_call(10), at(1)).unwrap();
+    account.request_grant(&again, &for_a_call(11), at(1)).unwrap_err();
+    account.request_grant(&again, &for_a_call(10), at(1)).unwrap();
 }
 
 #[test]
@@ -288,7 +297,7 @@ fn what_an_agent_holds_stays_outstanding_when_its_label_changes() {
     // Nothing is asked for any more; the gateway closes its lease once its call is settled.
     account.advance(at(3_000));
     assert_eq!(account.reserved().tokens, held);
-    account.hear(&who("b"), &says(2, 70, 0, true), at(3_000));
+    account.apply_statement(&who("b"), &says(2, 70, 0, true), at(3_000));
     assert_eq!((account.used().tokens, account.reserved().tokens), (370, 0));
     assert_eq!(account.shares()[1], (who("b").agent, tokens(70)));
 }
@@ -303,7 +312,7 @@ fn a_budget_made_again_begins_empty() {
         (Amount::ZERO, Amount::ZERO, 0)
     );
     assert!(
-        !again.hear(&who("b"), &says(2, 70, 0, true), at(1)),
+        !again.apply_statement(&who("b"), &says(2, 70, 0, true), at(1)),
         "nothing of the old one is spent here"
     );
     assert_eq!(again.used(), Amount::ZERO);
@@ -337,7 +346,7 @@ fn a_ledger_that_is_ahead_of_the_clock_never_goes_back_and_heals() {
 
 #[test]
 fn a_limit_of_nothing_blocks_also_calls_that_cost_nothing_of_it() {
-    let free = Ask {
+    let free = GrantRequest {
         least: tokens(5),
         ..for_a_call(5)
     };
@@ -346,25 +355,27 @@ fn a_limit_of_nothing_blocks_also_calls_that_cost_nothing_of_it() {
         ..limit(100)
     };
     let mut account = new(terms(zero, hourly()));
-    let refused = account.ask(&who("a"), &free, at(0)).unwrap_err();
+    let refused = account.request_grant(&who("a"), &free, at(0)).unwrap_err();
     assert_eq!(
         (refused.kind, refused.never, refused.per_agent),
-        (Kind::Cost, true, false)
+        (AmountKind::Cost, true, false)
     );
     assert!(!account.has_room(&who("a"), &free));
-    let own = Terms {
+    let own = LedgerTerms {
         per_agent: zero,
         ..terms(limit(100), hourly())
     };
     let mut account = new(own);
-    let refused = account.ask(&who("a"), &free, at(0)).unwrap_err();
+    let refused = account.request_grant(&who("a"), &free, at(0)).unwrap_err();
     assert_eq!(
         (refused.kind, refused.never, refused.per_agent),
-        (Kind::Cost, true, true)
+        (AmountKind::Cost, true, true)
     );
     // A limit of the least there is blocks nothing that is free.
     let one = LimitAmounts { cost: Some(1), ..zero };
-    new(terms(one, hourly())).ask(&who("a"), &free, at(0)).unwrap();
+    new(terms(one, hourly()))
+        .request_grant(&who("a"), &free, at(0))
+        .unwrap();
 }
 
 #[test]

@@ -31,8 +31,8 @@ pub(super) fn hourly() -> WindowRule {
     WindowRule::Rolling(SignedDuration::from_hours(1))
 }
 
-pub(super) fn terms(limits: LimitAmounts, window: WindowRule) -> Terms {
-    Terms {
+pub(super) fn terms(limits: LimitAmounts, window: WindowRule) -> LedgerTerms {
+    LedgerTerms {
         limits,
         per_agent: LimitAmounts::default(),
         window,
@@ -40,8 +40,8 @@ pub(super) fn terms(limits: LimitAmounts, window: WindowRule) -> Terms {
 }
 
 /// The gateway of an Agent.
-pub(super) fn who(name: &str) -> Who {
-    Who {
+pub(super) fn who(name: &str) -> LeaseHolder {
+    LeaseHolder {
         record: format!("record of {name}"),
         agent: AgentName {
             namespace: "n".into(),
@@ -52,8 +52,8 @@ pub(super) fn who(name: &str) -> Who {
     }
 }
 
-pub(super) fn for_a_call(of: i64) -> Ask {
-    Ask {
+pub(super) fn for_a_call(of: i64) -> GrantRequest {
+    GrantRequest {
         lease: None,
         open: Amount::ZERO,
         least: tokens(of),
@@ -61,8 +61,8 @@ pub(super) fn for_a_call(of: i64) -> Ask {
     }
 }
 
-pub(super) fn says(lease: LeaseId, spent: i64, returned: i64, closed: bool) -> Statement {
-    Statement {
+pub(super) fn says(lease: LeaseId, spent: i64, returned: i64, closed: bool) -> LeaseStatement {
+    LeaseStatement {
         lease,
         spent: tokens(spent),
         returned: tokens(returned),
@@ -70,7 +70,7 @@ pub(super) fn says(lease: LeaseId, spent: i64, returned: i64, closed: bool) -> S
     }
 }
 
-pub(super) fn new(terms: Terms) -> Account {
+pub(super) fn new(terms: LedgerTerms) -> Account {
     Account::restore(terms, &LedgerRecord::default(), at(0))
 }
 
@@ -78,7 +78,7 @@ pub(super) fn new(terms: Terms) -> Account {
 pub(super) fn write(account: &mut Account) {
     let record = account.record();
     assert_eq!(record.epoch, account.epoch() + 1);
-    account.written(&record);
+    account.confirm_record(&record);
     let text = serde_json::to_string(&record).unwrap();
     let read: LedgerRecord = serde_json::from_str(&text).unwrap();
     assert_eq!(read, record);
@@ -92,11 +92,11 @@ pub(super) fn write(account: &mut Account) {
 
 /// Spends and keeps nothing, by a lease that is written and closed at once.
 pub(super) fn spend(account: &mut Account, name: &str, amount: i64, now: Timestamp) {
-    account.ask(&who(name), &for_a_call(amount), now).unwrap();
+    account.request_grant(&who(name), &for_a_call(amount), now).unwrap();
     write(account);
-    for granted in account.leases_of(&who(name).record) {
+    for granted in account.durable_grants(&who(name).record) {
         let spent = amount.min(granted.granted.tokens);
-        assert!(account.hear(&who(name), &says(granted.lease, spent, 0, true), now));
+        assert!(account.apply_statement(&who(name), &says(granted.lease, spent, 0, true), now));
     }
     write(account);
     assert_eq!(account.reserved(), Amount::ZERO);
@@ -125,7 +125,7 @@ impl Account {
         assert_eq!(self.used(), sum);
         // Whatever is due has been looked at: looking again changes nothing.
         let mut looked = self.clone();
-        looked.look();
+        looked.refresh();
         assert!(looked.due >= self.due);
         looked.due = self.due;
         assert_eq!(looked, *self);
@@ -135,37 +135,37 @@ impl Account {
 #[test]
 fn a_call_that_fits_is_granted_once_it_is_written_and_not_earlier() {
     let mut account = new(terms(limit(100), WindowRule::Lifetime));
-    account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     assert_eq!(account.reserved(), tokens(100));
     assert!(account.is_urgent());
     assert!(
         account
-            .leases_of("record of a")
+            .durable_grants("record of a")
             .iter()
             .all(|lease| lease.granted.is_zero())
     );
     write(&mut account);
     assert!(!account.is_urgent() && !account.is_changed());
-    let granted = Granted {
+    let granted = DurableGrant {
         lease: 1,
         granted: tokens(100),
         spent: Amount::ZERO,
         returned: Amount::ZERO,
         ends: None,
     };
-    assert_eq!(account.leases_of("record of a"), [granted]);
+    assert_eq!(account.durable_grants("record of a"), [granted]);
 }
 
 #[test]
 fn a_limit_trips_at_the_first_token_above_it() {
     let mut account = new(terms(limit(100), WindowRule::Lifetime));
     spend(&mut account, "a", 60, at(0));
-    assert_eq!(account.ask(&who("b"), &for_a_call(40), at(1)), Ok(()));
+    assert_eq!(account.request_grant(&who("b"), &for_a_call(40), at(1)), Ok(()));
     assert_eq!(account.used().tokens + account.reserved().tokens, 100);
-    let refused = account.ask(&who("c"), &for_a_call(1), at(1)).unwrap_err();
+    let refused = account.request_grant(&who("c"), &for_a_call(1), at(1)).unwrap_err();
     assert_eq!(
         (refused.kind, refused.never, refused.resets_at),
-        (Kind::Tokens, false, None)
+        (AmountKind::Tokens, false, None)
     );
     assert!(refused.contended, "b holds 40 unspent");
 }
@@ -173,119 +173,126 @@ fn a_limit_trips_at_the_first_token_above_it() {
 #[test]
 fn zero_blocks_everything() {
     let mut account = new(terms(limit(0), hourly()));
-    let refused = account.ask(&who("a"), &for_a_call(1), at(0)).unwrap_err();
+    let refused = account.request_grant(&who("a"), &for_a_call(1), at(0)).unwrap_err();
     assert!(refused.never);
 }
 
 #[test]
 fn a_call_above_the_whole_limit_never_fits() {
     let mut account = new(terms(limit(100), hourly()));
-    assert!(account.ask(&who("a"), &for_a_call(101), at(0)).unwrap_err().never);
-    let mut own = new(Terms {
+    assert!(
+        account
+            .request_grant(&who("a"), &for_a_call(101), at(0))
+            .unwrap_err()
+            .never
+    );
+    let mut own = new(LedgerTerms {
         per_agent: limit(30),
         ..terms(limit(100), hourly())
     });
-    let refused = own.ask(&who("a"), &for_a_call(31), at(0)).unwrap_err();
+    let refused = own.request_grant(&who("a"), &for_a_call(31), at(0)).unwrap_err();
     assert!(refused.never && refused.per_agent);
-    assert_eq!(own.ask(&who("a"), &for_a_call(30), at(0)), Ok(()));
+    assert_eq!(own.request_grant(&who("a"), &for_a_call(30), at(0)), Ok(()));
 }
 
 #[test]
 fn totals_that_are_said_again_or_late_count_once() {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
-    account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     write(&mut account);
     for (spent, returned) in [(10, 0), (30, 5), (10, 0), (30, 5), (20, 5)] {
-        assert!(account.hear(&who("a"), &says(1, spent, returned, false), at(1)));
+        assert!(account.apply_statement(&who("a"), &says(1, spent, returned, false), at(1)));
         account.check();
     }
     assert_eq!(account.used(), tokens(30));
-    let granted = account.leases_of("record of a")[0].granted.tokens;
+    let granted = account.durable_grants("record of a")[0].granted.tokens;
     assert_eq!(account.reserved(), tokens(granted - 35));
     write(&mut account);
-    assert!(account.hear(&who("a"), &says(1, 30, 5, false), at(2)));
+    assert!(account.apply_statement(&who("a"), &says(1, 30, 5, false), at(2)));
     assert!(!account.is_changed(), "what is known already is no reason to write");
 }
 
 #[test]
 fn a_statement_of_another_gateway_changes_nothing() {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
-    account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     write(&mut account);
     let before = account.clone();
-    assert!(!account.hear(&who("b"), &says(1, 50, 0, true), at(0)));
-    assert!(!account.hear(&who("a"), &says(2, 50, 0, true), at(0)));
+    assert!(!account.apply_statement(&who("b"), &says(1, 50, 0, true), at(0)));
+    assert!(!account.apply_statement(&who("a"), &says(2, 50, 0, true), at(0)));
     assert_eq!(account, before);
 }
 
 #[test]
 fn numbers_that_no_gateway_of_ours_says_leave_no_room() {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
-    account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     write(&mut account);
-    assert!(account.hear(&who("a"), &says(1, i64::MAX, i64::MAX, false), at(0)));
-    assert!(account.hear(&who("a"), &says(1, -1, -1, false), at(0)));
-    account.ask(&who("b"), &for_a_call(1), at(0)).unwrap_err();
-    account.ask(&who("b"), &for_a_call(i64::MAX), at(0)).unwrap_err();
+    assert!(account.apply_statement(&who("a"), &says(1, i64::MAX, i64::MAX, false), at(0)));
+    assert!(account.apply_statement(&who("a"), &says(1, -1, -1, false), at(0)));
+    account.request_grant(&who("b"), &for_a_call(1), at(0)).unwrap_err();
+    account
+        .request_grant(&who("b"), &for_a_call(i64::MAX), at(0))
+        .unwrap_err();
     let record = account.record();
     let mut next = Account::restore(account.terms().clone(), &record, at(1));
-    next.ask(&who("b"), &for_a_call(1), at(1)).unwrap_err();
+    next.request_grant(&who("b"), &for_a_call(1), at(1)).unwrap_err();
 }
 
 #[test]
 fn a_closed_lease_is_known_until_that_is_written() {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
-    account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     write(&mut account);
     let before = account.record();
-    assert!(account.hear(&who("a"), &says(1, 40, 0, true), at(1)));
+    assert!(account.apply_statement(&who("a"), &says(1, 40, 0, true), at(1)));
     assert_eq!((account.used(), account.reserved()), (tokens(40), Amount::ZERO));
-    assert!(account.leases_of("record of a").is_empty());
+    assert!(account.durable_grants("record of a").is_empty());
     assert_eq!(account.holders().count(), 0);
     // A record that was made before still has it: the gateway must say it again to whoever leads then.
-    account.written(&before);
-    assert!(account.hear(&who("a"), &says(1, 40, 0, true), at(1)));
+    account.confirm_record(&before);
+    assert!(account.apply_statement(&who("a"), &says(1, 40, 0, true), at(1)));
     write(&mut account);
-    assert!(!account.hear(&who("a"), &says(1, 40, 0, true), at(1)));
+    assert!(!account.apply_statement(&who("a"), &says(1, 40, 0, true), at(1)));
     assert_eq!(account.used(), tokens(40));
 }
 
 #[test]
 fn what_a_dead_gateway_held_is_spent() {
     let mut account = new(terms(limit(100), WindowRule::Lifetime));
-    account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     write(&mut account);
-    account.hear(&who("a"), &says(1, 30, 10, false), at(1));
-    assert_eq!(account.bury("record of a", at(2)), tokens(60));
-    assert_eq!(account.bury("record of a", at(2)), Amount::ZERO, "once");
+    account.apply_statement(&who("a"), &says(1, 30, 10, false), at(1));
+    assert_eq!(account.forfeit("record of a", at(2)), tokens(60));
+    assert_eq!(account.forfeit("record of a", at(2)), Amount::ZERO, "once");
     assert_eq!((account.used(), account.reserved()), (tokens(90), Amount::ZERO));
     // It was not dead after all, and says what it spent since: that was counted.
-    account.hear(&who("a"), &says(1, 90, 10, true), at(3));
+    account.apply_statement(&who("a"), &says(1, 90, 10, true), at(3));
     assert_eq!(account.used(), tokens(90));
     write(&mut account);
-    account.ask(&who("b"), &for_a_call(10), at(4)).unwrap();
-    account.ask(&who("c"), &for_a_call(1), at(4)).unwrap_err();
+    account.request_grant(&who("b"), &for_a_call(10), at(4)).unwrap();
+    account.request_grant(&who("c"), &for_a_call(1), at(4)).unwrap_err();
 }
 
 #[test]
 fn a_bill_above_its_bound_is_charged_and_nothing_more_is_granted() {
     let mut account = new(terms(limit(100), hourly()));
-    account.ask(&who("a"), &for_a_call(50), at(0)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(50), at(0)).unwrap();
     write(&mut account);
-    account.hear(&who("a"), &says(1, 130, 0, false), at(1));
+    account.apply_statement(&who("a"), &says(1, 130, 0, false), at(1));
     assert_eq!((account.used(), account.reserved()), (tokens(130), Amount::ZERO));
-    let refused = account.ask(&who("b"), &for_a_call(1), at(2)).unwrap_err();
+    let refused = account.request_grant(&who("b"), &for_a_call(1), at(2)).unwrap_err();
     assert!(!refused.contended);
     assert!(account.recalls(), "there is more out than the limit has");
     write(&mut account);
-    account.ask(&who("b"), &for_a_call(1), at(3_800)).unwrap();
+    account.request_grant(&who("b"), &for_a_call(1), at(3_800)).unwrap();
 }
 
 #[test]
 fn a_leader_goes_on_from_the_time_and_the_amounts_of_the_one_before() {
     let mut account = new(terms(limit(100), hourly()));
     spend(&mut account, "a", 30, at(1_000));
-    account.ask(&who("b"), &for_a_call(50), at(1_000)).unwrap();
+    account.request_grant(&who("b"), &for_a_call(50), at(1_000)).unwrap();
     write(&mut account);
     let record = {
         let mut ahead = account.clone();
@@ -296,7 +303,7 @@ fn a_leader_goes_on_from_the_time_and_the_amounts_of_the_one_before() {
     let mut next = Account::restore(account.terms().clone(), &record, at(100));
     assert_eq!(next.time(), at(1_000));
     assert_eq!((next.used(), next.reserved()), (tokens(30), account.reserved()));
-    next.hear(&who("b"), &says(2, 20, 0, true), at(100));
+    next.apply_statement(&who("b"), &says(2, 20, 0, true), at(100));
     assert_eq!(next.time(), at(1_000));
     assert_eq!((next.used(), next.reserved()), (tokens(50), Amount::ZERO));
 }
@@ -309,7 +316,7 @@ fn each_kind_has_its_own_limit() {
         ..LimitAmounts::default()
     };
     let mut account = new(terms(limits, WindowRule::Lifetime));
-    let call = |cost| Ask {
+    let call = |cost| GrantRequest {
         least: Amount {
             tokens: 1_000_000,
             calls: 1,
@@ -324,9 +331,15 @@ fn each_kind_has_its_own_limit() {
         },
         ..for_a_call(0)
     };
-    account.ask(&who("a"), &call(600), at(0)).unwrap();
-    assert_eq!(account.ask(&who("b"), &call(500), at(0)).unwrap_err().kind, Kind::Cost);
-    account.ask(&who("b"), &call(300), at(0)).unwrap();
-    assert_eq!(account.ask(&who("c"), &call(0), at(0)).unwrap_err().kind, Kind::Calls);
+    account.request_grant(&who("a"), &call(600), at(0)).unwrap();
+    assert_eq!(
+        account.request_grant(&who("b"), &call(500), at(0)).unwrap_err().kind,
+        AmountKind::Cost
+    );
+    account.request_grant(&who("b"), &call(300), at(0)).unwrap();
+    assert_eq!(
+        account.request_grant(&who("c"), &call(0), at(0)).unwrap_err().kind,
+        AmountKind::Calls
+    );
     assert_eq!(account.reserved().tokens, 0, "tokens are not limited");
 }

@@ -4,7 +4,7 @@ use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
 use super::*;
-use crate::api::budget::Period;
+use crate::api::budget::CalendarPeriod;
 
 const GATEWAYS: usize = 4;
 
@@ -44,7 +44,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 struct Gateway {
     made: u32,
     leases: std::collections::BTreeMap<LeaseId, (i64, i64, i64, bool)>,
-    said: Vec<Statement>,
+    said: Vec<LeaseStatement>,
 }
 
 struct World {
@@ -60,8 +60,8 @@ struct World {
 }
 
 impl World {
-    fn who(&self, gateway: usize) -> Who {
-        Who {
+    fn who(&self, gateway: usize) -> LeaseHolder {
+        LeaseHolder {
             record: format!("{gateway}-{}", self.gateways[gateway].made),
             ..who(["a", "b", "c", "d"][gateway])
         }
@@ -70,7 +70,7 @@ impl World {
     fn write(&mut self, record: &LedgerRecord) {
         if record.epoch == self.stored.epoch + 1 {
             self.stored = record.clone();
-            self.account.written(record);
+            self.account.confirm_record(record);
         }
     }
 
@@ -80,14 +80,14 @@ impl World {
         for (lease, (_, spent, returned, closed)) in leases {
             let statement = says(lease, spent, returned, closed);
             self.gateways[gateway].said.push(statement.clone());
-            if !self.account.hear(&who, &statement, at(self.now)) {
+            if !self.account.apply_statement(&who, &statement, at(self.now)) {
                 self.gateways[gateway].leases.remove(&lease);
             }
         }
     }
 
     fn listen(&mut self, gateway: usize) {
-        let granted = self.account.leases_of(&self.who(gateway).record);
+        let granted = self.account.durable_grants(&self.who(gateway).record);
         for grant in granted {
             let ended = grant.ends.is_some_and(|end| end <= at(self.now));
             let lease = self.gateways[gateway].leases.entry(grant.lease).or_default();
@@ -103,7 +103,7 @@ impl World {
             Event::Call(gateway, of, percent) => {
                 self.say(*gateway);
                 let who = self.who(*gateway);
-                let _ = self.account.ask(&who, &for_a_call(*of), at(self.now));
+                let _ = self.account.request_grant(&who, &for_a_call(*of), at(self.now));
                 self.listen(*gateway);
                 let free = |lease: &&mut (i64, i64, i64, bool)| !lease.3 && lease.0 - lease.1 - lease.2 >= *of;
                 if let Some(lease) = self.gateways[*gateway].leases.values_mut().find(free) {
@@ -119,7 +119,7 @@ impl World {
                 self.say(*gateway);
             }
             Event::Die(gateway) => {
-                self.lost += self.account.bury(&self.who(*gateway).record, at(self.now)).tokens;
+                self.lost += self.account.forfeit(&self.who(*gateway).record, at(self.now)).tokens;
                 self.gateways[*gateway] = Gateway {
                     made: self.gateways[*gateway].made + 1,
                     ..Gateway::default()
@@ -128,7 +128,7 @@ impl World {
             Event::Repeat(gateway) => {
                 let who = self.who(*gateway);
                 for statement in self.gateways[*gateway].said.clone() {
-                    self.account.hear(&who, &statement, at(self.now));
+                    self.account.apply_statement(&who, &statement, at(self.now));
                 }
             }
             Event::Write => {
@@ -200,7 +200,7 @@ impl World {
         let forgotten: Vec<String> = self.account.holders().map(|who| who.record.clone()).collect();
         for record in forgotten {
             // A gateway that died while nobody knew.
-            self.lost += self.account.bury(&record, at(self.now)).tokens;
+            self.lost += self.account.forfeit(&record, at(self.now)).tokens;
         }
         self.event(&Event::Write);
         assert_eq!(self.account.reserved(), Amount::ZERO);
@@ -224,7 +224,7 @@ proptest! {
         rule in prop_oneof![
             Just(hourly()),
             Just(WindowRule::Rolling(SignedDuration::from_secs(700))),
-            Just(WindowRule::Calendar(Period::Daily, TimeZone::get("Europe/Berlin").unwrap())),
+            Just(WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::get("Europe/Berlin").unwrap())),
             Just(WindowRule::Lifetime),
         ],
         events in proptest::collection::vec(any_event(), 1..80),

@@ -4,38 +4,40 @@ use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
 use super::*;
-use crate::api::budget::Period;
+use crate::api::budget::CalendarPeriod;
 
 #[test]
 fn what_is_granted_beyond_the_next_call_is_less_the_less_there_is() {
     let granted = |limited: i64| {
         let mut account = new(terms(limit(limited), WindowRule::Lifetime));
-        account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+        account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
         account.reserved().tokens
     };
-    assert_eq!(granted(1_000_000), 100 * GENEROSITY);
+    assert_eq!(granted(1_000_000), 100 * PREFETCH_CALLS);
     assert_eq!(granted(1_000), 100 + 900 / 4);
     assert_eq!(granted(100), 100);
 }
 
 #[test]
 fn a_lease_less_than_half_full_is_filled_ahead_but_never_with_the_last_room() {
-    let ahead = Ask {
+    let ahead = GrantRequest {
         least: Amount::ZERO,
         ..for_a_call(100)
     };
-    let full = 100 * GENEROSITY;
+    let full = 100 * PREFETCH_CALLS;
     let after = |limited: i64, spent: i64, waits: bool| {
         let mut account = new(terms(limit(limited), WindowRule::Lifetime));
-        account.ask(&who("a"), &for_a_call(100), at(0)).unwrap();
+        account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
         write(&mut account);
-        account.hear(&who("a"), &says(1, spent, 0, false), at(1));
+        account.apply_statement(&who("a"), &says(1, spent, 0, false), at(1));
         if waits {
-            let refused = account.ask(&who("b"), &for_a_call(limited - 5_000), at(1)).unwrap_err();
+            let refused = account
+                .request_grant(&who("b"), &for_a_call(limited - 5_000), at(1))
+                .unwrap_err();
             assert!(refused.contended);
         }
         let before = account.reserved().tokens;
-        account.ask(&who("a"), &ahead, at(1)).unwrap();
+        account.request_grant(&who("a"), &ahead, at(1)).unwrap();
         assert!(!account.must_wait("record of a", &ahead), "no call waits for it");
         account.check();
         (before, account.reserved().tokens)
@@ -55,11 +57,11 @@ fn a_lease_less_than_half_full_is_filled_ahead_but_never_with_the_last_room() {
 #[test]
 fn a_clipped_call_gets_what_is_left() {
     let mut account = new(terms(limit(100), WindowRule::Lifetime));
-    let ask = Ask {
+    let ask = GrantRequest {
         least: tokens(60),
         ..for_a_call(150)
     };
-    account.ask(&who("a"), &ask, at(0)).unwrap();
+    account.request_grant(&who("a"), &ask, at(0)).unwrap();
     assert_eq!(account.reserved(), tokens(100));
     account.check();
 }
@@ -67,29 +69,29 @@ fn a_clipped_call_gets_what_is_left() {
 #[test]
 fn a_lease_that_holds_enough_gets_no_more() {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
-    account.ask(&who("a"), &for_a_call(50), at(0)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(50), at(0)).unwrap();
     write(&mut account);
-    account.ask(&who("a"), &for_a_call(50), at(1)).unwrap();
+    account.request_grant(&who("a"), &for_a_call(50), at(1)).unwrap();
     assert!(!account.is_changed());
     assert!(!account.must_wait("record of a", &for_a_call(50)));
 }
 
 #[test]
 fn one_agent_gets_no_more_than_its_part_whatever_gateways_it_has() {
-    let own = Terms {
+    let own = LedgerTerms {
         per_agent: limit(50),
         ..terms(limit(1_000), hourly())
     };
     let mut account = new(own);
     spend(&mut account, "a", 20, at(0));
-    account.ask(&who("a"), &for_a_call(30), at(1)).unwrap();
-    let second = Who {
+    account.request_grant(&who("a"), &for_a_call(30), at(1)).unwrap();
+    let second = LeaseHolder {
         record: "second".into(),
         ..who("a")
     };
-    let refused = account.ask(&second, &for_a_call(1), at(1)).unwrap_err();
+    let refused = account.request_grant(&second, &for_a_call(1), at(1)).unwrap_err();
     assert!(refused.per_agent && !refused.contended && !refused.never);
-    account.ask(&who("b"), &for_a_call(50), at(1)).unwrap();
+    account.request_grant(&who("b"), &for_a_call(50), at(1)).unwrap();
     account.check();
 }
 
@@ -97,10 +99,10 @@ fn one_agent_gets_no_more_than_its_part_whatever_gateways_it_has() {
 fn crowded() -> Account {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
     let ask = for_a_call(450);
-    account.ask(&who("a"), &ask, at(0)).unwrap();
-    account.hear(&who("a"), &says(1, 0, account.reserved().tokens - 450, false), at(0));
-    account.ask(&who("b"), &ask, at(0)).unwrap();
-    account.hear(&who("b"), &says(2, 0, account.reserved().tokens - 900, false), at(0));
+    account.request_grant(&who("a"), &ask, at(0)).unwrap();
+    account.apply_statement(&who("a"), &says(1, 0, account.reserved().tokens - 450, false), at(0));
+    account.request_grant(&who("b"), &ask, at(0)).unwrap();
+    account.apply_statement(&who("b"), &says(2, 0, account.reserved().tokens - 900, false), at(0));
     assert_eq!(account.reserved(), tokens(900));
     write(&mut account);
     account
@@ -109,23 +111,30 @@ fn crowded() -> Account {
 #[test]
 fn who_waits_longest_goes_first() {
     let mut account = crowded();
-    assert!(account.ask(&who("big"), &for_a_call(500), at(1)).unwrap_err().contended);
+    assert!(
+        account
+            .request_grant(&who("big"), &for_a_call(500), at(1))
+            .unwrap_err()
+            .contended
+    );
     assert!(account.recalls());
     // There is room for this one, but it is kept for the one that came first.
     assert!(
         account
-            .ask(&who("small"), &for_a_call(100), at(2))
+            .request_grant(&who("small"), &for_a_call(100), at(2))
             .unwrap_err()
             .contended
     );
-    let back = account.leases_of("record of a")[0].granted.tokens;
-    account.hear(&who("a"), &says(1, 0, back, true), at(3));
+    let back = account.durable_grants("record of a")[0].granted.tokens;
+    account.apply_statement(&who("a"), &says(1, 0, back, true), at(3));
     assert!(account.has_room(&who("big"), &for_a_call(500)));
     assert!(!account.has_room(&who("small"), &for_a_call(100)));
-    account.ask(&who("small"), &for_a_call(100), at(4)).unwrap_err();
-    account.ask(&who("big"), &for_a_call(500), at(5)).unwrap();
+    account
+        .request_grant(&who("small"), &for_a_call(100), at(4))
+        .unwrap_err();
+    account.request_grant(&who("big"), &for_a_call(500), at(5)).unwrap();
     assert!(account.recalls(), "the small one waits still");
-    account.ask(&who("small"), &for_a_call(50), at(6)).unwrap();
+    account.request_grant(&who("small"), &for_a_call(50), at(6)).unwrap();
     assert!(!account.recalls());
     account.check();
 }
@@ -133,64 +142,84 @@ fn who_waits_longest_goes_first() {
 /// Asks every second, as a gateway does whose call waits, and is refused.
 fn insist(account: &mut Account, name: &str, of: i64, seconds: std::ops::Range<i64>) {
     for second in seconds {
-        account.ask(&who(name), &for_a_call(of), at(second)).unwrap_err();
+        account
+            .request_grant(&who(name), &for_a_call(of), at(second))
+            .unwrap_err();
     }
 }
 
 #[test]
 fn who_asks_no_more_loses_its_place() {
-    let silence = SILENCE.as_secs();
+    let silence = WAITER_TIMEOUT.as_secs();
     let mut account = crowded();
-    account.ask(&who("gone"), &for_a_call(200), at(0)).unwrap_err();
+    account
+        .request_grant(&who("gone"), &for_a_call(200), at(0))
+        .unwrap_err();
     insist(&mut account, "small", 100, 1..silence);
-    account.ask(&who("small"), &for_a_call(100), at(silence)).unwrap();
+    account
+        .request_grant(&who("small"), &for_a_call(100), at(silence))
+        .unwrap();
     // It asks again at the last moment: it keeps its place.
     let mut account = crowded();
     insist(&mut account, "slow", 200, 0..1);
     insist(&mut account, "slow", 200, silence - 1..silence);
     insist(&mut account, "small", 100, silence..2 * silence - 1);
     account
-        .ask(&who("small"), &for_a_call(100), at(2 * silence - 1))
+        .request_grant(&who("small"), &for_a_call(100), at(2 * silence - 1))
         .unwrap();
 }
 
 #[test]
 fn what_the_dead_hold_keeps_others_back_for_a_while_only() {
     let mut account = crowded();
-    let wait = WAIT.as_secs();
+    let wait = CONTENTION_WAIT.as_secs();
     insist(&mut account, "big", 500, 0..wait);
-    account.ask(&who("small"), &for_a_call(100), at(wait - 1)).unwrap_err();
-    // Nothing came back: big steps back, though it goes on asking.
-    account.ask(&who("big"), &for_a_call(500), at(wait)).unwrap_err();
-    account.ask(&who("small"), &for_a_call(100), at(wait)).unwrap();
-    account.hear(&who("small"), &says(3, 0, 100, true), at(wait));
-    let turn_ends = wait + wait * i64::from(TURNS);
     account
-        .ask(&who("big"), &for_a_call(500), at(turn_ends - 1))
+        .request_grant(&who("small"), &for_a_call(100), at(wait - 1))
         .unwrap_err();
-    account.ask(&who("other"), &for_a_call(100), at(turn_ends - 1)).unwrap();
-    account.hear(&who("other"), &says(4, 0, 100, true), at(turn_ends - 1));
+    // Nothing came back: big steps back, though it goes on asking.
+    account
+        .request_grant(&who("big"), &for_a_call(500), at(wait))
+        .unwrap_err();
+    account
+        .request_grant(&who("small"), &for_a_call(100), at(wait))
+        .unwrap();
+    account.apply_statement(&who("small"), &says(3, 0, 100, true), at(wait));
+    let turn_ends = wait + wait * i64::from(BACKOFF_FACTOR);
+    account
+        .request_grant(&who("big"), &for_a_call(500), at(turn_ends - 1))
+        .unwrap_err();
+    account
+        .request_grant(&who("other"), &for_a_call(100), at(turn_ends - 1))
+        .unwrap();
+    account.apply_statement(&who("other"), &says(4, 0, 100, true), at(turn_ends - 1));
     // Then it is its turn again.
-    account.ask(&who("big"), &for_a_call(500), at(turn_ends)).unwrap_err();
-    account.ask(&who("other"), &for_a_call(100), at(turn_ends)).unwrap_err();
+    account
+        .request_grant(&who("big"), &for_a_call(500), at(turn_ends))
+        .unwrap_err();
+    account
+        .request_grant(&who("other"), &for_a_call(100), at(turn_ends))
+        .unwrap_err();
     account.check();
 }
 
 #[test]
 fn a_wait_goes_on_while_something_comes_back() {
     let mut account = crowded();
-    let wait = WAIT.as_secs();
+    let wait = CONTENTION_WAIT.as_secs();
     insist(&mut account, "big", 900, 0..wait - 1);
-    account.hear(
+    account.apply_statement(
         &who("a"),
-        &says(1, 0, account.leases_of("record of a")[0].granted.tokens, true),
+        &says(1, 0, account.durable_grants("record of a")[0].granted.tokens, true),
         at(wait - 1),
     );
     insist(&mut account, "big", 900, wait - 1..2 * wait - 2);
     account
-        .ask(&who("small"), &for_a_call(100), at(2 * wait - 2))
+        .request_grant(&who("small"), &for_a_call(100), at(2 * wait - 2))
         .unwrap_err();
-    account.ask(&who("small"), &for_a_call(100), at(2 * wait - 1)).unwrap();
+    account
+        .request_grant(&who("small"), &for_a_call(100), at(2 * wait - 1))
+        .unwrap();
 }
 
 /// In each second `hog` asks for all that is left, for a call that costs nothing in the end, and `small` for a small
@@ -198,8 +227,8 @@ fn a_wait_goes_on_while_something_comes_back() {
 fn served_beside(hog: &[&str], seconds: i64) -> i64 {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
     let returns = |account: &mut Account, name: &str, second: i64| {
-        for granted in account.leases_of(&who(name).record) {
-            account.hear(
+        for granted in account.durable_grants(&who(name).record) {
+            account.apply_statement(
                 &who(name),
                 &says(granted.lease, 0, granted.granted.tokens, true),
                 at(second),
@@ -213,12 +242,15 @@ fn served_beside(hog: &[&str], seconds: i64) -> i64 {
             returns(&mut account, name, second);
         }
         for name in hog {
-            let _ = account.ask(&who(name), &for_a_call(1_000), at(second));
+            let _ = account.request_grant(&who(name), &for_a_call(1_000), at(second));
         }
-        if account.ask(&who("small"), &for_a_call(10), at(second)).is_ok() {
+        if account
+            .request_grant(&who("small"), &for_a_call(10), at(second))
+            .is_ok()
+        {
             served += 1;
         }
-        let _ = account.ask(&who("other"), &for_a_call(10), at(second));
+        let _ = account.request_grant(&who("other"), &for_a_call(10), at(second));
         write(&mut account);
     }
     served
@@ -235,47 +267,51 @@ fn calls_that_take_everything_and_cost_nothing_do_not_keep_others_back() {
 #[test]
 fn who_draws_no_more_waits_for_nothing() {
     let mut account = crowded();
-    account.ask(&who("big"), &for_a_call(500), at(0)).unwrap_err();
+    account.request_grant(&who("big"), &for_a_call(500), at(0)).unwrap_err();
     account.withdraw(&who("big").agent);
     assert!(!account.recalls());
-    account.ask(&who("small"), &for_a_call(100), at(1)).unwrap();
+    account.request_grant(&who("small"), &for_a_call(100), at(1)).unwrap();
 }
 
 #[test]
 fn a_buried_gateway_waits_for_nothing() {
     let mut account = crowded();
-    account.ask(&who("big"), &for_a_call(500), at(0)).unwrap_err();
-    account.bury("record of big", at(1));
+    account.request_grant(&who("big"), &for_a_call(500), at(0)).unwrap_err();
+    account.forfeit("record of big", at(1));
     assert!(!account.recalls());
-    account.ask(&who("small"), &for_a_call(100), at(1)).unwrap();
+    account.request_grant(&who("small"), &for_a_call(100), at(1)).unwrap();
 }
 
 #[test]
 fn more_gateways_than_a_record_may_name_wait() {
     let mut account = new(terms(limit(1_000_000), WindowRule::Lifetime));
     for number in 0..MAX_LEASES {
-        account.ask(&who(&number.to_string()), &for_a_call(1), at(0)).unwrap();
+        account
+            .request_grant(&who(&number.to_string()), &for_a_call(1), at(0))
+            .unwrap();
     }
     write(&mut account);
-    let refused = account.ask(&who("one more"), &for_a_call(1), at(0)).unwrap_err();
+    let refused = account
+        .request_grant(&who("one more"), &for_a_call(1), at(0))
+        .unwrap_err();
     assert!(refused.contended && !refused.never);
-    account.ask(&who("7"), &for_a_call(100), at(0)).unwrap();
-    account.hear(&who("7"), &says(8, 1, 0, true), at(1));
+    account.request_grant(&who("7"), &for_a_call(100), at(0)).unwrap();
+    account.apply_statement(&who("7"), &says(8, 1, 0, true), at(1));
     write(&mut account);
     assert!(account.has_room(&who("one more"), &for_a_call(1)));
-    account.ask(&who("one more"), &for_a_call(1), at(1)).unwrap();
+    account.request_grant(&who("one more"), &for_a_call(1), at(1)).unwrap();
 }
 
 #[test]
 fn the_longest_record_is_far_below_what_the_api_server_takes() {
-    let huge = |number: i64| Amount::each(|_| number);
+    let huge = |number: i64| Amount::from_fn(|_| number);
     let most = 1_000_000_000_000;
-    let everything = LimitAmounts::each(|_| Some(i64::MAX / 2));
-    let mut account = new(Terms {
+    let everything = LimitAmounts::from_fn(|_| Some(i64::MAX / 2));
+    let mut account = new(LedgerTerms {
         per_agent: everything,
         ..terms(everything, hourly())
     });
-    let long = |number: usize| Who {
+    let long = |number: usize| LeaseHolder {
         record: format!("{number:032x}"),
         agent: AgentName {
             namespace: "n".repeat(63),
@@ -284,7 +320,7 @@ fn the_longest_record_is_far_below_what_the_api_server_takes() {
         pod_uid: "u".repeat(36),
         epoch: 1_000_000,
     };
-    let ask = Ask {
+    let ask = GrantRequest {
         least: huge(most),
         full: huge(most),
         ..for_a_call(0)
@@ -296,22 +332,22 @@ fn the_longest_record_is_far_below_what_the_api_server_takes() {
         (leases + shares, serde_json::to_string(&record).unwrap().len())
     };
     let mut made = 0;
-    while account.ask(&long(made), &ask, at(0)).is_ok() {
+    while account.request_grant(&long(made), &ask, at(0)).is_ok() {
         made += 1;
-        account.written(&account.record());
+        account.confirm_record(&account.record());
     }
-    let refused = account.ask(&long(made), &ask, at(0)).unwrap_err();
+    let refused = account.request_grant(&long(made), &ask, at(0)).unwrap_err();
     assert!(made > 300 && refused.contended, "{made}");
     assert!(length(&account).0 <= 700_000, "{:?}", length(&account));
     // Each spends in every piece of time that is counted.
     for piece in 0..8_i64 {
         for number in 0..made {
             let spent = says(i64::try_from(number).unwrap() + 1, 0, 0, false);
-            let spent = Statement {
+            let spent = LeaseStatement {
                 spent: huge(most / 100 * (piece + 1)),
                 ..spent
             };
-            account.hear(&long(number), &spent, at(piece * 600));
+            account.apply_statement(&long(number), &spent, at(piece * 600));
         }
     }
     let (parts, whole) = length(&account);
@@ -320,7 +356,7 @@ fn the_longest_record_is_far_below_what_the_api_server_takes() {
 
 #[test]
 fn of_very_many_agents_none_gets_more_than_its_part() {
-    let own = Terms {
+    let own = LedgerTerms {
         per_agent: limit(10_000),
         ..terms(limit(i64::MAX), WindowRule::Lifetime)
     };
@@ -328,19 +364,21 @@ fn of_very_many_agents_none_gets_more_than_its_part() {
     let many = i64::try_from(MAX_SHARES).unwrap() + 20;
     for number in 1..=many {
         let name = who(&number.to_string());
-        account.ask(&name, &for_a_call(number), at(0)).unwrap();
-        account.hear(&name, &says(number, number, 0, true), at(0));
-        account.written(&account.record());
+        account.request_grant(&name, &for_a_call(number), at(0)).unwrap();
+        account.apply_statement(&name, &says(number, number, 0, true), at(0));
+        account.confirm_record(&account.record());
     }
     assert_eq!(account.shares().len(), MAX_SHARES);
     assert_eq!(account.used(), tokens(many * (many + 1) / 2));
     // The 20 that used least, 1 to 20, count as if each had used 20.
     let again = Account::restore(account.terms().clone(), &account.record(), at(1));
     for mut account in [account, again] {
-        account.ask(&who("3"), &for_a_call(9_981), at(1)).unwrap_err();
-        account.ask(&who("3"), &for_a_call(9_980), at(1)).unwrap();
-        account.ask(&who("1000"), &for_a_call(9_001), at(1)).unwrap_err();
-        account.ask(&who("1000"), &for_a_call(9_000), at(1)).unwrap();
+        account.request_grant(&who("3"), &for_a_call(9_981), at(1)).unwrap_err();
+        account.request_grant(&who("3"), &for_a_call(9_980), at(1)).unwrap();
+        account
+            .request_grant(&who("1000"), &for_a_call(9_001), at(1))
+            .unwrap_err();
+        account.request_grant(&who("1000"), &for_a_call(9_000), at(1)).unwrap();
     }
 }
 
@@ -349,20 +387,23 @@ fn a_full_lifetime_never_resets() {
     let mut account = new(terms(limit(100), WindowRule::Lifetime));
     spend(&mut account, "a", 100, at(0));
     assert_eq!(
-        account.ask(&who("a"), &for_a_call(1), at(1)).unwrap_err().resets_at,
+        account
+            .request_grant(&who("a"), &for_a_call(1), at(1))
+            .unwrap_err()
+            .resets_at,
         None
     );
 }
 
 #[test]
 fn a_calendar_window_resets_at_its_end_unless_the_call_needs_a_top_up() {
-    let daily = WindowRule::Calendar(Period::Daily, TimeZone::UTC);
+    let daily = WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::UTC);
     let mut account = new(terms(limit(100), daily));
     account.top_up("t", tokens(50), at(0));
     spend(&mut account, "a", 150, at(0));
-    let refused = account.ask(&who("a"), &for_a_call(100), at(1)).unwrap_err();
+    let refused = account.request_grant(&who("a"), &for_a_call(100), at(1)).unwrap_err();
     assert_eq!(refused.resets_at, Some(at(6_400)));
-    let refused = account.ask(&who("a"), &for_a_call(101), at(1)).unwrap_err();
+    let refused = account.request_grant(&who("a"), &for_a_call(101), at(1)).unwrap_err();
     assert_eq!((refused.resets_at, refused.never), (None, false));
 }
 
@@ -372,7 +413,7 @@ proptest! {
     fn resets_are_exact(
         rule in prop_oneof![
             (1..100_000_i64).prop_map(|seconds| WindowRule::Rolling(SignedDuration::from_secs(seconds))),
-            Just(WindowRule::Calendar(Period::Daily, TimeZone::get("America/New_York").unwrap())),
+            Just(WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::get("America/New_York").unwrap())),
             Just(WindowRule::Lifetime),
         ],
         spent in proptest::collection::vec((0..3_usize, 1..60_i64, 0..20_000_i64), 1..20),
@@ -381,7 +422,7 @@ proptest! {
         holds in 0..40_i64,
         call in 1..120_i64,
     ) {
-        let mut account = new(Terms {
+        let mut account = new(LedgerTerms {
             limits: limit(100),
             per_agent: per_agent.map_or_else(LimitAmounts::default, limit),
             window: rule,
@@ -394,32 +435,32 @@ proptest! {
         for (agent, amount, wait) in &spent {
             now += wait;
             let name = ["a", "b", "c"][*agent];
-            if account.ask(&who(name), &for_a_call(*amount), at(now)).is_ok() {
+            if account.request_grant(&who(name), &for_a_call(*amount), at(now)).is_ok() {
                 write(&mut account);
-                for granted in account.leases_of(&who(name).record) {
-                    account.hear(&who(name), &says(granted.lease, *amount, 0, true), at(now));
+                for granted in account.durable_grants(&who(name).record) {
+                    account.apply_statement(&who(name), &says(granted.lease, *amount, 0, true), at(now));
                 }
                 write(&mut account);
             }
         }
-        let _ = account.ask(&who("holder"), &for_a_call(holds), at(now));
+        let _ = account.request_grant(&who("holder"), &for_a_call(holds), at(now));
         write(&mut account);
         let before = account.clone();
         let ask = for_a_call(call);
-        if let Err(refused) = account.ask(&who("a"), &ask, at(now)) {
+        if let Err(refused) = account.request_grant(&who("a"), &ask, at(now)) {
             match refused.resets_at {
                 Some(reset) => {
                     let early = reset - SignedDuration::from_millis(1);
                     prop_assert!(early >= at(now) || reset == at(now));
                     if early >= at(now) {
-                        prop_assert!(before.clone().ask(&who("a"), &ask, early).is_err());
+                        prop_assert!(before.clone().request_grant(&who("a"), &ask, early).is_err());
                     }
-                    prop_assert_eq!(before.clone().ask(&who("a"), &ask, reset), Ok(()));
+                    prop_assert_eq!(before.clone().request_grant(&who("a"), &ask, reset), Ok(()));
                 }
                 None => {
                     for years in [1, 10] {
                         let later = at(now + years * 366 * 86_400);
-                        prop_assert!(before.clone().ask(&who("a"), &ask, later).is_err());
+                        prop_assert!(before.clone().request_grant(&who("a"), &ask, later).is_err());
                     }
                 }
             }

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::sensing::address::AddressPolicy;
 use crate::sensing::source::tls::TlsFiles;
-use crate::sensing::source::{Arrival, Condition};
+use crate::sensing::source::{SourceArrival, SourceCondition};
 
 type Answers = Arc<Mutex<VecDeque<Response>>>;
 type Seen = Arc<Mutex<Vec<(String, HeaderMap)>>>;
@@ -52,11 +52,11 @@ async fn server(answers: Vec<Response>) -> Server {
     Server { url, seen, task }
 }
 
-fn poller(url: &str, allowed: &str, question: Question) -> Poller {
+fn poller(url: &str, allowed: &str, question: PollQuery) -> SourcePoller {
     // Fails when another test was first; then it is there.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Poller {
-        place: Place {
+    SourcePoller {
+        place: SourceTarget {
             url: url.parse().unwrap(),
             headers_dir: None,
             tls: TlsFiles::default(),
@@ -69,9 +69,9 @@ fn poller(url: &str, allowed: &str, question: Question) -> Poller {
     }
 }
 
-fn page() -> Question {
-    Question::Page {
-        method: Method::Get,
+fn page() -> PollQuery {
+    PollQuery::Page {
+        method: HttpMethod::Get,
         body: None,
     }
 }
@@ -79,15 +79,19 @@ fn page() -> Question {
 const LOOPBACK: &str = "127.0.0.0/8";
 
 /// Runs a poller; `take` says what becomes of each arrival. What came until it has said enough times.
-async fn heard(poller: Poller, cursor: Cursor, answers: &[Taken]) -> (Vec<Heard>, Condition) {
-    let (feed, mut arrivals) = Feed::new();
+async fn heard(
+    poller: SourcePoller,
+    cursor: SourceCursor,
+    answers: &[ArrivalOutcome],
+) -> (Vec<SourceMessage>, SourceCondition) {
+    let (feed, mut arrivals) = SourceFeed::new();
     let condition = feed.condition();
     let task = tokio::spawn(poller.run(cursor, feed));
     let mut changes = condition.clone();
     let mut heard = Vec::new();
     for answer in answers {
         let arrival = tokio::time::timeout(Duration::from_secs(10), arrivals.recv());
-        let Arrival {
+        let SourceArrival {
             heard: new, answer: to, ..
         } = arrival.await.unwrap().unwrap();
         heard.push(new);
@@ -101,10 +105,10 @@ async fn heard(poller: Poller, cursor: Cursor, answers: &[Taken]) -> (Vec<Heard>
     (heard, condition)
 }
 
-async fn failure(poller: Poller) -> Condition {
-    let (feed, _arrivals) = Feed::new();
+async fn failure(poller: SourcePoller) -> SourceCondition {
+    let (feed, _arrivals) = SourceFeed::new();
     let mut condition = feed.condition();
-    let task = tokio::spawn(poller.run(Cursor::default(), feed));
+    let task = tokio::spawn(poller.run(SourceCursor::default(), feed));
     let failed = condition.wait_for(|condition| condition.failure.is_some());
     let failed = tokio::time::timeout(Duration::from_secs(10), failed)
         .await
@@ -126,11 +130,16 @@ async fn a_page_is_asked_for_again_with_the_validator_of_what_is_on_disk() {
         page_of("\"4\"", "four"),
     ])
     .await;
-    let start = Cursor {
+    let start = SourceCursor {
         etag: Some("\"0\"".into()),
-        ..Cursor::default()
+        ..SourceCursor::default()
     };
-    let answers = [Taken::OnDisk, Taken::Dropped, Taken::Known, Taken::OnDisk];
+    let answers = [
+        ArrivalOutcome::OnDisk,
+        ArrivalOutcome::Dropped,
+        ArrivalOutcome::Known,
+        ArrivalOutcome::OnDisk,
+    ];
     let (heard, _) = heard(poller(&server.url, LOOPBACK, page()), start, &answers).await;
     let texts: Vec<_> = heard
         .iter()
@@ -156,8 +165,8 @@ async fn of_an_endless_page_one_byte_more_than_allowed_is_read() {
         axum::body::Body::from_stream(endless).into_response(),
     ])
     .await;
-    let answers = [Taken::OnDisk, Taken::Dropped];
-    let (heard, condition) = heard(poller(&server.url, LOOPBACK, page()), Cursor::default(), &answers).await;
+    let answers = [ArrivalOutcome::OnDisk, ArrivalOutcome::Dropped];
+    let (heard, condition) = heard(poller(&server.url, LOOPBACK, page()), SourceCursor::default(), &answers).await;
     assert_eq!(heard[0].payload, exact.as_bytes());
     assert_eq!(heard[1].payload.len(), 101);
     assert!(condition.connected);
@@ -185,8 +194,8 @@ async fn a_streak_ends_with_the_first_success_and_its_failures_stay_counted() {
     let server = server(vec![bad(), bad(), "fine".into_response()]).await;
     let (_, condition) = heard(
         poller(&server.url, LOOPBACK, page()),
-        Cursor::default(),
-        &[Taken::OnDisk],
+        SourceCursor::default(),
+        &[ArrivalOutcome::OnDisk],
     )
     .await;
     assert!(condition.connected);
@@ -197,7 +206,7 @@ async fn a_streak_ends_with_the_first_success_and_its_failures_stay_counted() {
 #[tokio::test]
 async fn an_answer_that_does_not_come_is_a_failure_after_the_timeout() {
     let server = server(vec![]).await;
-    let poller = Poller {
+    let poller = SourcePoller {
         timeout: Duration::from_millis(50),
         ..poller(&server.url, LOOPBACK, page())
     };
@@ -208,8 +217,8 @@ async fn an_answer_that_does_not_come_is_a_failure_after_the_timeout() {
 #[tokio::test]
 async fn what_cannot_be_kept_is_a_failure_and_comes_again() {
     let server = server(vec!["a".into_response(), "a".into_response()]).await;
-    let answers = [Taken::NotNow, Taken::OnDisk];
-    let (heard, condition) = heard(poller(&server.url, LOOPBACK, page()), Cursor::default(), &answers).await;
+    let answers = [ArrivalOutcome::NotNow, ArrivalOutcome::OnDisk];
+    let (heard, condition) = heard(poller(&server.url, LOOPBACK, page()), SourceCursor::default(), &answers).await;
     assert_eq!(heard[0], heard[1]);
     assert_eq!(condition.failures, 1);
 }
@@ -263,10 +272,10 @@ async fn redirects_are_followed_five_times_and_not_six() {
         answers
     };
     let server_of_five = server(redirects(5)).await;
-    let answers = [Taken::OnDisk];
+    let answers = [ArrivalOutcome::OnDisk];
     let (heard, _) = heard(
         poller(&server_of_five.url, LOOPBACK, page()),
-        Cursor::default(),
+        SourceCursor::default(),
         &answers,
     )
     .await;
@@ -301,7 +310,7 @@ async fn the_headers_of_a_secret_go_to_its_host_only() {
     std::fs::create_dir(secret.path().join("..data")).unwrap();
     let mut poller = poller(&server.url, LOOPBACK, page());
     poller.place.headers_dir = Some(secret.path().into());
-    let (_, condition) = heard(poller, Cursor::default(), &[Taken::OnDisk]).await;
+    let (_, condition) = heard(poller, SourceCursor::default(), &[ArrivalOutcome::OnDisk]).await;
     let seen = server.seen.lock().unwrap();
     assert!(seen.iter().all(|(_, headers)| headers["x-api-key"] == "k3y"));
     assert!(other.seen.lock().unwrap().is_empty());
@@ -329,14 +338,14 @@ async fn a_key_that_is_no_header_is_named(#[case] key: &str, #[case] value: &str
 #[tokio::test]
 async fn a_page_can_be_asked_for_with_a_body() {
     let server = server(vec!["a".into_response()]).await;
-    let question = Question::Page {
-        method: Method::Post,
+    let question = PollQuery::Page {
+        method: HttpMethod::Post,
         body: Some("{}".into()),
     };
     heard(
         poller(&server.url, LOOPBACK, question),
-        Cursor::default(),
-        &[Taken::OnDisk],
+        SourceCursor::default(),
+        &[ArrivalOutcome::OnDisk],
     )
     .await;
     let seen = server.seen.lock().unwrap();
@@ -344,8 +353,8 @@ async fn a_page_can_be_asked_for_with_a_body() {
     assert_eq!(seen[0].1["content-type"], "application/json");
 }
 
-fn prometheus() -> Question {
-    Question::Prometheus {
+fn prometheus() -> PollQuery {
+    PollQuery::Prometheus {
         query: "sum(up) > 1".into(),
     }
 }
@@ -357,7 +366,7 @@ async fn a_query_gives_numbers_without_times() {
     let server = server(vec![vector.into_response()]).await;
     let mut poller = poller(&format!("{}/api/v1/query", server.url), LOOPBACK, prometheus());
     poller.place.most_bytes = 1000;
-    let (heard, _) = heard(poller, Cursor::default(), &[Taken::OnDisk]).await;
+    let (heard, _) = heard(poller, SourceCursor::default(), &[ArrivalOutcome::OnDisk]).await;
     let expected =
         r#"{"resultType":"vector","result":[{"metric":{"job":"a"},"value":1.5},{"metric":{},"value":"NaN"}]}"#;
     assert_eq!(String::from_utf8_lossy(&heard[0].payload), expected);

@@ -10,19 +10,19 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::sensing::address::AddressPolicy;
-use crate::sensing::source::Arrival;
+use crate::sensing::source::SourceArrival;
 use crate::sensing::source::tls::TlsFiles;
 
-fn event(data: &str, id: Option<&str>, last_id: Option<&str>) -> Event {
-    Event {
+fn event(data: &str, id: Option<&str>, last_id: Option<&str>) -> SseEvent {
+    SseEvent {
         data: data.into(),
         id: id.map(Into::into),
         last_id: last_id.map(Into::into),
     }
 }
 
-fn parsed(text: &str) -> Vec<Event> {
-    Parser::new(20, None).push(text.as_bytes())
+fn parsed(text: &str) -> Vec<SseEvent> {
+    SseParser::new(20, None).push(text.as_bytes())
 }
 
 #[rstest]
@@ -50,7 +50,7 @@ fn a_stream_is_read_as_its_standard_says(#[case] text: &str, #[case] events: &[(
 
 #[test]
 fn the_server_says_how_long_to_wait() {
-    let mut parser = Parser::new(20, None);
+    let mut parser = SseParser::new(20, None);
     assert!(parser.push(b"retry: 1500\nretry: x\n\n").is_empty());
     assert_eq!(parser.retry, Some(Duration::from_millis(1500)));
 }
@@ -62,7 +62,7 @@ fn the_server_says_how_long_to_wait() {
 #[case(300_001, 300_000)]
 #[case(u64::MAX, 300_000)]
 fn no_server_is_asked_again_within_a_second_or_after_more_than_five_minutes(#[case] asked: u64, #[case] waited: u64) {
-    let mut parser = Parser::new(20, None);
+    let mut parser = SseParser::new(20, None);
     assert_eq!(parser.pause(), None);
     parser.push(format!("retry: {asked}\n\n").as_bytes());
     assert_eq!(parser.pause(), Some(Duration::from_millis(waited)));
@@ -75,7 +75,7 @@ proptest! {
         cut in 1_usize..40,
     ) {
         let text = lines.concat();
-        let mut parser = Parser::new(20, None);
+        let mut parser = SseParser::new(20, None);
         let pieces: Vec<_> = text.as_bytes().chunks(cut).flat_map(|piece| parser.push(piece)).collect();
         prop_assert!(pieces.iter().all(|event| event.data.len() <= 21));
         prop_assert_eq!(pieces, parsed(&text));
@@ -83,7 +83,7 @@ proptest! {
 
     #[test]
     fn no_bytes_make_it_keep_more_than_an_event(bytes in proptest::collection::vec(any::<u8>(), 0..5_000)) {
-        let mut parser = Parser::new(20, None);
+        let mut parser = SseParser::new(20, None);
         parser.push(&bytes);
         prop_assert!(parser.line.len() <= MOST_ID + NAME_ROOM + 1);
         prop_assert!(parser.data.is_none_or(|data| data.len() <= 21));
@@ -111,11 +111,11 @@ async fn server() -> (String, mpsc::Receiver<(TcpStream, String)>) {
 
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
 
-fn listener(url: &str, idle: Duration) -> Listener {
+fn listener(url: &str, idle: Duration) -> SseListener {
     // Fails when another test was first; then it is there.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Listener {
-        place: Place {
+    SseListener {
+        place: SourceTarget {
             url: url.parse().unwrap(),
             headers_dir: None,
             tls: TlsFiles::default(),
@@ -126,9 +126,9 @@ fn listener(url: &str, idle: Duration) -> Listener {
     }
 }
 
-async fn next(arrivals: &mut mpsc::Receiver<Arrival>, answer: Taken) -> Heard {
+async fn next(arrivals: &mut mpsc::Receiver<SourceArrival>, answer: ArrivalOutcome) -> SourceMessage {
     let arrival = tokio::time::timeout(Duration::from_secs(20), arrivals.recv());
-    let Arrival { heard, answer: to, .. } = arrival.await.unwrap().unwrap();
+    let SourceArrival { heard, answer: to, .. } = arrival.await.unwrap().unwrap();
     to.send(answer).unwrap();
     heard
 }
@@ -136,30 +136,30 @@ async fn next(arrivals: &mut mpsc::Receiver<Arrival>, answer: Taken) -> Heard {
 #[tokio::test]
 async fn a_stream_goes_on_after_the_last_event_that_is_on_disk() {
     let (url, mut connections) = server().await;
-    let (feed, mut arrivals) = Feed::new();
+    let (feed, mut arrivals) = SourceFeed::new();
     let mut condition = feed.condition();
-    let cursor = Cursor {
+    let cursor = SourceCursor {
         last_event_id: Some("6".into()),
-        ..Cursor::default()
+        ..SourceCursor::default()
     };
     let task = tokio::spawn(listener(&url, Duration::from_secs(20)).run(cursor, feed));
     let (mut stream, head) = connections.recv().await.unwrap();
     assert!(head.contains("last-event-id: 6\r\n"), "{head}");
     let events = format!("{HEAD}retry: 10\n\nid: 7\ndata: a\n\nid: 8\ndata: b\n\nid: 9\ndata: c\n\n");
     stream.write_all(events.as_bytes()).await.unwrap();
-    let first = next(&mut arrivals, Taken::OnDisk).await;
+    let first = next(&mut arrivals, ArrivalOutcome::OnDisk).await;
     assert_eq!(
         (first.id.as_deref(), first.payload.as_slice()),
         (Some("7"), b"a".as_slice())
     );
-    next(&mut arrivals, Taken::Dropped).await;
+    next(&mut arrivals, ArrivalOutcome::Dropped).await;
     // The third cannot be kept, so it is heard again.
-    next(&mut arrivals, Taken::NotNow).await;
+    next(&mut arrivals, ArrivalOutcome::NotNow).await;
     condition.wait_for(|condition| condition.failures == 1).await.unwrap();
     let (mut stream, head) = connections.recv().await.unwrap();
     assert!(head.contains("last-event-id: 8\r\n"), "{head}");
     stream.write_all(format!("{HEAD}data: d\n\n").as_bytes()).await.unwrap();
-    let last = next(&mut arrivals, Taken::OnDisk).await;
+    let last = next(&mut arrivals, ArrivalOutcome::OnDisk).await;
     assert_eq!((last.id, last.cursor.last_event_id.as_deref()), (None, Some("8")));
     task.abort();
 }
@@ -167,10 +167,10 @@ async fn a_stream_goes_on_after_the_last_event_that_is_on_disk() {
 #[tokio::test]
 async fn silence_ends_a_connection_and_a_comment_is_no_silence() {
     let (url, mut connections) = server().await;
-    let (feed, _arrivals) = Feed::new();
+    let (feed, _arrivals) = SourceFeed::new();
     let mut condition = feed.condition();
     let idle = Duration::from_millis(400);
-    let task = tokio::spawn(listener(&url, idle).run(Cursor::default(), feed));
+    let task = tokio::spawn(listener(&url, idle).run(SourceCursor::default(), feed));
     let (mut stream, _) = connections.recv().await.unwrap();
     stream.write_all(HEAD.as_bytes()).await.unwrap();
     condition.wait_for(|condition| condition.connected).await.unwrap();
@@ -203,9 +203,9 @@ async fn silence_ends_a_connection_and_a_comment_is_no_silence() {
 #[tokio::test]
 async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] said: &str) {
     let (url, mut connections) = server().await;
-    let (feed, _arrivals) = Feed::new();
+    let (feed, _arrivals) = SourceFeed::new();
     let mut condition = feed.condition();
-    let task = tokio::spawn(listener(&url, Duration::from_secs(20)).run(Cursor::default(), feed));
+    let task = tokio::spawn(listener(&url, Duration::from_secs(20)).run(SourceCursor::default(), feed));
     let (mut stream, _) = connections.recv().await.unwrap();
     stream.write_all(answer.as_bytes()).await.unwrap();
     let failed = condition.wait_for(|condition| condition.failures == 1).await.unwrap();

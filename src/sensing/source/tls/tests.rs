@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::sensing::address::AddressPolicy;
-use crate::sensing::source::http::{Clients, Place, unreachable};
+use crate::sensing::source::http::{CachedClient, SourceTarget, unreachable};
 
 struct Authority {
     pem: String,
@@ -97,9 +97,9 @@ fn server(own: &Authority, of_clients: Option<&Authority>) -> Server {
     Server { url, task }
 }
 
-fn place(server: &Server, ca_dir: Option<&TempDir>, certificate_dir: Option<&TempDir>) -> Place {
+fn place(server: &Server, ca_dir: Option<&TempDir>, certificate_dir: Option<&TempDir>) -> SourceTarget {
     let path = |dir: &TempDir| dir.path().to_owned();
-    Place {
+    SourceTarget {
         url: server.url.parse().unwrap(),
         headers_dir: None,
         tls: TlsFiles {
@@ -112,7 +112,7 @@ fn place(server: &Server, ca_dir: Option<&TempDir>, certificate_dir: Option<&Tem
 }
 
 /// Asks over a new connection; `None`: it answered.
-async fn failure(clients: &mut Clients<'_>, server: &Server) -> Option<String> {
+async fn failure(clients: &mut CachedClient<'_>, server: &Server) -> Option<String> {
     let client = match clients.get() {
         Ok(client) => client,
         Err(failure) => return Some(failure.0),
@@ -209,7 +209,7 @@ async fn what_is_wrong_with_a_secret_is_said_with_its_field_and_heals() {
 #[test]
 fn only_what_a_spec_names_is_read() {
     let of = |tls: serde_json::Value| {
-        let tls: Option<Tls> = serde_json::from_value(tls).unwrap();
+        let tls: Option<TlsSpec> = serde_json::from_value(tls).unwrap();
         TlsFiles::new(tls.as_ref(), Path::new("/ca"), Path::new("/certificate"))
     };
     let named = serde_json::json!({"name": "x"});

@@ -14,17 +14,17 @@ use tokio_tungstenite::tungstenite::protocol::frame::{CloseFrame, Frame};
 use super::*;
 use crate::sensing::address::AddressPolicy;
 use crate::sensing::source::tls::TlsFiles;
-use crate::sensing::source::{Arrival, Condition};
+use crate::sensing::source::{SourceArrival, SourceCondition};
 
 const SOON: Duration = Duration::from_secs(20);
 const LOOPBACK: &str = "127.0.0.0/8";
 const MOST: usize = 20;
 
-fn listener(url: &str, idle: Duration) -> Listener {
+fn listener(url: &str, idle: Duration) -> WebSocketListener {
     // Fails when another test was first; then it is there.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Listener {
-        place: Place {
+    WebSocketListener {
+        place: SourceTarget {
             url: url.parse().unwrap(),
             headers_dir: None,
             tls: TlsFiles::default(),
@@ -55,8 +55,8 @@ async fn server() -> (String, mpsc::Receiver<TcpStream>) {
 /// A listener that runs, and all that it speaks with.
 struct Running {
     connections: mpsc::Receiver<TcpStream>,
-    arrivals: mpsc::Receiver<Arrival>,
-    condition: tokio::sync::watch::Receiver<Condition>,
+    arrivals: mpsc::Receiver<SourceArrival>,
+    condition: tokio::sync::watch::Receiver<SourceCondition>,
     task: JoinHandle<()>,
 }
 
@@ -67,11 +67,11 @@ impl Drop for Running {
 }
 
 impl Running {
-    async fn new(idle: Duration, adapt: impl FnOnce(&mut Listener)) -> Self {
+    async fn new(idle: Duration, adapt: impl FnOnce(&mut WebSocketListener)) -> Self {
         let (url, connections) = server().await;
         let mut listener = listener(&url, idle);
         adapt(&mut listener);
-        let (feed, arrivals) = Feed::new();
+        let (feed, arrivals) = SourceFeed::new();
         let condition = feed.condition();
         let task = tokio::spawn(listener.run(feed));
         Self {
@@ -88,7 +88,7 @@ impl Running {
     }
 
     /// The payload of the next arrival, which is answered so.
-    async fn next(&mut self, answer: Taken) -> Vec<u8> {
+    async fn next(&mut self, answer: ArrivalOutcome) -> Vec<u8> {
         let arrival = timeout(SOON, self.arrivals.recv()).await.unwrap().unwrap();
         arrival.answer.send(answer).unwrap();
         arrival.heard.payload
@@ -121,8 +121,8 @@ async fn texts_and_bytes_are_events_and_each_connection_begins_with_headers_and_
         assert_eq!(first, Message::text("news, please"));
         socket.send(Message::text("{\"n\": 1}")).await.unwrap();
         socket.send(Message::binary(b"2".to_vec())).await.unwrap();
-        assert_eq!(running.next(Taken::OnDisk).await, b"{\"n\": 1}");
-        assert_eq!(running.next(Taken::Known).await, b"2");
+        assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"{\"n\": 1}");
+        assert_eq!(running.next(ArrivalOutcome::Known).await, b"2");
         // In order, and so no failure.
         socket.close(None).await.unwrap();
     }
@@ -148,17 +148,17 @@ async fn a_message_of_the_allowed_length_is_taken_and_a_longer_one_is_dropped_wi
         socket.send(Message::text("x".repeat(MOST))).await.unwrap();
         socket.send(fragment("0123456789", Data::Text, false)).await.unwrap();
         socket.send(fragment("0123456789", Data::Continue, true)).await.unwrap();
-        assert_eq!(running.next(Taken::OnDisk).await.len(), MOST);
-        assert_eq!(running.next(Taken::OnDisk).await, b"01234567890123456789");
+        assert_eq!(running.next(ArrivalOutcome::OnDisk).await.len(), MOST);
+        assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"01234567890123456789");
         for message in messages {
             socket.send(message).await.unwrap();
         }
-        assert_eq!(running.next(Taken::Dropped).await.len(), MOST + 1);
+        assert_eq!(running.next(ArrivalOutcome::Dropped).await.len(), MOST + 1);
         let said = "a message is longer than 20 bytes (spec.limits.maxPayloadBytes) and was dropped";
         assert_eq!(running.failure().await, said);
         let mut socket = running.connection().await;
         socket.send(Message::text("again")).await.unwrap();
-        assert_eq!(running.next(Taken::OnDisk).await, b"again");
+        assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"again");
         assert!(running.condition.borrow().connected);
     }
 }
@@ -170,7 +170,7 @@ async fn a_huge_message_is_refused_by_its_head_alone() {
     // A text of 2^62 bytes, of which none comes.
     let head = [&[0x81, 127][..], &(1_u64 << 62).to_be_bytes()].concat();
     socket.get_mut().write_all(&head).await.unwrap();
-    assert_eq!(running.next(Taken::Dropped).await.len(), MOST + 1);
+    assert_eq!(running.next(ArrivalOutcome::Dropped).await.len(), MOST + 1);
 }
 
 #[tokio::test]
@@ -206,11 +206,11 @@ async fn what_cannot_be_kept_now_is_given_again_since_nobody_sends_it_again() {
     let mut socket = running.connection().await;
     socket.send(Message::text("a")).await.unwrap();
     socket.send(Message::text("b")).await.unwrap();
-    assert_eq!(running.next(Taken::NotNow).await, b"a");
+    assert_eq!(running.next(ArrivalOutcome::NotNow).await, b"a");
     assert!(running.failure().await.contains("cannot be kept now"));
-    assert_eq!(running.next(Taken::NotNow).await, b"a");
-    assert_eq!(running.next(Taken::OnDisk).await, b"a");
-    assert_eq!(running.next(Taken::OnDisk).await, b"b");
+    assert_eq!(running.next(ArrivalOutcome::NotNow).await, b"a");
+    assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"a");
+    assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"b");
     assert!(running.condition.borrow().connected);
     assert_eq!(running.condition.borrow().failures, 1);
 }
@@ -285,7 +285,7 @@ async fn frames_that_are_wrong_end_the_connection_and_nothing_else(#[case] frame
     assert_eq!(running.failure().await, said);
     let mut socket = running.connection().await;
     socket.send(Message::text("fine")).await.unwrap();
-    assert_eq!(running.next(Taken::OnDisk).await, b"fine");
+    assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"fine");
 }
 
 #[tokio::test]

@@ -38,9 +38,9 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use self::signature::{Rule, Unsigned};
-use self::slots::{NoSlot, Slots};
-use super::{Cursor, Feed, Heard, Taken};
+use self::signature::{SignatureError, SignatureRule};
+use self::slots::{PeerSlots, SlotError};
+use super::{ArrivalOutcome, SourceCursor, SourceFeed, SourceMessage};
 use crate::sensing::rules::MOST_DEPTH;
 
 /// Longest time for a request's head, for its body, and for its keeping.
@@ -56,9 +56,9 @@ const RETRY_AFTER: &str = "60";
 
 /// Receives what others send.
 #[derive(Clone, Debug)]
-pub struct Receiver {
+pub struct WebhookReceiver {
     /// How requests have to be signed.
-    pub rule: Rule,
+    pub rule: SignatureRule,
     /// The file with the key; read for each request, since keys are changed.
     pub key_file: PathBuf,
     /// Most bytes of a body.
@@ -67,24 +67,24 @@ pub struct Receiver {
     pub connections: usize,
 }
 
-struct Server {
-    receiver: Receiver,
-    feed: Feed,
+struct WebhookState {
+    receiver: WebhookReceiver,
+    feed: SourceFeed,
     /// Bytes of bodies that may still be read.
     room: Arc<Semaphore>,
 }
 
-impl Receiver {
+impl WebhookReceiver {
     /// Serves until `stop`.
-    pub async fn run(self, listener: TcpListener, feed: Feed, stop: CancellationToken) -> std::io::Result<()> {
-        let slots = Slots::new(self.connections, (self.connections / PEERS).max(1));
-        feed.works();
+    pub async fn run(self, listener: TcpListener, feed: SourceFeed, stop: CancellationToken) -> std::io::Result<()> {
+        let slots = PeerSlots::new(self.connections, (self.connections / PEERS).max(1));
+        feed.report_connected();
         let app = router(self, feed);
         // A connection without a slot is closed; a slot lives as long as its connection's service.
         let per_connection = tower::service_fn(move |peer: SocketAddr| {
             let slot = slots.take(peer.ip());
             let app = app.clone();
-            async move { slot.map(|slot| app.layer(Extension(Arc::new(slot)))).ok_or(NoSlot) }
+            async move { slot.map(|slot| app.layer(Extension(Arc::new(slot)))).ok_or(SlotError) }
         });
         let handle = Handle::new();
         let mut server = axum_server::from_tcp(listener.into_std()?)?
@@ -107,19 +107,19 @@ impl Receiver {
     }
 }
 
-fn router(receiver: Receiver, feed: Feed) -> Router {
-    Router::new().route("/", post(take)).with_state(Arc::new(Server {
+fn router(receiver: WebhookReceiver, feed: SourceFeed) -> Router {
+    Router::new().route("/", post(take)).with_state(Arc::new(WebhookState {
         receiver,
         feed,
         room: Arc::new(Semaphore::new(BODIES_BYTES)),
     }))
 }
 
-async fn take(State(server): State<Arc<Server>>, headers: HeaderMap, request: Request) -> Response {
+async fn take(State(server): State<Arc<WebhookState>>, headers: HeaderMap, request: Request) -> Response {
     match hear(&server, &headers, request).await {
         Ok(taken) => answer(taken),
-        Err(Refusal::NotNow) => not_now(),
-        Err(Refusal::For(status, why)) => {
+        Err(WebhookRefusal::NotNow) => not_now(),
+        Err(WebhookRefusal::For(status, why)) => {
             server.feed.refused();
             (status, why).into_response()
         }
@@ -127,19 +127,19 @@ async fn take(State(server): State<Arc<Server>>, headers: HeaderMap, request: Re
 }
 
 /// Why a delivery is not heard.
-enum Refusal {
+enum WebhookRefusal {
     /// For a reason of the sender's.
     For(StatusCode, String),
     /// For one of ours: it is to be sent again.
     NotNow,
 }
 
-async fn hear(server: &Server, headers: &HeaderMap, request: Request) -> Result<Taken, Refusal> {
-    let Server { receiver, feed, room } = server;
+async fn hear(server: &WebhookState, headers: &HeaderMap, request: Request) -> Result<ArrivalOutcome, WebhookRefusal> {
+    let WebhookState { receiver, feed, room } = server;
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let unsigned = |unsigned: Unsigned| Refusal::For(StatusCode::UNAUTHORIZED, unsigned.to_string());
+    let unsigned = |unsigned: SignatureError| WebhookRefusal::For(StatusCode::UNAUTHORIZED, unsigned.to_string());
     if !receiver.rule.is_signed(header) {
-        return Err(unsigned(Unsigned::Missing));
+        return Err(unsigned(SignatureError::Missing));
     }
     let length = header(header::CONTENT_LENGTH.as_str()).and_then(|length| length.parse().ok());
     let length: usize = length.unwrap_or(receiver.most_bytes);
@@ -150,59 +150,63 @@ async fn hear(server: &Server, headers: &HeaderMap, request: Request) -> Result<
     let permits = u32::try_from(length.max(1)).unwrap_or(u32::MAX);
     let _room = timeout(READ_TIMEOUT, room.acquire_many(permits))
         .await
-        .map_err(|_| Refusal::NotNow)?
-        .map_err(|_| Refusal::NotNow)?;
+        .map_err(|_| WebhookRefusal::NotNow)?
+        .map_err(|_| WebhookRefusal::NotNow)?;
     let body = receiver.read(request).await?;
-    let secret = tokio::fs::read(&receiver.key_file).await.map_err(|_| Refusal::NotNow)?;
+    let secret = tokio::fs::read(&receiver.key_file)
+        .await
+        .map_err(|_| WebhookRefusal::NotNow)?;
     let id = match receiver.rule.check(&secret, header, &body, Timestamp::now()) {
         Ok(id) => id,
-        Err(Unsigned::Key) => {
+        Err(SignatureError::Key) => {
             let why = signature::unusable(receiver.rule.scheme, &secret).unwrap_or_default();
             feed.failed(
                 &format!("the key of spec.source.webhook.secretKeyRef {why}"),
                 Duration::ZERO,
             );
-            return Err(Refusal::NotNow);
+            return Err(WebhookRefusal::NotNow);
         }
         Err(why) => return Err(unsigned(why)),
     };
-    feed.works();
+    feed.report_connected();
     if says_json(header(header::CONTENT_TYPE.as_str())) && serde_json::from_slice::<IgnoredAny>(&body).is_err() {
         let why = "the Content-Type says JSON, and the body is none".to_owned();
-        return Err(Refusal::For(StatusCode::BAD_REQUEST, why));
+        return Err(WebhookRefusal::For(StatusCode::BAD_REQUEST, why));
     }
-    let heard = Heard {
+    let heard = SourceMessage {
         id,
         payload: body,
-        cursor: Cursor::default(),
+        cursor: SourceCursor::default(),
         repeat: receiver.rule.repeat(),
     };
     // After the time it may still be kept: then the repeat is known.
-    let taken = timeout(READ_TIMEOUT, feed.give(heard)).await.unwrap_or(Taken::NotNow);
+    let taken = timeout(READ_TIMEOUT, feed.submit(heard))
+        .await
+        .unwrap_or(ArrivalOutcome::NotNow);
     match taken {
-        Taken::TooDeep => {
+        ArrivalOutcome::TooDeep => {
             let why = format!("the body has more than {MOST_DEPTH} levels");
-            Err(Refusal::For(StatusCode::BAD_REQUEST, why))
+            Err(WebhookRefusal::For(StatusCode::BAD_REQUEST, why))
         }
-        Taken::Replayed => {
+        ArrivalOutcome::Replayed => {
             let why = "the same signed body came before under another id; a body that is meant to be sent again needs something \
                        that differs, such as a time"
                 .to_owned();
-            Err(Refusal::For(StatusCode::CONFLICT, why))
+            Err(WebhookRefusal::For(StatusCode::CONFLICT, why))
         }
-        Taken::OnDisk | Taken::Known | Taken::Dropped | Taken::NotNow => Ok(taken),
+        ArrivalOutcome::OnDisk | ArrivalOutcome::Known | ArrivalOutcome::Dropped | ArrivalOutcome::NotNow => Ok(taken),
     }
 }
 
-fn answer(taken: Taken) -> Response {
+fn answer(taken: ArrivalOutcome) -> Response {
     match taken {
-        Taken::OnDisk => StatusCode::ACCEPTED.into_response(),
-        Taken::Known => StatusCode::OK.into_response(),
-        Taken::Dropped => {
+        ArrivalOutcome::OnDisk => StatusCode::ACCEPTED.into_response(),
+        ArrivalOutcome::Known => StatusCode::OK.into_response(),
+        ArrivalOutcome::Dropped => {
             let retry = [(header::RETRY_AFTER, RETRY_AFTER)];
             (StatusCode::TOO_MANY_REQUESTS, retry, "more than spec.limits.perMinute").into_response()
         }
-        Taken::NotNow | Taken::TooDeep | Taken::Replayed => not_now(),
+        ArrivalOutcome::NotNow | ArrivalOutcome::TooDeep | ArrivalOutcome::Replayed => not_now(),
     }
 }
 
@@ -215,19 +219,19 @@ fn says_json(content_type: Option<&str>) -> bool {
     essence == "application/json" || essence.ends_with("+json")
 }
 
-impl Receiver {
-    fn too_large(&self) -> Refusal {
+impl WebhookReceiver {
+    fn too_large(&self) -> WebhookRefusal {
         let most = self.most_bytes;
         let why = format!("the body is cut, or longer than {most} bytes (spec.limits.maxPayloadBytes)");
-        Refusal::For(StatusCode::PAYLOAD_TOO_LARGE, why)
+        WebhookRefusal::For(StatusCode::PAYLOAD_TOO_LARGE, why)
     }
 
-    async fn read(&self, request: Request) -> Result<Vec<u8>, Refusal> {
+    async fn read(&self, request: Request) -> Result<Vec<u8>, WebhookRefusal> {
         let body = axum::body::to_bytes(request.into_body(), self.most_bytes);
         match timeout(READ_TIMEOUT, body).await {
             Ok(Ok(body)) => Ok(body.into()),
             Ok(Err(_)) => Err(self.too_large()),
-            Err(_) => Err(Refusal::For(
+            Err(_) => Err(WebhookRefusal::For(
                 StatusCode::REQUEST_TIMEOUT,
                 "the body came too slowly".into(),
             )),

@@ -7,8 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use ring::hmac;
 
-use crate::api::source::Scheme;
-use crate::sensing::source::Repeat;
+use crate::api::source::SignatureScheme;
+use crate::sensing::source::RepeatRule;
 
 /// How far a sender's clock may be off; what was signed before is a replay.
 pub const WINDOW: Duration = Duration::from_mins(5);
@@ -27,7 +27,7 @@ const STANDARD_SIGNATURE: &str = "webhook-signature";
 
 /// Why a request is refused. What exactly is wrong is said to the sender only as far as it helps an honest one.
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unsigned {
+pub enum SignatureError {
     /// A header is not there.
     #[error("the request is not signed")]
     Missing,
@@ -44,20 +44,20 @@ pub enum Unsigned {
 
 /// How requests have to be signed.
 #[derive(Clone, Debug)]
-pub struct Rule {
+pub struct SignatureRule {
     /// The scheme.
-    pub scheme: Scheme,
+    pub scheme: SignatureScheme,
     /// The header with the sender's id, in place of the scheme's own.
     pub id_header: Option<String>,
 }
 
 /// Why a Secret's value cannot be the key of a scheme, in words that go after the field's name.
 #[must_use]
-pub fn unusable(scheme: Scheme, secret: &[u8]) -> Option<String> {
+pub fn unusable(scheme: SignatureScheme, secret: &[u8]) -> Option<String> {
     let secret = secret.trim_ascii();
     match scheme {
-        Scheme::GitHub => secret.is_empty().then(|| "is empty: write the webhook's secret into it".to_owned()),
-        Scheme::StandardWebhooks => standard_keys(secret).is_empty().then(|| {
+        SignatureScheme::GitHub => secret.is_empty().then(|| "is empty: write the webhook's secret into it".to_owned()),
+        SignatureScheme::StandardWebhooks => standard_keys(secret).is_empty().then(|| {
             format!(
                 "is no key of Standard Webhooks: it must be whsec_ and base64, or raw bytes, of {LEAST_KEY_BYTES} bytes at \
                  least"
@@ -66,22 +66,22 @@ pub fn unusable(scheme: Scheme, secret: &[u8]) -> Option<String> {
     }
 }
 
-impl Rule {
+impl SignatureRule {
     /// Whether a request carries a signature at all: one that does not need not be read.
     pub fn is_signed<'a>(&self, header: impl Fn(&str) -> Option<&'a str>) -> bool {
         let needed: &[&str] = match self.scheme {
-            Scheme::GitHub => &[GITHUB_SIGNATURE],
-            Scheme::StandardWebhooks => &[STANDARD_ID, STANDARD_TIME, STANDARD_SIGNATURE],
+            SignatureScheme::GitHub => &[GITHUB_SIGNATURE],
+            SignatureScheme::StandardWebhooks => &[STANDARD_ID, STANDARD_TIME, STANDARD_SIGNATURE],
         };
         needed.iter().all(|name| header(name).is_some())
     }
 
     /// What makes a request a repeat of another.
     #[must_use]
-    pub fn repeat(&self) -> Repeat {
+    pub fn repeat(&self) -> RepeatRule {
         match self.scheme {
-            Scheme::GitHub => Repeat::SignedText,
-            Scheme::StandardWebhooks => Repeat::Id,
+            SignatureScheme::GitHub => RepeatRule::SignedText,
+            SignatureScheme::StandardWebhooks => RepeatRule::Id,
         }
     }
 
@@ -92,21 +92,21 @@ impl Rule {
         header: impl Fn(&str) -> Option<&'a str>,
         body: &[u8],
         now: Timestamp,
-    ) -> Result<Option<String>, Unsigned> {
+    ) -> Result<Option<String>, SignatureError> {
         let secret = secret.trim_ascii();
         if unusable(self.scheme, secret).is_some() {
-            return Err(Unsigned::Key);
+            return Err(SignatureError::Key);
         }
         let id = match self.scheme {
-            Scheme::GitHub => {
-                let signature = header(GITHUB_SIGNATURE).ok_or(Unsigned::Missing)?;
+            SignatureScheme::GitHub => {
+                let signature = header(GITHUB_SIGNATURE).ok_or(SignatureError::Missing)?;
                 github(secret, signature, body)?;
                 header(self.id_header.as_deref().unwrap_or(GITHUB_ID))
             }
-            Scheme::StandardWebhooks => {
-                let get = |name| header(name).ok_or(Unsigned::Missing);
+            SignatureScheme::StandardWebhooks => {
+                let get = |name| header(name).ok_or(SignatureError::Missing);
                 let id = get(STANDARD_ID)?;
-                let signed = Signed {
+                let signed = SignedHeaders {
                     id,
                     time: get(STANDARD_TIME)?,
                     signatures: get(STANDARD_SIGNATURE)?,
@@ -119,20 +119,20 @@ impl Rule {
     }
 }
 
-fn github(secret: &[u8], signature: &str, body: &[u8]) -> Result<(), Unsigned> {
-    let digits = signature.strip_prefix("sha256=").ok_or(Unsigned::Wrong)?;
-    let tag = hex(digits).ok_or(Unsigned::Wrong)?;
+fn github(secret: &[u8], signature: &str, body: &[u8]) -> Result<(), SignatureError> {
+    let digits = signature.strip_prefix("sha256=").ok_or(SignatureError::Wrong)?;
+    let tag = hex(digits).ok_or(SignatureError::Wrong)?;
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
-    hmac::verify(&key, body, &tag).map_err(|_| Unsigned::Wrong)
+    hmac::verify(&key, body, &tag).map_err(|_| SignatureError::Wrong)
 }
 
-struct Signed<'a> {
+struct SignedHeaders<'a> {
     id: &'a str,
     time: &'a str,
     signatures: &'a str,
 }
 
-fn standard(secret: &[u8], signed: &Signed<'_>, body: &[u8], now: Timestamp) -> Result<(), Unsigned> {
+fn standard(secret: &[u8], signed: &SignedHeaders<'_>, body: &[u8], now: Timestamp) -> Result<(), SignatureError> {
     let keys = standard_keys(secret).into_iter();
     let keys: Vec<_> = keys.map(|key| hmac::Key::new(hmac::HMAC_SHA256, &key)).collect();
     let text = [signed.id.as_bytes(), b".", signed.time.as_bytes(), b".", body].concat();
@@ -142,13 +142,13 @@ fn standard(secret: &[u8], signed: &Signed<'_>, body: &[u8], now: Timestamp) -> 
         .take(MOST_SIGNATURES)
         .filter_map(|signature| STANDARD.decode(signature.strip_prefix("v1,")?).ok());
     if !tags.any(|tag| keys.iter().any(|key| hmac::verify(key, &text, &tag).is_ok())) {
-        return Err(Unsigned::Wrong);
+        return Err(SignatureError::Wrong);
     }
     // Only now: who does not have the key learns nothing of the clock.
-    let time: i64 = signed.time.parse().map_err(|_| Unsigned::Replayed)?;
-    let time = Timestamp::from_second(time).map_err(|_| Unsigned::Replayed)?;
+    let time: i64 = signed.time.parse().map_err(|_| SignatureError::Replayed)?;
+    let time = Timestamp::from_second(time).map_err(|_| SignatureError::Replayed)?;
     if now.duration_since(time).unsigned_abs() > WINDOW {
-        return Err(Unsigned::Replayed);
+        return Err(SignatureError::Replayed);
     }
     Ok(())
 }
@@ -198,13 +198,13 @@ mod tests {
     const SIGNED_AT: i64 = 1_614_265_330;
 
     fn check(
-        scheme: Scheme,
+        scheme: SignatureScheme,
         secret: &[u8],
         headers: &[(&str, &str)],
         body: &[u8],
         now: i64,
-    ) -> Result<Option<String>, Unsigned> {
-        let rule = Rule {
+    ) -> Result<Option<String>, SignatureError> {
+        let rule = SignatureRule {
             scheme,
             id_header: None,
         };
@@ -217,9 +217,9 @@ mod tests {
         rule.check(secret, header, body, Timestamp::from_second(now).unwrap())
     }
 
-    fn github_signed(signature: &str) -> Result<Option<String>, Unsigned> {
+    fn github_signed(signature: &str) -> Result<Option<String>, SignatureError> {
         let headers = [(GITHUB_SIGNATURE, signature), (GITHUB_ID, "72d3162e")];
-        check(Scheme::GitHub, SECRET, &headers, BODY, 0)
+        check(SignatureScheme::GitHub, SECRET, &headers, BODY, 0)
     }
 
     #[test]
@@ -238,24 +238,27 @@ mod tests {
     #[case::no_digits("sha256=zz")]
     #[case::empty("sha256=")]
     fn any_other_signature_is_wrong(#[case] signature: &str) {
-        assert_eq!(github_signed(signature), Err(Unsigned::Wrong));
+        assert_eq!(github_signed(signature), Err(SignatureError::Wrong));
     }
 
     #[test]
     fn another_text_or_key_is_wrong_and_no_signature_is_missing() {
         let headers = [(GITHUB_SIGNATURE, format!("sha256={TAG}"))];
         let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
-        let github = |secret, body| check(Scheme::GitHub, secret, &headers, body, 0);
+        let github = |secret, body| check(SignatureScheme::GitHub, secret, &headers, body, 0);
         assert_eq!(github(SECRET, BODY), Ok(None));
-        assert_eq!(github(SECRET, b"Hello, World?"), Err(Unsigned::Wrong));
-        assert_eq!(github(b"another", BODY), Err(Unsigned::Wrong));
-        assert_eq!(github(b" \n", BODY), Err(Unsigned::Key));
-        assert_eq!(check(Scheme::GitHub, SECRET, &[], BODY, 0), Err(Unsigned::Missing));
+        assert_eq!(github(SECRET, b"Hello, World?"), Err(SignatureError::Wrong));
+        assert_eq!(github(b"another", BODY), Err(SignatureError::Wrong));
+        assert_eq!(github(b" \n", BODY), Err(SignatureError::Key));
+        assert_eq!(
+            check(SignatureScheme::GitHub, SECRET, &[], BODY, 0),
+            Err(SignatureError::Missing)
+        );
     }
 
-    fn standard_at(now: i64) -> Result<Option<String>, Unsigned> {
+    fn standard_at(now: i64) -> Result<Option<String>, SignatureError> {
         check(
-            Scheme::StandardWebhooks,
+            SignatureScheme::StandardWebhooks,
             STANDARD_SECRET,
             &STANDARD_HEADERS,
             STANDARD_BODY,
@@ -270,21 +273,21 @@ mod tests {
             assert_eq!(standard_at(now), id);
         }
         for now in [SIGNED_AT - 301, SIGNED_AT + 301] {
-            assert_eq!(standard_at(now), Err(Unsigned::Replayed));
+            assert_eq!(standard_at(now), Err(SignatureError::Replayed));
         }
     }
 
     #[rstest]
-    #[case::another_id(0, "msg_other", Unsigned::Wrong)]
-    #[case::another_time(1, "1614265331", Unsigned::Wrong)]
-    #[case::no_time(1, "now", Unsigned::Wrong)]
-    #[case::another_version(2, "v2,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", Unsigned::Wrong)]
-    #[case::no_base64(2, "v1,???", Unsigned::Wrong)]
-    fn what_is_changed_is_wrong(#[case] which: usize, #[case] value: &'static str, #[case] why: Unsigned) {
+    #[case::another_id(0, "msg_other", SignatureError::Wrong)]
+    #[case::another_time(1, "1614265331", SignatureError::Wrong)]
+    #[case::no_time(1, "now", SignatureError::Wrong)]
+    #[case::another_version(2, "v2,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", SignatureError::Wrong)]
+    #[case::no_base64(2, "v1,???", SignatureError::Wrong)]
+    fn what_is_changed_is_wrong(#[case] which: usize, #[case] value: &'static str, #[case] why: SignatureError) {
         let mut headers = STANDARD_HEADERS;
         headers[which].1 = value;
         let checked = check(
-            Scheme::StandardWebhooks,
+            SignatureScheme::StandardWebhooks,
             STANDARD_SECRET,
             &headers,
             STANDARD_BODY,
@@ -301,7 +304,7 @@ mod tests {
             let mut headers = STANDARD_HEADERS;
             headers[2].1 = &signatures;
             check(
-                Scheme::StandardWebhooks,
+                SignatureScheme::StandardWebhooks,
                 STANDARD_SECRET,
                 &headers,
                 STANDARD_BODY,
@@ -322,15 +325,19 @@ mod tests {
     #[case::sixteen_raw_bytes(b"123456789-123456", true)]
     #[case::with_a_line_end(b"123456789-123456\n", true)]
     fn a_key_of_standard_webhooks_has_16_bytes_at_least(#[case] secret: &[u8], #[case] usable: bool) {
-        assert_eq!(unusable(Scheme::StandardWebhooks, secret).is_none(), usable);
+        assert_eq!(unusable(SignatureScheme::StandardWebhooks, secret).is_none(), usable);
         let checked = check(
-            Scheme::StandardWebhooks,
+            SignatureScheme::StandardWebhooks,
             secret,
             &STANDARD_HEADERS,
             STANDARD_BODY,
             SIGNED_AT,
         );
-        let why = if usable { Unsigned::Wrong } else { Unsigned::Key };
+        let why = if usable {
+            SignatureError::Wrong
+        } else {
+            SignatureError::Key
+        };
         assert_eq!(checked, Err(why));
     }
 
@@ -350,7 +357,13 @@ mod tests {
                 (STANDARD_TIME, "1614265330"),
                 (STANDARD_SIGNATURE, &*signature),
             ];
-            let checked = check(Scheme::StandardWebhooks, secret, &headers, STANDARD_BODY, SIGNED_AT);
+            let checked = check(
+                SignatureScheme::StandardWebhooks,
+                secret,
+                &headers,
+                STANDARD_BODY,
+                SIGNED_AT,
+            );
             assert_eq!(checked, Ok(Some("id".to_owned())));
         }
     }
@@ -360,7 +373,7 @@ mod tests {
         let signature = format!("sha256={TAG}");
         let with = |id: &str| {
             let headers = [(GITHUB_SIGNATURE, signature.as_str()), (GITHUB_ID, id)];
-            check(Scheme::GitHub, SECRET, &headers, BODY, 0).unwrap()
+            check(SignatureScheme::GitHub, SECRET, &headers, BODY, 0).unwrap()
         };
         assert_eq!(with(&"x".repeat(256)), Some("x".repeat(256)));
         assert_eq!(with(&"x".repeat(257)), None);

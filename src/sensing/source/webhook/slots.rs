@@ -7,30 +7,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// There is no slot for another connection.
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
 #[error("there are too many connections")]
-pub(super) struct NoSlot;
+pub(super) struct SlotError;
 
 /// The slots.
 #[derive(Clone, Debug)]
-pub(super) struct Slots {
-    inner: Arc<Mutex<Taken>>,
+pub(super) struct PeerSlots {
+    inner: Arc<Mutex<SlotUsage>>,
     most: usize,
     most_of_one: usize,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct SlotUsage {
     all: usize,
     by: HashMap<IpAddr, usize>,
 }
 
 /// A slot, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Slot {
-    slots: Slots,
+pub(super) struct PeerSlot {
+    slots: PeerSlots,
     peer: IpAddr,
 }
 
-impl Slots {
+impl PeerSlots {
     pub(super) fn new(most: usize, most_of_one: usize) -> Self {
         Self {
             inner: Arc::default(),
@@ -40,7 +40,7 @@ impl Slots {
     }
 
     /// A slot for this peer; `None`: there is none.
-    pub(super) fn take(&self, peer: IpAddr) -> Option<Slot> {
+    pub(super) fn take(&self, peer: IpAddr) -> Option<PeerSlot> {
         let mut taken = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let of_one = taken.by.get(&peer).copied().unwrap_or_default();
         if taken.all >= self.most || of_one >= self.most_of_one {
@@ -48,14 +48,14 @@ impl Slots {
         }
         taken.all += 1;
         taken.by.insert(peer, of_one + 1);
-        Some(Slot {
+        Some(PeerSlot {
             slots: self.clone(),
             peer,
         })
     }
 }
 
-impl Drop for Slot {
+impl Drop for PeerSlot {
     fn drop(&mut self) {
         let mut taken = self.slots.inner.lock().unwrap_or_else(PoisonError::into_inner);
         taken.all = taken.all.saturating_sub(1);
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn there_are_so_many_in_all_and_of_one_peer_and_a_dropped_one_is_free_again() {
         let peer = |last: u8| IpAddr::from([10, 0, 0, last]);
-        let slots = Slots::new(5, 2);
+        let slots = PeerSlots::new(5, 2);
         let mut held: Vec<_> = (0..2).map(|_| slots.take(peer(1)).unwrap()).collect();
         assert!(slots.take(peer(1)).is_none(), "one peer may have two");
         held.extend((2..5).map(|last| slots.take(peer(last)).unwrap()));

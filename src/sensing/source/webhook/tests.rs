@@ -9,28 +9,28 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::api::source::Scheme;
-use crate::sensing::source::Arrival;
+use crate::api::source::SignatureScheme;
+use crate::sensing::source::SourceArrival;
 
 const KEY: &str = "a key of twenty bytes";
 
 struct Hook {
     url: String,
     key: NamedTempFile,
-    arrivals: mpsc::Receiver<Arrival>,
-    condition: tokio::sync::watch::Receiver<crate::sensing::source::Condition>,
+    arrivals: mpsc::Receiver<SourceArrival>,
+    condition: tokio::sync::watch::Receiver<crate::sensing::source::SourceCondition>,
     stop: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
 }
 
 impl Hook {
-    async fn new(scheme: Scheme, key: &str) -> Self {
+    async fn new(scheme: SignatureScheme, key: &str) -> Self {
         // Fails when another test was first; then it is there.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut file = NamedTempFile::new().unwrap();
         write!(file, "{key}").unwrap();
-        let receiver = Receiver {
-            rule: Rule {
+        let receiver = WebhookReceiver {
+            rule: SignatureRule {
                 scheme,
                 id_header: None,
             },
@@ -41,7 +41,7 @@ impl Hook {
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());
-        let (feed, arrivals) = Feed::new();
+        let (feed, arrivals) = SourceFeed::new();
         let condition = feed.condition();
         let stop = CancellationToken::new();
         let task = tokio::spawn(receiver.run(listener, feed, stop.clone()));
@@ -56,7 +56,12 @@ impl Hook {
     }
 
     /// Sends; what arrives is answered so.
-    async fn send(&mut self, headers: &[(&str, String)], body: String, taken: Taken) -> (u16, Option<Heard>) {
+    async fn send(
+        &mut self,
+        headers: &[(&str, String)],
+        body: String,
+        taken: ArrivalOutcome,
+    ) -> (u16, Option<SourceMessage>) {
         let client = reqwest::Client::builder()
             .no_proxy()
             .tls_certs_only([])
@@ -97,7 +102,7 @@ impl Hook {
         loop {
             tokio::select! {
                 answer = &mut answer => return answer.unwrap().ok().map(|answer| answer.status().as_u16()),
-                Some(arrival) = self.arrivals.recv() => arrival.answer.send(Taken::OnDisk).unwrap(),
+                Some(arrival) = self.arrivals.recv() => arrival.answer.send(ArrivalOutcome::OnDisk).unwrap(),
             }
         }
     }
@@ -149,13 +154,13 @@ fn standard(body: &str, at: i64) -> Vec<(&'static str, String)> {
 }
 
 #[rstest]
-#[case(Taken::OnDisk, 202)]
-#[case(Taken::Known, 200)]
-#[case(Taken::Dropped, 429)]
-#[case(Taken::NotNow, 503)]
+#[case(ArrivalOutcome::OnDisk, 202)]
+#[case(ArrivalOutcome::Known, 200)]
+#[case(ArrivalOutcome::Dropped, 429)]
+#[case(ArrivalOutcome::NotNow, 503)]
 #[tokio::test]
-async fn the_answer_says_what_became_of_it(#[case] taken: Taken, #[case] status: u16) {
-    let mut hook = Hook::new(Scheme::GitHub, KEY).await;
+async fn the_answer_says_what_became_of_it(#[case] taken: ArrivalOutcome, #[case] status: u16) {
+    let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     let body = r#"{"action":"opened"}"#;
     let (answer, heard) = hook.send(&github(body), body.into(), taken).await;
     assert_eq!(answer, status);
@@ -170,53 +175,73 @@ async fn the_answer_says_what_became_of_it(#[case] taken: Taken, #[case] status:
 #[tokio::test]
 async fn standard_webhooks_are_taken_once_their_signature_and_time_are_right() {
     let key = String::from_utf8(openssl(&["base64", "-A"], KEY.as_bytes())).unwrap();
-    let mut hook = Hook::new(Scheme::StandardWebhooks, &format!("whsec_{key}\n")).await;
+    let mut hook = Hook::new(SignatureScheme::StandardWebhooks, &format!("whsec_{key}\n")).await;
     let now = Timestamp::now().as_second();
-    let (answer, heard) = hook.send(&standard("{}", now), "{}".into(), Taken::OnDisk).await;
+    let (answer, heard) = hook
+        .send(&standard("{}", now), "{}".into(), ArrivalOutcome::OnDisk)
+        .await;
     assert_eq!((answer, heard.unwrap().id.as_deref()), (202, Some("m-1")));
-    let (answer, heard) = hook.send(&standard("{}", now - 400), "{}".into(), Taken::OnDisk).await;
+    let (answer, heard) = hook
+        .send(&standard("{}", now - 400), "{}".into(), ArrivalOutcome::OnDisk)
+        .await;
     assert_eq!((answer, heard), (401, None));
     hook.end().await;
 }
 
 #[tokio::test]
 async fn what_is_not_signed_with_the_key_is_refused_and_reaches_nobody() {
-    let mut hook = Hook::new(Scheme::GitHub, KEY).await;
-    let unsigned = hook.send(&[], "{}".into(), Taken::OnDisk).await;
+    let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
+    let unsigned = hook.send(&[], "{}".into(), ArrivalOutcome::OnDisk).await;
     assert_eq!(unsigned, (401, None));
-    let of_another_text = hook.send(&github("{ }"), "{}".into(), Taken::OnDisk).await;
+    let of_another_text = hook.send(&github("{ }"), "{}".into(), ArrivalOutcome::OnDisk).await;
     assert_eq!(of_another_text, (401, None));
     // The key is changed: the old one opens nothing any more.
     std::fs::write(hook.key.path(), "a new key").unwrap();
-    let with_the_old_key = hook.send(&github("{}"), "{}".into(), Taken::OnDisk).await;
+    let with_the_old_key = hook.send(&github("{}"), "{}".into(), ArrivalOutcome::OnDisk).await;
     assert_eq!(with_the_old_key, (401, None));
     hook.end().await;
 }
 
 #[tokio::test]
 async fn a_body_of_the_allowed_length_is_taken_and_one_byte_more_is_not() {
-    let mut hook = Hook::new(Scheme::GitHub, KEY).await;
+    let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     let (exact, longer) = ("x".repeat(100), "x".repeat(101));
-    assert_eq!(hook.send(&github(&exact), exact.clone(), Taken::OnDisk).await.0, 202);
-    let too_long = hook.send(&github(&longer), longer.clone(), Taken::OnDisk).await;
+    assert_eq!(
+        hook.send(&github(&exact), exact.clone(), ArrivalOutcome::OnDisk)
+            .await
+            .0,
+        202
+    );
+    let too_long = hook
+        .send(&github(&longer), longer.clone(), ArrivalOutcome::OnDisk)
+        .await;
     assert_eq!(too_long, (413, None));
     hook.end().await;
 }
 
 #[tokio::test]
 async fn without_a_key_nothing_is_taken_and_the_sender_is_told_to_come_again() {
-    let mut hook = Hook::new(Scheme::GitHub, "").await;
-    assert_eq!(hook.send(&github("{}"), "{}".into(), Taken::OnDisk).await, (503, None));
+    let mut hook = Hook::new(SignatureScheme::GitHub, "").await;
+    assert_eq!(
+        hook.send(&github("{}"), "{}".into(), ArrivalOutcome::OnDisk).await,
+        (503, None)
+    );
     std::fs::remove_file(hook.key.path()).unwrap();
-    assert_eq!(hook.send(&github("{}"), "{}".into(), Taken::OnDisk).await, (503, None));
+    assert_eq!(
+        hook.send(&github("{}"), "{}".into(), ArrivalOutcome::OnDisk).await,
+        (503, None)
+    );
     hook.end().await;
 }
 
 #[tokio::test]
 async fn when_nobody_keeps_what_comes_the_sender_is_told_to_come_again() {
-    let mut hook = Hook::new(Scheme::GitHub, KEY).await;
+    let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     hook.arrivals.close();
-    assert_eq!(hook.send(&github("{}"), "{}".into(), Taken::OnDisk).await, (503, None));
+    assert_eq!(
+        hook.send(&github("{}"), "{}".into(), ArrivalOutcome::OnDisk).await,
+        (503, None)
+    );
     hook.end().await;
 }
 
@@ -228,25 +253,31 @@ async fn when_nobody_keeps_what_comes_the_sender_is_told_to_come_again() {
 #[case("text/plain", "no", 202)]
 #[tokio::test]
 async fn what_says_that_it_is_json_must_be_it(#[case] content: &str, #[case] body: &str, #[case] status: u16) {
-    let mut hook = Hook::new(Scheme::GitHub, KEY).await;
+    let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     let mut headers = github(body);
     headers.push(("Content-Type", content.to_owned()));
-    let (answer, _) = hook.send(&headers, body.into(), Taken::OnDisk).await;
+    let (answer, _) = hook.send(&headers, body.into(), ArrivalOutcome::OnDisk).await;
     assert_eq!((answer, hook.refused()), (status, i64::from(status == 400)));
     hook.end().await;
 }
 
 #[rstest]
-#[case(Taken::TooDeep, 400)]
-#[case(Taken::Replayed, 409)]
+#[case(ArrivalOutcome::TooDeep, 400)]
+#[case(ArrivalOutcome::Replayed, 409)]
 #[tokio::test]
-async fn what_the_sender_has_to_change_is_refused_for_good_and_counted(#[case] taken: Taken, #[case] status: u16) {
-    let mut hook = Hook::new(Scheme::GitHub, KEY).await;
+async fn what_the_sender_has_to_change_is_refused_for_good_and_counted(
+    #[case] taken: ArrivalOutcome,
+    #[case] status: u16,
+) {
+    let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     assert_eq!(hook.send(&github("{}"), "{}".into(), taken).await.0, status);
     assert_eq!(hook.refused(), 1);
-    assert_eq!(hook.send(&github("{}"), "{}".into(), Taken::Dropped).await.0, 429);
+    assert_eq!(
+        hook.send(&github("{}"), "{}".into(), ArrivalOutcome::Dropped).await.0,
+        429
+    );
     assert_eq!(hook.refused(), 1, "that one counts as dropped");
-    assert_eq!(hook.send(&[], "{}".into(), Taken::OnDisk).await.0, 401);
+    assert_eq!(hook.send(&[], "{}".into(), ArrivalOutcome::OnDisk).await.0, 401);
     assert_eq!(hook.refused(), 2);
     hook.end().await;
 }
@@ -266,7 +297,7 @@ async fn head_only(url: &str, headers: &str) -> String {
 
 #[tokio::test]
 async fn without_a_signature_or_room_for_it_no_body_is_read() {
-    let hook = Hook::new(Scheme::GitHub, KEY).await;
+    let hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     assert_eq!(head_only(&hook.url, "Content-Length: 50").await, "HTTP/1.1 401");
     let signed = "X-Hub-Signature-256: sha256=00\r\nContent-Length: ";
     assert_eq!(head_only(&hook.url, &format!("{signed}101")).await, "HTTP/1.1 413");
@@ -276,7 +307,7 @@ async fn without_a_signature_or_room_for_it_no_body_is_read() {
 
 #[tokio::test]
 async fn one_peer_has_a_quarter_of_the_connections() {
-    let mut hook = Hook::new(Scheme::GitHub, KEY).await;
+    let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
     let open = || tokio::net::TcpStream::connect(address.clone());
     let mut held = Vec::new();
@@ -302,9 +333,12 @@ async fn one_peer_has_a_quarter_of_the_connections() {
 
 #[tokio::test]
 async fn a_key_that_cannot_be_one_is_said_and_opens_nothing() {
-    let mut hook = Hook::new(Scheme::StandardWebhooks, "whsec_").await;
+    let mut hook = Hook::new(SignatureScheme::StandardWebhooks, "whsec_").await;
     let headers = standard("{}", Timestamp::now().as_second());
-    assert_eq!(hook.send(&headers, "{}".into(), Taken::OnDisk).await, (503, None));
+    assert_eq!(
+        hook.send(&headers, "{}".into(), ArrivalOutcome::OnDisk).await,
+        (503, None)
+    );
     let failure = hook.condition.borrow().failure.clone().unwrap_or_default();
     assert!(failure.contains("16 bytes at least"), "{failure}");
     hook.end().await;

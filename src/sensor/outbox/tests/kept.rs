@@ -8,12 +8,15 @@ use super::*;
 fn a_word_about_numbers_that_were_never_given_changes_the_id_for_that_receiver_alone() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a"), receiver("b")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a"), receiver("b")], now()).unwrap();
     take(&mut outbox, &event(1, "x"));
     let id = outbox.id_for("uid-a").unwrap();
     assert_eq!(id.len(), 32);
-    assert_eq!(outbox.acknowledge("uid-a", "another", i64::MAX).unwrap(), Word::Nothing);
-    assert_eq!(outbox.acknowledge("uid-a", &id, i64::MAX).unwrap(), Word::Ahead);
+    assert_eq!(
+        outbox.acknowledge("uid-a", "another", i64::MAX).unwrap(),
+        AckOutcome::Nothing
+    );
+    assert_eq!(outbox.acknowledge("uid-a", &id, i64::MAX).unwrap(), AckOutcome::Ahead);
     let next = outbox.id_for("uid-a").unwrap();
     assert_eq!(
         (next.as_str(), outbox.id_for("uid-b").unwrap()),
@@ -26,11 +29,14 @@ fn a_word_about_numbers_that_were_never_given_changes_the_id_for_that_receiver_a
     );
     assert_eq!(
         outbox.acknowledge("uid-a", &id, START + 1).unwrap(),
-        Word::Nothing,
+        AckOutcome::Nothing,
         "a late word of before"
     );
-    assert_eq!(outbox.acknowledge("uid-a", &next, START + 1).unwrap(), Word::More);
-    assert_eq!(outbox.acknowledge("uid-a", &next, START + 1).unwrap(), Word::Nothing);
+    assert_eq!(outbox.acknowledge("uid-a", &next, START + 1).unwrap(), AckOutcome::More);
+    assert_eq!(
+        outbox.acknowledge("uid-a", &next, START + 1).unwrap(),
+        AckOutcome::Nothing
+    );
     drop(outbox);
     assert_eq!(open(dir.path()).0.id_for("uid-a").unwrap(), next);
 }
@@ -39,7 +45,7 @@ fn a_word_about_numbers_that_were_never_given_changes_the_id_for_that_receiver_a
 fn an_outbox_that_went_back_gives_no_number_again_and_a_lost_one_has_another_id() {
     let (first, second) = (dir(), dir());
     let (mut outbox, _) = open(first.path());
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     let before = volume(&files(first.path()));
     take(&mut outbox, &event(1, "x"));
     let later = Timestamp::from_millisecond(START + 1_000).unwrap();
@@ -54,7 +60,7 @@ fn an_outbox_that_went_back_gives_no_number_again_and_a_lost_one_has_another_id(
 fn an_outbox_of_version_1_goes_on_without_an_id_so_that_nothing_comes_twice() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     take(&mut outbox, &event(1, "x"));
     outbox
         .connection
@@ -70,23 +76,23 @@ fn an_outbox_of_version_1_goes_on_without_an_id_so_that_nothing_comes_twice() {
         (START + 1, String::new())
     );
     assert_eq!(texts(&outbox.next("uid-a", ALL).unwrap()), ["1"]);
-    assert_eq!(outbox.acknowledge("uid-a", "", START + 1).unwrap(), Word::More);
+    assert_eq!(outbox.acknowledge("uid-a", "", START + 1).unwrap(), AckOutcome::More);
     remember(&mut outbox, 7, START);
     assert!(outbox.knows(&key(7)).unwrap());
 }
 
-fn key(n: i64) -> Key {
-    Key::of(b'i', &[&n.to_be_bytes()])
+fn key(n: i64) -> RepeatKey {
+    RepeatKey::of(b'i', &[&n.to_be_bytes()])
 }
 
 fn remember(outbox: &mut Outbox, n: i64, millisecond: i64) {
-    let taking = Taking {
+    let taking = ArrivalRecord {
         state: &n,
         cursor: None,
         event: None,
         ids: (&[key(n)], Timestamp::from_millisecond(millisecond).unwrap()),
     };
-    outbox.take(&taking).unwrap();
+    outbox.record_arrival(&taking).unwrap();
 }
 
 #[test]
@@ -108,7 +114,7 @@ fn ids_take_a_quarter_of_the_room_and_the_oldest_go() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     // A quarter of it has room for 204 ids.
-    outbox.fit(2 * 64 * 1024);
+    outbox.fit_volume(2 * 64 * 1024);
     // They are counted at the first arrival and each 64th after it.
     for n in 1..=256 {
         assert!(outbox.knows(&key(1)).unwrap() || n == 1);
@@ -121,7 +127,7 @@ fn ids_take_a_quarter_of_the_room_and_the_oldest_go() {
     assert!(outbox.knows(&key(54)).unwrap());
     drop(outbox);
     let (mut outbox, _) = open(dir.path());
-    outbox.fit(2 * 64 * 1024);
+    outbox.fit_volume(2 * 64 * 1024);
     remember(&mut outbox, 259, START + 259);
     assert!(!outbox.knows(&key(55)).unwrap() && outbox.knows(&key(56)).unwrap());
 }
@@ -130,17 +136,17 @@ fn ids_take_a_quarter_of_the_room_and_the_oldest_go() {
 fn of_another_source_nothing_is_known() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     take(&mut outbox, &event(1, "x"));
     remember(&mut outbox, 1, START);
     // One that was made before sources were remembered listens to the same as before.
-    assert!(!outbox.listen_to("page-a").unwrap());
-    assert!(!outbox.listen_to("page-a").unwrap());
+    assert!(!outbox.set_source("page-a").unwrap());
+    assert!(!outbox.set_source("page-a").unwrap());
     drop(outbox);
     let (mut outbox, restored) = open(dir.path());
     assert_eq!(restored.cursor, cursor(1));
     assert!(outbox.knows(&key(1)).unwrap());
-    assert!(outbox.listen_to("page-b").unwrap());
+    assert!(outbox.set_source("page-b").unwrap());
     assert!(!outbox.knows(&key(1)).unwrap());
     assert_eq!(
         texts(&outbox.next("uid-a", ALL).unwrap()),
@@ -148,21 +154,21 @@ fn of_another_source_nothing_is_known() {
         "what was heard is delivered"
     );
     drop(outbox);
-    assert_eq!(open(dir.path()).1.cursor, Cursor::default());
+    assert_eq!(open(dir.path()).1.cursor, SourceCursor::default());
 }
 
 #[test]
 fn what_waits_is_bounded_by_bytes_and_the_newest_stays() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.fit(4 * 1024 * 1024);
-    outbox.receive(&[receiver("a")], now()).unwrap();
-    let large = |n: i64| Event {
-        trial: Some(Trial {
+    outbox.fit_volume(4 * 1024 * 1024);
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
+    let large = |n: i64| SensorEvent {
+        trial: Some(ScoredEffects {
             data: "x".repeat(8_000),
-            ..Trial::default()
+            ..ScoredEffects::default()
         }),
-        notifications: vec![Notice {
+        notifications: vec![SensorNotification {
             text: "y".repeat(2_000),
             ..event(n, "x").notifications[0].clone()
         }],
@@ -188,7 +194,7 @@ fn what_waits_is_bounded_by_bytes_and_the_newest_stays() {
 fn a_full_volume_gives_the_ballast_up_for_what_makes_room() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.receive(&[receiver("a")], now()).unwrap();
+    outbox.set_receivers(&[receiver("a")], now()).unwrap();
     take(&mut outbox, &event(1, "x"));
     let ballast = dir.path().join("ballast");
     assert!(ballast.exists());

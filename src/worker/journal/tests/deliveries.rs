@@ -1,11 +1,11 @@
 //! What is remembered of Sensors.
 
-use super::super::deliveries::MOST_SENSORS;
+use super::super::sensor_records::MOST_SENSORS;
 use super::*;
-use crate::sensing::watch::{Look, Print};
+use crate::sensing::watch::{FileFingerprint, FileStat};
 
-fn kept(sensor: &str, seq: i64) -> Kept {
-    Kept {
+fn kept(sensor: &str, seq: i64) -> SensorRecord {
+    SensorRecord {
         sensor: sensor.into(),
         seq,
         memory: format!("{{\"of\":{seq}}}"),
@@ -13,19 +13,21 @@ fn kept(sensor: &str, seq: i64) -> Kept {
     }
 }
 
-fn print(size: u64, hash: Option<&str>) -> Print {
-    let look = Look {
+fn print(size: u64, hash: Option<&str>) -> FileFingerprint {
+    let look = FileStat {
         size,
         modified: -5,
-        ..Look::default()
+        ..FileStat::default()
     };
     let hash = hash.map(Into::into);
-    Print { look, hash }
+    FileFingerprint { look, hash }
 }
 
-fn keep(journal: &mut Journal, second: i64, records: &[Record], kept: &Kept) {
+fn keep(journal: &mut Journal, second: i64, records: &[JournalRecord], kept: &SensorRecord) {
     let now = Timestamp::from_second(second).unwrap();
-    let committed = journal.commit(now, records, &Snapshot::default(), Some(kept)).unwrap();
+    let committed = journal
+        .commit(now, records, &EngineSnapshot::default(), Some(kept))
+        .unwrap();
     assert_eq!(committed.lines.len(), records.len());
 }
 
@@ -85,7 +87,7 @@ fn a_journal_of_version_3_remembers_sensors_from_now_on() {
 fn files_of_a_sensor_come_back_as_they_were_told_last_and_go_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    let with = |sensor: &str, seq, files: &[(&str, Option<Print>)]| Kept {
+    let with = |sensor: &str, seq, files: &[(&str, Option<FileFingerprint>)]| SensorRecord {
         files: files
             .iter()
             .map(|(path, print)| ((*path).into(), print.clone()))

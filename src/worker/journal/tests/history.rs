@@ -5,23 +5,23 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::engine::message::ToolCall;
-use crate::engine::{Purpose, Used};
-use crate::worker::journal::history::{PRUNED_KEY, Totals};
+use crate::engine::{CallPurpose, RecordedUsage};
+use crate::worker::journal::history::{HistoryTotals, PRUNED_KEY};
 
 /// A record without messages.
-fn plain(kind: RecordKind, turn: i64, note: &str) -> Record {
-    Record {
+fn plain(kind: RecordKind, turn: i64, note: &str) -> JournalRecord {
+    JournalRecord {
         call: None,
         note: note.into(),
         ..record(kind, turn, vec![])
     }
 }
 
-fn answered(call: CallId, purpose: Purpose, tokens: Option<u64>, messages: Vec<Message>) -> Record {
-    Record {
+fn answered(call: CallId, purpose: CallPurpose, tokens: Option<u64>, messages: Vec<Message>) -> JournalRecord {
+    JournalRecord {
         call: Some(call),
         note: "Stop".into(),
-        used: Some(Used {
+        used: Some(RecordedUsage {
             purpose,
             tokens,
             cost: None,
@@ -56,7 +56,7 @@ fn result(text: &str) -> Message {
     }
 }
 
-fn run(kind: RecordKind, turn: i64, index: u32, outcome: Option<OutcomeKind>) -> Record {
+fn run(kind: RecordKind, turn: i64, index: u32, outcome: Option<OutcomeKind>) -> JournalRecord {
     let mut record = tool_record();
     record.kind = kind;
     record.turn = turn;
@@ -103,7 +103,7 @@ fn a_turn_is_an_execution_and_each_answer_a_step_of_it() {
     let wants = says("look", &[("files__write", r#"{"path": "a"}"#), ("mail", "{half")]);
     write(
         &mut journal,
-        &[answered(call(7, 1), Purpose::Turn, Some(100), vec![wants])],
+        &[answered(call(7, 1), CallPurpose::Turn, Some(100), vec![wants])],
     );
     let actions = json!([
         {"tool": "files__write", "arguments": {"path": "a"}},
@@ -125,7 +125,7 @@ fn a_turn_is_an_execution_and_each_answer_a_step_of_it() {
         row(&journal, STEPS),
         json!([1, "t7c1a1", "Turn", "look", actions, results, 0, 100])
     );
-    let last = answered(call(7, 2), Purpose::Turn, None, vec![says("all is well", &[])]);
+    let last = answered(call(7, 2), CallPurpose::Turn, None, vec![says("all is well", &[])]);
     write(&mut journal, &[last, plain(RecordKind::TurnCompleted, 7, "continue")]);
     assert_eq!(
         row(&journal, EXECUTIONS),
@@ -148,7 +148,7 @@ fn a_call_that_yields_ends_well_and_so_does_a_run_that_was_repeated() {
     ended.messages = vec![result("a").into(), result("b").into()];
     write(
         &mut journal,
-        &[answered(call(1, 1), Purpose::Turn, Some(1), vec![wants])],
+        &[answered(call(1, 1), CallPurpose::Turn, Some(1), vec![wants])],
     );
     write(&mut journal, &[repeated]);
     assert_eq!(row(&journal, STEPS)[5], json!([{"outcome": "Unknown"}]));
@@ -167,7 +167,7 @@ fn heartbeats_and_pre_checks_are_executions_of_their_own_and_a_summary_is_a_step
         call: 0,
         attempt,
     };
-    let asked = |attempt| answered(pre_check(attempt), Purpose::Precheck, Some(5), vec![]);
+    let asked = |attempt| answered(pre_check(attempt), CallPurpose::Precheck, Some(5), vec![]);
     write(
         &mut journal,
         &[asked(1), plain(RecordKind::PrecheckSkipped, 1, "sleeps on")],
@@ -182,7 +182,7 @@ fn heartbeats_and_pre_checks_are_executions_of_their_own_and_a_summary_is_a_step
     write(&mut journal, &[plain(RecordKind::TurnStarted, 2, "")]);
     let summary = answered(
         call(2, 1),
-        Purpose::Compaction,
+        CallPurpose::Compaction,
         Some(50),
         vec![user("Sum it up"), says("quiet", &[])],
     );
@@ -204,7 +204,7 @@ fn the_same_row_written_again_is_one_row() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     for _ in 0..2 {
-        let answer = answered(call(1, 1), Purpose::Turn, Some(10), vec![says("a", &[])]);
+        let answer = answered(call(1, 1), CallPurpose::Turn, Some(10), vec![says("a", &[])]);
         write(&mut journal, &[plain(RecordKind::TurnStarted, 1, ""), answer]);
     }
     assert_eq!(row(&journal, EXECUTIONS), json!(["Turn", 1, 1, null, 10, null]));
@@ -218,7 +218,7 @@ fn long_texts_are_cut_and_short_ones_are_not() {
     for (turn, length, is_cut) in [(1, 4096, false), (2, 4097, true)] {
         let text = "x".repeat(length);
         let answer = says(&text, &[("write", &format!("\"{}\"", "y".repeat(length - 2)))]);
-        let mut answer = answered(call(turn, 1), Purpose::Turn, None, vec![answer]);
+        let mut answer = answered(call(turn, 1), CallPurpose::Turn, None, vec![answer]);
         answer.messages.push(result(&text).into());
         write(&mut journal, &[answer]);
         let step = &rows(&journal, STEPS)[usize::try_from(turn).unwrap() - 1];
@@ -242,7 +242,7 @@ fn what_steps_cost_is_summed_up_and_shown_as_a_decimal_and_is_null_where_nobody_
     for (turn, costs) in costs {
         write(&mut journal, &[plain(RecordKind::TurnStarted, turn, "")]);
         for (number, cost) in (1..).zip(costs) {
-            let mut answer = answered(call(turn, number), Purpose::Turn, None, vec![]);
+            let mut answer = answered(call(turn, number), CallPurpose::Turn, None, vec![]);
             answer.used.as_mut().unwrap().cost = cost;
             write(&mut journal, &[answer]);
         }
@@ -278,7 +278,7 @@ fn executions_beyond_the_last_2000_turns_are_dropped_and_stay_in_the_totals() {
         (101, RecordKind::TurnFailed),
         (200, RecordKind::TurnCompleted),
     ] {
-        let mut answer = answered(call(turn, 1), Purpose::Turn, Some(10), vec![says("a", &[])]);
+        let mut answer = answered(call(turn, 1), CallPurpose::Turn, Some(10), vec![says("a", &[])]);
         answer.used.as_mut().unwrap().cost = Some(4);
         let records = [plain(RecordKind::TurnStarted, turn, ""), answer, plain(end, turn, "x")];
         write(&mut journal, &records);
@@ -296,8 +296,8 @@ fn executions_beyond_the_last_2000_turns_are_dropped_and_stay_in_the_totals() {
     assert_eq!(kept(&journal), (4, 2));
     write(&mut journal, &[plain(RecordKind::TurnStarted, 2_200, "")]);
     assert_eq!(kept(&journal), (3, 0));
-    let totals: Totals = journal.get(PRUNED_KEY).unwrap().unwrap();
-    let expected = Totals {
+    let totals: HistoryTotals = journal.get(PRUNED_KEY).unwrap().unwrap();
+    let expected = HistoryTotals {
         executions: 3,
         succeeded: 2,
         failed: 1,
@@ -323,7 +323,7 @@ fn the_older_half_of_steps_above_32_mib_is_dropped_and_of_steps_at_32_mib_is_not
     let steps = "SELECT count(*) FROM agent_execution_steps";
     write(&mut journal, &[record(RecordKind::TurnStarted, 100, vec![])]);
     assert_eq!(count(&journal, steps), 64);
-    let answer = answered(call(100, 1), Purpose::Turn, None, vec![]);
+    let answer = answered(call(100, 1), CallPurpose::Turn, None, vec![]);
     write(&mut journal, &[answer]);
     write(&mut journal, &[record(RecordKind::TurnStarted, 100, vec![])]);
     // The middle of 1 and 100 is 50.
@@ -348,7 +348,7 @@ fn a_journal_of_version_2_gets_the_tables_and_its_open_turn_an_execution() {
         &[run(RecordKind::ToolOutcome, 7, 1, Some(OutcomeKind::Ok))],
     );
     assert_eq!(rows(&journal, STEPS), Vec::<Value>::new());
-    let answer = answered(call(7, 2), Purpose::Turn, Some(9), vec![says("done", &[])]);
+    let answer = answered(call(7, 2), CallPurpose::Turn, Some(9), vec![says("done", &[])]);
     write(&mut journal, &[answer, plain(RecordKind::TurnCompleted, 7, "sleep")]);
     assert_eq!(
         row(&journal, EXECUTIONS),

@@ -4,56 +4,56 @@
 use pretty_assertions::assert_eq;
 use serde_json::json;
 
-use super::super::Kept;
+use super::super::SensorRecord;
 use super::*;
-use crate::api::sensor::{Gate, Priority};
-use crate::sensing::delivery::{Delivery, FieldValue, Notice};
-use crate::sensing::trial::Trial;
+use crate::api::sensor::{SignalGate, SignalPriority};
+use crate::sensing::delivery::{Delivery, FieldValue, SensorNotification};
+use crate::sensing::scored_effects::ScoredEffects;
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_767_596_400 + seconds).expect("a moment")
 }
 
-fn question(signal: &str, cooldown_seconds: u32) -> Question {
-    Question {
+fn question(signal: &str, cooldown_seconds: u32) -> SignalScoreRequest {
+    SignalScoreRequest {
         signal: format!("signal/prices/{signal}"),
         prompt: "How likely?".into(),
         threshold_percent: 80,
-        gate: Gate::Both,
+        gate: SignalGate::Both,
         cooldown_seconds,
-        notice: Some(Notice {
+        notice: Some(SensorNotification {
             source: "sensor/prices".into(),
             text: "up".into(),
-            priority: Priority::Normal,
+            priority: SignalPriority::Normal,
         }),
     }
 }
 
-fn event(seq: i64, questions: Vec<Question>) -> Event {
+fn event(seq: i64, questions: Vec<SignalScoreRequest>) -> SensorEvent {
     let updates = vec![FieldValue {
         field: "last".into(),
         value: json!(seq),
     }];
-    let trial = Trial {
+    let trial = ScoredEffects {
         questions,
         data: format!("{{\"n\":{seq}}}"),
         updates: updates.clone(),
         task: false,
     };
     let is_plain = trial.questions.is_empty();
-    Event {
+    SensorEvent {
         seq,
         at: at(seq),
         updates: if is_plain { updates } else { Vec::new() },
         trial: (!is_plain).then_some(trial),
-        ..Event::default()
+        ..SensorEvent::default()
     }
 }
 
 /// The Sensors of a worker and its journal, restarted after each step.
 #[derive(Default)]
 struct Worker {
-    journal: BTreeMap<String, Kept>,
+    journal: BTreeMap<String, SensorRecord>,
     /// What the loop has: a question, and its outcome.
     asked: Option<String>,
     scored: Option<(String, Option<u8>)>,
@@ -68,18 +68,18 @@ fn nothing() -> Delivery {
 }
 
 impl Worker {
-    fn sensors(&self) -> Sensors {
-        Sensors::restore(self.journal.values().cloned().collect())
+    fn sensors(&self) -> LoopSensors {
+        LoopSensors::restore(self.journal.values().cloned().collect())
     }
 
-    fn keep(&mut self, happened: &Happened) -> Option<Input> {
+    fn keep(&mut self, happened: &SensorTransition) -> Option<EngineInput> {
         let kept = happened.kept();
         self.journal.insert(kept.sensor.clone(), kept);
         happened.input().cloned()
     }
 
     /// Whether it takes an event.
-    fn takes(&mut self, sensor: &str, event: Event) -> bool {
+    fn takes(&mut self, sensor: &str, event: SensorEvent) -> bool {
         let delivery = Delivery {
             sensor: sensor.into(),
             name: "prices".into(),
@@ -103,13 +103,13 @@ impl Worker {
             let step = self.sensors().step(at(now), scored, self.asked.is_some());
             let input = match step {
                 None => return settled,
-                Some(Step::Happened(happened)) => self.keep(&happened).expect("an input"),
-                Some(Step::Hear(input)) => input,
+                Some(ScoringStep::Happened(happened)) => self.keep(&happened).expect("an input"),
+                Some(ScoringStep::Hear(input)) => input,
             };
             match input {
-                Input::Sensed(event) => settled.push((event.id, event.updates.len(), event.notices.len())),
-                Input::Score(question) => self.asked = Some(question.id),
-                Input::ScoreTaken { id } => {
+                EngineInput::Sensed(event) => settled.push((event.id, event.updates.len(), event.notices.len())),
+                EngineInput::Score(question) => self.asked = Some(question.id),
+                EngineInput::ScoreTaken { id } => {
                     assert_eq!(self.asked.take(), Some(id));
                     self.scored = None;
                 }
@@ -135,7 +135,7 @@ fn an_event_takes_effect_once_all_its_signals_are_scored_and_those_behind_it_kee
     assert!(worker.takes("uid", event(2, Vec::new())));
     assert!(worker.takes("uid", event(3, vec![question("a", 0)])));
     assert_eq!(
-        worker.sensors().word(&nothing()).through,
+        worker.sensors().delivered_through(&nothing()).through,
         3,
         "all of them are on disk here"
     );
@@ -205,7 +205,7 @@ fn sixteen_events_of_a_sensor_may_wait_and_there_is_room_again_when_one_takes_ef
     }
     assert!(!worker.takes("uid", event(17, vec![question("a", 0)])));
     assert!(!worker.takes("uid", event(17, Vec::new())), "order is kept");
-    assert_eq!(worker.sensors().word(&nothing()).through, 16);
+    assert_eq!(worker.sensors().delivered_through(&nothing()).through, 16);
     assert!(
         worker.takes("other", event(5, vec![question("a", 0)])),
         "another Sensor has room"

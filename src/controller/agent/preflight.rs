@@ -1,0 +1,78 @@
+//! What a reconcile would find wrong with an Agent, before there is anything to reconcile. Pure.
+//!
+//! For who holds all objects in hand, as a run without a cluster does: the same checks, the same words.
+
+use std::collections::BTreeMap;
+
+use super::context::ReconcilerSettings;
+use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, script, validate};
+use crate::api::Agent;
+use crate::api::agent::{KeyRef, ModelSpec};
+
+/// What an Agent refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReferenceKind {
+    /// A ConfigMap: a script, instructions.
+    ConfigMap,
+    /// A Secret: a key, headers. What its keys hold is not looked at.
+    Secret,
+}
+
+/// What keeps this Agent from running, with field and fix. `find`: the data of an object of its namespace.
+pub fn find_problem(
+    agent: &Agent,
+    settings: &ReconcilerSettings,
+    find: impl Fn(ReferenceKind, &str) -> Option<BTreeMap<String, String>>,
+) -> Option<String> {
+    let look = |kind: ReferenceKind, reference: &KeyRef| match find(kind, &reference.name) {
+        None => ReferenceLookup::NoObject,
+        Some(mut data) => data
+            .remove(&reference.key)
+            .map_or(ReferenceLookup::NoKey, ReferenceLookup::Found),
+    };
+    let spec = &agent.spec;
+    let text = |reference: &KeyRef| look(ReferenceKind::ConfigMap, reference);
+    let headers = spec.tools.servers.iter().filter_map(|server| {
+        let secret = server.headers_secret_ref.as_ref()?;
+        let keys = find(ReferenceKind::Secret, &secret.name).map(|data| data.into_keys().collect());
+        Some((
+            server.name.clone(),
+            keys.map_or(ReferenceLookup::NoObject, ReferenceLookup::Found),
+        ))
+    });
+    let key = |reference: &KeyRef| match look(ReferenceKind::Secret, reference) {
+        ReferenceLookup::NoObject => ReferenceLookup::NoObject,
+        ReferenceLookup::NoKey => ReferenceLookup::NoKey,
+        ReferenceLookup::Found(_) => ReferenceLookup::Found(()),
+    };
+    let of_model = |model: &ModelSpec| ModelReferences {
+        key: model.api_key_secret_ref.as_ref().map(key),
+        script: model
+            .scripted
+            .as_ref()
+            .map(|source| match text(&source.config_map_key_ref) {
+                ReferenceLookup::NoObject => ReferenceLookup::NoObject,
+                ReferenceLookup::NoKey => ReferenceLookup::NoKey,
+                ReferenceLookup::Found(text) => ReferenceLookup::Found(script(&text)),
+            }),
+    };
+    let references = AgentReferences {
+        model: of_model(&spec.model),
+        light: spec.light_model.as_ref().map(of_model).unwrap_or_default(),
+        instructions: spec
+            .instructions_from
+            .as_ref()
+            .map(|source| text(&source.config_map_key_ref)),
+        skills: spec
+            .skills
+            .iter()
+            .map(|skill| text(&skill.config_map_key_ref))
+            .collect(),
+        // A run without a cluster has every claim.
+        workspace: None,
+        headers: headers.collect(),
+    };
+    validate(agent, &references, settings)
+        .err()
+        .map(|invalid| invalid.message)
+}

@@ -1,0 +1,986 @@
+//! All accounts of a leader, in memory: what gateways say and ask, what must be written, what they are answered.
+//!
+//! Pure: no clock, no I/O. Accounts are grouped into documents, the objects whose status carries their records. The
+//! order that the promise rests on: [`Book::request`], then [`Book::compose`] and the write over exactly the epochs
+//! before, [`Book::written`], and only then [`Book::answer`] to whoever [`Book::must_wait`] said must wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::entry::AccountEntry;
+use crate::api::amount::{Amount, LimitAmounts};
+use crate::api::budget::LedgerRecord;
+use crate::ledger::account::{Account, AgentName, GrantRefusal, LeaseHolder, LedgerTerms};
+use crate::ledger::wallet::AccountId;
+use crate::ledger::window::WindowRule;
+use crate::link::messages::{AccountRequest, AccountResponse, LeaseGrant, LeaseRequest, LeaseResponse};
+
+/// Time between two writes of a document for which nobody waits.
+pub const WRITE_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
+/// How long an account must be missed until it is gone for certain, for watches that lag behind.
+const LAG: SignedDuration = SignedDuration::from_mins(1);
+/// Accounts that are missed at one time; more wait.
+const MOST_MISSED: usize = 10_000;
+/// The epoch of a word about an account that is gone for ever: no later word contradicts it.
+const LAST_WORD: i64 = i64::MAX;
+
+/// What kind of object carries records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DocumentKind {
+    /// An AgentBudget: `status.ledger`.
+    Budget,
+    /// An Agent, of its own limits: `status.ledger.tokensPerHour` and `status.ledger.total`.
+    Agent,
+}
+
+/// One object with records.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DocumentId {
+    /// Its kind.
+    pub kind: DocumentKind,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid: made again it is another document.
+    pub uid: String,
+}
+
+/// Which account of a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DocumentPart {
+    /// The only one of an AgentBudget.
+    Budget,
+    /// `guardrails.tokensPerHour`.
+    TokensPerHour,
+    /// `guardrails.total`.
+    Total,
+}
+
+impl DocumentId {
+    /// The id of one of its accounts.
+    #[must_use]
+    pub fn account(&self, part: DocumentPart) -> AccountId {
+        match part {
+            DocumentPart::Budget => self.uid.clone(),
+            DocumentPart::TokensPerHour => format!("{}/tokensPerHour", self.uid),
+            DocumentPart::Total => format!("{}/total", self.uid),
+        }
+    }
+}
+
+/// One object with records, and its accounts.
+#[derive(Clone, Debug)]
+pub struct LedgerDocument {
+    accounts: BTreeMap<DocumentPart, AccountEntry>,
+    /// Of the last write, or of the load: a new leader is in no hurry.
+    wrote: Timestamp,
+    urgent: bool,
+    writing: bool,
+}
+
+impl LedgerDocument {
+    /// Its accounts.
+    #[must_use]
+    pub fn accounts(&self) -> &BTreeMap<DocumentPart, AccountEntry> {
+        &self.accounts
+    }
+
+    /// One of its accounts.
+    #[must_use]
+    pub fn part(&self, part: DocumentPart) -> Option<&AccountEntry> {
+        self.accounts.get(&part)
+    }
+
+    /// When it was last written, or loaded.
+    #[must_use]
+    pub fn wrote(&self) -> Timestamp {
+        self.wrote
+    }
+
+    fn is_changed(&self) -> bool {
+        self.accounts.values().any(|entry| entry.account.is_changed())
+    }
+}
+
+/// One record, over exactly the one before.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordWrite {
+    /// Which account.
+    pub part: DocumentPart,
+    /// Epoch of the record that must be there; 0: none is.
+    pub over: i64,
+    /// What takes its place.
+    pub record: LedgerRecord,
+}
+
+/// What became of a request, until it is answered.
+#[derive(Clone, Debug, Default)]
+pub struct PendingLeaseResponse {
+    refused: BTreeMap<AccountId, GrantRefusal>,
+    forgotten: BTreeMap<AccountId, Vec<i64>>,
+}
+
+/// All accounts.
+#[derive(Clone, Debug, Default)]
+pub struct AccountBook {
+    documents: BTreeMap<DocumentId, LedgerDocument>,
+    index: BTreeMap<AccountId, (DocumentId, DocumentPart)>,
+    /// Accounts of budgets that were deleted: all about them is accounted for.
+    gone: BTreeSet<AccountId>,
+    /// Accounts of which gateways must hear: limits, recall or revision are others than before.
+    changed: BTreeSet<AccountId>,
+    /// Accounts that gateways speak of and nobody knows, and since when they do.
+    missed: BTreeMap<AccountId, Timestamp>,
+    /// Accounts in which each gateway's record has leases, or had.
+    holdings: BTreeMap<String, BTreeSet<AccountId>>,
+}
+
+impl AccountBook {
+    /// Takes an account over. One that is here already keeps what it knows, and gets new terms.
+    pub fn load(
+        &mut self,
+        document: &DocumentId,
+        part: DocumentPart,
+        terms: LedgerTerms,
+        record: Option<&LedgerRecord>,
+        now: Timestamp,
+    ) {
+        let account = document.account(part);
+        if self.index.contains_key(&account) {
+            self.set_terms(&account, terms, now);
+            return;
+        }
+        let empty = LedgerRecord::default();
+        let restored = Account::restore(terms, record.unwrap_or(&empty), now);
+        for who in restored.holders() {
+            let held = self.holdings.entry(who.record.clone()).or_default();
+            held.insert(account.clone());
+        }
+        let entry = AccountEntry {
+            begun: restored.time(),
+            account: restored,
+            blocked: BTreeMap::new(),
+            asks: BTreeMap::new(),
+            looked: None,
+            released: false,
+            revision: 0,
+        };
+        let home = self
+            .documents
+            .entry(document.clone())
+            .or_insert_with(|| LedgerDocument {
+                accounts: BTreeMap::new(),
+                wrote: now,
+                urgent: false,
+                writing: false,
+            });
+        home.accounts.insert(part, entry);
+        self.index.insert(account.clone(), (document.clone(), part));
+        self.changed.insert(account);
+    }
+
+    /// Other limits, or another window.
+    pub fn set_terms(&mut self, account: &str, terms: LedgerTerms, now: Timestamp) {
+        self.update_entry(account, now, |entry| entry.account.set_terms(terms, now));
+    }
+
+    /// At least so much was used of it in all: what is neither settled nor held counts now.
+    pub fn raise_used(&mut self, account: &str, agent: &AgentName, used: &Amount, now: Timestamp) {
+        self.update_entry(account, now, |entry| entry.account.charge_at_least(agent, used, now));
+    }
+
+    /// It limits nothing any more; what it counted stays.
+    pub fn unlimit(&mut self, account: &str, now: Timestamp) {
+        self.update_entry(account, now, |entry| {
+            let terms = LedgerTerms {
+                limits: LimitAmounts::default(),
+                ..entry.account.terms().clone()
+            };
+            entry.account.set_terms(terms, now);
+        });
+    }
+
+    /// Adds to the limits of the window at hand, once per id. `false`: it was counted before, or does not fit.
+    pub fn top_up(&mut self, account: &str, id: &str, amount: Amount, now: Timestamp) -> bool {
+        let counted = self.update_entry(account, now, |entry| entry.account.top_up(id, amount, now));
+        let counted = counted == Some(true);
+        if counted {
+            self.mark_urgent(account);
+        }
+        counted
+    }
+
+    /// A budget that was deleted while nobody led is known to nobody, and its gateways would speak of its leases for
+    /// ever: what is neither here nor there for long enough is gone.
+    pub fn track_missing(&mut self, request: &LeaseRequest, is_there: impl Fn(&str) -> bool, now: Timestamp) {
+        for part in request.accounts.iter().filter(|part| !part.statements.is_empty()) {
+            let account = &part.account;
+            if self.index.contains_key(account) || self.gone.contains(account) || is_there(account) {
+                self.missed.remove(account);
+                continue;
+            }
+            match self.missed.get(account) {
+                Some(since) if now.duration_since(*since) >= LAG => {
+                    self.missed.remove(account);
+                    self.gone.insert(account.clone());
+                }
+                None if self.missed.len() < MOST_MISSED => {
+                    self.missed.insert(account.clone(), now);
+                }
+                Some(_) | None => {}
+            }
+        }
+    }
+
+    /// The object is gone, and with it all that it limited.
+    pub fn remove(&mut self, document: &DocumentId) {
+        let Some(removed) = self.documents.remove(document) else {
+            return;
+        };
+        for part in removed.accounts.into_keys() {
+            let account = document.account(part);
+            self.index.remove(&account);
+            self.changed.insert(account.clone());
+            if document.kind == DocumentKind::Budget {
+                self.gone.insert(account);
+            }
+        }
+    }
+
+    /// A gateway says what became of its leases, and asks for more of the accounts that apply to its Agent.
+    pub fn apply_request(
+        &mut self,
+        who: &LeaseHolder,
+        applies: impl Fn(&str) -> bool,
+        request: &LeaseRequest,
+        now: Timestamp,
+    ) -> PendingLeaseResponse {
+        let mut heard = PendingLeaseResponse::default();
+        // The answer speaks of all that it holds, and says of each lease how long it lasts from now on.
+        let held = self.holdings.get(&who.record).cloned().unwrap_or_default();
+        for account in &held {
+            self.update_entry(account, now, |_| ());
+        }
+        // First everything that is said: what one lease gives back may be what is asked for.
+        for part in &request.accounts {
+            let known = self.update_entry(&part.account, now, |entry| {
+                let unknown = part
+                    .statements
+                    .iter()
+                    .filter(|statement| !entry.account.apply_statement(who, statement, now));
+                unknown.map(|statement| statement.lease).collect::<Vec<_>>()
+            });
+            let forgotten = known.or_else(|| {
+                let gone = self.gone.contains(&part.account);
+                gone.then(|| part.statements.iter().map(|statement| statement.lease).collect())
+            });
+            heard
+                .forgotten
+                .insert(part.account.clone(), forgotten.unwrap_or_default());
+        }
+        for part in request.accounts.iter().filter(|part| applies(&part.account)) {
+            let Some(ask) = &part.ask else { continue };
+            let refused = self.update_entry(&part.account, now, |entry| {
+                let refused = entry.account.request_grant(who, ask, now).err();
+                entry.asked(who, ask, refused.as_ref());
+                (refused, entry.account.must_wait(&who.record, ask))
+            });
+            let Some((refused, waits)) = refused else { continue };
+            if let Some(refused) = refused {
+                heard.refused.insert(part.account.clone(), refused);
+                continue;
+            }
+            if waits {
+                self.mark_urgent(&part.account);
+            }
+            let held = self.holdings.entry(who.record.clone()).or_default();
+            held.insert(part.account.clone());
+        }
+        self.forget_holdings(&who.record);
+        heard
+    }
+
+    /// Of a request the statements of leases that this very pod was the last to speak of; `None`: there are none. What
+    /// another pod of the same record holds by now is not this one's to close.
+    #[must_use]
+    pub fn final_statements(&self, who: &LeaseHolder, request: &LeaseRequest) -> Option<LeaseRequest> {
+        let holds = |account: &str, lease: i64| {
+            self.entry(account)
+                .is_some_and(|(_, entry)| entry.account.is_held_by(lease, who))
+        };
+        let accounts = request.accounts.iter().map(|part| {
+            let statements = part.statements.iter();
+            let mine = statements.filter(|statement| holds(&part.account, statement.lease));
+            AccountRequest {
+                account: part.account.clone(),
+                statements: mine.cloned().collect(),
+                ask: None,
+            }
+        });
+        let accounts: Vec<_> = accounts.filter(|part| !part.statements.is_empty()).collect();
+        (!accounts.is_empty()).then(|| LeaseRequest {
+            accounts,
+            ..request.clone()
+        })
+    }
+
+    fn forget_holdings(&mut self, record: &str) {
+        let Some(mut held) = self.holdings.remove(record) else {
+            return;
+        };
+        held.retain(|account| {
+            self.entry(account)
+                .is_some_and(|(_, entry)| entry.account.is_holder(record))
+        });
+        if !held.is_empty() {
+            self.holdings.insert(record.to_owned(), held);
+        }
+    }
+
+    /// The documents that must be written before this request is answered. None: it may be answered now.
+    #[must_use]
+    pub fn must_wait(
+        &self,
+        who: &LeaseHolder,
+        request: &LeaseRequest,
+        heard: &PendingLeaseResponse,
+    ) -> BTreeSet<DocumentId> {
+        let asked = request
+            .accounts
+            .iter()
+            .filter(|part| !heard.refused.contains_key(&part.account));
+        asked
+            .filter_map(|part| {
+                let (document, entry) = self.entry(&part.account)?;
+                let waits = entry.account.must_wait(&who.record, part.ask.as_ref()?);
+                waits.then(|| document.clone())
+            })
+            .collect()
+    }
+
+    /// Whether the gateway names a record that is another Agent's.
+    #[must_use]
+    pub fn names_foreign_record(&self, who: &LeaseHolder, request: &LeaseRequest) -> bool {
+        let held = self.holdings.get(&who.record).into_iter().flatten();
+        let accounts = request.accounts.iter().map(|part| &part.account).chain(held);
+        let mut entries = accounts.filter_map(|account| self.entry(account));
+        entries.any(|(_, entry)| entry.account.is_of_another(who))
+    }
+
+    /// What a gateway is told: of what is written, and no more. Of accounts that it did not speak of too, where it has
+    /// leases: it may never have heard of those, and only it can give them back.
+    #[must_use]
+    pub fn response(&self, who: &LeaseHolder, request: &LeaseRequest, heard: &PendingLeaseResponse) -> LeaseResponse {
+        let spoken_of = |account: &&AccountId| request.accounts.iter().any(|part| part.account == **account);
+        let held = self.holdings.get(&who.record).into_iter().flatten();
+        let unspoken = held.filter(|account| !spoken_of(account)).cloned();
+        let asked = request.accounts.iter().map(|part| part.account.clone());
+        let accounts = asked.chain(unspoken).map(|account| {
+            let forgotten = heard.forgotten.get(&account).cloned().unwrap_or_default();
+            let refused = heard.refused.get(&account).cloned();
+            let Some((_, entry)) = self.entry(&account) else {
+                let epoch = if self.gone.contains(&account) { LAST_WORD } else { 0 };
+                return AccountResponse {
+                    account,
+                    epoch,
+                    forgotten,
+                    ..AccountResponse::default()
+                };
+            };
+            let time = entry.account.time();
+            let leases = entry.account.durable_grants(&who.record);
+            AccountResponse {
+                account,
+                epoch: entry.account.epoch(),
+                leases: leases
+                    .into_iter()
+                    .map(|lease| LeaseGrant {
+                        lease: lease.lease,
+                        granted: lease.granted,
+                        spent: lease.spent,
+                        returned: lease.returned,
+                        valid_milliseconds: lease.ends.map(|end| milliseconds(time, end)),
+                    })
+                    .collect(),
+                forgotten,
+                refused,
+            }
+        });
+        LeaseResponse {
+            accounts: accounts.collect(),
+        }
+    }
+
+    /// Documents to write now: somebody waits, or the last change is to be kept and the last write long enough ago.
+    #[must_use]
+    pub fn due(&self, now: Timestamp) -> Vec<DocumentId> {
+        let due = self
+            .documents
+            .iter()
+            .filter(|(_, document)| !document.writing && is_due(document, now));
+        due.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The records to write, and nothing else is written to this document until [`Book::written`] or
+    /// [`Book::not_written`].
+    pub fn compose(&mut self, document: &DocumentId, now: Timestamp) -> Vec<RecordWrite> {
+        let Some(home) = self.documents.get_mut(document) else {
+            return Vec::new();
+        };
+        (home.writing, home.urgent) = (true, false);
+        let write = |(part, entry): (&DocumentPart, &mut AccountEntry)| {
+            entry.account.advance(now);
+            RecordWrite {
+                part: *part,
+                over: entry.account.epoch(),
+                record: entry.account.compose(),
+            }
+        };
+        home.accounts.iter_mut().map(write).collect()
+    }
+
+    /// The records are written: what they grant may be said.
+    pub fn written(&mut self, document: &DocumentId, writes: &[RecordWrite], now: Timestamp) {
+        let Some(home) = self.documents.get_mut(document) else {
+            return;
+        };
+        for write in writes {
+            if let Some(entry) = home.accounts.get_mut(&write.part) {
+                entry.account.confirm_record(&write.record);
+            }
+        }
+        (home.writing, home.wrote) = (false, now);
+        home.urgent &= home.is_changed();
+    }
+
+    /// It is certain that the records are not and will not be written.
+    pub fn not_written(&mut self, document: &DocumentId) {
+        if let Some(home) = self.documents.get_mut(document) {
+            (home.writing, home.urgent) = (false, true);
+            for entry in home.accounts.values_mut() {
+                entry.account.discard_record();
+            }
+        }
+    }
+
+    /// The gateways of these records are dead for certain: what they hold counts as spent. What was lost.
+    pub fn forfeit(&mut self, account: &str, record: &str, now: Timestamp) -> Amount {
+        let lost = self.update_entry(account, now, |entry| entry.account.forfeit(record, now));
+        lost.unwrap_or_default()
+    }
+
+    /// This Agent draws on this account no more: it waits for nothing there.
+    pub fn withdraw(&mut self, account: &str, agent: &AgentName, now: Timestamp) {
+        self.update_entry(account, now, |entry| entry.withdraw(agent));
+    }
+
+    /// Time goes on: for accounts that somebody waits for, that want something back, or that count something that may
+    /// leave their window.
+    pub fn tick(&mut self, now: Timestamp) {
+        let restless = |entry: &AccountEntry| {
+            let account = &entry.account;
+            let moves = !matches!(account.terms().window, WindowRule::Lifetime) && !account.used().is_zero();
+            moves || !entry.blocked.is_empty() || account.recalls()
+        };
+        let accounts: Vec<AccountId> = self
+            .index
+            .iter()
+            .filter(|(_, (document, part))| {
+                let home = self.documents.get(document);
+                home.and_then(|home| home.accounts.get(part)).is_some_and(restless)
+            })
+            .map(|(account, _)| account.clone())
+            .collect();
+        for account in accounts {
+            self.update_entry(&account, now, |_| ());
+        }
+    }
+
+    /// Accounts of which gateways must hear since the last call of this.
+    pub fn take_changed(&mut self) -> BTreeSet<AccountId> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// An account and the document that it is in.
+    #[must_use]
+    pub fn entry(&self, account: &str) -> Option<(&DocumentId, &AccountEntry)> {
+        let (document, part) = self.index.get(account)?;
+        Some((document, self.documents.get(document)?.accounts.get(part)?))
+    }
+
+    /// A document.
+    #[must_use]
+    pub fn document(&self, id: &DocumentId) -> Option<&LedgerDocument> {
+        self.documents.get(id)
+    }
+
+    /// All documents.
+    #[must_use]
+    pub fn documents(&self) -> &BTreeMap<DocumentId, LedgerDocument> {
+        &self.documents
+    }
+
+    /// A person or a call waits for the next write.
+    fn mark_urgent(&mut self, account: &str) {
+        if let Some((document, _)) = self.index.get(account)
+            && let Some(home) = self.documents.get_mut(document)
+        {
+            home.urgent = true;
+        }
+    }
+
+    /// Changes an account, and notes whether gateways must hear of it.
+    fn update_entry<T>(
+        &mut self,
+        account: &str,
+        now: Timestamp,
+        change: impl FnOnce(&mut AccountEntry) -> T,
+    ) -> Option<T> {
+        let (document, part) = self.index.get(account)?;
+        let entry = self.documents.get_mut(document)?.accounts.get_mut(part)?;
+        let said = |entry: &AccountEntry| {
+            (
+                entry.account.limits(),
+                entry.account.per_agent(),
+                entry.account.recalls(),
+            )
+        };
+        let before = (said(entry), entry.revision);
+        entry.account.advance(now);
+        let result = change(entry);
+        entry.release_blocked();
+        if before != (said(entry), entry.revision) {
+            self.changed.insert(account.to_owned());
+        }
+        Some(result)
+    }
+}
+
+fn is_due(document: &LedgerDocument, now: Timestamp) -> bool {
+    document.is_changed() && (document.urgent || now.duration_since(document.wrote) >= WRITE_INTERVAL)
+}
+
+fn milliseconds(from: Timestamp, to: Timestamp) -> u64 {
+    u64::try_from(to.duration_since(from).as_millis()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::tz::TimeZone;
+
+    use super::*;
+    use crate::api::amount::AmountKind;
+    use crate::api::budget::CalendarPeriod;
+    use crate::ledger::account::{GrantRequest, LeaseStatement};
+
+    const START: Timestamp = Timestamp::constant(1_800_000_000, 0);
+
+    fn at(seconds: i64) -> Timestamp {
+        START + SignedDuration::from_secs(seconds)
+    }
+
+    fn tokens(tokens: i64) -> Amount {
+        Amount { tokens, ..Amount::ZERO }
+    }
+
+    fn terms(limit: i64) -> LedgerTerms {
+        LedgerTerms {
+            limits: LimitAmounts {
+                tokens: Some(limit),
+                ..LimitAmounts::default()
+            },
+            per_agent: LimitAmounts::default(),
+            window: WindowRule::Rolling(SignedDuration::from_hours(1)),
+        }
+    }
+
+    fn budget(uid: &str) -> DocumentId {
+        DocumentId {
+            kind: DocumentKind::Budget,
+            namespace: "ns".into(),
+            name: "team".into(),
+            uid: uid.into(),
+        }
+    }
+
+    fn who(agent: &str) -> LeaseHolder {
+        LeaseHolder {
+            record: format!("record-of-{agent}"),
+            agent: AgentName {
+                namespace: "ns".into(),
+                name: agent.into(),
+            },
+            pod_uid: format!("pod-of-{agent}"),
+            epoch: 1,
+        }
+    }
+
+    fn asking(account: &str, least: i64, statements: Vec<LeaseStatement>) -> LeaseRequest {
+        let ask = GrantRequest {
+            lease: statements.first().map(|statement| statement.lease),
+            open: Amount::ZERO,
+            least: tokens(least),
+            full: tokens(least.max(100)),
+        };
+        LeaseRequest {
+            accounts: vec![AccountRequest {
+                account: account.into(),
+                statements,
+                ask: Some(ask),
+            }],
+            ..LeaseRequest::default()
+        }
+    }
+
+    fn saying(account: &str, lease: i64, spent: i64, returned: i64) -> LeaseRequest {
+        LeaseRequest {
+            accounts: vec![AccountRequest {
+                account: account.into(),
+                statements: vec![LeaseStatement {
+                    lease,
+                    spent: tokens(spent),
+                    returned: tokens(returned),
+                    closed: true,
+                }],
+                ask: None,
+            }],
+            ..LeaseRequest::default()
+        }
+    }
+
+    fn book(limit: i64) -> AccountBook {
+        let mut book = AccountBook::default();
+        book.load(&budget("b"), DocumentPart::Budget, terms(limit), None, START);
+        book.take_changed();
+        book
+    }
+
+    fn write(book: &mut AccountBook, seconds: i64) -> Vec<RecordWrite> {
+        let writes = book.compose(&budget("b"), at(seconds));
+        book.written(&budget("b"), &writes, at(seconds));
+        writes
+    }
+
+    #[test]
+    fn a_grant_is_told_only_once_it_is_written() {
+        let mut book = book(1000);
+        let (who, request) = (who("a"), asking("b", 100, vec![]));
+        let heard = book.apply_request(&who, |_| true, &request, at(1));
+        assert_eq!(book.must_wait(&who, &request, &heard), BTreeSet::from([budget("b")]));
+        let granted = |book: &AccountBook| book.response(&who, &request, &heard).accounts[0].clone();
+        assert_eq!(granted(&book).leases, [], "nothing is told of it");
+        assert_eq!(book.due(at(1)), [budget("b")], "somebody waits");
+        let writes = book.compose(&budget("b"), at(1));
+        assert_eq!(book.due(at(1)), [], "one write at a time");
+        assert_eq!((writes[0].over, writes[0].record.epoch), (0, 1));
+        book.written(&budget("b"), &writes, at(1));
+        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        let told = granted(&book);
+        assert!(told.leases[0].granted.covers(&tokens(100)), "{told:?}");
+        assert_eq!((told.epoch, told.leases[0].valid_milliseconds), (1, None));
+        assert_eq!(book.due(at(1000)), [], "nothing changed since");
+    }
+
+    #[test]
+    fn a_lease_that_its_gateway_did_not_speak_of_ends_with_its_window_too() {
+        let mut book = AccountBook::default();
+        let daily = LedgerTerms {
+            window: WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::UTC),
+            ..terms(1000)
+        };
+        book.load(&budget("b"), DocumentPart::Budget, daily, None, START);
+        let (who, nothing) = (who("a"), LeaseRequest::default());
+        book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        let heard = book.apply_request(&who, |_| true, &nothing, at(100));
+        let lease = &book.response(&who, &nothing, &heard).accounts[0].leases[0];
+        // It is eight in the morning.
+        assert_eq!(lease.valid_milliseconds, Some((16 * 3600 - 100) * 1000));
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_written_every_fifteen_seconds_and_at_rest_nothing_is() {
+        let mut book = book(1000);
+        book.apply_request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        book.apply_request(&who("a"), |_| true, &saying("b", 1, 50, 0), at(2));
+        assert_eq!(book.due(at(15)), []);
+        assert_eq!(book.due(at(16)), [budget("b")]);
+        write(&mut book, 16);
+        assert_eq!(book.due(at(10_000)), []);
+    }
+
+    #[test]
+    fn who_asks_ahead_does_not_wait_and_makes_no_write_of_its_own() {
+        let mut book = book(1000);
+        let (who, request) = (who("a"), asking("b", 0, vec![]));
+        let heard = book.apply_request(&who, |_| true, &request, at(1));
+        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        assert_eq!((book.due(at(14)).len(), book.due(at(15)).len()), (0, 1));
+        write(&mut book, 15);
+        let lease = &book.response(&who, &request, &heard).accounts[0].leases[0];
+        assert!(lease.granted.covers(&tokens(100)));
+    }
+
+    #[test]
+    fn a_write_that_certainly_failed_is_made_again_at_once() {
+        let mut book = book(1000);
+        book.apply_request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        book.compose(&budget("b"), at(1));
+        book.not_written(&budget("b"));
+        assert_eq!(book.due(at(1)), [budget("b")]);
+        assert_eq!(book.compose(&budget("b"), at(1))[0].over, 0);
+    }
+
+    #[test]
+    fn what_is_given_back_calls_who_was_refused() {
+        let mut book = book(150);
+        let (a, b) = (who("a"), who("b"));
+        book.apply_request(&a, |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        let request = asking("b", 100, vec![]);
+        let heard = book.apply_request(&b, |_| true, &request, at(2));
+        let refused = book.response(&b, &request, &heard).accounts[0].refused.clone().unwrap();
+        assert!(refused.contended);
+        let entry = |book: &AccountBook| book.entry("b").unwrap().1.clone();
+        assert!(
+            entry(&book).account().recalls(),
+            "a is to give back what it does not need"
+        );
+        assert_eq!(
+            entry(&book).exhausted(2),
+            None,
+            "it is not spent as long as others hold enough"
+        );
+        let before = entry(&book).revision();
+        book.take_changed();
+        book.apply_request(&a, |_| true, &saying("b", 1, 10, 140), at(3));
+        assert_eq!(entry(&book).revision(), before + 1);
+        assert_eq!(book.take_changed(), BTreeSet::from(["b".to_owned()]));
+        assert!(entry(&book).blocked().is_empty());
+        book.apply_request(&a, |_| true, &saying("b", 1, 10, 140), at(4));
+        assert_eq!(entry(&book).revision(), before + 1, "said again it is no news");
+    }
+
+    #[test]
+    fn a_spent_account_says_who_was_refused_and_when_it_has_room() {
+        let mut book = book(100);
+        book.apply_request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        book.apply_request(&who("a"), |_| true, &saying("b", 1, 100, 0), at(2));
+        book.apply_request(&who("b"), |_| true, &asking("b", 10, vec![]), at(3));
+        let entry = book.entry("b").unwrap().1.clone();
+        let (agent, blocked) = entry.exhausted(2).unwrap();
+        assert_eq!((agent.name.as_str(), blocked.refused.kind), ("b", AmountKind::Tokens));
+        let resets = blocked.refused.resets_at.unwrap();
+        assert!(resets > at(3600) && resets <= at(3600 + 62), "{resets}");
+        book.tick(resets - SignedDuration::from_nanos(1));
+        assert!(book.entry("b").unwrap().1.exhausted(2).is_some());
+        book.tick(resets);
+        assert_eq!(book.entry("b").unwrap().1.exhausted(2), None);
+    }
+
+    #[test]
+    fn one_large_call_does_not_show_that_a_budget_is_spent() {
+        let mut book = book(1000);
+        book.apply_request(&who("a"), |_| true, &asking("b", 600, vec![]), at(1));
+        write(&mut book, 1);
+        book.apply_request(&who("a"), |_| true, &saying("b", 1, 600, 400), at(2));
+        write(&mut book, 2);
+        let refused = |book: &mut AccountBook, name: &str, least: i64, seconds: i64| {
+            let request = asking("b", least, vec![]);
+            let heard = book.apply_request(&who(name), |_| true, &request, at(seconds));
+            book.response(&who(name), &request, &heard).accounts[0]
+                .refused
+                .is_some()
+        };
+        let exhausted = |book: &AccountBook, agents| book.entry("b").unwrap().1.exhausted(agents).is_some();
+        assert!(refused(&mut book, "large", 450, 3));
+        assert!(!exhausted(&book, 50), "40 % are left, and only two of fifty asked");
+        assert!(exhausted(&book, 2), "it fits nobody of those who draw on it");
+        assert!(!refused(&mut book, "small", 100, 4));
+        assert!(!exhausted(&book, 3), "it fits the small one");
+        assert!(!exhausted(&book, 50));
+        // The small one spends until its own calls fit no more: a quarter is left, and less than any call needs.
+        write(&mut book, 4);
+        book.apply_request(&who("small"), |_| true, &saying("b", 2, 310, 1000), at(35));
+        assert!(exhausted(&book, 50), "90 are left, and nobody asked for less than 100");
+        book.withdraw("b", &who("small").agent, at(37));
+        book.withdraw("b", &who("large").agent, at(37));
+        assert!(!exhausted(&book, 50));
+    }
+
+    /// A budget of which 10 % are left, and who is refused so much at that moment.
+    fn nearly_spent(least: i64, seconds: i64) -> AccountBook {
+        let mut book = book(1000);
+        book.apply_request(&who("a"), |_| true, &asking("b", 900, vec![]), at(1));
+        write(&mut book, 1);
+        book.apply_request(&who("a"), |_| true, &saying("b", 1, 900, 100), at(2));
+        write(&mut book, 2);
+        book.apply_request(&who("large"), |_| true, &asking("b", least, vec![]), at(seconds));
+        book
+    }
+
+    #[test]
+    fn in_the_first_half_minute_of_a_leader_a_budget_is_spent_only_when_all_have_asked() {
+        for (seconds, spent) in [(29, false), (30, true)] {
+            let book = nearly_spent(150, seconds);
+            let entry = book.entry("b").unwrap().1;
+            assert_eq!(entry.exhausted(50).is_some(), spent, "after {seconds} s");
+            assert!(entry.exhausted(2).is_some(), "both have asked");
+        }
+    }
+
+    #[test]
+    fn an_agent_that_asked_for_little_and_sleeps_does_not_hide_that_a_budget_is_spent() {
+        let mut book = nearly_spent(150, 40);
+        book.apply_request(&who("small"), |_| true, &asking("b", 30, vec![]), at(41));
+        write(&mut book, 41);
+        let exhausted = |book: &AccountBook| book.entry("b").unwrap().1.exhausted(50).is_some();
+        assert!(!exhausted(&book), "the small one holds a lease, and goes on");
+        book.apply_request(&who("small"), |_| true, &saying("b", 2, 10, 20), at(42));
+        assert!(exhausted(&book), "nobody who is awake fits");
+    }
+
+    #[test]
+    fn accounts_that_apply_no_more_hear_but_grant_nothing() {
+        let mut book = book(1000);
+        let who = who("a");
+        book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        let mut request = saying("b", 1, 40, 60);
+        request.accounts[0].ask = asking("b", 100, vec![]).accounts[0].ask.clone();
+        let heard = book.apply_request(&who, |_| false, &request, at(2));
+        assert!(book.must_wait(&who, &request, &heard).is_empty());
+        let account = book.entry("b").unwrap().1.account().clone();
+        assert_eq!((account.used(), account.reserved()), (tokens(40), Amount::ZERO));
+    }
+
+    #[test]
+    fn another_agents_gateway_cannot_speak_for_a_lease() {
+        let mut book = book(1000);
+        book.apply_request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        let thief = LeaseHolder {
+            record: "record-of-a".into(),
+            ..who("thief")
+        };
+        book.apply_request(&thief, |_| true, &saying("b", 1, 0, 1000), at(2));
+        let account = book.entry("b").unwrap().1.account().clone();
+        assert!(account.reserved().covers(&tokens(100)));
+    }
+
+    #[test]
+    fn a_deleted_budget_has_the_last_word_and_an_unknown_account_none() {
+        let mut book = book(1000);
+        let who = who("a");
+        book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        book.remove(&budget("b"));
+        assert_eq!(book.take_changed(), BTreeSet::from(["b".to_owned()]));
+        for (account, word, forgotten) in [("b", LAST_WORD, vec![1]), ("never heard of", 0, vec![])] {
+            let request = saying(account, 1, 40, 0);
+            let heard = book.apply_request(&who, |_| false, &request, at(2));
+            let answer = book.response(&who, &request, &heard).accounts[0].clone();
+            assert_eq!((answer.epoch, answer.forgotten), (word, forgotten), "{account}");
+        }
+        book.load(&budget("b2"), DocumentPart::Budget, terms(1000), None, at(3));
+        assert_eq!(book.entry("b2").unwrap().1.account().used(), Amount::ZERO);
+    }
+
+    #[test]
+    fn a_gateway_hears_of_every_lease_that_it_has_whatever_it_speaks_of() {
+        let mut book = book(1000);
+        let other = DocumentId {
+            name: "other".into(),
+            ..budget("o")
+        };
+        book.load(&other, DocumentPart::Budget, terms(1000), None, START);
+        let who = who("a");
+        // The answer is lost, and the Agent draws on the account no more.
+        book.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        write(&mut book, 1);
+        let next = |book: &mut AccountBook, request: &LeaseRequest| {
+            let heard = book.apply_request(&who, |account| account == "o", request, at(2));
+            book.response(&who, request, &heard)
+        };
+        for request in [LeaseRequest::default(), saying("o", 7, 0, 0)] {
+            let answer = next(&mut book, &request);
+            let told = answer.accounts.iter().find(|told| told.account == "b").unwrap();
+            assert_eq!((told.leases[0].lease, told.epoch), (1, 1));
+        }
+        assert_eq!(next(&mut book, &saying("b", 1, 0, 1000)).accounts.len(), 1);
+        assert_eq!(next(&mut book, &LeaseRequest::default()).accounts, [], "given back");
+        assert_eq!(book.entry("b").unwrap().1.account().reserved(), Amount::ZERO);
+    }
+
+    #[test]
+    fn the_next_leader_tells_a_gateway_of_what_it_never_heard_of() {
+        let mut old = book(1000);
+        old.apply_request(&who("a"), |_| true, &asking("b", 100, vec![]), at(1));
+        let record = write(&mut old, 1).remove(0).record;
+        let mut new = AccountBook::default();
+        new.load(&budget("b"), DocumentPart::Budget, terms(1000), Some(&record), at(5));
+        let request = LeaseRequest::default();
+        let heard = new.apply_request(&who("a"), |_| false, &request, at(6));
+        assert_eq!(new.response(&who("a"), &request, &heard).accounts[0].leases[0].lease, 1);
+        let heard = new.apply_request(&who("b"), |_| false, &request, at(6));
+        assert_eq!(new.response(&who("b"), &request, &heard).accounts, []);
+    }
+
+    #[test]
+    fn a_budget_deleted_while_nobody_led_is_gone_once_it_was_missed_for_a_minute() {
+        let mut book = AccountBook::default();
+        let (who, request) = (who("a"), saying("b", 1, 40, 0));
+        let mut speak = |there: bool, seconds: i64| {
+            book.track_missing(&request, |_| there, at(seconds));
+            let heard = book.apply_request(&who, |_| false, &request, at(seconds));
+            book.response(&who, &request, &heard).accounts[0].forgotten.len()
+        };
+        assert_eq!((speak(false, 0), speak(false, 59)), (0, 0));
+        // Seen meanwhile: it is missed anew from then on.
+        assert_eq!((speak(true, 60), speak(false, 61), speak(false, 120)), (0, 0, 0));
+        assert_eq!((speak(false, 121), speak(false, 122)), (1, 1));
+        let told =
+            |book: &AccountBook| book.response(&who, &request, &PendingLeaseResponse::default()).accounts[0].epoch;
+        assert_eq!(told(&book), LAST_WORD);
+    }
+
+    #[test]
+    fn the_next_leader_counts_every_holder_until_its_gateway_speaks() {
+        let mut old = book(1000);
+        let who = who("a");
+        old.apply_request(&who, |_| true, &asking("b", 100, vec![]), at(1));
+        let record = write(&mut old, 1).remove(0).record;
+        let held = old.entry("b").unwrap().1.account().reserved();
+        let mut new = AccountBook::default();
+        new.load(&budget("b"), DocumentPart::Budget, terms(1000), Some(&record), at(5));
+        assert_eq!(new.due(at(1000)), [], "a take-over writes nothing");
+        let entry = |book: &AccountBook| book.entry("b").unwrap().1.clone();
+        assert_eq!(entry(&new).account().reserved(), held);
+        assert_eq!(entry(&new).remaining().tokens, Some(1000 - held.tokens));
+        new.apply_request(&who, |_| true, &saying("b", 1, 30, 0), at(6));
+        assert_eq!(
+            (entry(&new).account().used(), entry(&new).account().reserved()),
+            (tokens(30), Amount::ZERO)
+        );
+        assert_eq!(new.compose(&budget("b"), at(6))[0].over, 1);
+    }
+
+    #[test]
+    fn an_agents_two_accounts_are_one_document() {
+        let agent = DocumentId {
+            kind: DocumentKind::Agent,
+            ..budget("agent")
+        };
+        let mut book = AccountBook::default();
+        book.load(&agent, DocumentPart::TokensPerHour, terms(1000), None, START);
+        book.load(&agent, DocumentPart::Total, terms(1000), None, START);
+        book.apply_request(&who("a"), |_| true, &asking("agent/total", 100, vec![]), at(1));
+        assert_eq!(book.due(at(1)), std::slice::from_ref(&agent));
+        let parts: Vec<DocumentPart> = book.compose(&agent, at(1)).iter().map(|write| write.part).collect();
+        assert_eq!(parts, [DocumentPart::TokensPerHour, DocumentPart::Total]);
+    }
+}

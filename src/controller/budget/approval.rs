@@ -1,0 +1,131 @@
+//! The question that a spent budget with `onExhausted: Ask` puts to a person, and the answer. Pure.
+//!
+//! A gate is named after the ledger record that is written with it: no name is used twice, so that an answer left on
+//! the object never answers a later question. An approval is the top-up `gate/<id>`, counted once like any other.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+
+use super::format;
+use crate::api::AgentBudget;
+use crate::api::amount::Amount;
+use crate::api::budget::{AgentBudgetStatus, BudgetGate, OnExhausted};
+use crate::ledger::account::GATE_TOP_UP;
+use crate::ledger::limits::{added_amount, limit_amounts};
+
+/// Annotation that approves: `<gate>:<argumentsHash>`, several separated by spaces.
+pub const APPROVE: &str = "agentloop.dev/approve";
+/// Annotation that says who approves; the admission policy holds it to the user.
+pub const APPROVED_BY: &str = "agentloop.dev/approved-by";
+/// Annotation that denies: `<gate>` or `<gate>:<argumentsHash>`.
+pub const DENY: &str = "agentloop.dev/deny";
+/// Kind of the gate.
+pub const KIND: &str = "BudgetAsk";
+/// Longest part of an annotation that is kept.
+const LONGEST: usize = 256;
+
+/// An answer to an open gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GateAnswer {
+    /// More is added.
+    Approved {
+        /// The gate.
+        id: String,
+        /// Who said so.
+        by: String,
+        /// The annotation's value.
+        value: String,
+    },
+    /// Nothing is added.
+    Denied {
+        /// The annotation's value.
+        value: String,
+    },
+}
+
+/// What an approval adds: `ask.topUp`, or a quarter of each limit.
+#[must_use]
+pub fn offer(budget: &AgentBudget) -> Amount {
+    let asked = budget.spec.ask.as_ref().and_then(|ask| added_amount(&ask.top_up).ok());
+    let quarter = || limit_amounts(&budget.spec.limits).map(|limits| format::quarter(&limits));
+    asked.unwrap_or_else(|| quarter().unwrap_or_default())
+}
+
+/// The gate that a budget opens with the record of this epoch; `None`: it asks nobody.
+#[must_use]
+pub fn open(budget: &AgentBudget, epoch: i64, now: Timestamp) -> Option<BudgetGate> {
+    let asks = budget.spec.on_exhausted == OnExhausted::Ask;
+    asks.then(|| {
+        let id = format!("ask-{epoch}");
+        BudgetGate {
+            arguments_hash: hash(budget, &id),
+            id,
+            kind: KIND.into(),
+            opened_at: Time(format::whole_second(now)),
+        }
+    })
+}
+
+/// Hash of the question: which gate of which budget, and what would be added.
+#[must_use]
+pub fn hash(budget: &AgentBudget, id: &str) -> String {
+    let uid = budget.metadata.uid.as_deref().unwrap_or_default();
+    let question = format!("{uid}\n{id}\n{}", format::fields(&offer(budget)));
+    let digest = ring::digest::digest(&ring::digest::SHA256, question.as_bytes());
+    digest.as_ref().iter().take(16).fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The answer to the open gate of a status that its object carries. An edit of what would be added makes an approval
+/// of the earlier question void: the hash is another then.
+#[must_use]
+pub fn answer(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<GateAnswer> {
+    let gate = status.gates.first()?;
+    let annotation = |key: &str| budget.annotations().get(key).map(String::as_str);
+    let tokens = |key| annotation(key).unwrap_or_default().split_whitespace();
+    let denied = tokens(DENY).find(|token| token.split(':').next() == Some(gate.id.as_str()));
+    if let Some(value) = denied {
+        return Some(GateAnswer::Denied { value: truncate(value) });
+    }
+    let by = annotation(APPROVED_BY).map(str::trim).filter(|by| !by.is_empty())?;
+    let wanted = format!("{}:{}", gate.id, gate.arguments_hash);
+    let current = gate.arguments_hash == hash(budget, &gate.id);
+    let approved = tokens(APPROVE).any(|token| token == wanted);
+    (approved && current).then(|| GateAnswer::Approved {
+        id: gate.id.clone(),
+        by: truncate(by),
+        value: wanted,
+    })
+}
+
+/// The top-up that an approval on the object asks for, with its id in the ledger.
+#[must_use]
+pub fn approved(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<(String, Amount)> {
+    match answer(budget, status)? {
+        GateAnswer::Approved { id, .. } => Some((format!("{GATE_TOP_UP}{id}"), offer(budget))),
+        GateAnswer::Denied { .. } => None,
+    }
+}
+
+/// How to answer, in words.
+#[must_use]
+pub fn how_to_answer(budget: &AgentBudget, gate: &BudgetGate) -> String {
+    let (namespace, name) = (budget.namespace().unwrap_or_default(), budget.name_any());
+    format!(
+        "approving adds {}: kubectl annotate --overwrite agentbudgets.agentloop.dev -n {namespace} {name} \
+         {APPROVE}={}:{} {APPROVED_BY}=<your user name>; to deny: {DENY}={}",
+        format::amount(&offer(budget)),
+        gate.id,
+        gate.arguments_hash,
+        gate.id
+    )
+}
+
+fn truncate(text: &str) -> String {
+    text.chars().take(LONGEST).collect()
+}

@@ -1,0 +1,847 @@
+//! Which accounts apply to which Agent, and why an Agent may make no call at all. An index, kept by what the watches
+//! say; pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::core::{Selector, SelectorExt};
+
+use super::accounts::DocumentPart;
+use super::facts::{AgentFacts, BudgetFacts, ModelFacts};
+use crate::api::price::ModelPrice;
+use crate::controller::pod_sessions::AgentKey;
+use crate::controller::policy::{AgentPrices, PlatformPolicy};
+use crate::ledger::price::ModelRates;
+use crate::ledger::wallet::AccountId;
+use crate::link::messages::{LimitName, PricedModel};
+
+/// Why an Agent makes no call, whatever its limits leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr, strum::IntoStaticStr, strum::EnumIter)]
+pub enum CallObstacleReason {
+    /// It names a budget that does not exist.
+    BudgetNotFound,
+    /// The platform wants a budget, and none applies.
+    BudgetRequired,
+    /// A limit of money applies, and the model's price is not known.
+    PriceUnknown,
+    /// A budget that applies cannot be read or used.
+    BudgetUnavailable,
+}
+
+/// Why an Agent makes no call, in words that name the field and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallObstacle {
+    /// Why.
+    pub reason: CallObstacleReason,
+    /// In words.
+    pub message: String,
+}
+
+/// A limit of tokens that is whole again after a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowedLimit {
+    /// The limit.
+    pub tokens: i64,
+    /// Length of the window.
+    pub seconds: i64,
+}
+
+/// What limits one Agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LimitDecision {
+    /// The accounts that apply.
+    pub accounts: Vec<(AccountId, LimitName)>,
+    /// What its models cost, by name: those of its spec, and those that its pod calls.
+    pub prices: BTreeMap<String, ModelPrice>,
+    /// Why it makes no call at all.
+    pub obstacle: Option<CallObstacle>,
+}
+
+/// A budget of which nobody knows whom it limits.
+#[derive(Clone, Debug)]
+struct UnreadableBudget {
+    namespace: String,
+    name: String,
+    problem: String,
+}
+
+/// Everything that the decision depends on.
+#[derive(Debug, Default)]
+pub struct AccountAssignments {
+    policy: PlatformPolicy,
+    own_namespace: String,
+    agents: BTreeMap<AgentKey, AgentFacts>,
+    /// The models that pods call, as they said when they attached.
+    running: BTreeMap<AgentKey, Vec<PricedModel>>,
+    budgets: BTreeMap<String, BudgetFacts>,
+    /// Uids of budgets by namespace and name.
+    names: BTreeMap<(String, String), String>,
+    unreadable: BTreeMap<String, UnreadableBudget>,
+    /// Labels of namespaces; `None`: they may not be read.
+    namespaces: Option<BTreeMap<String, BTreeMap<String, String>>>,
+    decisions: BTreeMap<AgentKey, LimitDecision>,
+    members: BTreeMap<AccountId, BTreeSet<AgentKey>>,
+}
+
+impl AccountAssignments {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(policy: PlatformPolicy, own_namespace: &str) -> Self {
+        Self {
+            policy,
+            own_namespace: own_namespace.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Prices and rules of the platform.
+    #[must_use]
+    pub fn policy(&self) -> &PlatformPolicy {
+        &self.policy
+    }
+
+    /// What limits this Agent.
+    #[must_use]
+    pub fn decision(&self, agent: &AgentKey) -> Option<&LimitDecision> {
+        self.decisions.get(agent)
+    }
+
+    /// An Agent.
+    #[must_use]
+    pub fn agent(&self, agent: &AgentKey) -> Option<&AgentFacts> {
+        self.agents.get(agent)
+    }
+
+    /// All Agents of a namespace, or of all.
+    #[must_use]
+    pub fn agents(&self, namespace: Option<&str>) -> Vec<AgentKey> {
+        let of = |agent: &&AgentKey| namespace.is_none_or(|namespace| agent.namespace == namespace);
+        self.agents.keys().filter(of).cloned().collect()
+    }
+
+    /// A budget.
+    #[must_use]
+    pub fn budget(&self, uid: &str) -> Option<&BudgetFacts> {
+        self.budgets.get(uid)
+    }
+
+    /// All budgets.
+    #[must_use]
+    pub fn budgets(&self) -> &BTreeMap<String, BudgetFacts> {
+        &self.budgets
+    }
+
+    /// The Agents that draw on an account.
+    pub fn members(&self, account: &str) -> impl Iterator<Item = &AgentKey> {
+        self.members.get(account).into_iter().flatten()
+    }
+
+    /// How many Agents draw on an account.
+    #[must_use]
+    pub fn members_of(&self, account: &str) -> usize {
+        self.members.get(account).map_or(0, BTreeSet::len)
+    }
+
+    /// An Agent is there, perhaps changed. Whether what limits it is another now.
+    pub fn put_agent(&mut self, agent: &AgentKey, facts: AgentFacts) -> bool {
+        self.agents.insert(agent.clone(), facts);
+        self.redecide(agent)
+    }
+
+    /// The pod of an Agent calls these models. Whether what limits it is another now.
+    pub fn put_running(&mut self, agent: &AgentKey, models: &[PricedModel]) -> bool {
+        self.running.insert(agent.clone(), models.to_vec());
+        self.redecide(agent)
+    }
+
+    /// An Agent is gone.
+    pub fn remove_agent(&mut self, agent: &AgentKey) -> Option<AgentFacts> {
+        self.running.remove(agent);
+        let old = self.decisions.remove(agent).unwrap_or_default();
+        self.leave(agent, &old);
+        self.agents.remove(agent)
+    }
+
+    /// A budget is there, perhaps changed. The Agents that something else limits now.
+    pub fn put_budget(&mut self, facts: BudgetFacts) -> Vec<AgentKey> {
+        let uid = facts.document.uid.clone();
+        if let Some(known) = self.budgets.get_mut(&uid)
+            && known.object.spec == facts.object.spec
+        {
+            // Only its status is another: ours.
+            known.object = facts.object;
+            return Vec::new();
+        }
+        let mut touched = self.touched_by(&uid);
+        let place = (facts.document.namespace.clone(), facts.document.name.clone());
+        self.unreadable.remove(&uid);
+        self.names.insert(place, uid.clone());
+        self.budgets.insert(uid.clone(), facts);
+        touched.extend(self.touched_by(&uid));
+        self.decide_all(&touched)
+    }
+
+    /// A budget is there and cannot be read. One that could be read before limits as it did.
+    pub fn put_unreadable(&mut self, uid: &str, namespace: &str, name: &str, problem: &str) -> Vec<AgentKey> {
+        if self.budgets.contains_key(uid) {
+            return Vec::new();
+        }
+        let unreadable = UnreadableBudget {
+            namespace: namespace.into(),
+            name: name.into(),
+            problem: problem.into(),
+        };
+        self.unreadable.insert(uid.into(), unreadable);
+        let touched = self.touched_by(uid);
+        self.decide_all(&touched)
+    }
+
+    /// A budget is gone.
+    pub fn remove_budget(&mut self, uid: &str) -> Vec<AgentKey> {
+        let touched = self.touched_by(uid);
+        self.unreadable.remove(uid);
+        if let Some(facts) = self.budgets.remove(uid) {
+            let place = (facts.document.namespace, facts.document.name);
+            if self.names.get(&place).is_some_and(|now| now == uid) {
+                self.names.remove(&place);
+            }
+        }
+        self.decide_all(&touched)
+    }
+
+    /// Whether an account is of a budget or an Agent that is there, readable or not.
+    #[must_use]
+    pub fn knows(&self, account: &str) -> bool {
+        let uid = account.split('/').next().unwrap_or(account);
+        self.budgets.contains_key(uid)
+            || self.unreadable.contains_key(uid)
+            || self.agents.values().any(|agent| agent.document.uid == uid)
+    }
+
+    /// A namespace is there, perhaps with other labels; `None`: it is gone.
+    pub fn put_namespace(&mut self, name: &str, labels: Option<BTreeMap<String, String>>) -> Vec<AgentKey> {
+        let all = self.namespaces.get_or_insert_default();
+        let before = all.get(name).cloned();
+        if before == labels {
+            return Vec::new();
+        }
+        match labels {
+            Some(labels) => all.insert(name.into(), labels),
+            None => all.remove(name),
+        };
+        let agents = self.agents(Some(name)).into_iter().collect();
+        self.decide_all(&agents)
+    }
+
+    /// These are all namespaces.
+    pub fn put_namespaces(&mut self, namespaces: BTreeMap<String, BTreeMap<String, String>>) -> Vec<AgentKey> {
+        self.namespaces = Some(namespaces);
+        let agents = self.agents(None).into_iter().collect();
+        self.decide_all(&agents)
+    }
+
+    /// Agents that a budget limits or may limit.
+    fn touched_by(&self, uid: &str) -> BTreeSet<AgentKey> {
+        let of = |namespace: &str, far: bool| {
+            let far = far && namespace == self.own_namespace;
+            self.agents((!far).then_some(namespace)).into_iter().collect()
+        };
+        if let Some(facts) = self.budgets.get(uid) {
+            return of(&facts.document.namespace, facts.is_far());
+        }
+        let unreadable = self.unreadable.get(uid);
+        unreadable.map_or_else(BTreeSet::new, |unreadable| of(&unreadable.namespace, true))
+    }
+
+    fn decide_all(&mut self, agents: &BTreeSet<AgentKey>) -> Vec<AgentKey> {
+        let changed = agents.iter().filter(|agent| self.redecide(agent));
+        changed.cloned().collect()
+    }
+
+    fn redecide(&mut self, agent: &AgentKey) -> bool {
+        let Some(facts) = self.agents.get(agent) else {
+            return false;
+        };
+        let new = self.decide(agent, facts);
+        let old = self.decisions.get(agent).cloned();
+        if old.as_ref() == Some(&new) {
+            return false;
+        }
+        self.leave(agent, &old.unwrap_or_default());
+        for (account, _) in &new.accounts {
+            self.members.entry(account.clone()).or_default().insert(agent.clone());
+        }
+        self.decisions.insert(agent.clone(), new);
+        true
+    }
+
+    fn leave(&mut self, agent: &AgentKey, decision: &LimitDecision) {
+        for (account, _) in &decision.accounts {
+            if let Some(members) = self.members.get_mut(account) {
+                members.remove(agent);
+                if members.is_empty() {
+                    self.members.remove(account);
+                }
+            }
+        }
+    }
+
+    fn decide(&self, agent: &AgentKey, facts: &AgentFacts) -> LimitDecision {
+        let mut decision = LimitDecision::default();
+        let mut obstacles = FirstObstacle::default();
+        let mut costly = None;
+        // The first budget of the platform that limits money: it takes no price that a tenant writes.
+        let mut wary = None;
+        let named = facts.refs.iter().filter_map(|name| {
+            let uid = self.names.get(&(agent.namespace.clone(), name.clone()));
+            if uid.is_none() && !self.unreadable_named(agent, name) {
+                obstacles.add(
+                    CallObstacleReason::BudgetNotFound,
+                    format!(
+                        "spec.budgetRefs: AgentBudget {name} does not exist in this namespace: create it, or correct the \
+                         name; no call is made until then"
+                    ),
+                );
+            }
+            uid.and_then(|uid| self.budgets.get(uid))
+        });
+        let mut applying: BTreeMap<&str, &BudgetFacts> =
+            named.map(|facts| (facts.document.uid.as_str(), facts)).collect();
+        for budget in self.budgets.values() {
+            match self.selects(budget, agent, facts) {
+                Ok(true) => {
+                    applying.insert(&budget.document.uid, budget);
+                }
+                Ok(false) => {}
+                Err(problem) => obstacles.add(CallObstacleReason::BudgetUnavailable, problem),
+            }
+        }
+        for budget in applying.values() {
+            let name = limit_name(budget, agent);
+            match &budget.terms {
+                Ok(_) => {
+                    let account = budget.document.account(DocumentPart::Budget);
+                    decision.accounts.push((account, LimitName::Budget(name.clone())));
+                    if budget.limits_cost() {
+                        costly.get_or_insert(format!("AgentBudget {name}"));
+                        if budget.is_far() {
+                            wary.get_or_insert(format!("AgentBudget {name}"));
+                        }
+                    }
+                }
+                Err(problem) => obstacles.add(
+                    CallObstacleReason::BudgetUnavailable,
+                    format!("AgentBudget {name} cannot be used: {problem}"),
+                ),
+            }
+        }
+        for unreadable in self.unreadable.values().filter(|budget| self.may_limit(budget, agent)) {
+            obstacles.add(
+                CallObstacleReason::BudgetUnavailable,
+                format!(
+                    "AgentBudget {}/{} cannot be read, so nobody knows whom it limits: {}",
+                    unreadable.namespace, unreadable.name, unreadable.problem
+                ),
+            );
+        }
+        if self.policy.require_budget && decision.accounts.is_empty() {
+            obstacles.add(
+                CallObstacleReason::BudgetRequired,
+                "the platform wants every Agent to draw on an AgentBudget, and none selects this one: name one in \
+                 spec.budgetRefs, or add the labels that one selects"
+                    .into(),
+            );
+        }
+        match &facts.own {
+            Ok(own) => {
+                for own in own.iter().filter(|own| !own.terms.limits.is_empty()) {
+                    let name = match own.part {
+                        DocumentPart::TokensPerHour => LimitName::TokensPerHour,
+                        DocumentPart::Total | DocumentPart::Budget => LimitName::Total,
+                    };
+                    decision.accounts.push((facts.document.account(own.part), name));
+                    if own.terms.limits.cost.is_some() {
+                        costly.get_or_insert("spec.guardrails.total.costUSD".into());
+                    }
+                }
+            }
+            Err(problem) => obstacles.add(CallObstacleReason::BudgetUnavailable, problem.clone()),
+        }
+        let trust = match wary {
+            _ if self.policy.agent_prices == AgentPrices::Deny => PriceTrust::Nobody("the platform"),
+            Some(ref budget) => PriceTrust::Nobody(budget),
+            None => PriceTrust::Agents,
+        };
+        decision.prices = self.prices(agent, facts, trust);
+        if let Some(limit) = costly {
+            for model in &facts.models {
+                let price = decision.prices.get(&model.model.name);
+                check_price(model, price, (trust, &limit), &mut obstacles);
+            }
+        }
+        decision.obstacle = obstacles.first;
+        decision
+    }
+
+    /// Prices of all models that the Agent's spec names or its pod calls, as far as they are known.
+    fn prices(&self, agent: &AgentKey, facts: &AgentFacts, trust: PriceTrust<'_>) -> BTreeMap<String, ModelPrice> {
+        let named: Vec<&PricedModel> = facts.models.iter().map(|model| &model.model).collect();
+        let called: Vec<&PricedModel> = self.running.get(agent).into_iter().flatten().collect();
+        let own = |name: &str| match trust {
+            PriceTrust::Agents => only_price(&named, name).or_else(|| only_price(&called, name)),
+            PriceTrust::Nobody(_) => None,
+        };
+        let all = named.iter().chain(&called).map(|model| &model.name);
+        all.filter_map(|name| {
+            let price = self.policy.prices.get(name).or_else(|| own(name))?;
+            Some((name.clone(), price.clone()))
+        })
+        .collect()
+    }
+
+    /// Whether a budget selects an Agent. `Err`: that cannot be known.
+    fn selects(&self, budget: &BudgetFacts, agent: &AgentKey, facts: &AgentFacts) -> Result<bool, String> {
+        let near = budget.document.namespace == agent.namespace;
+        if budget.is_far() && budget.document.namespace != self.own_namespace {
+            // Refused, and says so itself.
+            return Ok(false);
+        }
+        let selects = match &budget.selects {
+            Ok(selects) => selects,
+            Err(problem) if near || budget.is_far() => {
+                let name = limit_name(budget, agent);
+                return Err(format!("AgentBudget {name} cannot be used: {problem}"));
+            }
+            Err(_) => return Ok(false),
+        };
+        let matches = |selector: &Selector| selector.matches(&facts.labels);
+        if !selects.agents.as_ref().is_some_and(matches) {
+            return Ok(false);
+        }
+        let Some(namespaces) = &selects.namespaces else {
+            return Ok(near);
+        };
+        if namespaces.selects_all() {
+            return Ok(true);
+        }
+        let labels = self.namespaces.as_ref().and_then(|all| all.get(&agent.namespace));
+        match labels {
+            Some(labels) => Ok(namespaces.matches(labels)),
+            None => Err(format!(
+                "AgentBudget {}/{} selects namespaces by their labels, and those of {} are not known: let the controller \
+                 list namespaces",
+                budget.document.namespace, budget.document.name, agent.namespace
+            )),
+        }
+    }
+
+    fn unreadable_named(&self, agent: &AgentKey, name: &str) -> bool {
+        let named = |budget: &UnreadableBudget| budget.namespace == agent.namespace && budget.name == name;
+        self.unreadable.values().any(named)
+    }
+
+    fn may_limit(&self, budget: &UnreadableBudget, agent: &AgentKey) -> bool {
+        budget.namespace == agent.namespace || budget.namespace == self.own_namespace
+    }
+}
+
+/// Whose prices count beside the platform's table.
+#[derive(Clone, Copy)]
+enum PriceTrust<'a> {
+    /// Those of Agents too.
+    Agents,
+    /// No other: this refuses them.
+    Nobody(&'a str),
+}
+
+/// The price of a model, where it is given, and no other is for the same name.
+fn only_price<'a>(models: &[&'a PricedModel], name: &str) -> Option<&'a ModelPrice> {
+    let mut given = models
+        .iter()
+        .filter(|model| model.name == name)
+        .filter_map(|model| model.price.as_ref());
+    let first = given.next()?;
+    given.all(|other| other == first).then_some(first)
+}
+
+fn check_price(
+    ModelFacts { field, model }: &ModelFacts,
+    price: Option<&ModelPrice>,
+    (trust, limit): (PriceTrust<'_>, &str),
+    obstacles: &mut FirstObstacle,
+) {
+    let name = &model.name;
+    let problem = match (price.map(ModelRates::read), trust) {
+        (Some(Ok(_)), _) => return,
+        (Some(Err(error)), _) => format!("the price of {name} cannot be used: {error}"),
+        (None, PriceTrust::Agents) => format!(
+            "what model {name} costs is not known: set {field}.price (the same for each model of that name), or \
+             prices.{name} in the controller's configuration"
+        ),
+        (None, PriceTrust::Nobody(who)) => format!(
+            "what model {name} costs is not known: add prices.{name} to the controller's configuration; {who} ignores \
+             {field}.price"
+        ),
+    };
+    obstacles.add(
+        CallObstacleReason::PriceUnknown,
+        format!("{problem}. {limit} limits money, so no call is made until then"),
+    );
+}
+
+/// The first obstacle is told; a missing reference before the rest.
+#[derive(Default)]
+struct FirstObstacle {
+    first: Option<CallObstacle>,
+}
+
+impl FirstObstacle {
+    fn add(&mut self, reason: CallObstacleReason, message: String) {
+        self.first.get_or_insert(CallObstacle { reason, message });
+    }
+}
+
+/// A budget as its Agents name it.
+fn limit_name(budget: &BudgetFacts, agent: &AgentKey) -> String {
+    let document = &budget.document;
+    if document.namespace == agent.namespace {
+        document.name.clone()
+    } else {
+        format!("{}/{}", document.namespace, document.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::api::{Agent, AgentBudget};
+
+    fn key() -> AgentKey {
+        AgentKey {
+            namespace: "shop".into(),
+            name: "a".into(),
+        }
+    }
+
+    fn agent(labels: &Value, spec: &Value) -> AgentFacts {
+        let mut object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+            "metadata": {"name": "a", "namespace": "shop", "uid": "agent", "labels": labels},
+            "spec": {"instructions": "x", "model": {"api": "Scripted", "name": "small"}},
+        });
+        for (field, value) in spec.as_object().unwrap() {
+            object["spec"][field] = value.clone();
+        }
+        AgentFacts::of(&serde_json::from_value::<Agent>(object).unwrap())
+    }
+
+    fn budget(place: &str, spec: &Value) -> BudgetFacts {
+        let (namespace, name) = place.split_once('/').unwrap();
+        let mut object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget",
+            "metadata": {"name": name, "namespace": namespace, "uid": place},
+            "spec": {"limits": {"tokens": 10}, "window": {"lifetime": {}}},
+        });
+        for (field, value) in spec.as_object().unwrap() {
+            object["spec"][field] = value.clone();
+        }
+        BudgetFacts::of(&Arc::new(serde_json::from_value::<AgentBudget>(object).unwrap()))
+    }
+
+    fn scope(policy: PlatformPolicy, facts: AgentFacts, budgets: Vec<BudgetFacts>) -> AccountAssignments {
+        let mut scope = AccountAssignments::new(policy, "system");
+        scope.put_agent(&key(), facts);
+        for budget in budgets {
+            scope.put_budget(budget);
+        }
+        scope
+    }
+
+    fn names(scope: &AccountAssignments) -> Vec<String> {
+        let name = |(_, name): &(AccountId, LimitName)| match name {
+            LimitName::Budget(name) => name.clone(),
+            LimitName::TokensPerHour => "tokensPerHour".into(),
+            LimitName::Total => "total".into(),
+        };
+        scope.decision(&key()).unwrap().accounts.iter().map(name).collect()
+    }
+
+    fn obstacle(scope: &AccountAssignments) -> Option<(CallObstacleReason, String)> {
+        let obstacle = scope.decision(&key()).unwrap().obstacle.clone();
+        obstacle.map(|obstacle| (obstacle.reason, obstacle.message))
+    }
+
+    #[test]
+    fn every_budget_that_selects_or_is_named_applies_once_and_others_do_not() {
+        let budgets = vec![
+            budget("shop/all", &json!({"selector": {}})),
+            budget("shop/team", &json!({"selector": {"matchLabels": {"team": "a"}}})),
+            budget("shop/other", &json!({"selector": {"matchLabels": {"team": "b"}}})),
+            budget("shop/named", &json!({})),
+            budget("shop/unnamed", &json!({})),
+            budget("elsewhere/all", &json!({"selector": {}})),
+        ];
+        let spec = json!({
+            "budgetRefs": [{"name": "named"}, {"name": "all"}],
+            "guardrails": {"tokensPerHour": 5, "total": {"tokens": 5}},
+        });
+        let scope = scope(PlatformPolicy::default(), agent(&json!({"team": "a"}), &spec), budgets);
+        assert_eq!(names(&scope), ["all", "named", "team", "tokensPerHour", "total"]);
+        assert_eq!(obstacle(&scope), None);
+        assert_eq!(scope.members("shop/team").collect::<Vec<_>>(), [&key()]);
+    }
+
+    #[test]
+    fn a_platform_budget_selects_namespaces_by_label_only_from_the_controllers_own() {
+        let spec = json!({"selector": {}, "namespaceSelector": {"matchLabels": {"tier": "free"}}});
+        let budgets = vec![budget("system/free", &spec), budget("shop/free", &spec)];
+        let mut scope = scope(PlatformPolicy::default(), agent(&json!({}), &json!({})), budgets);
+        let (reason, message) = obstacle(&scope).unwrap();
+        assert_eq!(
+            reason,
+            CallObstacleReason::BudgetUnavailable,
+            "the labels are not known"
+        );
+        assert!(message.contains("system/free"), "{message}");
+        let labels = |tier: &str| Some(BTreeMap::from([("tier".to_owned(), tier.to_owned())]));
+        assert_eq!(scope.put_namespace("shop", labels("free")), [key()]);
+        assert_eq!(
+            (names(&scope), obstacle(&scope)),
+            (vec!["system/free".to_owned()], None)
+        );
+        assert_eq!(scope.put_namespace("shop", labels("free")), []);
+        assert_eq!(scope.put_namespace("shop", labels("paid")), [key()]);
+        assert_eq!(names(&scope), [""; 0]);
+    }
+
+    #[test]
+    fn a_selector_that_cannot_be_read_lets_nobody_call_whom_it_may_mean() {
+        let broken = json!({"matchExpressions": [{"key": "team", "operator": "In"}]});
+        for (place, spec, blocks) in [
+            ("shop/b", json!({"selector": broken}), true),
+            ("elsewhere/b", json!({"selector": broken}), false),
+            ("system/b", json!({"selector": broken}), false),
+            ("system/b", json!({"selector": broken, "namespaceSelector": {}}), true),
+            ("system/b", json!({"selector": {}, "namespaceSelector": broken}), true),
+            ("shop/b", json!({"selector": broken, "namespaceSelector": {}}), false),
+        ] {
+            let mut scope = scope(PlatformPolicy::default(), agent(&json!({}), &json!({})), vec![]);
+            let told = scope.put_budget(budget(place, &spec));
+            assert_eq!(told.len(), usize::from(blocks), "{place} {spec}");
+            let said = obstacle(&scope).map(|(_, message)| message);
+            assert_eq!(said.is_some(), blocks, "{place} {spec}");
+            assert!(said.is_none_or(|said| said.contains("In and NotIn need values")));
+            assert_eq!(scope.put_budget(budget(place, &json!({}))).len(), usize::from(blocks));
+            assert_eq!(obstacle(&scope), None, "corrected");
+        }
+    }
+
+    #[test]
+    fn a_required_budget_is_one_that_applies_and_not_a_limit_of_its_own() {
+        let policy = PlatformPolicy {
+            require_budget: true,
+            ..PlatformPolicy::default()
+        };
+        let own = agent(&json!({}), &json!({"guardrails": {"tokensPerHour": 5}}));
+        let mut scope = scope(policy, own, vec![]);
+        assert_eq!(obstacle(&scope).unwrap().0, CallObstacleReason::BudgetRequired);
+        scope.put_budget(budget("shop/all", &json!({"selector": {}})));
+        assert_eq!(obstacle(&scope), None);
+        scope.remove_budget("shop/all");
+        assert_eq!(obstacle(&scope).unwrap().0, CallObstacleReason::BudgetRequired);
+    }
+
+    #[test]
+    fn a_limit_of_money_needs_a_price_that_the_platform_accepts() {
+        let price = |dollars: &str| json!({"inputPerMillion": dollars, "outputPerMillion": "1"});
+        let priced = json!({"model": {"api": "Scripted", "name": "small", "price": price("3")}});
+        let costly = || {
+            vec![budget(
+                "shop/all",
+                &json!({"selector": {}, "limits": {"costUSD": "1.00"}}),
+            )]
+        };
+        let table = PlatformPolicy {
+            prices: BTreeMap::from([("small".to_owned(), serde_json::from_value(price("2")).unwrap())]),
+            ..PlatformPolicy::default()
+        };
+        let deny = PlatformPolicy {
+            agent_prices: AgentPrices::Deny,
+            ..PlatformPolicy::default()
+        };
+        for (policy, spec, known) in [
+            (PlatformPolicy::default(), json!({}), None),
+            (PlatformPolicy::default(), priced.clone(), Some("3")),
+            (deny, priced.clone(), None),
+            (table, priced, Some("2")),
+        ] {
+            let scope = scope(policy, agent(&json!({}), &spec), costly());
+            let decision = scope.decision(&key()).unwrap();
+            let found = decision.prices.get("small");
+            let found = found.map(|price| price.input_per_million.as_str());
+            assert_eq!(found, known);
+            let reason = decision.obstacle.as_ref().map(|obstacle| obstacle.reason);
+            assert_eq!(reason, known.is_none().then_some(CallObstacleReason::PriceUnknown));
+        }
+        let free = scope(
+            PlatformPolicy::default(),
+            agent(&json!({}), &json!({})),
+            vec![budget("shop/all", &json!({"selector": {}}))],
+        );
+        assert_eq!(obstacle(&free), None, "tokens need no price");
+        let told = scope(PlatformPolicy::default(), agent(&json!({}), &json!({})), costly());
+        let message = obstacle(&told).unwrap().1;
+        assert!(
+            message.contains("small") && message.contains("spec.model.price"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_limit_of_money_needs_the_light_models_price_too() {
+        let price = json!({"inputPerMillion": "3", "outputPerMillion": "1"});
+        let spec = |light: serde_json::Value| {
+            let main = json!({"api": "Scripted", "name": "large", "price": price});
+            json!({"model": main, "lightModel": light})
+        };
+        for (light, known) in [
+            (json!({"api": "Scripted", "name": "small", "price": price}), true),
+            (json!({"api": "Scripted", "name": "small"}), false),
+        ] {
+            let costly = budget("shop/all", &json!({"selector": {}, "limits": {"costUSD": "1.00"}}));
+            let scope = scope(PlatformPolicy::default(), agent(&json!({}), &spec(light)), vec![costly]);
+            assert_eq!(scope.decision(&key()).unwrap().prices.contains_key("small"), known);
+            let told = obstacle(&scope).map(|(_, message)| message);
+            let wanted =
+                |message: &str| message.contains("model small") && message.contains("set spec.lightModel.price");
+            assert!(told.as_deref().map_or(known, |told| !known && wanted(told)), "{told:?}");
+        }
+    }
+
+    /// A model as a pod says that it calls it.
+    fn called(name: &str, dollars: Option<&str>) -> PricedModel {
+        PricedModel {
+            name: name.into(),
+            price: dollars.map(price_of),
+        }
+    }
+
+    fn price_of(dollars: &str) -> ModelPrice {
+        ModelPrice {
+            input_per_million: dollars.into(),
+            output_per_million: dollars.into(),
+            ..ModelPrice::default()
+        }
+    }
+
+    /// Prices per million of input, by name.
+    fn known(scope: &AccountAssignments) -> Vec<(String, String)> {
+        let prices = &scope.decision(&key()).unwrap().prices;
+        let of = |(name, price): (&String, &ModelPrice)| (name.clone(), price.input_per_million.clone());
+        prices.iter().map(of).collect()
+    }
+
+    fn model(name: &str, dollars: Option<&str>) -> Value {
+        json!({"api": "Scripted", "name": name, "price": dollars.map(price_of)})
+    }
+
+    #[test]
+    fn a_pod_that_calls_another_model_than_the_spec_names_is_told_that_ones_price() {
+        let policy = PlatformPolicy {
+            prices: BTreeMap::from([("opus".to_owned(), price_of("75"))]),
+            ..PlatformPolicy::default()
+        };
+        let mut scope = scope(
+            policy,
+            agent(&json!({}), &json!({"model": model("opus", None)})),
+            vec![],
+        );
+        scope.put_running(&key(), &[called("opus", None)]);
+        assert!(scope.put_agent(&key(), agent(&json!({}), &json!({"model": model("nano", Some("0"))}))));
+        let of = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            let owned = |(name, price): &(&str, &str)| ((*name).to_owned(), (*price).to_owned());
+            pairs.iter().map(owned).collect()
+        };
+        assert_eq!(known(&scope), of(&[("nano", "0"), ("opus", "75")]));
+        // A price that only the old spec gave stays with the pod that was made from it.
+        assert!(scope.put_running(&key(), &[called("old", Some("9"))]));
+        assert_eq!(known(&scope), of(&[("nano", "0"), ("old", "9")]));
+        // The pod is replaced.
+        assert!(scope.put_running(&key(), &[called("nano", Some("0"))]));
+        assert!(
+            !scope.put_running(&key(), &[called("nano", Some("7"))]),
+            "the newest spec counts"
+        );
+        assert_eq!(known(&scope), of(&[("nano", "0")]));
+    }
+
+    #[test]
+    fn two_prices_for_one_name_are_none() {
+        let spec = |light| json!({"model": model("m", Some("3")), "lightModel": model("m", light)});
+        for (light, found) in [(None, true), (Some("3"), true), (Some("0.1"), false)] {
+            let costly = budget("shop/all", &json!({"selector": {}, "limits": {"costUSD": "1.00"}}));
+            let scope = scope(PlatformPolicy::default(), agent(&json!({}), &spec(light)), vec![costly]);
+            assert_eq!(known(&scope).len(), usize::from(found), "{light:?}");
+            let reason = obstacle(&scope).map(|(reason, _)| reason);
+            assert_eq!(reason, (!found).then_some(CallObstacleReason::PriceUnknown));
+        }
+    }
+
+    #[test]
+    fn a_budget_of_the_platform_that_limits_money_takes_no_price_of_an_agent() {
+        let far = |limits: &Value| {
+            budget(
+                "system/all",
+                &json!({"selector": {}, "namespaceSelector": {}, "limits": limits}),
+            )
+        };
+        let priced = || agent(&json!({}), &json!({"model": model("m", Some("0"))}));
+        let tokens = scope(PlatformPolicy::default(), priced(), vec![far(&json!({"tokens": 10}))]);
+        assert_eq!((known(&tokens).len(), obstacle(&tokens)), (1, None));
+        let mut money = scope(
+            PlatformPolicy::default(),
+            priced(),
+            vec![far(&json!({"costUSD": "25.00"}))],
+        );
+        assert_eq!(known(&money), []);
+        let (reason, message) = obstacle(&money).unwrap();
+        assert_eq!(reason, CallObstacleReason::PriceUnknown);
+        for part in ["prices.m", "AgentBudget system/all ignores spec.model.price"] {
+            assert!(message.contains(part), "{message}");
+        }
+        money.remove_budget("system/all");
+        assert_eq!((known(&money).len(), obstacle(&money)), (1, None));
+        let policy = PlatformPolicy {
+            prices: BTreeMap::from([("m".to_owned(), price_of("2"))]),
+            ..PlatformPolicy::default()
+        };
+        let table = scope(policy, priced(), vec![far(&json!({"costUSD": "25.00"}))]);
+        assert_eq!(known(&table), [("m".to_owned(), "2".to_owned())]);
+        assert_eq!(obstacle(&table), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_or_used_lets_nobody_call_and_one_read_before_limits_as_it_did() {
+        let zone = json!({"selector": {}, "window": {"calendar": {"period": "Daily", "timeZone": "Mars/Base"}}});
+        let unusable = scope(
+            PlatformPolicy::default(),
+            agent(&json!({}), &json!({})),
+            vec![budget("shop/mars", &zone)],
+        );
+        let (reason, message) = obstacle(&unusable).unwrap();
+        assert_eq!(reason, CallObstacleReason::BudgetUnavailable);
+        assert!(message.contains("mars") && message.contains("Mars/Base"), "{message}");
+
+        let mut scope = scope(PlatformPolicy::default(), agent(&json!({}), &json!({})), vec![]);
+        assert_eq!(scope.put_unreadable("u", "elsewhere", "b", "broken"), []);
+        assert_eq!(scope.put_unreadable("v", "shop", "b", "broken"), [key()]);
+        assert_eq!(obstacle(&scope).unwrap().0, CallObstacleReason::BudgetUnavailable);
+        assert_eq!(scope.remove_budget("v"), [key()]);
+        scope.put_budget(budget("shop/all", &json!({"selector": {}})));
+        assert_eq!(scope.put_unreadable("shop/all", "shop", "all", "broken"), []);
+        assert_eq!((names(&scope), obstacle(&scope)), (vec!["all".to_owned()], None));
+    }
+}

@@ -1,0 +1,249 @@
+//! Which holders are dead for certain, so that what they hold counts as spent. Pure.
+//!
+//! A gateway's record lies on its Agent's volume. A pod that is gone is no reason yet: where the volume stays, the next
+//! pod finds the record and says exactly what was spent. So a holder whose pod is gone is buried when nobody can come back
+//! for it (the Agent is gone, or its storage died with the pod), and after [`RECORD_WAIT`] otherwise, and when the Agent's
+//! present pod speaks with another record. Too early costs room in one window; it never frees any. It must never be done
+//! to a gateway that may still call: what it spends later would count in no window. A pod that ended calls no more. One
+//! whose object is gone may run on, on a node that nobody reaches: for its run lease, and as long as a call takes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::controller::pod_sessions::AgentKey;
+use crate::ledger::account::LeaseHolder;
+use crate::link::messages::RUN_LEASE_SECONDS;
+
+/// How long a pod must have ended, for watches that lag behind.
+pub const WATCH_LAG: SignedDuration = SignedDuration::from_secs(10);
+/// How long a record on a volume that outlives its pod is waited for.
+pub const RECORD_WAIT: SignedDuration = SignedDuration::from_mins(5);
+/// How long a gateway without contact makes calls.
+const RUN_LEASE: SignedDuration = SignedDuration::from_secs(RUN_LEASE_SECONDS.cast_signed());
+/// Longest call of an Agent that is not known any more: the default of `spec.model.timeoutSeconds`.
+const LONGEST_CALL: SignedDuration = SignedDuration::from_mins(5);
+
+/// A pod, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodFacts {
+    /// Its uid.
+    pub uid: String,
+    /// It ended for good.
+    pub ended: bool,
+}
+
+/// What is known of pods and speakers.
+#[derive(Clone, Debug, Default)]
+pub struct HolderLiveness {
+    /// The pod of each Agent.
+    pub pods: BTreeMap<AgentKey, PodFacts>,
+    /// The record with which the Agent's present pod speaks, and the pod's uid.
+    pub speakers: BTreeMap<AgentKey, (String, String)>,
+    /// The longest call of each Agent, also of one that is gone as long as somebody holds something of it.
+    pub calls: BTreeMap<AgentKey, SignedDuration>,
+    /// Uids of pods that were seen to have ended.
+    ended: BTreeSet<String>,
+    /// Since when the pod of a record is missing.
+    missing: BTreeMap<String, Timestamp>,
+}
+
+/// What is known of a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HolderFate {
+    /// It may call, or its next pod may soon say what it spent.
+    Lives,
+    /// It calls no more, and was waited for.
+    Silent,
+    /// It calls no more, and nobody comes back for its record.
+    Lost,
+}
+
+/// Whether an Agent, and with it its record, may come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordPersistence {
+    /// Its volume stays.
+    Volume,
+    /// Its storage died with its pod.
+    Ephemeral,
+    /// There is no such Agent any more.
+    Gone,
+}
+
+impl HolderLiveness {
+    /// An Agent has this pod.
+    pub fn pod_seen(&mut self, agent: &AgentKey, pod: PodFacts) {
+        if pod.ended {
+            self.ended.insert(pod.uid.clone());
+        }
+        self.pods.insert(agent.clone(), pod);
+    }
+
+    /// What became of the gateway of this record.
+    pub fn holder_fate(
+        &mut self,
+        who: &LeaseHolder,
+        agent: &AgentKey,
+        hope: RecordPersistence,
+        now: Timestamp,
+    ) -> HolderFate {
+        let alive = self
+            .pods
+            .get(agent)
+            .is_some_and(|pod| pod.uid == who.pod_uid && !pod.ended);
+        // One pod's gateways come one after the other; another record means that the old one is lost.
+        let speaker = self.speakers.get(agent).filter(|(record, _)| *record != who.record);
+        if speaker.is_some_and(|(_, pod_uid)| *pod_uid == who.pod_uid) {
+            return HolderFate::Lost;
+        }
+        if alive {
+            self.missing.remove(&who.record);
+            return HolderFate::Lives;
+        }
+        let since = *self.missing.entry(who.record.clone()).or_insert(now);
+        let missing = now.duration_since(since);
+        let call = self.calls.get(agent).copied().unwrap_or(LONGEST_CALL);
+        let stopped = if self.ended.contains(&who.pod_uid) {
+            WATCH_LAG
+        } else {
+            RUN_LEASE.saturating_add(call)
+        };
+        match hope {
+            _ if missing < stopped => HolderFate::Lives,
+            RecordPersistence::Volume if speaker.is_none() && missing < RECORD_WAIT => HolderFate::Lives,
+            RecordPersistence::Volume if speaker.is_none() => HolderFate::Silent,
+            RecordPersistence::Volume | RecordPersistence::Ephemeral | RecordPersistence::Gone => HolderFate::Lost,
+        }
+    }
+
+    /// Forgets what is of no use any more. `holders`: records that hold something, each with its Agent and its pod.
+    pub fn retain(&mut self, holders: &BTreeMap<String, (AgentKey, String)>, known: impl Fn(&AgentKey) -> bool) {
+        self.missing.retain(|record, _| holders.contains_key(record));
+        if !self.ended.is_empty() {
+            let held = holders.values().map(|(_, uid)| uid);
+            let uids: BTreeSet<&String> = held.chain(self.pods.values().map(|pod| &pod.uid)).collect();
+            self.ended.retain(|uid| uids.contains(uid));
+        }
+        let agents: BTreeSet<&AgentKey> = holders.values().map(|(agent, _)| agent).collect();
+        self.calls.retain(|agent, _| agents.contains(agent) || known(agent));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::budget::facts::ledger_name;
+
+    fn agent() -> AgentKey {
+        AgentKey {
+            namespace: "ns".into(),
+            name: "a".into(),
+        }
+    }
+
+    fn holder() -> LeaseHolder {
+        LeaseHolder {
+            record: "one".into(),
+            agent: ledger_name(&agent()),
+            pod_uid: "pod-1".into(),
+            epoch: 1,
+        }
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::constant(seconds, 0)
+    }
+
+    fn witness(pod: Option<(&str, bool)>) -> HolderLiveness {
+        let mut witness = HolderLiveness::default();
+        if let Some((uid, ended)) = pod {
+            witness.pod_seen(&agent(), PodFacts { uid: uid.into(), ended });
+        }
+        witness
+    }
+
+    /// The first second of 2,000 with another fate than before, and that fate.
+    fn turns(witness: &mut HolderLiveness, hope: RecordPersistence) -> Option<(i64, HolderFate)> {
+        let fates = (0..2_000).map(|second| (second, witness.holder_fate(&holder(), &agent(), hope, at(second))));
+        fates.into_iter().find(|(_, fate)| *fate != HolderFate::Lives)
+    }
+
+    #[test]
+    fn a_holder_dies_with_its_pod_when_nobody_comes_back_for_it() {
+        // The run lease, and the longest call.
+        let partitioned = 60 + 300;
+        for (pod, hope, turn) in [
+            (Some(("pod-1", false)), RecordPersistence::Volume, None),
+            (Some(("pod-1", false)), RecordPersistence::Gone, None),
+            (
+                Some(("pod-1", true)),
+                RecordPersistence::Ephemeral,
+                Some((10, HolderFate::Lost)),
+            ),
+            (
+                Some(("pod-1", true)),
+                RecordPersistence::Volume,
+                Some((300, HolderFate::Silent)),
+            ),
+            (
+                Some(("pod-2", false)),
+                RecordPersistence::Ephemeral,
+                Some((partitioned, HolderFate::Lost)),
+            ),
+            (None, RecordPersistence::Gone, Some((partitioned, HolderFate::Lost))),
+            (None, RecordPersistence::Volume, Some((partitioned, HolderFate::Silent))),
+            (
+                Some(("pod-2", false)),
+                RecordPersistence::Volume,
+                Some((partitioned, HolderFate::Silent)),
+            ),
+        ] {
+            assert_eq!(turns(&mut witness(pod), hope), turn, "{pod:?} {hope:?}");
+        }
+        let mut slow = witness(None);
+        slow.calls.insert(agent(), SignedDuration::from_mins(20));
+        assert_eq!(
+            turns(&mut slow, RecordPersistence::Gone),
+            Some((60 + 1_200, HolderFate::Lost))
+        );
+        // Its object is gone too, but it was seen to have ended.
+        let mut gone = witness(Some(("pod-1", true)));
+        gone.pods.clear();
+        assert_eq!(turns(&mut gone, RecordPersistence::Gone), Some((10, HolderFate::Lost)));
+    }
+
+    #[test]
+    fn another_record_of_the_present_pod_ends_the_old_one() {
+        let mut seen = witness(Some(("pod-1", false)));
+        seen.speakers.insert(agent(), ("two".into(), "pod-1".into()));
+        assert_eq!(turns(&mut seen, RecordPersistence::Volume), Some((0, HolderFate::Lost)));
+        // The pod of the old one may run on where nobody reaches it.
+        let mut seen = witness(Some(("pod-2", false)));
+        seen.speakers.insert(agent(), ("two".into(), "pod-2".into()));
+        assert_eq!(
+            turns(&mut seen, RecordPersistence::Volume),
+            Some((360, HolderFate::Lost))
+        );
+        let mut seen = witness(Some(("pod-2", false)));
+        seen.speakers.insert(agent(), ("one".into(), "pod-2".into()));
+        assert_eq!(
+            turns(&mut seen, RecordPersistence::Volume),
+            Some((360, HolderFate::Silent)),
+            "the same record is the same holder"
+        );
+    }
+
+    #[test]
+    fn a_pod_that_comes_back_to_the_watch_starts_the_wait_anew() {
+        let mut seen = witness(None);
+        let lives = |seen: &mut HolderLiveness, second| {
+            seen.holder_fate(&holder(), &agent(), RecordPersistence::Gone, at(second)) == HolderFate::Lives
+        };
+        assert!(lives(&mut seen, 0));
+        seen.pods = witness(Some(("pod-1", false))).pods;
+        assert!(lives(&mut seen, 359));
+        seen.pods.clear();
+        assert!(lives(&mut seen, 361) && lives(&mut seen, 720));
+        assert!(!lives(&mut seen, 721));
+    }
+}

@@ -1,0 +1,242 @@
+//! Amounts, windows and moments in words, for columns and messages. Pure.
+
+use jiff::Timestamp;
+use strum::IntoEnumIterator;
+
+use crate::api::amount::{Amount, AmountKind, LimitAmounts};
+use crate::api::budget::{BudgetWindow, CalendarPeriod, CalendarWindow, RollingWindow};
+
+/// Millionths of a dollar in a dollar.
+const DOLLAR: i64 = 1_000_000;
+
+/// Short, for a column: `1.2M tokens`, `$7.42`.
+#[must_use]
+pub fn short(kind: AmountKind, amount: i64) -> String {
+    match noun(kind) {
+        Some(noun) => format!("{} {noun}", rounded(amount)),
+        None => dollars(amount),
+    }
+}
+
+/// Without its kind: `1.2M`, `$7.42`.
+#[must_use]
+pub fn number(kind: AmountKind, amount: i64) -> String {
+    match kind {
+        AmountKind::Cost => dollars(amount),
+        AmountKind::Tokens | AmountKind::InputTokens | AmountKind::OutputTokens | AmountKind::Calls => rounded(amount),
+    }
+}
+
+/// Exact, for a message: `1000000 tokens`, `$7.42`.
+#[must_use]
+pub fn exact(kind: AmountKind, amount: i64) -> String {
+    match noun(kind) {
+        Some(noun) => format!("{amount} {noun}"),
+        None => dollars(amount),
+    }
+}
+
+/// Money: cents, and more digits only where they are not zero.
+#[must_use]
+pub fn dollars(micro: i64) -> String {
+    let (whole, rest) = (micro / DOLLAR, (micro % DOLLAR).abs());
+    let digits = format!("{rest:06}");
+    let more = digits.get(2..).unwrap_or_default().trim_end_matches('0');
+    format!("${whole}.{}{more}", digits.get(..2).unwrap_or_default())
+}
+
+fn rounded(number: i64) -> String {
+    for (unit, name) in [
+        (1_000_000_000_000, "T"),
+        (1_000_000_000, "G"),
+        (1_000_000, "M"),
+        (1_000, "k"),
+    ] {
+        if number >= unit {
+            let (whole, tenth) = (number / unit, number % unit / (unit / 10));
+            return if whole < 10 && tenth > 0 {
+                format!("{whole}.{tenth}{name}")
+            } else {
+                format!("{whole}{name}")
+            };
+        }
+    }
+    number.to_string()
+}
+
+fn noun(kind: AmountKind) -> Option<&'static str> {
+    match kind {
+        AmountKind::Tokens => Some("tokens"),
+        AmountKind::InputTokens => Some("input tokens"),
+        AmountKind::OutputTokens => Some("output tokens"),
+        AmountKind::Calls => Some("calls"),
+        AmountKind::Cost => None,
+    }
+}
+
+/// The field of a spec that limits it.
+#[must_use]
+pub fn field(kind: AmountKind) -> String {
+    match kind {
+        AmountKind::Cost => "costUSD".into(),
+        AmountKind::Tokens | AmountKind::InputTokens | AmountKind::OutputTokens | AmountKind::Calls => kind.to_string(),
+    }
+}
+
+/// The kinds of an amount that are not zero, in words: `500 tokens and $2.00`.
+#[must_use]
+pub fn amount(amount: &Amount) -> String {
+    let parts: Vec<String> = AmountKind::iter()
+        .filter(|kind| amount.get(*kind) != 0)
+        .map(|kind| exact(kind, amount.get(kind)))
+        .collect();
+    if parts.is_empty() {
+        "nothing".into()
+    } else {
+        parts.join(" and ")
+    }
+}
+
+/// An amount as the fields of a top-up, in JSON.
+#[must_use]
+pub fn fields(amount: &Amount) -> String {
+    let parts: Vec<String> = AmountKind::iter()
+        .filter(|kind| amount.get(*kind) != 0)
+        .map(|kind| match kind {
+            AmountKind::Cost => format!("\"costUSD\":\"{}\"", dollars(amount.cost).trim_start_matches('$')),
+            AmountKind::Tokens | AmountKind::InputTokens | AmountKind::OutputTokens | AmountKind::Calls => {
+                format!("\"{kind}\":{}", amount.get(kind))
+            }
+        })
+        .collect();
+    parts.join(",")
+}
+
+/// A quarter of each limit, rounded up: what is added where nobody says how much.
+#[must_use]
+pub fn quarter(limits: &LimitAmounts) -> Amount {
+    Amount::from_fn(|kind| limits.get(kind).map_or(0, |limit| limit / 4 + i64::from(limit % 4 > 0)))
+}
+
+/// A window: `1h`, `daily Europe/Berlin`, `lifetime`.
+#[must_use]
+pub fn window(window: &BudgetWindow) -> String {
+    if let Some(rolling) = &window.rolling {
+        return seconds(rolling.seconds);
+    }
+    if let Some(calendar) = &window.calendar {
+        return format!("{} {}", calendar.period.as_ref().to_lowercase(), calendar.time_zone);
+    }
+    "lifetime".into()
+}
+
+fn seconds(seconds: i64) -> String {
+    let units = [(86_400, "d"), (3600, "h"), (60, "m")];
+    let whole = units.iter().find(|(unit, _)| seconds % unit == 0 && seconds >= *unit);
+    whole.map_or_else(
+        || format!("{seconds}s"),
+        |(unit, name)| format!("{}{name}", seconds / unit),
+    )
+}
+
+/// The next whole second.
+#[must_use]
+pub fn whole_second(moment: Timestamp) -> Timestamp {
+    let second = moment.as_second();
+    let up = i64::from(moment.subsec_nanosecond() > 0);
+    Timestamp::from_second(second.saturating_add(up)).unwrap_or(moment)
+}
+
+/// A moment for a column: the clock where a window is at most a day long, else the date too.
+#[must_use]
+pub fn clock(moment: Timestamp, of: &BudgetWindow) -> String {
+    let a_day = |rolling: &RollingWindow| rolling.seconds <= 86_400;
+    let daily = |calendar: &CalendarWindow| calendar.period == CalendarPeriod::Daily;
+    let soon = of.rolling.as_ref().is_some_and(a_day) || of.calendar.as_ref().is_some_and(daily);
+    let format = if soon { "%H:%M UTC" } else { "%Y-%m-%d %H:%M UTC" };
+    moment.strftime(format).to_string()
+}
+
+/// A moment for a message.
+#[must_use]
+pub fn moment(moment: Timestamp) -> String {
+    moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::budget::LifetimeWindow;
+
+    #[test]
+    fn money_shows_cents_and_what_is_less_than_a_cent() {
+        for (micro, text) in [
+            (0, "$0.00"),
+            (7_420_000, "$7.42"),
+            (1, "$0.000001"),
+            (25_000_100, "$25.0001"),
+            (999_999_999_999_999, "$999999999.999999"),
+        ] {
+            assert_eq!(dollars(micro), text);
+        }
+    }
+
+    #[test]
+    fn amounts_name_their_kinds() {
+        let sum = Amount {
+            tokens: 500,
+            cost: 2_000_000,
+            ..Amount::ZERO
+        };
+        assert_eq!(amount(&sum), "500 tokens and $2.00");
+        assert_eq!(fields(&sum), "\"tokens\":500,\"costUSD\":\"2.00\"");
+        assert_eq!(amount(&Amount::ZERO), "nothing");
+        assert_eq!(short(AmountKind::InputTokens, 1_250_000), "1.2M input tokens");
+        assert_eq!(number(AmountKind::Cost, 10_000), "$0.01");
+    }
+
+    #[test]
+    fn a_quarter_of_any_limit_is_something() {
+        let limits = LimitAmounts {
+            tokens: Some(1),
+            calls: Some(8),
+            cost: Some(10),
+            ..LimitAmounts::default()
+        };
+        let quarter = quarter(&limits);
+        assert_eq!(
+            (quarter.tokens, quarter.calls, quarter.cost, quarter.input_tokens),
+            (1, 2, 3, 0)
+        );
+    }
+
+    #[test]
+    fn windows_read_as_in_the_column() {
+        let empty = BudgetWindow {
+            rolling: None,
+            calendar: None,
+            lifetime: None,
+        };
+        for (seconds, text) in [(3600, "1h"), (90, "90s"), (86_400 * 7, "7d"), (5400, "90m")] {
+            let rolling = BudgetWindow {
+                rolling: Some(RollingWindow { seconds }),
+                ..empty.clone()
+            };
+            assert_eq!(window(&rolling), text);
+        }
+        let calendar = CalendarWindow {
+            period: CalendarPeriod::Daily,
+            time_zone: "Europe/Berlin".into(),
+        };
+        let daily = BudgetWindow {
+            calendar: Some(calendar),
+            ..empty.clone()
+        };
+        assert_eq!(window(&daily), "daily Europe/Berlin");
+        let lifetime = BudgetWindow {
+            lifetime: Some(LifetimeWindow {}),
+            ..empty
+        };
+        assert_eq!(window(&lifetime), "lifetime");
+    }
+}

@@ -1,0 +1,123 @@
+//! What time alone does to the ledger: windows move, holders that are dead are buried, and Agents that wait no more are
+//! withdrawn. Decides nothing on a part of what there is: only once all watches have listed.
+
+use std::collections::BTreeMap;
+
+use jiff::SignedDuration;
+
+use super::assignment::LimitDecision;
+use super::entry::BlockedAgent;
+use super::facts::agent_key;
+use super::forfeit::{HolderFate, RecordPersistence};
+use super::ledger::{BudgetLedger, LedgerState};
+use crate::api::budget::OnExhausted;
+use crate::ledger::account::{AgentName, LeaseHolder};
+
+/// A refused Agent that would try again by itself, and does not for so long, waits no more: twice the time between two
+/// attempts of a loop.
+const SILENCE: SignedDuration = SignedDuration::from_secs(30);
+
+impl LedgerState {
+    /// Whether an Agent may want calls that this account limits.
+    fn draws(&self, account: &str, agent: &AgentName) -> bool {
+        let key = agent_key(agent);
+        let draws = |decision: &LimitDecision| decision.accounts.iter().any(|(drawn, _)| drawn == account);
+        self.scope.decision(&key).is_some_and(draws) && self.scope.agent(&key).is_some_and(|facts| !facts.suspended)
+    }
+
+    /// Whether an Agent runs in this pod.
+    fn is_in_pod(&self, agent: &AgentName, uid: &str) -> bool {
+        let pod = self.witness.pods.get(&agent_key(agent));
+        pod.is_some_and(|pod| pod.uid == uid && !pod.ended)
+    }
+}
+
+impl BudgetLedger {
+    /// Time goes on: who waits is let go when there is room, and holders that are dead are buried.
+    pub(super) fn tick(&self) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.book.tick(self.now());
+        if self.can_judge_holders(state) {
+            self.forfeit_lost(state);
+            self.withdraw_absent(state);
+        }
+        self.send_terms(state, []);
+    }
+
+    /// A refusal holds a budget only as long as somebody waits with it: not for an Agent that draws on it no more, that is
+    /// suspended, whose pod is another, or that went silent though it would try again by itself.
+    fn withdraw_absent(&self, state: &mut LedgerState) {
+        let mut absent = Vec::new();
+        for (id, document) in state.book.documents() {
+            let waited_for = document
+                .accounts()
+                .iter()
+                .filter(|(_, entry)| !entry.blocked().is_empty());
+            for (part, entry) in waited_for {
+                let account = id.account(*part);
+                let pauses = state
+                    .scope
+                    .budget(&id.uid)
+                    .is_some_and(|facts| facts.object.spec.on_exhausted == OnExhausted::Pause);
+                let silent = |blocked: &BlockedAgent| {
+                    let refused = &blocked.refused;
+                    let probes = pauses && !refused.never && refused.resets_at.is_none();
+                    probes && entry.account().time().duration_since(blocked.at) >= SILENCE
+                };
+                let waits = |name: &AgentName| match entry.blocked().get(name) {
+                    Some(blocked) => !silent(blocked) && state.is_in_pod(name, &blocked.who.pod_uid),
+                    None => true,
+                };
+                let names = entry.asks.keys().chain(entry.blocked().keys());
+                let gone = names.filter(|name| !state.draws(&account, name) || !waits(name));
+                absent.extend(gone.map(|name| (account.clone(), name.clone())));
+            }
+        }
+        for (account, agent) in absent {
+            state.book.withdraw(&account, &agent, self.now());
+        }
+    }
+
+    fn forfeit_lost(&self, state: &mut LedgerState) {
+        let now = self.now();
+        let mut dead: Vec<(String, LeaseHolder)> = Vec::new();
+        let mut live = BTreeMap::new();
+        for (id, document) in state.book.documents() {
+            for (part, entry) in document.accounts() {
+                for who in entry.account().holders() {
+                    let agent = agent_key(&who.agent);
+                    let hope = match state.scope.agent(&agent) {
+                        None => RecordPersistence::Gone,
+                        Some(facts) if facts.ephemeral => RecordPersistence::Ephemeral,
+                        Some(_) => RecordPersistence::Volume,
+                    };
+                    let buries = match state.witness.holder_fate(who, &agent, hope, now) {
+                        HolderFate::Lives => false,
+                        // Its numbers come back with its volume. Until then it costs no more room than if it were spent.
+                        HolderFate::Silent => entry.account().frees_by_time(&who.record),
+                        HolderFate::Lost => true,
+                    };
+                    if buries {
+                        dead.push((id.account(*part), who.clone()));
+                    }
+                    live.insert(who.record.clone(), (agent, who.pod_uid.clone()));
+                }
+            }
+        }
+        let scope = &state.scope;
+        state.witness.retain(&live, |agent| scope.agent(agent).is_some());
+        for (account, who) in dead {
+            let lost = state.book.forfeit(&account, &who.record, now);
+            self.metrics.forfeit(&lost);
+            tracing::warn!(
+                account,
+                namespace = who.agent.namespace,
+                agent = who.agent.name,
+                tokens = lost.tokens,
+                cost_micro_usd = lost.cost,
+                "a gateway is gone for good: what it held counts as spent"
+            );
+        }
+    }
+}

@@ -1,0 +1,533 @@
+//! What time does, through the ledger: who holds what and whose pod is where, what counts as spent then, and which
+//! refusals hold a budget.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{Request, Response};
+use jiff::Timestamp;
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+use super::accounts::{DocumentId, DocumentKind};
+use super::presenter::BudgetPresenter;
+use super::{BudgetLedger, LedgerSetup};
+use crate::api::amount::Amount;
+use crate::api::price::ModelPrice;
+use crate::controller::agent::EventSink;
+use crate::controller::pod_sessions::{AgentKey, PodSessions};
+use crate::controller::policy::PlatformPolicy;
+use crate::ledger::account::{AgentName, GrantRequest, LeaseHolder, LeaseStatement};
+use crate::link::messages::{AccountRequest, LeaseRequest, PricedModel};
+use crate::telemetry::metrics::Metrics;
+
+const HELD: Amount = Amount {
+    tokens: 100,
+    ..Amount::ZERO
+};
+
+struct World {
+    budgets: BudgetLedger,
+    metrics: Arc<Metrics>,
+    ephemeral: bool,
+}
+
+fn key() -> AgentKey {
+    AgentKey {
+        namespace: "ns".into(),
+        name: "a".into(),
+    }
+}
+
+fn who(record: &str, pod_uid: &str) -> LeaseHolder {
+    LeaseHolder {
+        record: record.into(),
+        agent: AgentName {
+            namespace: "ns".into(),
+            name: "a".into(),
+        },
+        pod_uid: pod_uid.into(),
+        epoch: 1,
+    }
+}
+
+impl World {
+    /// A ledger that knows a budget, an Agent and, when `listed`, every pod there is; a gateway in pod `pod-1` holds
+    /// all that the budget has.
+    fn new(ephemeral: bool, listed: bool) -> Self {
+        let world = Self::with(ephemeral, &json!({}));
+        if listed {
+            world.budgets.pods_listed(None, &BTreeSet::from([key()]));
+        }
+        world.hold(&who("record", "pod-1"));
+        world
+    }
+
+    /// Nobody holds anything yet.
+    fn with(ephemeral: bool, edits: &Value) -> Self {
+        let (loops, _) = PodSessions::new();
+        let nobody = tower::service_fn(|_: Request<Body>| async {
+            Err::<Response<Body>, _>(std::io::Error::other("there is no API server"))
+        });
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let budgets = BudgetLedger::new(LedgerSetup {
+            client: Client::new(nobody, "ns"),
+            policy: PlatformPolicy::default(),
+            namespace: "system".into(),
+            watch_namespaces: Vec::new(),
+            loops: Arc::new(loops),
+            face: Arc::new(BudgetPresenter::new("system", EventSink::new().0)),
+            metrics: metrics.clone(),
+            wall: Timestamp::constant(1_800_000_000, 0),
+        });
+        let world = Self {
+            budgets,
+            metrics,
+            ephemeral,
+        };
+        world.budgets.namespaces_listed(Some(BTreeMap::new()));
+        world.budget(edits);
+        world.budgets.budgets_listed(None, &BTreeSet::from(["b".to_owned()]));
+        world.agent(&json!({}));
+        world.budgets.agents_listed(None, &BTreeSet::from([key()]));
+        world.pod("pod-1", "Running");
+        world
+    }
+
+    fn object<T: serde::de::DeserializeOwned>(kind: &str, name: &str, mut object: Value, edits: &Value) -> T {
+        object["apiVersion"] = json!("agentloop.dev/v1alpha1");
+        object["kind"] = json!(kind);
+        for (key, value) in [("name", name), ("namespace", "ns"), ("uid", name)] {
+            object["metadata"][key] = json!(value);
+        }
+        for (key, value) in edits.as_object().unwrap() {
+            object["spec"][key] = value.clone();
+        }
+        serde_json::from_value(object).unwrap()
+    }
+
+    /// The budget is seen, of 100 tokens for ever but for the edits.
+    fn budget(&self, edits: &Value) {
+        let spec = json!({"selector": {"matchLabels": {"team": "x"}}, "limits": {"tokens": 100},
+            "window": {"lifetime": {}}});
+        let budget = Self::object("AgentBudget", "b", json!({"spec": spec}), edits);
+        self.budgets.budget_seen(budget);
+    }
+
+    /// The Agent is seen, which draws on the budget but for the edits.
+    fn agent(&self, edits: &Value) {
+        self.agent_in(&json!({"team": "x"}), edits);
+    }
+
+    fn agent_in(&self, labels: &Value, edits: &Value) {
+        let spec = json!({
+            "instructions": "x", "model": {"api": "Scripted", "name": "m"}, "storage": {"ephemeral": self.ephemeral},
+        });
+        let object = json!({"metadata": {"labels": labels}, "spec": spec});
+        self.budgets.agent_seen(&Self::object("Agent", "a", object, edits));
+    }
+
+    /// A gateway asks for so much. Whether it is refused.
+    fn asks(&self, who: &LeaseHolder, tokens: i64) -> bool {
+        let amount = Amount { tokens, ..Amount::ZERO };
+        let ask = GrantRequest {
+            lease: None,
+            open: Amount::ZERO,
+            least: amount,
+            full: amount,
+        };
+        let request = LeaseRequest {
+            accounts: vec![AccountRequest {
+                account: "b".into(),
+                ask: Some(ask),
+                ..AccountRequest::default()
+            }],
+            ..LeaseRequest::default()
+        };
+        self.budgets.update_accounts(|book, now| {
+            let heard = book.apply_request(who, |_| true, &request, now);
+            book.response(who, &request, &heard).accounts[0].refused.is_some()
+        })
+    }
+
+    /// Whether calls are cut, as an exhausted budget with `onExhausted: Stop` has it.
+    fn stops(&self) -> bool {
+        self.budgets.terms(&key()).unwrap().cut
+    }
+
+    fn pod(&self, uid: &str, phase: &str) {
+        let pod = json!({"metadata": {"uid": uid, "name": "a", "namespace": "ns"}, "status": {"phase": phase}});
+        self.budgets.pod_seen(&key(), &serde_json::from_value(pod).unwrap());
+    }
+
+    /// This gateway asks for everything, and that is written.
+    fn hold(&self, who: &LeaseHolder) {
+        let ask = GrantRequest {
+            lease: None,
+            open: Amount::ZERO,
+            least: HELD,
+            full: HELD,
+        };
+        let request = LeaseRequest {
+            accounts: vec![AccountRequest {
+                account: "b".into(),
+                ask: Some(ask),
+                ..AccountRequest::default()
+            }],
+            ..LeaseRequest::default()
+        };
+        self.budgets
+            .update_accounts(|book, now| book.apply_request(who, |_| true, &request, now));
+        self.write();
+        assert_eq!(self.figures(), (0, 100));
+    }
+
+    /// What is known is in the budget's record.
+    fn write(&self) {
+        let document = DocumentId {
+            kind: DocumentKind::Budget,
+            namespace: "ns".into(),
+            name: "b".into(),
+            uid: "b".into(),
+        };
+        self.budgets.update_accounts(|book, now| {
+            let writes = book.compose(&document, now);
+            book.written(&document, &writes, now);
+        });
+    }
+
+    /// This gateway says what it spent. What the leader knows nothing of any more.
+    async fn says(&self, who: &LeaseHolder, spent: i64) -> Vec<i64> {
+        let statement = LeaseStatement {
+            lease: 1,
+            spent: Amount {
+                tokens: spent,
+                ..Amount::ZERO
+            },
+            returned: Amount::ZERO,
+            closed: false,
+        };
+        let request = LeaseRequest {
+            accounts: vec![AccountRequest {
+                account: "b".into(),
+                statements: vec![statement],
+                ask: None,
+            }],
+            ..LeaseRequest::default()
+        };
+        let answer = self.budgets.lease(who, &request).await.unwrap();
+        answer.accounts[0].forgotten.clone()
+    }
+
+    /// Time goes on, second by second, as the writer's tick does.
+    async fn wait(&self, seconds: u64) {
+        for _ in 0..seconds {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            self.budgets.tick();
+        }
+    }
+
+    /// Tokens used and reserved.
+    fn figures(&self) -> (i64, i64) {
+        self.budgets.inspect(|state| {
+            let account = state.book.entry("b").unwrap().1.account();
+            (account.used().tokens, account.reserved().tokens)
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_pod_is_told_the_price_of_the_model_that_it_calls_whatever_the_spec_names_by_now() {
+    let world = World::new(false, true);
+    let dollar = || ModelPrice {
+        input_per_million: "1".into(),
+        output_per_million: "1".into(),
+        ..ModelPrice::default()
+    };
+    let called = PricedModel {
+        name: "old".into(),
+        price: Some(dollar()),
+    };
+    world.budgets.models_seen(&key(), &[called]);
+    let prices = world.budgets.terms(&key()).unwrap().prices;
+    assert_eq!(prices, BTreeMap::from([("old".to_owned(), dollar())]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more() {
+    for phase in ["Failed", "Succeeded"] {
+        let world = World::new(true, true);
+        world.says(&who("record", "pod-1"), 30).await;
+        world.pod("pod-1", phase);
+        world.budgets.tick();
+        world.wait(9).await;
+        assert_eq!(world.figures(), (30, 70), "its end may be a watch that lags behind");
+        world.wait(1).await;
+        assert_eq!(world.figures(), (100, 0), "{phase}");
+        let counted = "agentloop_ledger_forfeited_total{kind=\"tokens\"} 70";
+        let text = world.metrics.text().unwrap();
+        assert!(text.lines().any(|line| line == counted), "{text}");
+        let late = world.says(&who("record", "pod-1"), 40).await;
+        assert_eq!(late, [0; 0], "it is forgotten once that is written");
+        world.write();
+        assert_eq!(world.says(&who("record", "pod-1"), 40).await, [1]);
+        assert_eq!(world.figures(), (100, 0));
+    }
+}
+
+/// Of a window of an hour.
+fn rolling() -> World {
+    let world = World::with(false, &json!({"window": {"rolling": {"seconds": 3600}}}));
+    world.budgets.pods_listed(None, &BTreeSet::from([key()]));
+    world.hold(&who("record", "pod-1"));
+    world
+}
+
+/// The run lease, and the longest call of the Agent.
+const PARTITIONED: u64 = 60 + 300;
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_stays_is_waited_for_and_may_come_back() {
+    let world = rolling();
+    world.budgets.pod_gone(&key());
+    world.budgets.tick();
+    world.wait(PARTITIONED - 1).await;
+    assert_eq!(world.figures(), (0, 100));
+    world.wait(1).await;
+    assert_eq!(world.figures(), (100, 0));
+
+    let world = rolling();
+    world.budgets.pod_gone(&key());
+    world.wait(200).await;
+    world.pod("pod-2", "Running");
+    world.says(&who("record", "pod-2"), 20).await;
+    world.wait(1_000).await;
+    assert_eq!(world.figures(), (20, 80), "the next pod found the record");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_window_that_lasts_the_exact_numbers_are_waited_for_as_long_as_the_volume_is_there() {
+    let world = World::new(false, true);
+    world.budgets.pod_gone(&key());
+    world.wait(100_000).await;
+    assert_eq!(world.figures(), (0, 100), "spent or not, there is no room");
+    world.pod("pod-2", "Running");
+    world.says(&who("record", "pod-2"), 20).await;
+    assert_eq!(world.figures(), (20, 80));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_lives_is_never_buried_however_long_it_is_silent() {
+    for ephemeral in [true, false] {
+        let world = World::new(ephemeral, true);
+        for phase in ["Pending", "Running", "Unknown"] {
+            world.pod("pod-1", phase);
+            world.wait(1_000).await;
+            assert_eq!(world.figures(), (0, 100), "{phase}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_buried_while_it_is_not_known_which_pods_there_are() {
+    let world = World::new(true, false);
+    world.budgets.pod_gone(&key());
+    world.wait(1_000).await;
+    assert_eq!(world.figures(), (0, 100));
+    world.budgets.pods_listed(None, &BTreeSet::new());
+    world.budgets.tick();
+    world.wait(PARTITIONED - 1).await;
+    assert_eq!(world.figures(), (0, 100), "the wait begins when it is known");
+    world.wait(1).await;
+    assert_eq!(world.figures(), (100, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_of_another_uid_is_another_pod() {
+    let world = World::new(true, true);
+    world.pod("pod-2", "Running");
+    world.budgets.tick();
+    world.wait(PARTITIONED).await;
+    assert_eq!(world.figures(), (100, 0), "pod-1 is gone, and its storage with it");
+
+    // On a volume: only once the new pod speaks with another record is the old one lost.
+    let world = World::new(false, true);
+    world.pod("pod-2", "Running");
+    world.wait(100).await;
+    assert_eq!(world.figures(), (0, 100));
+    world.says(&who("another", "pod-2"), 0).await;
+    world.wait(PARTITIONED).await;
+    assert_eq!(world.figures(), (100, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_gateway_of_an_agent_that_is_gone_is_buried_with_its_volume() {
+    let world = World::new(false, true);
+    world.budgets.pod_gone(&key());
+    world.budgets.agent_gone(&key());
+    world.budgets.tick();
+    world.wait(PARTITIONED - 1).await;
+    assert_eq!(world.figures(), (0, 100));
+    world.wait(1).await;
+    assert_eq!(world.figures(), (100, 0));
+}
+
+/// The last words of a pod: so much was spent, the rest is given back.
+fn closing(spent: i64) -> LeaseRequest {
+    let tokens = |tokens| Amount { tokens, ..Amount::ZERO };
+    LeaseRequest {
+        accounts: vec![AccountRequest {
+            account: "b".into(),
+            statements: vec![LeaseStatement {
+                lease: 1,
+                spent: tokens(spent),
+                returned: tokens(100 - spent),
+                closed: true,
+            }],
+            ask: None,
+        }],
+        ..LeaseRequest::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_agent_was_deleted_gives_back_what_it_held() {
+    let world = World::new(false, true);
+    world.budgets.agent_gone(&key());
+    let holder = who("record", "pod-1");
+    let answer = world.budgets.accept_returns(&holder, &closing(30)).unwrap();
+    assert_eq!(answer.accounts[0].leases, [], "nothing is left of it");
+    assert_eq!(world.figures(), (30, 0));
+    world.budgets.pod_gone(&key());
+    world.wait(10_000).await;
+    assert_eq!(world.figures(), (30, 0), "nothing is left to bury");
+    world.write();
+    let answer = world.budgets.accept_returns(&holder, &closing(30));
+    assert_eq!(answer, None, "all about it is accounted for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_but_the_pod_that_held_a_lease_gives_it_back() {
+    let world = World::new(false, true);
+    world.budgets.agent_gone(&key());
+    for stranger in [who("record", "pod-2"), who("another", "pod-1")] {
+        assert_eq!(world.budgets.accept_returns(&stranger, &closing(0)), None);
+    }
+    let mut asks = closing(0);
+    asks.accounts[0].ask = Some(GrantRequest {
+        lease: None,
+        open: Amount::ZERO,
+        least: HELD,
+        full: HELD,
+    });
+    let holder = who("record", "pod-1");
+    assert_eq!(
+        world.budgets.accept_returns(&holder, &asks),
+        None,
+        "nothing is granted to it"
+    );
+    assert_eq!(world.figures(), (0, 100));
+    // The Agent's next pod has the lease by now: its volume tells more than the words of the one before.
+    let world = World::new(false, true);
+    world.pod("pod-2", "Running");
+    world.says(&who("record", "pod-2"), 20).await;
+    assert_eq!(world.budgets.accept_returns(&holder, &closing(0)), None);
+    assert_eq!(world.figures(), (20, 80));
+}
+
+/// 90 of 100 are spent; a gateway in `pod-1` was refused 20.
+fn refused(on_exhausted: &str) -> World {
+    let world = World::with(false, &json!({"onExhausted": on_exhausted}));
+    world.budgets.pods_listed(None, &BTreeSet::from([key()]));
+    let record = who("record", "pod-1");
+    assert!(!world.asks(&record, 90));
+    world.write();
+    world
+        .budgets
+        .update_accounts(|book, now| book.forfeit("b", "record", now));
+    world.write();
+    assert!(world.asks(&record, 20));
+    world
+}
+
+fn exhausted(world: &World) -> bool {
+    world
+        .budgets
+        .inspect(|state| state.book.entry("b").unwrap().1.exhausted(1).is_some())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_agent_that_waits_no_more_exhausts_nothing() {
+    type Change = fn(&World);
+    let changes: [(&str, Change); 5] = [
+        ("suspended", |world| world.agent(&json!({"suspend": true}))),
+        ("relabelled", |world| world.agent_in(&json!({"team": "y"}), &json!({}))),
+        ("another pod", |world| world.pod("pod-2", "Running")),
+        ("no pod", |world| world.budgets.pod_gone(&key())),
+        ("deleted", |world| world.budgets.agent_gone(&key())),
+    ];
+    for (what, change) in changes {
+        for on_exhausted in ["Stop", "Pause"] {
+            let world = refused(on_exhausted);
+            assert!(exhausted(&world));
+            assert_eq!(world.stops(), on_exhausted == "Stop");
+            world.wait(5).await;
+            assert!(exhausted(&world), "it waits still");
+            change(&world);
+            world.wait(1).await;
+            assert!(!exhausted(&world), "{what}");
+            let blocked = world
+                .budgets
+                .inspect(|state| state.book.entry("b").unwrap().1.blocked().len());
+            assert_eq!(blocked, 0, "{what}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_would_try_again_and_does_not_waits_no_more_after_twice_its_pause() {
+    let world = refused("Pause");
+    world.wait(29).await;
+    assert!(exhausted(&world));
+    world.asks(&who("record", "pod-1"), 20);
+    world.wait(29).await;
+    assert!(exhausted(&world), "it asked again");
+    world.wait(1).await;
+    assert!(!exhausted(&world));
+    // One that a stop or a question holds does not try again by itself.
+    let world = refused("Stop");
+    world.wait(1_000).await;
+    assert!(exhausted(&world) && world.stops());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_life_total_counts_cache_writes_and_what_was_used_while_nothing_limited_it() {
+    let world = World::with(false, &json!({}));
+    let used = |limit: Option<i64>, usage: i64| {
+        let total = limit.map(|tokens| json!({"tokens": tokens}));
+        let spec = json!({"instructions": "x", "model": {"api": "Scripted", "name": "m"},
+            "guardrails": {"total": total}});
+        let status = json!({"usage": {"inputTokens": 1, "cacheWriteTokens": usage, "outputTokens": 2,
+            "cacheReadTokens": 500, "costMicroUSD": 7}});
+        let agent = json!({"metadata": {}, "spec": spec, "status": status});
+        world
+            .budgets
+            .agent_seen(&World::object("Agent", "a", agent, &json!({})));
+        world.budgets.inspect(|state| {
+            let account = state.book.entry("a/total")?.1.account();
+            Some((account.used().tokens, account.used().cost))
+        })
+    };
+    assert_eq!(used(None, 10), None, "nothing limits it");
+    assert_eq!(used(Some(1_000), 10), Some((13, 7)));
+    assert_eq!(
+        used(Some(1_000), 20),
+        Some((13, 7)),
+        "what is drawn on it the gateway says"
+    );
+    assert_eq!(used(None, 500), Some((13, 7)));
+    assert_eq!(used(Some(1_000), 500), Some((503, 7)));
+    assert_eq!(used(Some(2_000), 500), Some((503, 7)));
+}

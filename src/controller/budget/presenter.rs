@@ -1,0 +1,328 @@
+//! Shows budgets: status, Events, and what a spent one holds. The seam to the ledger is [`super::view::BudgetPresentation`].
+
+use kube::Resource;
+use serde_json::{Map, Value};
+
+use super::approval;
+use super::events;
+use super::status::{self, BudgetStatusInput};
+use super::view::{BudgetHold, BudgetPresentation, BudgetView};
+use crate::api::AgentBudget;
+use crate::api::amount::Amount;
+use crate::api::budget::{AgentBudgetStatus, OnExhausted};
+use crate::api::condition::{ConditionType, find};
+use crate::api::failure::{CallFailure, FailureKind};
+use crate::controller::agent::events::EventSink;
+use crate::link::messages::LimitName;
+
+/// Shows budgets in their status and by Events.
+pub struct BudgetPresenter {
+    own_namespace: String,
+    events: EventSink,
+}
+
+impl BudgetPresenter {
+    /// Of a controller in this namespace.
+    #[must_use]
+    pub fn new(own_namespace: &str, events: EventSink) -> Self {
+        Self {
+            own_namespace: own_namespace.into(),
+            events,
+        }
+    }
+
+    fn input<'a>(&'a self, view: &BudgetView<'a>, old: &'a AgentBudgetStatus) -> BudgetStatusInput<'a> {
+        BudgetStatusInput {
+            budget: view.budget,
+            old,
+            entry: view.entry,
+            agents: view.agents,
+            trouble: view.trouble,
+            own_namespace: &self.own_namespace,
+            now: view.now,
+        }
+    }
+}
+
+fn read(shown: &Map<String, Value>) -> AgentBudgetStatus {
+    // What this version cannot read it writes anew.
+    serde_json::from_value(Value::Object(shown.clone())).unwrap_or_default()
+}
+
+impl BudgetPresentation for BudgetPresenter {
+    fn status(&self, view: &BudgetView<'_>) -> Map<String, Value> {
+        let old = read(view.shown);
+        let new = status::compute(&self.input(view, &old));
+        match serde_json::to_value(&new) {
+            Ok(Value::Object(fields)) => fields,
+            Ok(_) | Err(_) => view.shown.clone(),
+        }
+    }
+
+    fn is_news(&self, view: &BudgetView<'_>) -> bool {
+        let old = read(view.shown);
+        status::is_news(&old, &status::compute(&self.input(view, &old)))
+    }
+
+    fn approved(&self, view: &BudgetView<'_>) -> Option<(String, Amount)> {
+        (view.budget.spec.on_exhausted == OnExhausted::Ask)
+            .then(|| approval::approved(view.budget, &read(view.shown)))
+            .flatten()
+    }
+
+    fn hold(&self, view: &BudgetView<'_>, name: &LimitName) -> Option<BudgetHold> {
+        if view.budget.spec.on_exhausted == OnExhausted::Pause {
+            return None;
+        }
+        let old = read(view.shown);
+        let spent = status::exhaustion(&self.input(view, &old))?;
+        let name = match name {
+            LimitName::Budget(name) => name.as_str(),
+            LimitName::TokensPerHour | LimitName::Total => return None,
+        };
+        let failure = |kind, message, resumes_at| CallFailure {
+            kind,
+            message,
+            retry_after_milliseconds: None,
+            resumes_at,
+        };
+        if spent.held {
+            let message = format!(
+                "AgentBudget {name} is spent, and its onExhausted is Stop: raise spec.limits or add to spec.topUps there"
+            );
+            return Some(BudgetHold {
+                failure: failure(FailureKind::BudgetExhausted, message, None),
+                cut: true,
+            });
+        }
+        let gate = old.gates.first()?;
+        let message = format!(
+            "AgentBudget {name} is spent and asks for more: answer its gate {} (kubectl describe agentbudgets.agentloop.dev \
+             says how)",
+            gate.id
+        );
+        Some(BudgetHold {
+            failure: failure(FailureKind::BudgetAsk, message, spent.resets_at),
+            cut: false,
+        })
+    }
+
+    fn written(&self, budget: &AgentBudget, before: &Map<String, Value>, after: &Map<String, Value>) {
+        let (before, after) = (read(before), read(after));
+        let notices = events::from_status(budget, &before, &after);
+        if let Some(first) = notices.first() {
+            let exhausted =
+                find(&after.conditions, ConditionType::Exhausted).map(|condition| condition.status.as_str());
+            tracing::info!(
+                namespace = budget.metadata.namespace,
+                budget = budget.metadata.name,
+                reason = first.reason,
+                exhausted,
+                "a budget's state changed"
+            );
+        }
+        self.events.send(notices, &budget.object_ref(&()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use serde_json::json;
+    use tokio::sync::mpsc::Receiver;
+
+    use super::*;
+    use crate::api::amount::LimitAmounts;
+    use crate::controller::agent::KubeEvent;
+    use crate::controller::budget::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
+    use crate::ledger::account::{GrantRequest, LeaseHolder, LedgerTerms};
+    use crate::ledger::window::WindowRule;
+    use crate::link::messages::{AccountRequest, LeaseRequest};
+
+    const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
+
+    struct World {
+        face: BudgetPresenter,
+        events: Receiver<(KubeEvent, k8s_openapi::api::core::v1::ObjectReference)>,
+        budget: AgentBudget,
+        book: AccountBook,
+        shown: Map<String, Value>,
+    }
+
+    impl World {
+        /// A budget of 10 tokens; `spent`: a call of 5 was refused after 9.
+        fn new(on_exhausted: &str, spent: bool) -> Self {
+            let (sink, events) = EventSink::new();
+            let spec = json!({"limits": {"tokens": 10}, "window": {"lifetime": {}}, "onExhausted": on_exhausted});
+            let mut budget = AgentBudget::new("team", serde_json::from_value(spec).unwrap());
+            budget.metadata.namespace = Some("ns".into());
+            budget.metadata.uid = Some("b".into());
+            let mut world = Self {
+                face: BudgetPresenter::new("system", sink),
+                events,
+                budget,
+                book: AccountBook::default(),
+                shown: Map::new(),
+            };
+            let document = DocumentId {
+                kind: DocumentKind::Budget,
+                namespace: "ns".into(),
+                name: "team".into(),
+                uid: "b".into(),
+            };
+            let limits = |tokens| LimitAmounts {
+                tokens: Some(tokens),
+                ..LimitAmounts::default()
+            };
+            let terms = LedgerTerms {
+                limits: limits(10),
+                per_agent: LimitAmounts::default(),
+                window: WindowRule::Lifetime,
+            };
+            world.book.load(&document, DocumentPart::Budget, terms, None, NOW);
+            if spent {
+                world.ask("one", 9);
+                world.book.forfeit("b", "one", NOW);
+                world.ask("two", 5);
+            }
+            world
+        }
+
+        fn ask(&mut self, record: &str, tokens: i64) {
+            let amount = Amount { tokens, ..Amount::ZERO };
+            let ask = GrantRequest {
+                lease: None,
+                open: Amount::ZERO,
+                least: amount,
+                full: amount,
+            };
+            let request = LeaseRequest {
+                accounts: vec![AccountRequest {
+                    account: "b".into(),
+                    ask: Some(ask),
+                    ..AccountRequest::default()
+                }],
+                ..LeaseRequest::default()
+            };
+            let who = LeaseHolder {
+                record: record.into(),
+                ..LeaseHolder::default()
+            };
+            self.book.apply_request(&who, |_| true, &request, NOW);
+        }
+
+        fn view(&self) -> BudgetView<'_> {
+            BudgetView {
+                budget: &self.budget,
+                shown: &self.shown,
+                entry: Ok(self.book.entry("b").unwrap().1),
+                agents: 1,
+                trouble: None,
+                now: NOW,
+            }
+        }
+
+        fn write(&mut self) -> Map<String, Value> {
+            let after = self.face.status(&self.view());
+            std::mem::replace(&mut self.shown, after)
+        }
+
+        fn held(&self, name: &LimitName) -> Option<BudgetHold> {
+            self.face.hold(&self.view(), name)
+        }
+    }
+
+    fn team() -> LimitName {
+        LimitName::Budget("team".into())
+    }
+
+    #[test]
+    fn a_pause_holds_nothing_since_the_account_itself_refuses() {
+        let mut world = World::new("Pause", true);
+        world.write();
+        assert_eq!(world.held(&team()), None);
+    }
+
+    #[test]
+    fn a_stop_holds_and_cuts_from_the_moment_it_is_spent() {
+        assert_eq!(World::new("Stop", false).held(&team()), None);
+        let world = World::new("Stop", true);
+        let held = world.held(&team()).unwrap();
+        assert!(held.cut, "also before it is written");
+        assert_eq!(
+            (held.failure.kind, held.failure.resumes_at),
+            (FailureKind::BudgetExhausted, None)
+        );
+        assert!(
+            held.failure
+                .message
+                .starts_with("AgentBudget team is spent, and its onExhausted is Stop")
+        );
+        assert_eq!(world.held(&LimitName::Total), None, "no limit of the Agent's own");
+    }
+
+    #[test]
+    fn a_question_holds_once_it_can_be_answered_and_names_its_gate() {
+        let mut world = World::new("Ask", true);
+        assert_eq!(
+            world.held(&team()),
+            None,
+            "nobody could answer a gate that is not written"
+        );
+        world.write();
+        let held = world.held(&team()).unwrap();
+        assert_eq!((held.cut, held.failure.kind), (false, FailureKind::BudgetAsk));
+        let gate = read(&world.shown).gates[0].clone();
+        assert!(held.failure.message.contains(&format!("answer its gate {}", gate.id)));
+        assert_eq!(world.face.approved(&world.view()), None);
+        let value = format!("{}:{}", gate.id, gate.arguments_hash);
+        let annotations = [(approval::APPROVE, value.as_str()), (approval::APPROVED_BY, "ann")];
+        let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        world.budget.metadata.annotations = Some(annotations.into());
+        let (id, amount) = world.face.approved(&world.view()).unwrap();
+        assert_eq!((id, amount.tokens), (format!("gate/{}", gate.id), 3), "a quarter of 10");
+        world.budget.spec.on_exhausted = OnExhausted::Pause;
+        assert_eq!(world.face.approved(&world.view()), None, "nobody asks any more");
+    }
+
+    #[test]
+    fn what_is_shown_is_news_only_when_it_says_something_else() {
+        let mut world = World::new("Pause", false);
+        assert!(world.face.is_news(&world.view()), "nothing was shown yet");
+        world.write();
+        assert!(!world.face.is_news(&world.view()));
+        world.ask("one", 9);
+        assert_eq!(world.face.status(&world.view())["reserved"], json!({"tokens": 9}));
+        assert!(!world.face.is_news(&world.view()), "figures are not waited for");
+        world.ask("two", 11);
+        world.book.forfeit("b", "one", NOW);
+        world.ask("two", 5);
+        assert!(world.face.is_news(&world.view()), "that it is spent is");
+    }
+
+    #[test]
+    fn a_status_that_cannot_be_read_is_written_anew() {
+        let mut world = World::new("Pause", false);
+        let fresh = world.face.status(&world.view());
+        world.shown.insert("conditions".into(), json!("of another version"));
+        assert_eq!(world.face.status(&world.view()), fresh);
+    }
+
+    #[test]
+    fn what_was_written_is_told_by_events_about_the_budget() {
+        let mut world = World::new("Pause", true);
+        let before = world.write();
+        world.face.written(&world.budget, &before, &world.shown);
+        let mut told = Vec::new();
+        while let Ok((notice, about)) = world.events.try_recv() {
+            assert_eq!(
+                (about.kind.as_deref(), about.name.as_deref()),
+                (Some("AgentBudget"), Some("team"))
+            );
+            told.push(notice.reason);
+        }
+        assert_eq!(told, ["NearLimit", "Exhausted"]);
+        world.face.written(&world.budget, &world.shown, &world.shown);
+        assert!(world.events.try_recv().is_err());
+    }
+}

@@ -1,0 +1,611 @@
+//! Passes events from sensor pods to the gateways of their receivers, and the word that they arrived back.
+//!
+//! Keeps nothing: an event is in a sensor pod's outbox until its receiver has it on disk. In memory are the gateways that
+//! listen, and the requests that wait for a word, each with a bound. Who may deliver to whom is what the reconciler says.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, timeout};
+
+use super::pod_sessions::AgentKey;
+use crate::link::deliveries::{Delivery, DeliveryAck, DeliveryRequest, SensorDirectives, SensorPodReport};
+use crate::link::messages::{PodRefusal, REPORT_SECONDS, RefusalCode};
+use crate::link::server::PodIdentity;
+
+/// Deliveries that wait for one gateway to read them; more are refused.
+const QUEUE: usize = 4;
+
+/// A sensor pod that said nothing for so long is silent: it missed two reports.
+pub const SILENCE: Duration = Duration::from_secs(2 * REPORT_SECONDS);
+
+/// A Sensor, by namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SensorKey {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+}
+
+struct SensorPodSession {
+    sensor: SensorKey,
+    directives: watch::Sender<SensorDirectives>,
+    heard: Option<SensorPodReport>,
+    /// When it last spoke, or was first expected.
+    contact: Instant,
+    /// The reconciler was woken because of its silence.
+    noticed: bool,
+}
+
+impl SensorPodSession {
+    fn is_silent(&self) -> bool {
+        self.contact.elapsed() >= SILENCE
+    }
+}
+
+struct GatewayChannel {
+    deliveries: mpsc::Sender<Delivery>,
+    revision: u64,
+}
+
+#[derive(Default)]
+struct RelayTable {
+    /// Sensor pods, by uid.
+    pods: HashMap<String, SensorPodSession>,
+    /// Gateways that listen, and their numbers.
+    lines: HashMap<AgentKey, GatewayChannel>,
+    /// Number of the gateway that came last.
+    came: u64,
+    /// Who waits for a receiver's word about a Sensor.
+    waiting: HashMap<(AgentKey, String), oneshot::Sender<DeliveryAck>>,
+}
+
+/// The relay.
+pub struct DeliveryRelay {
+    table: Mutex<RelayTable>,
+    changed: mpsc::UnboundedSender<SensorKey>,
+    wait: Duration,
+}
+
+impl DeliveryRelay {
+    /// A relay that waits so long for a receiver's word, and the stream of Sensors whose pods said something new.
+    #[must_use]
+    pub fn new(wait: Duration) -> (Self, mpsc::UnboundedReceiver<SensorKey>) {
+        let (changed, stream) = mpsc::unbounded_channel();
+        let relay = Self {
+            table: Mutex::default(),
+            changed,
+            wait,
+        };
+        (relay, stream)
+    }
+
+    /// Says which pod is the Sensor's, and what it is to do. Idempotent; the Sensor's other pods are refused from then on.
+    pub fn expect_pod(&self, sensor: &SensorKey, pod_uid: &str, mut directives: SensorDirectives) {
+        let mut table = self.lock();
+        table.revise(sensor, &mut directives);
+        table
+            .pods
+            .retain(|uid, entry| uid == pod_uid || entry.sensor != *sensor);
+        if let Some(entry) = table.pods.get_mut(pod_uid) {
+            entry.directives.send_if_modified(|old| {
+                let new = *old != directives;
+                *old = directives;
+                new
+            });
+            return;
+        }
+        let entry = SensorPodSession {
+            sensor: sensor.clone(),
+            directives: watch::Sender::new(directives),
+            heard: None,
+            contact: Instant::now(),
+            noticed: false,
+        };
+        table.pods.insert(pod_uid.into(), entry);
+    }
+
+    /// The Sensor has no pod.
+    pub fn forget(&self, sensor: &SensorKey) {
+        self.lock().pods.retain(|_, entry| entry.sensor != *sensor);
+    }
+
+    /// What the Sensor's pod last said.
+    #[must_use]
+    pub fn last_report(&self, sensor: &SensorKey) -> Option<SensorPodReport> {
+        let table = self.lock();
+        let entry = table.pods.values().find(|entry| entry.sensor == *sensor)?;
+        entry.heard.clone()
+    }
+
+    /// Whether the Sensor's pod has said nothing for [`SILENCE`]; `None`: no pod of it was expected yet.
+    #[must_use]
+    pub fn is_silent(&self, sensor: &SensorKey) -> Option<bool> {
+        let table = self.lock();
+        let entry = table.pods.values().find(|entry| entry.sensor == *sensor)?;
+        Some(entry.is_silent())
+    }
+
+    /// Wakes the reconciler for each pod whose silence began since the last sweep. Its end wakes it by itself.
+    pub fn detect_silent_pods(&self) {
+        for entry in self.lock().pods.values_mut() {
+            if entry.is_silent() && !entry.noticed {
+                entry.noticed = true;
+                let _ = self.changed.send(entry.sensor.clone());
+            }
+        }
+    }
+
+    /// A sensor pod has spoken.
+    fn record_contact(&self, entry: &mut SensorPodSession) {
+        entry.contact = Instant::now();
+        if std::mem::take(&mut entry.noticed) {
+            // The receiver is gone only while the process ends.
+            let _ = self.changed.send(entry.sensor.clone());
+        }
+    }
+
+    /// What a sensor pod is to do, now and later.
+    pub fn attach(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, PodRefusal> {
+        let mut table = self.lock();
+        let entry = authorized_session(&mut table, pod)?;
+        self.record_contact(entry);
+        Ok(entry.directives.subscribe())
+    }
+
+    /// A sensor pod reports. The reconciler is woken when what it says is new.
+    pub fn report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), PodRefusal> {
+        let mut table = self.lock();
+        let entry = authorized_session(&mut table, pod)?;
+        self.record_contact(entry);
+        if entry.heard.as_ref() != Some(&report) {
+            entry.heard = Some(report);
+            // The receiver is gone only while the process ends.
+            let _ = self.changed.send(entry.sensor.clone());
+        }
+        Ok(())
+    }
+
+    /// A gateway listens; one of the same Agent that listened before hears nothing any more. Sensor pods with something for
+    /// it are told at once that it is there.
+    pub fn register_gateway(&self, agent: &AgentKey) -> mpsc::Receiver<Delivery> {
+        let (line, deliveries) = mpsc::channel(QUEUE);
+        let mut table = self.lock();
+        table.came += 1;
+        let revision = table.came;
+        let line = GatewayChannel {
+            deliveries: line,
+            revision,
+        };
+        table.lines.insert(agent.clone(), line);
+        // What waits for the word of the gateway before this one may wait in vain; sent again it comes here.
+        table.waiting.retain(|(receiver, _), _| receiver != agent);
+        for entry in table.pods.values() {
+            if entry.sensor.namespace == agent.namespace {
+                entry.directives.send_if_modified(|directives| {
+                    let receivers = directives.receivers.iter_mut().flatten();
+                    let mut its = receivers.filter(|receiver| receiver.name == agent.name);
+                    its.next().map(|receiver| receiver.revision = revision).is_some()
+                });
+            }
+        }
+        deliveries
+    }
+
+    /// A receiver has events on disk.
+    pub fn delivered(&self, agent: &AgentKey, delivered: DeliveryAck) {
+        let waiting = self.lock().waiting.remove(&(agent.clone(), delivered.sensor.clone()));
+        if let Some(waiting) = waiting {
+            let _ = waiting.send(delivered);
+        }
+    }
+
+    /// Passes events on, and waits for the word that the receiver has them.
+    pub async fn deliver(&self, pod: &PodIdentity, deliver: DeliveryRequest) -> Result<DeliveryAck, PodRefusal> {
+        let heard = self.forward(pod, deliver)?;
+        match timeout(self.wait, heard).await {
+            Ok(Ok(delivered)) => Ok(delivered),
+            Ok(Err(_)) => Err(receiver_away(
+                "a newer request took this one's place, or a new gateway its receiver's",
+            )),
+            Err(_) => Err(receiver_away(
+                "the receiver did not say in time that it has these events",
+            )),
+        }
+    }
+
+    fn forward(
+        &self,
+        pod: &PodIdentity,
+        mut deliver: DeliveryRequest,
+    ) -> Result<oneshot::Receiver<DeliveryAck>, PodRefusal> {
+        let mut table = self.lock();
+        let entry = authorized_session(&mut table, pod)?;
+        self.record_contact(entry);
+        let directives = entry.directives.borrow();
+        let terms = directives.terms.as_ref();
+        let Some(terms) = terms.filter(|terms| terms.uid == deliver.delivery.sensor) else {
+            return Err(unknown("these are not events of this pod's Sensor"));
+        };
+        // Not what the pod says: its receivers are not to rely on it.
+        deliver.delivery.name.clone_from(&terms.name);
+        deliver.delivery.per_minute = Some(terms.spec.limits.per_minute);
+        let receivers = directives.receivers.as_deref().unwrap_or_default();
+        let receiver = receivers.iter().find(|receiver| receiver.uid == deliver.receiver);
+        let Some(receiver) = receiver else {
+            return Err(unknown("this Agent does not receive events of this pod's Sensor"));
+        };
+        let agent = AgentKey {
+            namespace: pod.namespace.clone(),
+            name: receiver.name.clone(),
+        };
+        drop(directives);
+        // The gateway of this name may still be one of an Agent that is gone: it must not take what is another's.
+        deliver.delivery.receiver = deliver.receiver;
+        // First: the word may come before this function ends.
+        let (word, heard) = oneshot::channel();
+        let key = (agent.clone(), deliver.delivery.sensor.clone());
+        let sent = table
+            .lines
+            .get(&agent)
+            .map(|line| line.deliveries.try_reserve().map(|place| place.send(deliver.delivery)));
+        match sent {
+            Some(Ok(())) => {}
+            Some(Err(mpsc::error::TrySendError::Full(()))) => {
+                return Err(receiver_away("the receiver is slow; try again"));
+            }
+            Some(Err(mpsc::error::TrySendError::Closed(()))) | None => {
+                table.lines.remove(&agent);
+                return Err(receiver_away("the receiver has no pod that listens; try again"));
+            }
+        }
+        table.waiting.retain(|_, word| !word.is_closed());
+        table.waiting.insert(key, word);
+        Ok(heard)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RelayTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RelayTable {
+    /// Fills in which gateway of each receiver it is that listens.
+    fn revise(&self, sensor: &SensorKey, directives: &mut SensorDirectives) {
+        for receiver in directives.receivers.iter_mut().flatten() {
+            let agent = AgentKey {
+                namespace: sensor.namespace.clone(),
+                name: receiver.name.clone(),
+            };
+            receiver.revision = self.lines.get(&agent).map_or(0, |line| line.revision);
+        }
+    }
+}
+
+fn authorized_session<'a>(
+    table: &'a mut RelayTable,
+    pod: &PodIdentity,
+) -> Result<&'a mut SensorPodSession, PodRefusal> {
+    let entry = table.pods.get_mut(&pod.uid);
+    entry
+        .filter(|entry| entry.sensor.namespace == pod.namespace)
+        .ok_or_else(|| PodRefusal {
+            code: RefusalCode::NotLeading,
+            message: "the controller has not looked at this Sensor's pod yet, or another pod has its place".into(),
+        })
+}
+
+fn receiver_away(message: &str) -> PodRefusal {
+    PodRefusal {
+        code: RefusalCode::Away,
+        message: message.into(),
+    }
+}
+
+fn unknown(message: &str) -> PodRefusal {
+    PodRefusal {
+        code: RefusalCode::Unknown,
+        message: message.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use pretty_assertions::assert_eq;
+    use serde_json::json;
+
+    use super::*;
+    use crate::link::deliveries::{ReceiverTerms, SensorEvent};
+    use crate::link::sensor_messages::{SensorReport, SensorTerms};
+    use crate::link::server::PodKind;
+
+    fn pod(uid: &str, namespace: &str) -> PodIdentity {
+        PodIdentity {
+            namespace: namespace.into(),
+            name: "any".into(),
+            uid: uid.into(),
+            kind: PodKind::Sensor,
+        }
+    }
+
+    fn sensor() -> SensorKey {
+        SensorKey {
+            namespace: "a".into(),
+            name: "s".into(),
+        }
+    }
+
+    fn agent() -> AgentKey {
+        AgentKey {
+            namespace: "a".into(),
+            name: "x".into(),
+        }
+    }
+
+    fn directives() -> SensorDirectives {
+        let spec = json!({"agentNames": ["x"], "source": {}});
+        SensorDirectives {
+            terms: Some(SensorTerms {
+                uid: "sensor-uid".into(),
+                name: "s".into(),
+                generation: 1,
+                spec: serde_json::from_value(spec).unwrap(),
+            }),
+            receivers: Some(vec![ReceiverTerms {
+                uid: "x-uid".into(),
+                name: "x".into(),
+                revision: 0,
+            }]),
+        }
+    }
+
+    fn deliver(sensor: &str, receiver: &str) -> DeliveryRequest {
+        let event = SensorEvent {
+            seq: 7,
+            id: "id".into(),
+            at: Timestamp::UNIX_EPOCH,
+            ..SensorEvent::default()
+        };
+        DeliveryRequest {
+            receiver: receiver.into(),
+            delivery: Delivery {
+                sensor: sensor.into(),
+                name: "s".into(),
+                receiver: receiver.into(),
+                outbox: "o".into(),
+                per_minute: None,
+                events: vec![event],
+            },
+        }
+    }
+
+    fn relay() -> DeliveryRelay {
+        let (relay, _) = DeliveryRelay::new(Duration::from_secs(5));
+        relay.expect_pod(&sensor(), "p1", directives());
+        relay
+    }
+
+    fn word(through: i64) -> DeliveryAck {
+        DeliveryAck {
+            sensor: "sensor-uid".into(),
+            outbox: "o".into(),
+            through,
+        }
+    }
+
+    async fn code(relay: &DeliveryRelay, pod: PodIdentity, deliver: DeliveryRequest) -> RefusalCode {
+        relay.deliver(&pod, deliver).await.unwrap_err().code
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_are_answered_with_the_word_of_the_receiver_and_not_before() {
+        let relay = relay();
+        let mut gateway = relay.register_gateway(&agent());
+        let pod = pod("p1", "a");
+        let (answer, ()) = tokio::join!(relay.deliver(&pod, deliver("sensor-uid", "x-uid")), async {
+            let delivery = gateway.recv().await.unwrap();
+            let sent = Delivery {
+                per_minute: Some(60),
+                ..deliver("sensor-uid", "x-uid").delivery
+            };
+            assert_eq!(delivery, sent);
+            // Of another Sensor, and of another receiver: nobody's.
+            relay.delivered(
+                &agent(),
+                DeliveryAck {
+                    sensor: "other".into(),
+                    through: 9,
+                    ..DeliveryAck::default()
+                },
+            );
+            relay.delivered(
+                &AgentKey {
+                    name: "y".into(),
+                    ..agent()
+                },
+                word(8),
+            );
+            relay.delivered(&agent(), word(7));
+        });
+        assert_eq!(answer, Ok(word(7)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn name_and_limit_of_a_sensor_are_not_what_its_pod_says() {
+        let relay = relay();
+        let mut gateway = relay.register_gateway(&agent());
+        let mut lie = deliver("sensor-uid", "x-uid");
+        (lie.delivery.name, lie.delivery.per_minute) = ("another".into(), Some(60_000));
+        let _heard = relay.forward(&pod("p1", "a"), lie).unwrap();
+        let delivery = gateway.recv().await.unwrap();
+        assert_eq!((&*delivery.name, delivery.per_minute), ("s", Some(60)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_is_frozen_or_away_is_said_to_be_away_in_bounded_time_and_room() {
+        let relay = relay();
+        let of = || deliver("sensor-uid", "x-uid");
+        assert_eq!(code(&relay, pod("p1", "a"), of()).await, RefusalCode::Away);
+        let gateway = relay.register_gateway(&agent());
+        for _ in 0..QUEUE + 2 {
+            let begun = tokio::time::Instant::now();
+            assert_eq!(code(&relay, pod("p1", "a"), of()).await, RefusalCode::Away);
+            assert!(begun.elapsed() <= Duration::from_secs(5));
+        }
+        assert_eq!(gateway.len(), QUEUE);
+        drop(gateway);
+        assert_eq!(code(&relay, pod("p1", "a"), of()).await, RefusalCode::Away);
+        assert!(relay.lock().lines.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gateway_that_comes_ends_the_wait_for_the_word_of_the_one_before_it_and_for_no_other() {
+        let relay = relay();
+        let _line = relay.register_gateway(&agent());
+        let pod = pod("p1", "a");
+        let begun = tokio::time::Instant::now();
+        let (answer, _line) = tokio::join!(relay.deliver(&pod, deliver("sensor-uid", "x-uid")), async {
+            relay.register_gateway(&agent())
+        });
+        assert_eq!(answer.unwrap_err().code, RefusalCode::Away);
+        assert!(begun.elapsed().is_zero(), "{:?}", begun.elapsed());
+        let (answer, ()) = tokio::join!(relay.deliver(&pod, deliver("sensor-uid", "x-uid")), async {
+            let other = AgentKey {
+                name: "y".into(),
+                ..agent()
+            };
+            drop(relay.register_gateway(&other));
+            relay.delivered(&agent(), word(7));
+        });
+        assert_eq!(answer, Ok(word(7)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_the_pod_of_a_sensor_delivers_and_only_to_its_receivers() {
+        let relay = relay();
+        let _gateway = relay.register_gateway(&agent());
+        let right = || deliver("sensor-uid", "x-uid");
+        assert_eq!(code(&relay, pod("p2", "a"), right()).await, RefusalCode::NotLeading);
+        assert_eq!(code(&relay, pod("p1", "b"), right()).await, RefusalCode::NotLeading);
+        let foreign = deliver("another", "x-uid");
+        assert_eq!(code(&relay, pod("p1", "a"), foreign).await, RefusalCode::Unknown);
+        let nobody = deliver("sensor-uid", "y-uid");
+        assert_eq!(code(&relay, pod("p1", "a"), nobody).await, RefusalCode::Unknown);
+        // Another pod takes its place.
+        relay.expect_pod(&sensor(), "p2", directives());
+        assert_eq!(code(&relay, pod("p1", "a"), right()).await, RefusalCode::NotLeading);
+        assert_eq!(code(&relay, pod("p2", "a"), right()).await, RefusalCode::Away);
+        relay.forget(&sensor());
+        assert_eq!(code(&relay, pod("p2", "a"), right()).await, RefusalCode::NotLeading);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_repeat_takes_the_place_of_the_request_before_it() {
+        let relay = relay();
+        let mut gateway = relay.register_gateway(&agent());
+        let pod = pod("p1", "a");
+        let first = relay.deliver(&pod, deliver("sensor-uid", "x-uid"));
+        let second = relay.deliver(&pod, deliver("sensor-uid", "x-uid"));
+        let (first, second, ()) = tokio::join!(first, second, async {
+            gateway.recv().await.unwrap();
+            gateway.recv().await.unwrap();
+            relay.delivered(&agent(), word(7));
+        });
+        assert_eq!(first.unwrap_err().code, RefusalCode::Away);
+        assert_eq!(second, Ok(word(7)));
+        assert!(relay.lock().waiting.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_says_nothing_for_30_seconds_is_silent_until_it_speaks() {
+        let (relay, mut changed) = DeliveryRelay::new(Duration::ZERO);
+        assert_eq!(relay.is_silent(&sensor()), None);
+        relay.expect_pod(&sensor(), "p1", directives());
+        let speak = || drop(relay.attach(&pod("p1", "a")).unwrap());
+        for again in 0..2 {
+            speak();
+            tokio::time::advance(SILENCE.checked_sub(Duration::from_millis(1)).unwrap()).await;
+            relay.detect_silent_pods();
+            assert_eq!(relay.is_silent(&sensor()), Some(false));
+            assert!(changed.try_recv().is_err(), "{again}");
+            tokio::time::advance(Duration::from_millis(1)).await;
+            relay.detect_silent_pods();
+            relay.detect_silent_pods();
+            assert_eq!(relay.is_silent(&sensor()), Some(true));
+            assert_eq!(changed.try_recv(), Ok(sensor()), "once");
+            assert!(changed.try_recv().is_err());
+            speak();
+            assert_eq!(changed.try_recv(), Ok(sensor()), "it speaks again");
+            assert_eq!(relay.is_silent(&sensor()), Some(false));
+        }
+        // A pod that takes its place has as long to speak.
+        tokio::time::advance(SILENCE).await;
+        relay.expect_pod(&sensor(), "p2", directives());
+        assert_eq!(relay.is_silent(&sensor()), Some(false));
+    }
+
+    #[tokio::test]
+    async fn a_receiver_that_comes_is_told_to_its_sensor_pods_at_once_and_to_no_other() {
+        let relay = relay();
+        let mut level = relay.attach(&pod("p1", "a")).unwrap();
+        let revision = |level: &mut watch::Receiver<SensorDirectives>| {
+            let directives = level.borrow_and_update().clone();
+            directives.receivers.unwrap()[0].revision
+        };
+        assert_eq!(revision(&mut level), 0);
+        let other = |namespace: &str, name: &str| AgentKey {
+            namespace: namespace.into(),
+            name: name.into(),
+        };
+        drop((
+            relay.register_gateway(&other("a", "y")),
+            relay.register_gateway(&other("b", "x")),
+        ));
+        assert!(!level.has_changed().unwrap());
+        drop(relay.register_gateway(&agent()));
+        assert!(level.has_changed().unwrap());
+        let first = revision(&mut level);
+        relay.expect_pod(&sensor(), "p1", directives());
+        assert!(!level.has_changed().unwrap(), "the reconciler knows no better");
+        let _line = relay.register_gateway(&agent());
+        assert_ne!(revision(&mut level), first);
+    }
+
+    #[tokio::test]
+    async fn what_a_pod_is_to_do_is_a_level_and_its_reports_wake_once_for_each_news() {
+        let (relay, mut changed) = DeliveryRelay::new(Duration::ZERO);
+        relay.expect_pod(&sensor(), "p1", directives());
+        let mut level = relay.attach(&pod("p1", "a")).unwrap();
+        level.mark_unchanged();
+        relay.expect_pod(&sensor(), "p1", directives());
+        assert!(!level.has_changed().unwrap());
+        relay.expect_pod(&sensor(), "p1", SensorDirectives::default());
+        assert!(level.has_changed().unwrap());
+        level.mark_unchanged();
+        let report = |pending| SensorPodReport {
+            report: SensorReport {
+                uid: "sensor-uid".into(),
+                generation: 1,
+                totals: crate::api::sensor::SensorTotals::default(),
+                last: None,
+                consecutive_failures: 0,
+                failure: None,
+                next_attempt_at: None,
+            },
+            pending_deliveries: pending,
+        };
+        for pending in [1, 1, 2] {
+            relay.report(&pod("p1", "a"), report(pending)).unwrap();
+        }
+        assert_eq!(relay.last_report(&sensor()), Some(report(2)));
+        assert_eq!(changed.recv().await, Some(sensor()));
+        assert_eq!(changed.recv().await, Some(sensor()));
+        assert!(changed.try_recv().is_err());
+        relay.forget(&sensor());
+        assert!(level.changed().await.is_err());
+    }
+}

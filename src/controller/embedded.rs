@@ -1,0 +1,65 @@
+//! A controller that leads without a cluster around it: no election, no probes, a listener that is open already.
+//!
+//! Runs what any leader runs. Whoever starts it brings the API and reads what the loops say.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use kube::Client;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::agent::ReconcilerSettings;
+use super::leader::{Leader, LeaderResources};
+use super::link_service::initialize_refusal_metrics;
+use super::pod_sessions::{AgentKey, PodSessions};
+use super::process::{ControllerError, ControllerOptions};
+use super::sensor::pod::SensorPodSettings;
+use crate::telemetry::http::Readiness;
+use crate::telemetry::metrics::Metrics;
+
+/// What it works with.
+pub struct EmbeddedOptions {
+    /// The API.
+    pub client: Client,
+    /// Settings of the reconciler; `link_url` leads to `listener`.
+    pub settings: ReconcilerSettings,
+    /// What is decided for the pods of Sensors; its `link_url` too.
+    pub sensor_pods: SensorPodSettings,
+    /// Where the link is served; by address, which its certificate names.
+    pub listener: TcpListener,
+    /// The live loops; both ends of [`Loops::new`].
+    pub loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<AgentKey>),
+}
+
+/// Leads until `stop`.
+pub async fn run(alone: EmbeddedOptions, stop: CancellationToken) -> Result<(), ControllerError> {
+    let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+    let address = alone.listener.local_addr().map_err(|error| ControllerError::Listen {
+        address: nowhere,
+        error,
+    })?;
+    let metrics = Arc::new(Metrics::new()?);
+    initialize_refusal_metrics(&metrics);
+    let leader = Leader {
+        client: alone.client,
+        metrics,
+        readiness: Readiness::waiting("the caches to fill"),
+        options: ControllerOptions {
+            settings: alone.settings,
+            sensor_pods: alone.sensor_pods,
+            metrics_address: nowhere,
+            probe_address: nowhere,
+            link_address: address,
+            link_hosts: vec![address.ip().to_string()],
+            pod_name: None,
+            election: None,
+        },
+    };
+    let ground = LeaderResources {
+        loops: alone.loops,
+        listener: alone.listener,
+    };
+    Box::pin(leader.lead(Some(ground), &stop)).await
+}

@@ -1,0 +1,315 @@
+//! Who reads the events of live loops: one cursor each, and a little room for pages on their way.
+//!
+//! In memory, and only while somebody reads. Takes no page that does not begin at its reading's cursor, so that each line
+//! is told once; ends a reading whose reader takes nothing for too long. Who may read is decided elsewhere.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::pod_sessions::{AgentKey, PodSessions};
+use crate::link::events::{
+    EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage, ReadRefusal, ReadRefusalCode,
+};
+
+/// Most readings of one Agent at once.
+pub const READINGS_OF_ONE: usize = 8;
+/// Most readings of all Agents at once.
+pub const READINGS_OF_ALL: usize = 256;
+/// Pages that wait for a reader.
+const ROOM: usize = 2;
+/// How long the pod has to send the first page.
+const FIRST_PAGE: Duration = Duration::from_secs(10);
+/// How long a reader may take nothing while pages wait for it.
+const STALLED: Duration = Duration::from_secs(30);
+/// How long one reading may last; who reads on is asked for its rights again.
+const LONGEST: Duration = Duration::from_hours(1);
+
+/// The last word of a reading that ends with its pod.
+const POD_GONE: &str = "the pod of this Agent is gone or was replaced; connect again with the last id";
+const TOO_SLOW: &str = "too slow: nothing was read for 30 s; connect again with the last id";
+const TOO_LONG: &str = "an hour is over; connect again with the last id";
+
+struct OpenSubscription {
+    began: i64,
+    words: bool,
+    cursor: i64,
+    pages: mpsc::Sender<Vec<EventLine>>,
+    farewell: Arc<OnceLock<String>>,
+    /// Since when there is no room.
+    full: Option<Instant>,
+}
+
+/// The readings of one pod.
+#[derive(Default)]
+pub(super) struct EventSubscriptions {
+    open: BTreeMap<u64, OpenSubscription>,
+}
+
+/// What became of a page.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum PageOutcome {
+    /// The next page begins there.
+    Next(i64),
+    /// There is no room yet.
+    Full(i64),
+    /// Nobody reads any more.
+    Over,
+}
+
+impl EventSubscriptions {
+    /// What the pod is told of them.
+    pub(super) fn requested(&self) -> Vec<EventSubscription> {
+        let open = self.open.iter();
+        open.map(|(id, open)| EventSubscription {
+            id: *id,
+            after: open.began,
+            words: open.words,
+        })
+        .collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    pub(super) fn open(&mut self, reading: EventSubscription) -> PageReceiver {
+        let (pages, queue) = mpsc::channel(ROOM);
+        let farewell = Arc::default();
+        let open = OpenSubscription {
+            began: reading.after,
+            words: reading.words,
+            cursor: reading.after,
+            pages,
+            farewell: Arc::clone(&farewell),
+            full: None,
+        };
+        self.open.insert(reading.id, open);
+        PageReceiver { queue, farewell }
+    }
+
+    pub(super) fn close(&mut self, id: u64) -> bool {
+        self.open.remove(&id).is_some()
+    }
+
+    /// Takes a page, if it is the next one and there is room for it. Only here a cursor moves.
+    pub(super) fn accept_page(&mut self, page: EventsPage, now: Instant) -> PageOutcome {
+        let Some(open) = self.open.get_mut(&page.reading) else {
+            return PageOutcome::Over;
+        };
+        if open.cursor > page.newest {
+            let word = format!(
+                "there is no event {} yet, the newest is {}: read from 0, the journal may be a new one",
+                open.cursor, page.newest
+            );
+            return self.end(page.reading, word);
+        }
+        // Sent twice, or by a worker that has just started.
+        if page.after != open.cursor || page.next < page.after {
+            return PageOutcome::Next(open.cursor);
+        }
+        match open.pages.try_send(page.events) {
+            Ok(()) => {
+                open.cursor = page.next;
+                open.full = None;
+                PageOutcome::Next(open.cursor)
+            }
+            Err(TrySendError::Closed(_)) => {
+                self.open.remove(&page.reading);
+                PageOutcome::Over
+            }
+            Err(TrySendError::Full(_)) if now.duration_since(*open.full.get_or_insert(now)) >= STALLED => {
+                self.end(page.reading, TOO_SLOW.into())
+            }
+            Err(TrySendError::Full(_)) => PageOutcome::Full(open.cursor),
+        }
+    }
+
+    fn end(&mut self, id: u64, word: String) -> PageOutcome {
+        if let Some(open) = self.open.remove(&id) {
+            // Nobody else sets it.
+            let _ = open.farewell.set(word);
+        }
+        PageOutcome::Over
+    }
+}
+
+/// The reader's end of a reading.
+pub(super) struct PageReceiver {
+    queue: mpsc::Receiver<Vec<EventLine>>,
+    farewell: Arc<OnceLock<String>>,
+}
+
+impl PageReceiver {
+    fn end_reason(&self) -> String {
+        self.farewell.get().cloned().unwrap_or_else(|| POD_GONE.into())
+    }
+}
+
+/// Ends the reading with its reader.
+struct SubscriptionGuard {
+    loops: Arc<PodSessions>,
+    agent: AgentKey,
+    id: u64,
+}
+
+impl Drop for SubscriptionGuard {
+    fn drop(&mut self) {
+        self.loops.close_subscription(&self.agent, self.id);
+    }
+}
+
+/// Reads an Agent's events after a line, with words or without, once its pod has sent the first of them.
+pub async fn subscribe(
+    loops: &Arc<PodSessions>,
+    agent: &AgentKey,
+    from: (i64, bool),
+) -> Result<EventStream, ReadRefusal> {
+    let (id, mut pages) = loops.open_subscription(agent, from)?;
+    let guard = SubscriptionGuard {
+        loops: Arc::clone(loops),
+        agent: agent.clone(),
+        id,
+    };
+    let deadline = Instant::now() + LONGEST;
+    let first = timeout(FIRST_PAGE, pages.queue.recv()).await;
+    let first = first.map_err(|_| unavailable("the pod of this Agent does not answer; try again"))?;
+    let Some(first) = first else {
+        return Ok(stream::iter([EventStreamItem::End(pages.end_reason())]).boxed());
+    };
+    let rest = stream::unfold(Some((pages, guard)), move |state| async move {
+        let (mut pages, guard) = state?;
+        let page = tokio::select! {
+            page = pages.queue.recv() => page,
+            () = sleep_until(deadline) => return Some((vec![EventStreamItem::End(TOO_LONG.into())], None)),
+        };
+        Some(match page {
+            Some(page) => (lines(page), Some((pages, guard))),
+            None => (vec![EventStreamItem::End(pages.end_reason())], None),
+        })
+    });
+    Ok(stream::iter([lines(first)]).chain(rest).flat_map(stream::iter).boxed())
+}
+
+fn lines(page: Vec<EventLine>) -> Vec<EventStreamItem> {
+    page.into_iter()
+        .map(|line| EventStreamItem::Line(Box::new(line)))
+        .collect()
+}
+
+/// Nothing can be read now.
+pub(super) fn unavailable(message: &str) -> ReadRefusal {
+    ReadRefusal {
+        code: ReadRefusalCode::Unavailable,
+        message: message.into(),
+    }
+}
+
+/// Too many read already.
+pub(super) fn too_many(message: String) -> ReadRefusal {
+    ReadRefusal {
+        code: ReadRefusalCode::TooManyReaders,
+        message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(after: i64, next: i64) -> EventsPage {
+        EventsPage {
+            reading: 1,
+            after,
+            next,
+            newest: 100,
+            events: (after + 1..=next)
+                .map(|seq| EventLine {
+                    seq,
+                    ..EventLine::default()
+                })
+                .collect(),
+            ..EventsPage::default()
+        }
+    }
+
+    fn reading(after: i64) -> (EventSubscriptions, PageReceiver) {
+        let mut readings = EventSubscriptions::default();
+        let pages = readings.open(EventSubscription {
+            id: 1,
+            after,
+            words: false,
+        });
+        (readings, pages)
+    }
+
+    #[test]
+    fn a_page_is_taken_once_and_only_at_the_cursor() {
+        let (mut readings, mut pages) = reading(5);
+        let now = Instant::now();
+        // A worker that began anew begins where the reading began.
+        assert_eq!(readings.accept_page(page(0, 4), now), PageOutcome::Next(5));
+        assert_eq!(readings.accept_page(page(5, 7), now), PageOutcome::Next(7));
+        assert_eq!(readings.accept_page(page(5, 7), now), PageOutcome::Next(7), "a repeat");
+        assert_eq!(readings.accept_page(page(8, 9), now), PageOutcome::Next(7), "a gap");
+        assert_eq!(pages.queue.try_recv().unwrap().len(), 2);
+        assert!(pages.queue.try_recv().is_err());
+        assert_eq!(
+            readings.requested(),
+            [EventSubscription {
+                id: 1,
+                after: 5,
+                words: false
+            }],
+            "what is asked for stays the same"
+        );
+    }
+
+    #[test]
+    fn a_cursor_that_the_journal_has_not_reached_ends_the_reading_and_the_newest_itself_does_not() {
+        let (mut readings, pages) = reading(101);
+        assert_eq!(readings.accept_page(page(101, 101), Instant::now()), PageOutcome::Over);
+        assert!(pages.end_reason().contains("no event 101 yet, the newest is 100"));
+        let (mut readings, _pages) = reading(100);
+        assert_eq!(
+            readings.accept_page(page(100, 100), Instant::now()),
+            PageOutcome::Next(100)
+        );
+    }
+
+    #[test]
+    fn a_reader_that_takes_nothing_for_30_s_is_cut_with_a_word_and_one_that_takes_a_page_before_is_not() {
+        let start = Instant::now();
+        let almost = start + STALLED.saturating_sub(Duration::from_millis(1));
+        let (mut readings, mut pages) = reading(0);
+        assert_eq!(readings.accept_page(page(0, 1), start), PageOutcome::Next(1));
+        assert_eq!(readings.accept_page(page(1, 2), start), PageOutcome::Next(2));
+        assert_eq!(
+            readings.accept_page(page(2, 3), start),
+            PageOutcome::Full(2),
+            "two pages wait"
+        );
+        assert_eq!(readings.accept_page(page(2, 3), almost), PageOutcome::Full(2));
+        pages.queue.try_recv().unwrap();
+        assert_eq!(readings.accept_page(page(2, 3), start + STALLED), PageOutcome::Next(3));
+        let full = start + STALLED;
+        assert_eq!(readings.accept_page(page(3, 4), full), PageOutcome::Full(3));
+        assert_eq!(readings.accept_page(page(3, 4), full + STALLED), PageOutcome::Over);
+        assert_eq!(pages.end_reason(), TOO_SLOW);
+        assert_eq!(pages.queue.try_recv().unwrap()[0].seq, 2, "what it had is still told");
+        assert_eq!(readings.len(), 0);
+    }
+
+    #[test]
+    fn a_page_for_a_reader_that_left_ends_the_reading() {
+        let (mut readings, pages) = reading(0);
+        drop(pages);
+        assert_eq!(readings.accept_page(page(0, 1), Instant::now()), PageOutcome::Over);
+        assert_eq!(readings.accept_page(page(0, 1), Instant::now()), PageOutcome::Over);
+    }
+}

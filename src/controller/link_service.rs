@@ -1,0 +1,256 @@
+//! What the controller answers pods: who they are by [`PodAuthenticator`], what they may say by [`PodSessions`].
+//!
+//! A pod speaks for the Agent of its own namespace and name, and only while the reconciler expects that very pod.
+
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use strum::IntoEnumIterator;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep};
+
+use super::access::ReadAuthorizer;
+use super::agent::{AgentsView, WallClock};
+use super::budget::BudgetLedger;
+use super::delivery_relay::DeliveryRelay;
+use super::event_subscriptions::{self, PageOutcome};
+use super::identity::PodAuthenticator;
+use super::pod_sessions::{AgentKey, LivePod, PodSessions};
+use crate::ledger::account::{AgentName, LeaseHolder};
+use crate::link::deliveries::{
+    Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
+};
+use crate::link::events::{EventStream, EventsPage, EventsResponse, ReadRefusal, ReadRefusalCode, ReadRequest};
+use crate::link::messages::{
+    AttachRequest, AttachResponse, Directives, LeaseRequest, LeaseResponse, LoopTotals, PodRefusal, PodReport,
+    RefusalCode,
+};
+use crate::link::server::{LinkHandler, PodIdentity};
+use crate::telemetry::metrics::Metrics;
+
+/// The subresource whose `get` allows to read events.
+pub const EVENTS: &str = "events";
+/// The one whose `get` allows to read words of models and tools with them.
+pub const WORDS: &str = "words";
+/// How long a page waits for room, and how often it looks.
+const ROOM_WAIT: Duration = Duration::from_secs(5);
+const ROOM_LOOK: Duration = Duration::from_millis(100);
+
+/// The leader's side of the link.
+pub struct ControllerLink {
+    /// Tells pods apart.
+    pub identities: PodAuthenticator,
+    /// Knows who may read.
+    pub access: ReadAuthorizer,
+    /// The live loops, shared with the reconciler.
+    pub loops: Arc<PodSessions>,
+    /// Passes events of sensor pods on.
+    pub relay: Arc<DeliveryRelay>,
+    /// The Agents, once the caches are filled; until then every pod is told to try again.
+    pub agents: Arc<OnceLock<AgentsView>>,
+    /// The ledger.
+    pub budgets: Arc<BudgetLedger>,
+    /// Counts what is answered.
+    pub metrics: Arc<Metrics>,
+    /// The time.
+    pub clock: WallClock,
+}
+
+impl ControllerLink {
+    /// A pod comes to speak: what is known of its loop, and its directives.
+    fn attach_pod(
+        &self,
+        pod: &PodIdentity,
+        epoch: i64,
+    ) -> Result<(LoopTotals, watch::Receiver<Directives>), PodRefusal> {
+        let agent = self.agent_of(pod)?;
+        self.loops.attach(&agent, &live_pod(pod, epoch), (self.clock)())
+    }
+
+    fn agent_of(&self, pod: &PodIdentity) -> Result<AgentKey, PodRefusal> {
+        let agent = AgentKey {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+        };
+        if self.view()?.contains(&agent) {
+            return Ok(agent);
+        }
+        Err(PodRefusal {
+            code: RefusalCode::Unknown,
+            message: format!("there is no Agent {}/{}", pod.namespace, pod.name),
+        })
+    }
+
+    fn view(&self) -> Result<&AgentsView, PodRefusal> {
+        self.agents.get().ok_or_else(|| PodRefusal {
+            code: RefusalCode::NotLeading,
+            message: "the controller has just started; try again".into(),
+        })
+    }
+}
+
+impl LinkHandler for ControllerLink {
+    async fn authenticate(&self, token: &str, address: IpAddr) -> Result<PodIdentity, PodRefusal> {
+        self.view()?;
+        self.identities.authenticate(token, address).await
+    }
+
+    fn attach(&self, pod: &PodIdentity, attach: &AttachRequest) -> Result<AttachResponse, PodRefusal> {
+        let (known, directives) = self.attach_pod(pod, attach.epoch)?;
+        let agent = AgentKey {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+        };
+        // Before its directives are read: they carry the prices of these models.
+        self.budgets.models_seen(&agent, &attach.models);
+        self.metrics.link_attaches.inc();
+        tracing::info!(
+            namespace = pod.namespace,
+            agent = pod.name,
+            epoch = attach.epoch,
+            "pod attached"
+        );
+        let directives = directives.borrow().clone();
+        Ok(AttachResponse {
+            protocol: attach.protocol,
+            epoch: attach.epoch,
+            known,
+            directives,
+        })
+    }
+
+    fn report(&self, pod: &PodIdentity, report: PodReport) -> Result<(), PodRefusal> {
+        let agent = self.agent_of(pod)?;
+        let speaker = live_pod(pod, report.epoch);
+        let (before, lost) = (self.loops.lost_leases(&agent), report.budget.lost_leases);
+        self.loops.report(&agent, &speaker, report, (self.clock)())?;
+        self.metrics.link_reports.inc();
+        if let Ok(leases) = u64::try_from(lost.saturating_sub(before))
+            && leases > 0
+        {
+            self.metrics.lost_leases.inc_by(leases);
+            tracing::warn!(
+                namespace = pod.namespace,
+                agent = pod.name,
+                leases,
+                "the Agent's storage went back to an earlier state, such as a snapshot: all that was left of its leases \
+                 counts as spent"
+            );
+        }
+        Ok(())
+    }
+
+    async fn lease(&self, pod: &PodIdentity, request: LeaseRequest) -> Result<LeaseResponse, PodRefusal> {
+        self.view()?;
+        let who = LeaseHolder {
+            record: request.record.clone(),
+            agent: AgentName {
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+            },
+            pod_uid: pod.uid.clone(),
+            epoch: request.epoch,
+        };
+        let entered = self.agent_of(pod).and_then(|agent| {
+            self.loops
+                .record_contact(&agent, &live_pod(pod, request.epoch), (self.clock)())
+        });
+        match entered {
+            Ok(()) => self.budgets.lease(&who, &request).await,
+            // Its Agent is gone, or has another pod: what this one holds comes back all the same.
+            Err(refusal) => self.budgets.accept_returns(&who, &request).ok_or(refusal),
+        }
+    }
+
+    fn directives(&self, pod: &PodIdentity, epoch: i64) -> Result<watch::Receiver<Directives>, PodRefusal> {
+        self.attach_pod(pod, epoch).map(|(_, directives)| directives)
+    }
+
+    async fn events(&self, pod: &PodIdentity, page: EventsPage) -> Result<EventsResponse, PodRefusal> {
+        let (agent, speaker) = (self.agent_of(pod)?, live_pod(pod, page.epoch));
+        let since = Instant::now();
+        loop {
+            let after = match self
+                .loops
+                .receive_page(&agent, &speaker, page.clone(), (self.clock)())?
+            {
+                PageOutcome::Full(_) if since.elapsed() < ROOM_WAIT => {
+                    sleep(ROOM_LOOK).await;
+                    continue;
+                }
+                PageOutcome::Next(after) | PageOutcome::Full(after) => Some(after),
+                PageOutcome::Over => None,
+            };
+            return Ok(EventsResponse { after });
+        }
+    }
+
+    async fn read(&self, token: &str, address: IpAddr, request: &ReadRequest) -> Result<EventStream, ReadRefusal> {
+        let agents = self
+            .view()
+            .map_err(|refusal| event_subscriptions::unavailable(&refusal.message))?;
+        let agent = AgentKey {
+            namespace: request.namespace.clone(),
+            name: request.name.clone(),
+        };
+        // First, so that who may not read learns nothing of what there is.
+        self.access.check((token, address), &agent, EVENTS).await?;
+        if request.words {
+            self.access.check((token, address), &agent, WORDS).await?;
+        }
+        if !agents.contains(&agent) {
+            return Err(ReadRefusal {
+                code: ReadRefusalCode::NotFound,
+                message: format!("there is no Agent {}/{}", agent.namespace, agent.name),
+            });
+        }
+        event_subscriptions::subscribe(&self.loops, &agent, (request.after, request.words)).await
+    }
+
+    fn deliveries(&self, pod: &PodIdentity, epoch: i64) -> Result<mpsc::Receiver<Delivery>, PodRefusal> {
+        self.attach_pod(pod, epoch)?;
+        Ok(self.relay.register_gateway(&self.agent_of(pod)?))
+    }
+
+    fn delivered(&self, pod: &PodIdentity, delivered: RelayedDeliveryAck) -> Result<(), PodRefusal> {
+        let agent = self.agent_of(pod)?;
+        self.loops
+            .record_contact(&agent, &live_pod(pod, delivered.epoch), (self.clock)())?;
+        self.relay.delivered(&agent, delivered.delivered);
+        Ok(())
+    }
+
+    fn sensor(&self, pod: &PodIdentity) -> Result<watch::Receiver<SensorDirectives>, PodRefusal> {
+        self.relay.attach(pod)
+    }
+
+    fn sensor_report(&self, pod: &PodIdentity, report: SensorPodReport) -> Result<(), PodRefusal> {
+        self.relay.report(pod, report)
+    }
+
+    async fn deliver(&self, pod: &PodIdentity, deliver: DeliveryRequest) -> Result<DeliveryAck, PodRefusal> {
+        self.relay.deliver(pod, deliver).await
+    }
+
+    fn refused(&self, refusal: &PodRefusal) {
+        self.metrics
+            .link_refusals
+            .with_label_values(&[refusal.code.as_ref()])
+            .inc();
+    }
+}
+
+fn live_pod(pod: &PodIdentity, epoch: i64) -> LivePod {
+    LivePod {
+        uid: pod.uid.clone(),
+        epoch,
+    }
+}
+
+/// Shows every refusal code at 0 before the first refusal.
+pub fn initialize_refusal_metrics(metrics: &Metrics) {
+    for code in RefusalCode::iter() {
+        let _ = metrics.link_refusals.with_label_values(&[code.as_ref()]);
+    }
+}

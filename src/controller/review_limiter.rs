@@ -1,0 +1,135 @@
+//! Who may have the API server asked about a token: bounds that keep one address from using up the questions of all.
+//!
+//! Anybody who reaches the link may show any token, and each question is a request to the API server. So an address has
+//! a few questions open at once, and after several wrong tokens none for a while.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Instant;
+
+use crate::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
+
+/// Most questions that wait or are asked: in all, and of one address. The pods of a node may share an address.
+const WAITING: ConnectionBounds = ConnectionBounds::of_strangers(4096, 64);
+/// Most wrong tokens of one address within [`WINDOW`].
+pub(super) const MAX_WRONG: u32 = 20;
+/// How long wrong tokens of an address count.
+pub(super) const WINDOW: Duration = Duration::from_secs(10);
+/// Most addresses whose wrong tokens are counted. When they are full, all are forgotten.
+const MAX_ADDRESSES: usize = 16_384;
+
+/// The bounds, and what is open.
+pub(super) struct ReviewLimiter {
+    waiting: Arc<ConnectionLimiter>,
+    asking: Semaphore,
+    wrong: Mutex<HashMap<IpAddr, (Instant, u32)>>,
+}
+
+/// One question may be asked.
+pub(super) struct ReviewPermit<'a> {
+    _waited: ConnectionSlot,
+    _asks: SemaphorePermit<'a>,
+}
+
+impl ReviewLimiter {
+    /// So many questions are asked at once; the others wait.
+    pub(super) fn new(asking: usize) -> Self {
+        Self {
+            waiting: ConnectionLimiter::new(WAITING),
+            asking: Semaphore::new(asking),
+            wrong: Mutex::default(),
+        }
+    }
+
+    /// Waits for its turn; `None`: this address has asked too much.
+    pub(super) async fn acquire(&self, address: IpAddr) -> Option<ReviewPermit<'_>> {
+        let address = address.to_canonical();
+        let now = Instant::now();
+        let wrong = self.wrong().get(&address).copied();
+        if wrong.is_some_and(|(since, count)| count >= MAX_WRONG && now.duration_since(since) < WINDOW) {
+            return None;
+        }
+        let waited = self.waiting.take(address)?;
+        let asks = self.asking.acquire().await.ok()?;
+        Some(ReviewPermit {
+            _waited: waited,
+            _asks: asks,
+        })
+    }
+
+    /// The token of this address was wrong.
+    pub(super) fn record_failure(&self, address: IpAddr) {
+        let now = Instant::now();
+        let mut wrong = self.wrong();
+        if wrong.len() >= MAX_ADDRESSES {
+            wrong.clear();
+        }
+        let (since, count) = wrong.entry(address.to_canonical()).or_insert((now, 0));
+        if now.duration_since(*since) >= WINDOW {
+            (*since, *count) = (now, 0);
+        }
+        *count += 1;
+    }
+
+    fn wrong(&self) -> MutexGuard<'_, HashMap<IpAddr, (Instant, u32)>> {
+        self.wrong.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::poll;
+
+    use super::*;
+
+    fn address(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_some_wrong_tokens_an_address_waits_and_others_do_not() {
+        let gate = ReviewLimiter::new(1);
+        for _ in 1..MAX_WRONG {
+            gate.record_failure(address(1));
+        }
+        assert!(gate.acquire(address(1)).await.is_some());
+        gate.record_failure("::ffff:10.0.0.1".parse().unwrap());
+        assert!(gate.acquire(address(1)).await.is_none());
+        assert!(gate.acquire(address(2)).await.is_some());
+        tokio::time::advance(WINDOW).await;
+        assert!(gate.acquire(address(1)).await.is_some());
+        gate.record_failure(address(1));
+        assert!(gate.acquire(address(1)).await.is_some(), "the count began anew");
+    }
+
+    #[tokio::test]
+    async fn an_address_has_so_many_questions_open_and_others_have_their_turn() {
+        let gate = ReviewLimiter::new(1);
+        let first = gate.acquire(address(1)).await.unwrap();
+        let mut waiting: Vec<_> = (1..WAITING.per_address)
+            .map(|_| Box::pin(gate.acquire(address(1))))
+            .collect();
+        for one in &mut waiting {
+            assert!(poll!(one).is_pending());
+        }
+        assert!(gate.acquire(address(1)).await.is_none());
+        let mut other = Box::pin(gate.acquire(address(2)));
+        assert!(poll!(&mut other).is_pending());
+        drop((first, waiting));
+        assert!(other.await.is_some());
+        assert!(gate.acquire(address(1)).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn the_count_of_wrong_tokens_is_bounded() {
+        let gate = ReviewLimiter::new(1);
+        for number in 0..=u32::try_from(MAX_ADDRESSES).unwrap() {
+            gate.record_failure(std::net::Ipv4Addr::from(number).into());
+        }
+        assert_eq!(gate.wrong().len(), 1);
+    }
+}

@@ -1,0 +1,369 @@
+//! Keeps each prompt within the context window and at a size that is worth its price.
+//!
+//! Owns what leaves a prompt, in which order, and what the sizes of prompts are corrected by. In this order, each step only
+//! when the one before it is not enough:
+//!
+//! 1. Results of tools of earlier turns are cleared: their beginning and their size stay. Nothing leaves the journal, and
+//!    they come back when the room doubles.
+//! 2. Earlier turns are summed up by the model, see `compaction`.
+//! 3. Earlier turns leave, and a [`Digest`](super::digest::Digest) of what they did stays.
+//! 4. The same three for the turn under way: results that the model has seen are cleared, its calls are summed up, or
+//!    leave. What the last answer asked for goes last.
+//!
+//! A prompt that the server refuses as too long is made smaller in the same way, and the call is repeated.
+
+use serde::{Deserialize, Serialize};
+
+use super::compaction::CompactionPlan;
+use super::effects::{EffectBuffer, journal_line};
+use super::machine::Engine;
+use super::message::Message;
+use super::snapshot::CallStep;
+use super::{JournalRecord, RecordKind, prompt_size};
+use crate::api::failure::{CallFailure, FailureKind};
+
+/// Prompts of one call that a server may refuse as too long until the turn fails: each is a fifth smaller than the one
+/// before, so that after these no tenth of the first is left.
+const MOST_REFUSALS: u32 = 12;
+/// Fewest bytes of one result, however little room there is: enough for an error message.
+const LEAST_RESULT_BYTES: usize = 512;
+
+/// Whose results are cleared.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(default)]
+pub struct ClearedResults {
+    /// Those of so many of the oldest messages of the transcript.
+    pub messages: usize,
+    /// Estimated tokens that earlier turns could have when it was done.
+    room: u64,
+}
+
+/// What is to be done before the next call.
+enum ShrinkStep {
+    /// Nothing: the prompt fits.
+    Send,
+    /// Clear results among so many of the first messages of the conversation.
+    Clear(usize),
+    /// Have the oldest messages summed up.
+    Compact(super::compaction::Compaction),
+    /// Let so many of the oldest messages leave.
+    Forget(usize),
+    /// Nothing more can leave.
+    TooLarge { needed: u64, room: u64 },
+}
+
+impl Engine {
+    /// Lets things leave the prompt until it fits, or has them summed up first. False: it cannot fit, and the turn has
+    /// failed.
+    pub(super) fn make_room(&mut self, out: &mut EffectBuffer) -> bool {
+        if self.compaction().is_some() {
+            return true;
+        }
+        // Newest messages may have left since.
+        self.state.cleared.messages = self.state.cleared.messages.min(self.transcript.len());
+        self.restore_results();
+        // Each round clears or forgets at least one message more.
+        loop {
+            match self.next_to_leave() {
+                ShrinkStep::Send => return true,
+                // What is left out on trial is the first to leave.
+                ShrinkStep::Clear(_) | ShrinkStep::Forget(_) | ShrinkStep::Compact(_) | ShrinkStep::TooLarge { .. }
+                    if self.forget_left_out(out) => {}
+                ShrinkStep::Clear(messages) => self.clear_results(messages, out),
+                ShrinkStep::Forget(messages) => self.trim_messages(messages, out),
+                ShrinkStep::Compact(compaction) => {
+                    if let Some(turn) = &mut self.state.turn {
+                        turn.compaction = Some(compaction);
+                    }
+                    return true;
+                }
+                ShrinkStep::TooLarge { needed, room } => {
+                    let message = format!(
+                        "the turn alone needs about {needed} tokens and {room} are left for it; raise \
+                         spec.model.contextTokens, lower spec.model.maxOutputTokens or shorten the instructions"
+                    );
+                    self.reset_sizes();
+                    self.fail_turn(too_large(message), out);
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn next_to_leave(&self) -> ShrinkStep {
+        let messages = self.session();
+        let own = self.own_begin();
+        let cleared = self.cleared();
+        let history = prompt_size::messages_size(&messages[..own], cleared);
+        let newest = prompt_size::messages_size(&messages[own..], cleared.saturating_sub(own));
+        let room = self.room(newest);
+        let last = self.last_exchange(own);
+        if prompt_size::messages_size(&messages[last..], messages.len()) > room.whole {
+            // Whatever else leaves would be lost for nothing.
+            return self.too_large(room);
+        }
+        if history > room.history && self.is_first_call() && own > 0 {
+            let next = self.shrink_history(own, room.history / 2, room.history / 4 * 3);
+            if let Some(next) = next {
+                return next;
+            }
+        }
+        if own > 0 && history.saturating_add(newest) > room.share {
+            let goal = (room.share / 2).saturating_sub(newest);
+            let most = (room.share / 4 * 3).saturating_sub(newest);
+            return self.shrink_history(own, goal, most).unwrap_or_else(|| {
+                // Three quarters stay in use: what leaves like this has no summary.
+                ShrinkStep::Forget(prompt_size::oldest_to_drop(messages, cleared, own, most))
+            });
+        }
+        if history.saturating_add(newest) <= room.whole {
+            return ShrinkStep::Send;
+        }
+        self.shrink_turn(last, own, room)
+    }
+
+    /// Where the last answer of the present turn stands, which may have filled the window with its results; where the turn
+    /// begins if there is none. The model has not seen what comes after it.
+    fn last_exchange(&self, own: usize) -> usize {
+        let messages = self.session();
+        let is_answer = |place: &usize| matches!(*messages[*place], Message::Assistant { .. });
+        (own..messages.len()).rev().find(is_answer).unwrap_or(own)
+    }
+
+    /// What brings the `own` messages of earlier turns to `goal` tokens. `None`: what is left is to forget them.
+    fn shrink_history(&self, own: usize, goal: u64, most: u64) -> Option<ShrinkStep> {
+        let messages = self.session();
+        let cleared = self.cleared();
+        let bare = prompt_size::messages_size(&messages[..own], own.max(cleared));
+        let clear = |goal| prompt_size::clear_until(&messages[..own], cleared, own, goal).map(ShrinkStep::Clear);
+        if bare <= most
+            && let Some(next) = clear(goal)
+        {
+            return Some(next);
+        }
+        let leaving = prompt_size::oldest_to_drop(messages, cleared, own, goal);
+        match self.plan_compaction(leaving) {
+            CompactionPlan::Worth(compaction) => return Some(ShrinkStep::Compact(compaction)),
+            // Its first messages cannot be summed up, not even without the results; the rest can.
+            CompactionPlan::TooLarge(first) => return Some(clear(0).unwrap_or(ShrinkStep::Forget(first))),
+            CompactionPlan::None => {}
+        }
+        clear(0)
+    }
+
+    /// What makes the turn under way smaller.
+    fn shrink_turn(&self, last: usize, own: usize, room: prompt_size::PromptRoom) -> ShrinkStep {
+        let messages = self.session();
+        let cleared = self.cleared();
+        if let Some(messages) = prompt_size::clear_until(messages, cleared, last, room.whole / 4 * 3) {
+            return ShrinkStep::Clear(messages);
+        }
+        if last > own && !self.is_heartbeat() {
+            return match self.plan_compaction(last) {
+                CompactionPlan::Worth(compaction) => ShrinkStep::Compact(compaction),
+                CompactionPlan::TooLarge(first) => ShrinkStep::Forget(first),
+                CompactionPlan::None => ShrinkStep::Forget(last),
+            };
+        }
+        match prompt_size::clear_until(messages, cleared, messages.len(), room.whole) {
+            Some(messages) => ShrinkStep::Clear(messages),
+            None => self.too_large(room),
+        }
+    }
+
+    fn too_large(&self, room: prompt_size::PromptRoom) -> ShrinkStep {
+        let own = self.own_begin();
+        let newest = prompt_size::messages_size(&self.session()[own..], self.cleared().saturating_sub(own));
+        let fixed = self.fixed_tokens();
+        ShrinkStep::TooLarge {
+            needed: self.state.sizes.billed(newest.saturating_add(fixed)),
+            room: self.state.sizes.billed(room.whole.saturating_add(fixed)),
+        }
+    }
+
+    /// What there is for the conversation. `newest`: estimated tokens of the present turn.
+    pub(super) fn room(&self, newest: u64) -> prompt_size::PromptRoom {
+        let limit = self.state.budget.tokens;
+        prompt_size::room(&self.settings, self.state.sizes, limit, self.fixed_tokens(), newest)
+    }
+
+    /// How many messages of the present conversation belong to earlier turns.
+    fn own_begin(&self) -> usize {
+        let own = self.state.turn.as_ref().map_or(0, |turn| turn.messages);
+        self.session().len().saturating_sub(own)
+    }
+
+    fn is_first_call(&self) -> bool {
+        self.state.turn.as_ref().is_some_and(|turn| turn.own_call() == 1)
+    }
+
+    /// Of so many messages of the present conversation, from its first, the results are cleared.
+    pub(super) fn cleared(&self) -> usize {
+        match &self.state.turn {
+            Some(turn) if turn.heartbeat => turn.cleared,
+            Some(_) | None => self.state.cleared.messages,
+        }
+    }
+
+    fn clear_results(&mut self, messages: usize, out: &mut EffectBuffer) {
+        let room = self.room(0).history;
+        let before = std::mem::replace(
+            match &mut self.state.turn {
+                Some(turn) if turn.heartbeat => &mut turn.cleared,
+                Some(_) | None => {
+                    self.state.cleared.room = room;
+                    &mut self.state.cleared.messages
+                }
+            },
+            messages,
+        );
+        let of = prompt_size::messages_size(self.session(), before)
+            .saturating_sub(prompt_size::messages_size(self.session(), messages));
+        let note = format!("about {of} tokens");
+        out.record(journal_line(RecordKind::ResultsCleared, self.turn_number(), note));
+    }
+
+    /// Cleared results come back when there is much more room than when they were cleared: a limit that was lowered for a
+    /// while, or a window that was wrong, costs no memory.
+    fn restore_results(&mut self) {
+        if self.is_heartbeat() || !self.is_first_call() || self.state.cleared.messages == 0 {
+            return;
+        }
+        if self.room(0).history / 2 >= self.state.cleared.room {
+            self.state.cleared = ClearedResults::default();
+        }
+    }
+
+    /// The oldest messages leave the transcript. What they did stays in words, and the model is told.
+    pub(super) fn trim_messages(&mut self, messages: usize, out: &mut EffectBuffer) {
+        self.digest_opening(messages);
+        let toolbox = &self.toolbox;
+        let acts = |name: &str| toolbox.may_act(name);
+        self.state.digest.add(&self.transcript[..messages], acts);
+        self.drop_messages(messages);
+        self.add_note("old turns left the context");
+        out.record(JournalRecord {
+            forget: messages,
+            ..journal_line(RecordKind::Trimmed, self.turn_number(), "")
+        });
+    }
+
+    /// What the turn under way was told stays in words when its first messages leave.
+    pub(super) fn digest_opening(&mut self, messages: usize) {
+        let own = self.own_begin();
+        if let Some(turn) = &self.state.turn
+            && own < messages
+        {
+            let opening = self.transcript.get(own).map(AsRef::as_ref);
+            self.state.digest.keep_opening(turn.number, opening);
+        }
+    }
+
+    /// The oldest messages are no longer part of the transcript.
+    pub(super) fn drop_messages(&mut self, messages: usize) {
+        let messages = messages.min(self.transcript.len());
+        self.transcript.drain(..messages);
+        self.state.watch.forget_calls();
+        self.heed_left(messages);
+        let cleared = &mut self.state.cleared.messages;
+        *cleared = cleared.saturating_sub(messages);
+        if let Some(turn) = &mut self.state.turn {
+            turn.messages = turn.messages.min(self.transcript.len());
+        }
+    }
+
+    /// Bytes of one result of a tool: what the spec allows, at most a quarter of the free window, and so little that all
+    /// results of the answer fit together.
+    pub(super) fn most_result_bytes(&self) -> usize {
+        let room = self.room(0).whole.saturating_mul(prompt_size::BYTES_PER_TOKEN);
+        let calls = self
+            .tool_batch()
+            .map_or(1, |work| work.joined + work.slots.len())
+            .max(1);
+        let each = usize::try_from(room).unwrap_or(usize::MAX) / 4;
+        let each = each.min(each.saturating_mul(3) / calls).max(LEAST_RESULT_BYTES);
+        self.settings.max_result_bytes.min(each)
+    }
+
+    /// The call last sent was answered, and the server said how large its prompt was.
+    pub(super) fn calibrate_sizes(&mut self, input_tokens: Option<u64>) {
+        if let (Some(sent), Some(billed)) = (self.sent_tokens.take(), input_tokens) {
+            self.state.sizes.calibrate(sent, billed, &self.settings);
+        }
+        if let Some(turn) = &mut self.state.turn {
+            turn.refusals = 0;
+        }
+    }
+
+    /// A turn fails for its size. A server may have said too much or too little of how it counts, and without a call that is
+    /// answered nothing would ever correct that: the next turn is tried by the estimate alone.
+    fn reset_sizes(&mut self) {
+        self.state.sizes = prompt_size::TokenEstimator::default();
+    }
+
+    /// The server refused a prompt as too long. True: a smaller one is sent.
+    pub(super) fn context_exceeded(&mut self, failure: &CallFailure, out: &mut EffectBuffer) -> bool {
+        if failure.kind != FailureKind::ContextExceeded {
+            return false;
+        }
+        let Some(sent) = self.sent_tokens.take() else {
+            return false;
+        };
+        self.state.sizes.record_refusal(sent, &self.settings);
+        let Some(turn) = &mut self.state.turn else {
+            return false;
+        };
+        turn.refusals = turn.refusals.saturating_add(1);
+        if turn.refusals > MOST_REFUSALS {
+            self.reset_sizes();
+            return false;
+        }
+        turn.step = CallStep::Due(out.now);
+        self.state.last_error = Some((out.now, failure.clone()));
+        if let Some(compaction) = self.compaction() {
+            self.shorten_compaction(compaction, out);
+        }
+        true
+    }
+
+    /// A call that is larger than a whole limit, counted by bytes: results are cleared, then half of the history is summed
+    /// up, or leaves. False: nothing can help.
+    pub(super) fn shrink_for_limit(&mut self, limit: u64, out: &mut EffectBuffer) -> bool {
+        if self.forget_left_out(out) {
+            return true;
+        }
+        let own = self.own_begin();
+        let cleared = self.cleared();
+        let history = prompt_size::messages_size(&self.transcript[..own], cleared) * prompt_size::BYTES_PER_TOKEN;
+        let newest = prompt_size::messages_size(&self.transcript[own..], cleared.saturating_sub(own));
+        let alone = newest.saturating_add(self.fixed_tokens()) * prompt_size::BYTES_PER_TOKEN;
+        // A limit that the turn alone does not fit into would only cost the history.
+        if own == 0 || history <= limit / 4 || alone > limit {
+            return false;
+        }
+        if let Some(messages) = prompt_size::clear_until(&self.transcript, cleared, own, 0) {
+            self.clear_results(messages, out);
+            return true;
+        }
+        let goal = history / 2 / prompt_size::BYTES_PER_TOKEN;
+        let leaving = prompt_size::oldest_to_drop(&self.transcript, cleared, own, goal);
+        match self.plan_compaction(leaving) {
+            CompactionPlan::Worth(compaction) => {
+                if let Some(turn) = &mut self.state.turn {
+                    turn.compaction = Some(compaction);
+                }
+            }
+            CompactionPlan::TooLarge(_) | CompactionPlan::None => self.trim_messages(leaving, out),
+        }
+        true
+    }
+}
+
+fn too_large(message: String) -> CallFailure {
+    CallFailure {
+        kind: FailureKind::ContextExceeded,
+        message,
+        retry_after_milliseconds: None,
+        resumes_at: None,
+    }
+}

@@ -1,0 +1,310 @@
+//! Sizes of prompts, and what a prompt leaves out so that it fits. Pure functions of messages and numbers; the engine's
+//! decisions are in `window`.
+//!
+//! All sizes are estimates. [`TokenEstimator`] corrects them: limits, which are in tokens of the server, are converted into
+//! estimated tokens, so that all sums here are in one unit.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::message::{Message, ToolDefinition};
+use super::settings::EngineSettings;
+
+/// Tokens that a message costs beside its text.
+const PER_MESSAGE: u64 = 8;
+
+/// Bytes that count as a token before the server has said how it counts.
+pub const BYTES_PER_TOKEN: u64 = 4;
+
+/// Results of tools with fewer bytes are never cleared: the words that say so would be as long.
+pub const LEAST_CLEARED_BYTES: usize = 600;
+
+/// Bytes of a cleared result that stay: what was done and under which id stands at the beginning of most results.
+const KEPT_BYTES: usize = 160;
+
+/// The largest correction: no tokenizer needs more than a token for each byte.
+const MOST_RATIO: u32 = 4000;
+
+/// Prompts of fewer estimated tokens say nothing of the ratio: what the server itself adds outweighs them.
+const LEAST_MEASURED: u64 = 250;
+
+/// What a server's answers and refusals say about the estimate.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(default)]
+pub struct TokenEstimator {
+    /// Tokens that the server counted for a thousand estimated ones, in the last answered call; from 1000 to 4000.
+    ratio: u32,
+    /// Estimated tokens of the smallest prompt that the server refused as too long.
+    refused: Option<u64>,
+    /// `contextTokens` when it did: another window is another model's.
+    window: u32,
+}
+
+impl Default for TokenEstimator {
+    fn default() -> Self {
+        Self {
+            ratio: 1000,
+            refused: None,
+            window: 0,
+        }
+    }
+}
+
+impl TokenEstimator {
+    /// So many tokens of the server, in estimated ones.
+    #[must_use]
+    pub fn estimated(self, tokens: u64) -> u64 {
+        ratio_of(tokens, 1000, self.ratio.max(1000).into())
+    }
+
+    /// So many estimated tokens, in those of the server.
+    #[must_use]
+    pub fn billed(self, estimate: u64) -> u64 {
+        ratio_of(estimate, self.ratio.max(1000).into(), 1000)
+    }
+
+    /// The server counted so many tokens for a prompt of so many estimated ones.
+    pub fn calibrate(&mut self, estimate: u64, billed: u64, settings: &EngineSettings) {
+        if estimate < LEAST_MEASURED || billed == 0 {
+            return;
+        }
+        let ratio = u32::try_from(ratio_of(billed, 1000, estimate)).unwrap_or(u32::MAX);
+        self.ratio = ratio.clamp(1000, MOST_RATIO);
+        // A refusal that the ratio explains says nothing about the window.
+        self.refused = self
+            .refused
+            .filter(|refused| self.billed(*refused) <= prompt_limit(settings));
+    }
+
+    /// The server refused a prompt of so many estimated tokens as too long.
+    pub fn record_refusal(&mut self, estimate: u64, settings: &EngineSettings) {
+        let before = self.known_refusal(settings);
+        self.refused = Some(before.map_or(estimate, |before| before.min(estimate)));
+        self.window = settings.context_tokens;
+    }
+
+    fn known_refusal(self, settings: &EngineSettings) -> Option<u64> {
+        self.refused.filter(|_| self.window == settings.context_tokens)
+    }
+
+    /// Estimated tokens of the largest prompt that the server takes, as far as is known.
+    fn largest_prompt(self, settings: &EngineSettings) -> u64 {
+        let refused = self.known_refusal(settings).map_or(u64::MAX, |refused| refused / 5 * 4);
+        self.estimated(prompt_limit(settings)).min(refused)
+    }
+}
+
+/// Tokens of the window that are not the answer's.
+fn prompt_limit(settings: &EngineSettings) -> u64 {
+    settings
+        .context_tokens
+        .saturating_sub(settings.max_output_tokens)
+        .into()
+}
+
+fn ratio_of(number: u64, by: u64, of: u64) -> u64 {
+    let result = u128::from(number) * u128::from(by) / u128::from(of.max(1));
+    u64::try_from(result).unwrap_or(u64::MAX)
+}
+
+/// What there is for the messages of a prompt, in estimated tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptRoom {
+    /// A prompt with more does not fit into the window.
+    pub whole: u64,
+    /// With earlier turns in it a prompt takes at most this: 80 % of the window, and 40 % of the smallest limit that a
+    /// whole call must fit into. A history that fills a limit would leave no second call to its window (C39).
+    pub share: u64,
+    /// Earlier turns alone take at most this when a turn begins, since each call pays for them.
+    pub history: u64,
+}
+
+/// What there is beside `fixed` estimated tokens. `limit`: the smallest limit that a whole call must fit into; `newest`:
+/// what the present turn needs.
+#[must_use]
+pub fn room(
+    settings: &EngineSettings,
+    sizes: TokenEstimator,
+    limit: Option<u64>,
+    fixed: u64,
+    newest: u64,
+) -> PromptRoom {
+    let whole = sizes.largest_prompt(settings);
+    let needed = fixed.saturating_add(newest);
+    // A limit that no call fits into would only cost the history: zero is how people block an Agent.
+    let limit = limit
+        .map(|limit| sizes.estimated(limit))
+        .filter(|limit| needed <= *limit);
+    let window = sizes.estimated(u64::from(settings.context_tokens) / 5 * 4);
+    let share = window
+        .min(limit.map_or(u64::MAX, |limit| limit / 5 * 2))
+        .min(whole)
+        .saturating_sub(fixed);
+    PromptRoom {
+        whole: whole.saturating_sub(fixed),
+        share,
+        history: share.min(sizes.estimated(settings.history_tokens.into())),
+    }
+}
+
+/// Messages as a prompt carries them: of the results among the first `cleared` messages only the beginning is left.
+pub fn rendered(messages: &[Arc<Message>], cleared: usize) -> impl Iterator<Item = Arc<Message>> + '_ {
+    messages
+        .iter()
+        .enumerate()
+        .map(move |(place, message)| match &**message {
+            Message::Tool {
+                id,
+                text,
+                reasoning,
+                failed,
+            } if place < cleared && is_clearable(text) => Arc::new(Message::Tool {
+                id: id.clone(),
+                text: cleared_text(text).into_owned(),
+                reasoning: reasoning.clone(),
+                failed: *failed,
+            }),
+            Message::System { .. } | Message::User { .. } | Message::Assistant { .. } | Message::Tool { .. } => {
+                message.clone()
+            }
+        })
+}
+
+fn is_clearable(text: &str) -> bool {
+    text.len() >= LEAST_CLEARED_BYTES
+}
+
+fn cleared_text(text: &str) -> Cow<'_, str> {
+    if !is_clearable(text) {
+        return text.into();
+    }
+    let head = &text[..text.floor_char_boundary(KEPT_BYTES)];
+    let left = text.len() - head.len();
+    format!(
+        "{head}\n[The runtime left out {left} more bytes of this result to save room. Read them again if you need them; do \
+         not repeat a call that changes something.]"
+    )
+    .into()
+}
+
+/// Estimated tokens of messages as [`rendered`].
+#[must_use]
+pub fn messages_size(messages: &[Arc<Message>], cleared: usize) -> u64 {
+    messages.iter().enumerate().fold(0, |sum: u64, (place, message)| {
+        sum.saturating_add(tokens(message, place < cleared))
+    })
+}
+
+/// How many of the first messages to clear of their results so that all have at most `goal` tokens: more than `from`, and
+/// at most `to`. `None`: nothing in between could be cleared.
+#[must_use]
+pub fn clear_until(messages: &[Arc<Message>], from: usize, to: usize, goal: u64) -> Option<usize> {
+    let mut size = messages_size(messages, from);
+    let mut last = None;
+    for (place, message) in messages.iter().enumerate().take(to).skip(from) {
+        let saved = tokens(message, false).saturating_sub(tokens(message, true));
+        if saved == 0 {
+            continue;
+        }
+        size = size.saturating_sub(saved);
+        last = Some(place + 1);
+        if size <= goal {
+            break;
+        }
+    }
+    last
+}
+
+/// Where messages may be cut so that no call is parted from its result, the ends left out.
+pub fn cuts(messages: &[Arc<Message>]) -> impl DoubleEndedIterator<Item = usize> + '_ {
+    (1..messages.len()).filter(|place| !matches!(*messages[*place], Message::Tool { .. }))
+}
+
+/// Whether a turn begins with this message.
+#[must_use]
+pub fn begins_turn(message: &Message) -> bool {
+    matches!(message, Message::User { .. })
+}
+
+/// Estimated tokens of the first 0, 1, 2, … messages.
+fn sums(messages: &[Arc<Message>], cleared: usize) -> Vec<u64> {
+    let mut sum: u64 = 0;
+    let sizes = messages.iter().enumerate().map(|(place, message)| {
+        sum = sum.saturating_add(tokens(message, place < cleared));
+        sum
+    });
+    std::iter::once(0).chain(sizes).collect()
+}
+
+/// How many of the oldest messages must leave, in whole turns, until the rest of the first `end` has at most `goal`
+/// tokens; `end` when not even its last turn does.
+#[must_use]
+pub fn oldest_to_drop(messages: &[Arc<Message>], cleared: usize, end: usize, goal: u64) -> usize {
+    let sums = sums(&messages[..end], cleared);
+    let rest = |cut: usize| sums[end] - sums[cut];
+    let turns = (1..end).filter(|place| begins_turn(&messages[*place]));
+    turns.chain([end]).find(|cut| rest(*cut) <= goal).unwrap_or(end)
+}
+
+/// The longest beginning of these messages that has at most `goal` tokens: so many whole turns, or, where not even the first
+/// fits, so many whole calls of it. `None`: not even the first call fits.
+#[must_use]
+pub fn longest_prefix(messages: &[Arc<Message>], cleared: usize, goal: u64) -> Option<usize> {
+    let sums = sums(messages, cleared);
+    let ends = || {
+        cuts(messages)
+            .chain([messages.len()])
+            .filter(|cut| *cut > 0 && sums[*cut] <= goal)
+    };
+    let whole = |cut: &usize| messages.get(*cut).is_none_or(|next| begins_turn(next));
+    ends().rfind(whole).or_else(|| ends().next_back())
+}
+
+/// Estimated tokens of one text, such as the system message.
+#[must_use]
+pub fn message_size(text: &str) -> u64 {
+    PER_MESSAGE + text_tokens(text)
+}
+
+/// Estimated tokens of the tools that every prompt carries.
+#[must_use]
+pub fn tools_size(tools: &[ToolDefinition]) -> u64 {
+    tools
+        .iter()
+        .map(|tool| {
+            text_tokens(&tool.name) + text_tokens(&tool.description) + text_tokens(&tool.parameters.to_string())
+        })
+        .sum()
+}
+
+fn tokens(message: &Message, is_cleared: bool) -> u64 {
+    PER_MESSAGE
+        + match message {
+            Message::System { text } | Message::User { text } => text_tokens(text),
+            Message::Tool { id, text, .. } if is_cleared => text_tokens(id) + text_tokens(&cleared_text(text)),
+            Message::Tool { id, text, .. } => text_tokens(id) + text_tokens(text),
+            Message::Assistant {
+                text,
+                tool_calls,
+                reasoning,
+            } => {
+                let calls: u64 = tool_calls
+                    .iter()
+                    .map(|call| text_tokens(&call.id) + text_tokens(&call.name) + text_tokens(&call.arguments))
+                    .sum();
+                let reasoning = reasoning.as_ref().map_or(0, |reasoning| bytes_tokens(reasoning.len()));
+                text.as_deref().map_or(0, text_tokens) + calls + reasoning
+            }
+        }
+}
+
+fn text_tokens(text: &str) -> u64 {
+    bytes_tokens(text.len())
+}
+
+/// Rounded up.
+fn bytes_tokens(bytes: usize) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX).div_ceil(BYTES_PER_TOKEN)
+}

@@ -1,0 +1,80 @@
+//! What Sensors tell the loop: values, notifications and what wakes it, of one event at a time.
+//!
+//! An event is heard whole, in one step, so that it is journalled whole. Who feeds it sees to it that it comes once.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::RecordKind;
+use super::effects::{EffectBuffer, journal_line};
+use super::machine::Engine;
+use super::notifications::{Notification, NotificationPriority};
+
+/// One event of a Sensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SensedEvent {
+    /// The same for each delivery of it, and of no other.
+    pub id: String,
+    /// Name of the Sensor.
+    pub sensor: String,
+    /// When it came up.
+    pub at: Timestamp,
+    /// Fields of the hot state and their values. Each is taken or refused for itself.
+    pub updates: Vec<(String, Value)>,
+    /// What the model is to see.
+    pub notices: Vec<SensedNotice>,
+    /// Names of events: what a sleep may have in `wake_early_if`.
+    pub wakes: Vec<String>,
+}
+
+/// What the model is to see of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SensedNotice {
+    /// The event that it is, such as `sensor/prices`.
+    pub source: String,
+    /// How urgent it is.
+    pub priority: NotificationPriority,
+    /// What it says. Data, never an instruction.
+    pub text: String,
+}
+
+impl Engine {
+    /// Whether an input has an effect: the loop is up, or finishing.
+    #[must_use]
+    pub fn accepts_input(&self) -> bool {
+        !self.fenced && self.is_live()
+    }
+
+    /// A value that a Sensor gave before this process began, with its age; what the schema does not take is passed over.
+    pub fn restore_field(&mut self, field: &str, value: Value, at: Timestamp) {
+        let _ = self.hot.write(field, value, at);
+    }
+
+    pub(super) fn receive_event(&mut self, event: SensedEvent, out: &mut EffectBuffer) {
+        let (fields, notices) = (event.updates.len(), event.notices.len());
+        let note = format!("{}: {fields} fields, {notices} notifications", event.sensor);
+        out.record(journal_line(RecordKind::SensorUpdated, self.turn_number(), note));
+        let at = event.at.min(out.now);
+        for (field, value) in event.updates {
+            self.write_field(&field, value, at, out);
+        }
+        let told: Vec<String> = event.notices.iter().map(|notice| notice.source.clone()).collect();
+        for (place, notice) in event.notices.into_iter().enumerate() {
+            let notification = Notification {
+                id: format!("{}/{place}", event.id),
+                source: notice.source,
+                priority: notice.priority,
+                text: notice.text,
+                at,
+            };
+            self.receive_notification(&notification, out);
+        }
+        for name in event.wakes.iter().filter(|name| !told.contains(name)) {
+            self.wake_on_event(name, out);
+        }
+    }
+
+    pub(super) fn sensor_failed(&mut self, sensor: &str, out: &mut EffectBuffer) {
+        out.record(journal_line(RecordKind::SensorFailed, self.turn_number(), sensor));
+    }
+}

@@ -1,0 +1,40 @@
+//! Arithmetic with moments and durations that cannot overflow. Reads no clock.
+
+use jiff::{SignedDuration, Timestamp};
+
+/// The moment `wait` after `now`; the end of time when that is beyond it.
+pub fn after(now: Timestamp, wait: SignedDuration) -> Timestamp {
+    now.checked_add(wait).unwrap_or(Timestamp::MAX)
+}
+
+/// `base` doubled `times` times, at most `cap`.
+pub fn doubled(base: SignedDuration, times: u32, cap: SignedDuration) -> SignedDuration {
+    base.checked_mul(1 << times.min(30))
+        .map_or(cap, |duration| duration.min(cap))
+}
+
+/// A moment as people and models read it: RFC 3339, whole seconds.
+pub fn format_moment(moment: Timestamp) -> String {
+    moment.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doubling_stops_at_the_cap_and_never_overflows() {
+        let second = SignedDuration::from_secs(1);
+        let cap = SignedDuration::from_secs(60);
+        assert_eq!(doubled(second, 0, cap), second);
+        assert_eq!(doubled(second, 5, cap), SignedDuration::from_secs(32));
+        assert_eq!(doubled(second, 6, cap), cap);
+        assert_eq!(doubled(SignedDuration::MAX, u32::MAX, cap), cap);
+    }
+
+    #[test]
+    fn a_wait_beyond_the_end_of_time_ends_there() {
+        assert_eq!(after(Timestamp::MAX, SignedDuration::from_secs(1)), Timestamp::MAX);
+        assert_eq!(after(Timestamp::UNIX_EPOCH, SignedDuration::MAX), Timestamp::MAX);
+    }
+}

@@ -1,0 +1,591 @@
+//! The tool calls of one answer, from the gate to their results: which run now, what a restart does with those that
+//! were cut, and when their results join the transcript.
+//!
+//! Each run is journalled before it is sent. Runs that only look go up to four at a time, all others alone and in order.
+//! Results join in the order of the calls. Whoever stops the loop cuts what only looks, and awaits the rest.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::effects::{EffectBuffer, journal_line};
+use super::loop_detection::ToolCallEnding;
+use super::machine::Engine;
+use super::message::{self, FinishReason, Message, ModelAnswer, ToolCall};
+use super::snapshot::{CallStep, LifecyclePhase};
+use super::tool::{ToolEffect, ToolOutcome, ToolRun, ToolRunId, UnknownOutcomePolicy};
+use super::tool_admission::{self, DeniedCall};
+use super::tool_results::render_outcome;
+use super::yield_tool::{self, LoopPace, YieldContext};
+use super::{CallId, EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine};
+use crate::api::agent::LimitedResource;
+
+/// Runs that only look, at a time.
+pub const MOST_READS: usize = 4;
+/// Times that one run is sent when its outcome stays unknown and its tool says `Retry`.
+pub const MAX_TRIES: u32 = 3;
+/// Most characters of the reasoning that the journal keeps with a call.
+const MAX_REASONING: usize = 1_000;
+
+/// The tool calls of the turn's last answer.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct ToolBatch {
+    /// So many calls, from the first, have their results in the transcript.
+    pub joined: usize,
+    /// Where the calls after those stand.
+    pub slots: VecDeque<ToolSlot>,
+    /// What the last valid `yield` among them asked for.
+    pub pace: Option<LoopPace>,
+    /// How calls ended whose results have not joined yet, by their place among all; those that are no tool calls of the
+    /// world outside are not in it.
+    #[serde(default)]
+    pub endings: BTreeMap<usize, ToolCallEnding>,
+    /// A call among them was not run, failed, or has an unknown outcome: a `yield` beside it has to wait until the model
+    /// has seen that.
+    #[serde(default)]
+    pub failed: bool,
+    /// When the model asked for them, or the last of their runs ended: since then only pauses can have held the rest up.
+    #[serde(default)]
+    pub fresh_at: Option<Timestamp>,
+}
+
+impl ToolBatch {
+    /// The call at this place, counted among those that have not joined, came to this end.
+    pub(super) fn end(&mut self, place: usize, ending: ToolCallEnding, text: String) {
+        self.endings.insert(self.joined + place, ending);
+        self.failed |= ending == ToolCallEnding::Failed;
+        if let Some(slot) = self.slots.get_mut(place) {
+            *slot = ToolSlot::Result(text);
+        }
+    }
+
+    /// Whether nothing is to be run any more.
+    fn all_done(&self) -> bool {
+        let is_done = |slot: &ToolSlot| matches!(slot, ToolSlot::Result(_) | ToolSlot::Yield(_));
+        self.slots.iter().all(is_done)
+    }
+}
+
+/// Where one call stands.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub enum ToolSlot {
+    /// It passed the gate and was not sent.
+    Waiting(ToolRunPlan),
+    /// It was sent, and its outcome is not known.
+    Open(ToolRunPlan),
+    /// Its result; it waits for those before it.
+    Result(String),
+    /// It is the `yield` that counts, and this its result if all others go well; it waits for them.
+    Yield(String),
+}
+
+/// A run, with the rules of the moment when the model asked for it: an edit changes the next one.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct ToolRunPlan {
+    /// Name of the tool.
+    pub tool: String,
+    /// What it may do.
+    pub effect: ToolEffect,
+    /// A repeat changes nothing more.
+    pub idempotent: bool,
+    /// What follows an unknown outcome.
+    pub on_unknown: UnknownOutcomePolicy,
+    /// Longest that it may take.
+    pub timeout: SignedDuration,
+    /// Key of it and of its repeats.
+    pub key: String,
+    /// Hash of its arguments.
+    pub arguments: String,
+    /// Times that it was sent.
+    pub tries: u32,
+}
+
+impl ToolRunPlan {
+    pub(super) fn only_looks(&self) -> bool {
+        self.effect == ToolEffect::Read
+    }
+
+    /// Whether the same run may be sent once more when nobody knows what became of it.
+    fn may_be_repeated(&self) -> bool {
+        self.only_looks() || self.idempotent || self.retries()
+    }
+
+    pub(super) fn retries(&self) -> bool {
+        self.on_unknown == UnknownOutcomePolicy::Retry
+    }
+}
+
+/// What can be done next.
+enum NextRun {
+    /// This slot can be sent.
+    Send(usize),
+    /// Nothing, until something else happens.
+    Wait,
+}
+
+impl Engine {
+    /// Takes the tool calls of an answer through the gate, and starts with them.
+    pub(super) fn begin_tool_batch(&mut self, call: CallId, answer: &ModelAnswer, out: &mut EffectBuffer) {
+        let mut work = ToolBatch {
+            fresh_at: Some(out.now),
+            ..ToolBatch::default()
+        };
+        let mut paces = Vec::new();
+        // Where an answer was cut, its last call may lack arguments, and still fit the tool's schema.
+        let cut = answer.tool_calls.len().checked_sub(1);
+        let cut = cut.filter(|_| answer.finish == FinishReason::Length);
+        for (place, wanted) in answer.tool_calls.iter().enumerate() {
+            if cut == Some(place) {
+                let denied = tool_admission::truncated_call(self.settings.max_output_tokens);
+                let text = self.deny(run_id(call, place), wanted, denied, out);
+                work.slots.push_back(ToolSlot::Result(String::new()));
+                work.end(place, ToolCallEnding::Failed, text);
+                continue;
+            }
+            let slot = if wanted.name == yield_tool::NAME && self.is_heartbeat() {
+                ToolSlot::Result(yield_tool::NOT_HERE.to_owned())
+            } else if wanted.name == yield_tool::NAME {
+                let around = YieldContext {
+                    settings: &self.settings,
+                    events: self.wake_events.as_deref(),
+                    silent_servers: self.toolbox.silent(),
+                };
+                match yield_tool::read(&wanted.arguments, around, out.now) {
+                    Ok((pace, text)) => {
+                        paces.push((place, pace));
+                        ToolSlot::Result(text)
+                    }
+                    Err(text) => ToolSlot::Result(text),
+                }
+            } else {
+                let slot = self.admit_call(run_id(call, place), wanted, out);
+                if matches!(slot, ToolSlot::Result(_)) {
+                    work.endings.insert(place, ToolCallEnding::Failed);
+                    work.failed = true;
+                }
+                slot
+            };
+            work.slots.push_back(slot);
+        }
+        work.pace = last_pace(&mut work.slots, paces);
+        if let Some(turn) = &mut self.state.turn {
+            turn.step = CallStep::Tools;
+            turn.work = Some(work);
+        }
+        if !self.is_heartbeat() {
+            self.state.counters.words = 0;
+        }
+        self.expire_outdated(out);
+        self.advance_tools(out);
+    }
+
+    fn admit_call(&mut self, id: ToolRunId, wanted: &ToolCall, out: &mut EffectBuffer) -> ToolSlot {
+        let epoch = self.state.epoch;
+        let of = json!([self.agent, epoch, id.turn, id.call, id.index]);
+        let Some(turn) = &mut self.state.turn else {
+            return ToolSlot::Result(String::new());
+        };
+        match self.toolbox.admit(wanted, &turn.denials) {
+            Ok((known, arguments)) => ToolSlot::Waiting(ToolRunPlan {
+                tool: known.spec.name.clone(),
+                effect: known.spec.effect,
+                idempotent: known.spec.idempotent,
+                on_unknown: known.spec.on_unknown,
+                timeout: known.spec.timeout,
+                key: tool_admission::idempotency_key(&of, &known.spec.name, &arguments),
+                arguments: tool_admission::arguments_hash(&arguments),
+                tries: 0,
+            }),
+            Err(denied) => {
+                if self.toolbox.knows(&wanted.name) {
+                    let denials = turn.denials.entry(wanted.name.clone()).or_default();
+                    *denials = denials.saturating_add(1);
+                }
+                ToolSlot::Result(self.deny(id, wanted, denied, out))
+            }
+        }
+    }
+
+    /// Journals that a call is not run. Its result.
+    pub(super) fn deny(&self, id: ToolRunId, wanted: &ToolCall, denied: DeniedCall, out: &mut EffectBuffer) -> String {
+        // A name that nobody declared is the model's text.
+        let tool = self.toolbox.knows(&wanted.name).then(|| wanted.name.clone());
+        out.record(tool_line(RecordKind::ToolDenied, id, denied.why.as_ref(), |line| {
+            line.tool = tool;
+        }));
+        denied.text
+    }
+
+    /// Does what can be done for the answer's tool calls now.
+    pub(super) fn advance_tools(&mut self, out: &mut EffectBuffer) {
+        // What has just ended may be part of a loop, and then so is what waits.
+        self.join_results(out);
+        self.deny_repetitions(out);
+        self.expire_held(out);
+        while let NextRun::Send(place) = self.next_run(out) {
+            self.send_run(place, out);
+        }
+        self.join_results(out);
+        self.finish_tool_batch(out);
+    }
+
+    /// The next run that may be sent. Holds the loop when a guardrail says no.
+    fn next_run(&mut self, out: &mut EffectBuffer) -> NextRun {
+        let held = self.free_from().is_none_or(|moment| moment > out.now);
+        if self.fenced || held || self.state.lifecycle != LifecyclePhase::Active {
+            return NextRun::Wait;
+        }
+        let Some(work) = self.tool_batch() else {
+            return NextRun::Wait;
+        };
+        let mut under_way = 0;
+        for (place, slot) in work.slots.iter().enumerate() {
+            let (plan, is_new) = match slot {
+                ToolSlot::Result(_) | ToolSlot::Yield(_) => continue,
+                ToolSlot::Waiting(plan) => (plan, true),
+                ToolSlot::Open(plan) if self.is_under_way(place) => {
+                    under_way += 1;
+                    if plan.only_looks() {
+                        continue;
+                    }
+                    return NextRun::Wait;
+                }
+                ToolSlot::Open(plan) => (plan, false),
+            };
+            if plan.only_looks() {
+                return if under_way < MOST_READS {
+                    NextRun::Send(place)
+                } else {
+                    NextRun::Wait
+                };
+            }
+            if under_way > 0 || self.link_silent {
+                return NextRun::Wait;
+            }
+            return if is_new && self.is_held_by_guardrail(out) {
+                NextRun::Wait
+            } else {
+                NextRun::Send(place)
+            };
+        }
+        NextRun::Wait
+    }
+
+    fn is_held_by_guardrail(&mut self, out: &EffectBuffer) -> bool {
+        let Some(trip) = self.trips_before_action(out.now).next() else {
+            return false;
+        };
+        self.raise_guardrail_pause(trip, out);
+        true
+    }
+
+    fn send_run(&mut self, place: usize, out: &mut EffectBuffer) {
+        let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted_call(place)) else {
+            return;
+        };
+        let arguments = message::arguments(&wanted.arguments).unwrap_or_default();
+        let Some(slot) = self.slot(place) else {
+            return;
+        };
+        let (mut plan, is_new) = match std::mem::replace(slot, ToolSlot::Result(String::new())) {
+            ToolSlot::Waiting(plan) => (plan, true),
+            ToolSlot::Open(plan) => (plan, false),
+            done @ (ToolSlot::Result(_) | ToolSlot::Yield(_)) => {
+                *slot = done;
+                return;
+            }
+        };
+        plan.tries = plan.tries.saturating_add(1);
+        *slot = ToolSlot::Open(plan.clone());
+        if is_new {
+            self.count_run(&plan, out);
+        }
+        let note = if is_new { "" } else { "repeated" };
+        out.record(plan_line(RecordKind::ToolIntent, id, note, &plan, None));
+        self.running.insert(id, out.now);
+        let run = ToolRun {
+            id,
+            name: plan.tool,
+            arguments,
+            idempotency_key: plan.key,
+        };
+        out.push(EngineEffect::RunTool(run, plan.timeout));
+    }
+
+    fn count_run(&mut self, plan: &ToolRunPlan, out: &EffectBuffer) {
+        self.state.tool_calls = self.state.tool_calls.saturating_add(1);
+        if plan.only_looks() {
+            return;
+        }
+        self.state.actions = self.state.actions.saturating_add(1);
+        self.count_use(LimitedResource::Actions, 1, out);
+        if let Some(turn) = &mut self.state.turn {
+            turn.acted = true;
+        }
+    }
+
+    /// A run came to an end. One that was cut, or that another process sent, means nothing any more.
+    pub(super) fn handle_tool_outcome(&mut self, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+        let Some(sent) = self.running.remove(&id) else {
+            return;
+        };
+        self.record_run_time(id, sent, &outcome, out);
+        if id.is_refresh() {
+            self.refresh_finished(id, outcome, out);
+            return;
+        }
+        let Some(place) = self.place_of(id) else {
+            return;
+        };
+        self.record_outcome(place, id, outcome, out);
+        if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
+            work.fresh_at = Some(out.now);
+        }
+        self.advance_tools(out);
+    }
+
+    pub(super) fn record_outcome(&mut self, place: usize, id: ToolRunId, outcome: ToolOutcome, out: &mut EffectBuffer) {
+        let most = self.most_result_bytes();
+        let is_heartbeat = self.is_heartbeat();
+        let Some(ToolSlot::Open(plan)) = self.slot(place) else {
+            return;
+        };
+        let (kind, text) = render_outcome(outcome, plan, most);
+        let ending = match kind {
+            OutcomeKind::Ok if plan.only_looks() => ToolCallEnding::Looked,
+            OutcomeKind::Ok => ToolCallEnding::Acted,
+            OutcomeKind::Error | OutcomeKind::Unavailable | OutcomeKind::Unknown => ToolCallEnding::Failed,
+        };
+        if kind == OutcomeKind::Unknown && plan.retries() && plan.tries < MAX_TRIES {
+            // It stays open, and is sent again.
+            out.record(plan_line(
+                RecordKind::ToolOutcome,
+                id,
+                "to be repeated",
+                plan,
+                Some(kind),
+            ));
+            return;
+        }
+        out.record(plan_line(RecordKind::ToolOutcome, id, "", plan, Some(kind)));
+        if !is_heartbeat {
+            let tool = plan.tool.clone();
+            self.state.counters.idle.observe_result(&tool, &text, out.now);
+        }
+        if let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) {
+            work.end(place, ending, text);
+        }
+    }
+
+    /// A process that starts finds runs that another one sent: what may not be repeated has an unknown outcome.
+    /// `outdated`: why none with side effects is repeated, and none that waits is sent.
+    pub(super) fn settle_interrupted_runs(&mut self, outdated: Option<&str>, out: &mut EffectBuffer) {
+        let places = self.tool_batch().map_or(0, |work| work.slots.len());
+        for place in 0..places {
+            let cut = matches!(self.slot(place), Some(ToolSlot::Open(plan)) if !plan.may_be_repeated());
+            if let (true, Some(id)) = (cut, self.run_id(place)) {
+                let message = "the runtime was restarted before its outcome was known".to_owned();
+                self.record_outcome(place, id, ToolOutcome::Unknown { message }, out);
+            }
+        }
+        if let Some(why) = outdated {
+            self.expire(why, true, out);
+        }
+        if places > 0 {
+            self.advance_tools(out);
+        }
+    }
+
+    /// Cuts the runs under way that only look, or all. They stay open: who starts next goes by the rule of a restart.
+    pub(super) fn cancel_runs(&mut self, all: bool, out: &mut EffectBuffer) {
+        let looks = |engine: &Self, id: &ToolRunId| {
+            let slot = engine
+                .place_of(*id)
+                .and_then(|place| engine.tool_batch()?.slots.get(place));
+            id.is_refresh() || matches!(slot, Some(ToolSlot::Open(plan)) if plan.only_looks())
+        };
+        let ids: Vec<ToolRunId> = self
+            .running
+            .keys()
+            .filter(|id| all || looks(self, id))
+            .copied()
+            .collect();
+        for id in ids {
+            self.running.remove(&id);
+            out.push(EngineEffect::CancelTool(id));
+        }
+    }
+
+    /// Results whose predecessors have all joined join the transcript.
+    fn join_results(&mut self, out: &mut EffectBuffer) {
+        let mut messages = Vec::new();
+        while self.tool_batch().is_some_and(|work| match work.slots.front() {
+            Some(ToolSlot::Result(_)) => true,
+            Some(ToolSlot::Yield(_)) => work.all_done(),
+            Some(ToolSlot::Waiting(_) | ToolSlot::Open(_)) | None => false,
+        }) {
+            let Some(wanted) = self.wanted_call(0) else {
+                return;
+            };
+            let wanted = wanted.clone();
+            let reasoning = self.reasoning(&wanted);
+            let Some(work) = self.state.turn.as_mut().and_then(|turn| turn.work.as_mut()) else {
+                return;
+            };
+            let mut text = match work.slots.pop_front() {
+                Some(ToolSlot::Yield(_)) if work.failed => yield_tool::NOT_YET.to_owned(),
+                Some(ToolSlot::Result(text) | ToolSlot::Yield(text)) => text,
+                Some(ToolSlot::Waiting(_) | ToolSlot::Open(_)) | None => return,
+            };
+            let ending = work.endings.remove(&work.joined);
+            work.joined += 1;
+            if let Some(told) = ending.and_then(|ending| self.inspect_call(&wanted, &text, ending, out)) {
+                text = format!("{text}\n[{told}]");
+            }
+            let id = wanted.id;
+            let message = Arc::new(Message::Tool {
+                id,
+                text,
+                failed: ending == Some(ToolCallEnding::Failed),
+                reasoning,
+            });
+            self.append(std::slice::from_ref(&message));
+            messages.push(message);
+        }
+        if !messages.is_empty() {
+            out.attach(messages, || {
+                journal_line(RecordKind::ToolOutcome, self.turn_number(), "")
+            });
+        }
+    }
+
+    /// All calls have their results: the turn goes on, or ends as a `yield` among them wanted if all others went well.
+    fn finish_tool_batch(&mut self, out: &mut EffectBuffer) {
+        let Some(turn) = &mut self.state.turn else {
+            return;
+        };
+        let calls = turn.own_call();
+        let Some(work) = turn.work.take_if(|work| work.slots.is_empty()) else {
+            return;
+        };
+        self.state.counters.idle.skip(out.now);
+        let pace = work.pace.filter(|_| !work.failed);
+        if pace.is_none() && !self.ended_by_guardrail(calls, out) {
+            self.next_call(out);
+        } else {
+            self.complete_turn(pace.unwrap_or(LoopPace::Continue), out);
+        }
+    }
+
+    pub(super) fn tool_batch(&self) -> Option<&ToolBatch> {
+        self.state.turn.as_ref()?.work.as_ref()
+    }
+
+    pub(super) fn slot(&mut self, place: usize) -> Option<&mut ToolSlot> {
+        self.state.turn.as_mut()?.work.as_mut()?.slots.get_mut(place)
+    }
+
+    /// The call behind a slot. The answer stands in the transcript, before the results that have joined.
+    pub(super) fn wanted_call(&self, place: usize) -> Option<&ToolCall> {
+        let (calls, _) = self.last_answer()?;
+        calls.get(self.tool_batch()?.joined + place)
+    }
+
+    fn last_answer(&self) -> Option<(&[ToolCall], Option<&str>)> {
+        let joined = self.tool_batch()?.joined;
+        let place = self.transcript.len().checked_sub(joined + 1)?;
+        match &**self.transcript.get(place)? {
+            Message::Assistant { text, tool_calls, .. } => Some((tool_calls, text.as_deref())),
+            Message::System { .. } | Message::User { .. } | Message::Tool { .. } => None,
+        }
+    }
+
+    /// Why the model wants a call: what it says in the call itself, or in the answer.
+    fn reasoning(&self, wanted: &ToolCall) -> Option<String> {
+        let own = message::arguments(&wanted.arguments)
+            .and_then(|arguments| Some(arguments.get("reasoning")?.as_str()?.to_owned()));
+        let said = own.or_else(|| Some(self.last_answer()?.1?.to_owned()))?;
+        Some(said.chars().take(MAX_REASONING).collect())
+    }
+
+    pub(super) fn run_id(&self, place: usize) -> Option<ToolRunId> {
+        let turn = self.state.turn.as_ref()?;
+        Some(run_id(turn.call_id(), turn.work.as_ref()?.joined + place))
+    }
+
+    pub(super) fn place_of(&self, id: ToolRunId) -> Option<usize> {
+        let places = self.tool_batch()?.slots.len();
+        (0..places).find(|place| self.run_id(*place) == Some(id))
+    }
+
+    fn is_under_way(&self, place: usize) -> bool {
+        self.run_id(place).is_some_and(|id| self.running.contains_key(&id))
+    }
+}
+
+/// `place` counts from 0.
+fn run_id(call: CallId, place: usize) -> ToolRunId {
+    ToolRunId {
+        turn: call.turn,
+        call: call.call,
+        index: u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1),
+    }
+}
+
+/// Of several valid `yield`s in one answer the last one counts, and the model is told so.
+fn last_pace(slots: &mut VecDeque<ToolSlot>, mut paces: Vec<(usize, LoopPace)>) -> Option<LoopPace> {
+    let (last, pace) = paces.pop()?;
+    for (earlier, _) in paces {
+        slots[earlier] = ToolSlot::Result("Replaced by a later yield in the same answer.".to_owned());
+    }
+    if let LoopPace::Sleep { wait, .. } = pace
+        && slots.iter().any(|slot| matches!(slot, ToolSlot::Waiting(_)))
+    {
+        slots[last] = ToolSlot::Yield(yield_tool::once_all_is_done(wait));
+    } else if let Some(slot) = slots.get_mut(last)
+        && let ToolSlot::Result(text) = slot
+    {
+        *slot = ToolSlot::Yield(std::mem::take(text));
+    }
+    Some(pace)
+}
+
+pub(super) fn tool_line(
+    kind: RecordKind,
+    id: ToolRunId,
+    note: &str,
+    fill: impl FnOnce(&mut ToolLine),
+) -> JournalRecord {
+    let mut tool = ToolLine {
+        run: id,
+        tool: None,
+        effect: None,
+        key: None,
+        arguments: None,
+        outcome: None,
+    };
+    fill(&mut tool);
+    JournalRecord {
+        tool: Some(tool),
+        ..journal_line(kind, id.turn, note)
+    }
+}
+
+fn plan_line(
+    kind: RecordKind,
+    id: ToolRunId,
+    note: &str,
+    plan: &ToolRunPlan,
+    outcome: Option<OutcomeKind>,
+) -> JournalRecord {
+    tool_line(kind, id, note, |line| {
+        line.tool = Some(plan.tool.clone());
+        line.effect = Some(plan.effect);
+        line.key = Some(plan.key.clone());
+        line.arguments = Some(plan.arguments.clone());
+        line.outcome = outcome;
+    })
+}

@@ -1,0 +1,83 @@
+//! What the model is told of a run that came to its end. Pure.
+
+use serde_json::json;
+
+use super::OutcomeKind;
+use super::tool::ToolOutcome;
+use super::tool_batch::ToolRunPlan;
+
+/// What became of a run, and the result for the model: at most so many bytes.
+pub fn render_outcome(outcome: ToolOutcome, plan: &ToolRunPlan, most: usize) -> (OutcomeKind, String) {
+    let (kind, text) = match outcome {
+        ToolOutcome::Done { text } => (OutcomeKind::Ok, text),
+        ToolOutcome::Failed { text } => (OutcomeKind::Error, as_error(text)),
+        ToolOutcome::Unavailable { message } if plan.only_looks() || plan.tries < 2 => {
+            let error = json!({"error": "not run", "detail": message});
+            (OutcomeKind::Unavailable, error.to_string())
+        }
+        // An earlier try may have arrived.
+        ToolOutcome::Unavailable { message } | ToolOutcome::Unknown { message } => {
+            let fix = if plan.only_looks() {
+                "it changes nothing: call it again if you need the result"
+            } else {
+                "it may or may not have happened: check first, and call it again only if it has not"
+            };
+            let error = json!({"error": "outcome unknown", "detail": message, "fix": fix});
+            (OutcomeKind::Unknown, error.to_string())
+        }
+    };
+    if text.trim().is_empty() {
+        // Servers refuse a result with nothing in it.
+        return (kind, "[no text]".to_owned());
+    }
+    (kind, shortened(text, most))
+}
+
+/// The text of a tool that failed, marked so that nobody takes it for a success.
+fn as_error(text: String) -> String {
+    let start = text.trim_start();
+    if start.is_empty() {
+        "error: the tool failed and said nothing".to_owned()
+    } else if start.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("error")) {
+        text
+    } else {
+        format!("error: {text}")
+    }
+}
+
+/// At most so many bytes of a text, without the line that says what is missing: its beginning, and its end, where
+/// errors and totals stand.
+pub fn shortened(text: String, most: usize) -> String {
+    if text.len() <= most {
+        return text;
+    }
+    let head = text.floor_char_boundary(most.div_ceil(2));
+    let tail = text.ceil_char_boundary(text.len() - most / 2);
+    format!(
+        "{}\n[left out: {} of {} bytes, in the middle]\n{}",
+        &text[..head],
+        tail - head,
+        text.len(),
+        &text[tail..]
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_keeps_its_beginning_and_its_end_and_no_character_is_cut() {
+        let cut = |text: &str| shortened(text.to_owned(), 10);
+        assert_eq!(cut("0123456789"), "0123456789");
+        assert_eq!(
+            cut("0123456789a"),
+            "01234\n[left out: 1 of 11 bytes, in the middle]\n6789a"
+        );
+        assert_eq!(
+            cut("0123ä5678ä"),
+            "0123\n[left out: 3 of 12 bytes, in the middle]\n678ä"
+        );
+        assert_eq!(shortened("ä".into(), 0), "\n[left out: 2 of 2 bytes, in the middle]\n");
+    }
+}

@@ -1,0 +1,142 @@
+//! What one call may cost at most under the terms at hand. Pure.
+
+use ring::digest::{SHA256, digest};
+
+use super::refusals;
+use crate::api::amount::{Amount, AmountKind, LimitAmounts};
+use crate::api::failure::CallFailure;
+use crate::api::price::ModelPrice;
+use crate::gateway::request::PromptPart;
+use crate::gateway::upstream::PreparedRequest;
+use crate::ledger::bound::{PreviousRequest, RequestPart, input_bound, output_that_fits, worst_case};
+use crate::ledger::price::ModelRates;
+use crate::ledger::wallet::{AccountDraw, Wallet};
+use crate::link::messages::{AccountTerms, BudgetTerms};
+
+/// Stands for what does not fit into 64 bits: there is room for it nowhere.
+const TOO_MUCH: Amount = Amount {
+    tokens: i64::MAX,
+    input_tokens: i64::MAX,
+    output_tokens: i64::MAX,
+    calls: 1,
+    cost: i64::MAX,
+};
+
+/// The bound of a call.
+pub(super) struct CallBound {
+    /// What it costs by.
+    pub(super) rates: Option<ModelRates>,
+    /// The least with which it is worth making.
+    pub(super) least: Amount,
+    /// What it is to have.
+    pub(super) full: Amount,
+    /// Input bound, longest and shortest useful output; `None` where the bill is known beforehand.
+    clip: Option<(i64, u32, u32)>,
+    /// Input bound by bytes alone.
+    afresh: i64,
+}
+
+impl CallBound {
+    /// The plan of a request, or why there can be none.
+    pub(super) fn new(
+        terms: &BudgetTerms,
+        (model, price): (&str, Option<&ModelPrice>),
+        request: &PreparedRequest,
+        parts: &[RequestPart],
+        previous: Option<&PreviousRequest>,
+    ) -> Result<Self, CallFailure> {
+        let rates = price.map(ModelRates::read).transpose();
+        let rates = rates.map_err(|error| refusals::bad_price(model, &error))?;
+        let unpriced = terms.accounts.iter().find(|account| limited(account).cost.is_some());
+        if let (None, Some(account)) = (rates, unpriced) {
+            return Err(refusals::no_price(model, &account.limit));
+        }
+        if let Some(bill) = request.exact_bill() {
+            let amount = bill.amount(rates.as_ref()).unwrap_or(TOO_MUCH);
+            return Ok(Self {
+                rates,
+                least: amount,
+                full: amount,
+                clip: None,
+                afresh: 0,
+            });
+        }
+        let input = input_bound(previous, parts, request.overhead());
+        let longest = request.max_output();
+        let shortest = terms.min_output_tokens.clamp(1, longest.max(1)).min(longest);
+        let worst = |output: u32| worst_case(input, output.into(), rates.as_ref()).unwrap_or(TOO_MUCH);
+        Ok(Self {
+            rates,
+            least: worst(shortest),
+            full: worst(longest),
+            clip: Some((input, longest, shortest)),
+            afresh: input_bound(None, parts, request.overhead()),
+        })
+    }
+
+    /// The worst case with so much output, resting on bytes alone.
+    pub(super) fn bound_by_bytes(&self, output: u32) -> Option<Amount> {
+        worst_case(self.afresh, output.into(), self.rates.as_ref())
+    }
+
+    /// The longest useful output with which the call fits into what is held, and its worst case then.
+    pub(super) fn fitting(&self, draws: &[AccountDraw<'_>], wallet: &Wallet, now: u64) -> Option<(u32, Amount)> {
+        let (input, longest, shortest) = self.clip?;
+        let mut held = LimitAmounts::default();
+        for draw in draws {
+            let available = wallet.available(draw.account, now);
+            let less = |kind: AmountKind| match (draw.limits.get(kind), held.get(kind)) {
+                (Some(_), Some(known)) => Some(known.min(available.get(kind))),
+                (Some(_), None) => Some(available.get(kind)),
+                (None, known) => known,
+            };
+            held = LimitAmounts::from_fn(less);
+        }
+        let output = output_that_fits(&held, input, self.rates.as_ref(), longest.into());
+        let output = u32::try_from(output).ok().filter(|output| *output >= shortest)?;
+        Some((output, worst_case(input, output.into(), self.rates.as_ref())?))
+    }
+}
+
+/// The kinds that an account limits, for this Agent or for all.
+pub(super) fn limited(account: &AccountTerms) -> LimitAmounts {
+    account.limits.min(&account.per_agent)
+}
+
+/// What a call draws on.
+pub(super) fn draws(terms: &BudgetTerms) -> Vec<AccountDraw<'_>> {
+    let accounts = terms.accounts.iter();
+    accounts
+        .map(|account| AccountDraw {
+            account: &account.account,
+            limits: limited(account),
+        })
+        .collect()
+}
+
+/// The parts of a request as the bound compares them.
+pub(super) fn parts(request: &PreparedRequest) -> Vec<RequestPart> {
+    let part = |found: PromptPart<'_>| {
+        // Templates write the arguments of tools anew: these count twice, as tools do.
+        let length = found.bytes.len().saturating_add(found.traits.rewritten);
+        RequestPart {
+            hash: hash(found.bytes),
+            bytes: i64::try_from(length).unwrap_or(i64::MAX),
+            unsteady: found.traits.unsteady,
+            is_message: found.is_message,
+        }
+    };
+    request.parts().into_iter().map(part).collect()
+}
+
+/// One hash of all messages.
+pub(super) fn messages_hash(parts: &[RequestPart]) -> [u8; 32] {
+    let messages = parts.iter().filter(|part| part.is_message);
+    hash(&messages.flat_map(|part| part.hash).collect::<Vec<u8>>())
+}
+
+fn hash(bytes: &[u8]) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(digest(&SHA256, bytes).as_ref());
+    hash
+}

@@ -1,0 +1,131 @@
+//! What the last requests looked like, for who watches the loop from outside. In memory only.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::link::messages::RequestStats;
+
+/// Requests that are compared.
+const REQUESTS: usize = 20;
+/// Time over which tokens are counted.
+const SPAN: Duration = Duration::from_mins(5);
+/// Tokens of one second are kept together.
+const STEP: Duration = Duration::from_secs(1);
+
+/// The last answered requests.
+#[derive(Default)]
+pub(super) struct RequestWindow {
+    hashes: VecDeque<[u8; 32]>,
+    tokens: VecDeque<(Instant, i64)>,
+    /// The request to resume that was known last.
+    resume: Option<String>,
+}
+
+impl RequestWindow {
+    /// A person looked at the loop and said that it may go on: what was seen before counts no more. `None`: nobody
+    /// says so at the moment, since the request was handled.
+    pub(super) fn resumed(&mut self, request: Option<&str>) {
+        if request.is_some_and(|request| self.resume.as_deref() != Some(request)) {
+            *self = Self {
+                resume: request.map(str::to_owned),
+                ..Self::default()
+            };
+        }
+    }
+
+    /// A call ended: the hash of its messages, when it was answered, and the tokens that it was charged.
+    pub(super) fn add(&mut self, hash: Option<[u8; 32]>, tokens: i64, now: Instant) {
+        if let Some(hash) = hash {
+            self.hashes.push_back(hash);
+            if self.hashes.len() > REQUESTS {
+                self.hashes.pop_front();
+            }
+        }
+        match self.tokens.back_mut() {
+            Some((at, sum)) if now.saturating_duration_since(*at) < STEP => *sum = sum.saturating_add(tokens),
+            _ => self.tokens.push_back((now, tokens)),
+        }
+        self.drop_expired(now);
+    }
+
+    /// What they looked like; `None` before the first answer.
+    pub(super) fn stats(&mut self, now: Instant) -> Option<RequestStats> {
+        self.drop_expired(now);
+        let count = |hash: &[u8; 32]| self.hashes.iter().filter(|other| *other == hash).count();
+        // Of equally frequent ones the latest.
+        let (identical, hash) = self
+            .hashes
+            .iter()
+            .map(|hash| (count(hash), hash))
+            .max_by_key(|(count, _)| *count)?;
+        Some(RequestStats {
+            identical: u32::try_from(identical).unwrap_or(u32::MAX),
+            hash: format!("{:016x}", beginning(hash)),
+            tokens: self
+                .tokens
+                .iter()
+                .fold(0, |sum, (_, tokens)| sum.saturating_add(*tokens)),
+        })
+    }
+
+    fn drop_expired(&mut self, now: Instant) {
+        self.tokens.retain(|(at, _)| now.saturating_duration_since(*at) < SPAN);
+    }
+}
+
+fn beginning(hash: &[u8; 32]) -> u64 {
+    hash.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_of_the_last_twenty_is_counted() {
+        let start = Instant::now();
+        let mut beats = RequestWindow::default();
+        assert_eq!(beats.stats(start), None);
+        for number in 0..20 {
+            beats.add(Some([number % 4; 32]), 10, start);
+        }
+        let pulse = beats.stats(start).unwrap();
+        assert_eq!((pulse.identical, pulse.tokens), (5, 200));
+        for _ in 0..6 {
+            beats.add(Some([0xab; 32]), 0, start);
+        }
+        let pulse = beats.stats(start).unwrap();
+        assert_eq!((pulse.identical, pulse.hash.as_str()), (6, "abababababababab"));
+    }
+
+    #[test]
+    fn a_request_to_resume_ends_what_was_seen_once() {
+        let start = Instant::now();
+        let mut beats = RequestWindow::default();
+        beats.add(Some([1; 32]), 7, start);
+        beats.resumed(None);
+        assert_eq!(beats.stats(start).unwrap().identical, 1);
+        beats.resumed(Some("once"));
+        assert_eq!(beats.stats(start), None);
+        beats.add(Some([1; 32]), 7, start);
+        beats.resumed(Some("once"));
+        assert_eq!(beats.stats(start).unwrap().tokens, 7);
+        beats.resumed(None);
+        assert_eq!(beats.stats(start).unwrap().tokens, 7, "handled, not said anew");
+        beats.resumed(Some("again"));
+        assert_eq!(beats.stats(start), None);
+    }
+
+    #[test]
+    fn tokens_count_for_five_minutes_and_failed_calls_only_there() {
+        let start = Instant::now();
+        let mut beats = RequestWindow::default();
+        beats.add(Some([1; 32]), 7, start);
+        beats.add(None, 5, start + STEP);
+        assert_eq!(beats.stats(start + SPAN.saturating_sub(STEP)).unwrap().tokens, 12);
+        let late = beats.stats(start + SPAN).unwrap();
+        assert_eq!((late.tokens, late.identical), (5, 1));
+    }
+}

@@ -1,0 +1,50 @@
+//! How long an account's record is: it must stay far below what the API server takes, 1.5 MiB for the whole object.
+
+use strum::IntoEnumIterator;
+
+use super::AgentName;
+use super::lease::Lease;
+use crate::api::amount::{Amount, AmountKind};
+use crate::ledger::window::SettledUsage;
+
+/// Bytes of all leases above which no more are made.
+pub(super) const LEASES: usize = 420_000;
+/// Bytes of the lines of Agents above which those that used least share one.
+pub(super) const SHARES: usize = 230_000;
+/// Field names, punctuation and a moment, around what differs.
+const LEASE: usize = 180;
+const SHARE: usize = 42;
+const BUCKET: usize = 50;
+
+/// Of a lease as it is written; one that is closed is not.
+pub(super) fn of_lease(lease: &Lease) -> usize {
+    if lease.closed {
+        return 0;
+    }
+    let who = &lease.who;
+    let amounts = [lease.outstanding(), lease.spent, lease.returned];
+    LEASE + who.record.len() + who.pod_uid.len() + of_agent(&who.agent) + amounts.iter().map(of_amount).sum::<usize>()
+}
+
+/// Of the line of an Agent.
+pub(super) fn of_share(agent: &AgentName, settled: &SettledUsage) -> usize {
+    let buckets = settled.amounts().map(|amount| BUCKET + of_amount(amount));
+    SHARE + of_agent(agent) + buckets.sum::<usize>()
+}
+
+fn of_agent(agent: &AgentName) -> usize {
+    agent.namespace.len() + agent.name.len()
+}
+
+fn of_amount(amount: &Amount) -> usize {
+    let digits = |number: i64| {
+        number
+            .checked_ilog10()
+            .map_or(1, |log| usize::try_from(log).unwrap_or(0) + 1)
+    };
+    let kinds = AmountKind::iter().filter(|kind| amount.get(*kind) != 0);
+    // Quotes, a colon and a comma.
+    kinds
+        .map(|kind| kind.as_ref().len() + 4 + digits(amount.get(kind)))
+        .sum()
+}

@@ -1,0 +1,107 @@
+//! The route for people: an Agent's events as server-sent events.
+//!
+//! Owns the HTTP side only: the cursor, the form of events, status codes. Who may read what is decided by
+//! [`Link::read`](super::server::Link::read).
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures::StreamExt;
+use serde::Deserialize;
+
+use super::events::{END_EVENT, EventStreamItem, ReadRefusal, ReadRefusalCode, ReadRequest};
+use super::server::{LinkCaller, LinkHandler, LinkServer, closing};
+
+/// What a browser sends when it connects again; it wins over the query, which stays the same then.
+const LAST_EVENT_ID: &str = "last-event-id";
+
+#[derive(Deserialize)]
+struct EventsQuery {
+    after: Option<i64>,
+    words: Option<bool>,
+}
+
+pub(super) async fn events<L: LinkHandler>(
+    State(server): State<LinkServer<L>>,
+    Path((namespace, name)): Path<(String, String)>,
+    caller: LinkCaller,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Response {
+    let telling = async {
+        let (after, words) = events_query(&headers, &uri)?;
+        let request = ReadRequest {
+            namespace,
+            name,
+            after,
+            words,
+        };
+        let (token, address) = caller.token().ok_or_else(no_token)?;
+        let telling = server.link.read(token, address, &request).await?;
+        caller.mark_authenticated();
+        Ok::<_, ReadRefusal>(telling)
+    };
+    match telling.await {
+        Ok(telling) => {
+            let events = telling.map(event).take_until(server.stop.clone().cancelled_owned());
+            Sse::new(events)
+                .keep_alive(KeepAlive::new().interval(server.limits.heartbeat))
+                .into_response()
+        }
+        Err(refusal) if refusal.code == ReadRefusalCode::Unauthenticated => {
+            closing((status(refusal.code), Json(refusal)))
+        }
+        Err(refusal) => (status(refusal.code), Json(refusal)).into_response(),
+    }
+}
+
+fn event(told: EventStreamItem) -> Result<Event, axum::Error> {
+    match told {
+        EventStreamItem::Line(line) => Event::default()
+            .id(line.seq.to_string())
+            .event(&line.event)
+            .json_data(line),
+        EventStreamItem::End(reason) => Event::default()
+            .event(END_EVENT)
+            .json_data(serde_json::json!({ "reason": reason })),
+    }
+}
+
+fn no_token() -> ReadRefusal {
+    ReadRefusal {
+        code: ReadRefusalCode::Unauthenticated,
+        message: "no token; send the header «Authorization: Bearer <token>», such as one of «kubectl create token»"
+            .into(),
+    }
+}
+
+/// After which line to begin (0: with the oldest that is kept), and whether words are wanted.
+fn events_query(headers: &HeaderMap, uri: &Uri) -> Result<(i64, bool), ReadRefusal> {
+    let asked = Query::<EventsQuery>::try_from_uri(uri).ok();
+    let asked = asked.and_then(|Query(asked)| {
+        let after = match headers.get(LAST_EVENT_ID) {
+            Some(id) => id.to_str().ok()?.parse().ok()?,
+            None => asked.after.unwrap_or(0),
+        };
+        (after >= 0).then_some((after, asked.words.unwrap_or(false)))
+    });
+    asked.ok_or_else(|| ReadRefusal {
+        code: ReadRefusalCode::Malformed,
+        message:
+            "after=N and the header Last-Event-ID are the number of an event, 0 or its seq; words is true or false"
+                .into(),
+    })
+}
+
+fn status(code: ReadRefusalCode) -> StatusCode {
+    match code {
+        ReadRefusalCode::Malformed => StatusCode::BAD_REQUEST,
+        ReadRefusalCode::Unauthenticated => StatusCode::UNAUTHORIZED,
+        ReadRefusalCode::Forbidden => StatusCode::FORBIDDEN,
+        ReadRefusalCode::NotFound => StatusCode::NOT_FOUND,
+        ReadRefusalCode::TooManyReaders => StatusCode::TOO_MANY_REQUESTS,
+        ReadRefusalCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}

@@ -1,0 +1,290 @@
+//! What the loops of a run look like at one moment: one row an Agent.
+//!
+//! From what gateways last said where a pod runs, else from the status. Decides whether a loop can still do anything by
+//! itself. No text of a prompt or an answer is in any of it.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use crate::api::Agent;
+use crate::api::status::{LoopOutcome, LoopState, PauseReason, WakeType};
+use crate::link::messages::{LoopReport, PodReport};
+
+/// One Agent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AgentRow {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub agent: String,
+    /// State of the loop.
+    pub state: LoopState,
+    /// What holds it.
+    pub reasons: Vec<PauseReason>,
+    /// When it goes on by itself.
+    pub resumes_at: Option<Timestamp>,
+    /// What a sleep waits for, when it is more than a moment.
+    pub wakes_on: Option<String>,
+    /// How it ended.
+    pub outcome: Option<LoopOutcome>,
+    /// Turns begun and completed.
+    pub turns: (i64, i64),
+    /// Tokens in and out.
+    pub tokens: i64,
+    /// Failed turns in a row.
+    pub errors: i32,
+    /// Kind of the last failure, while failures go on.
+    pub last_error: Option<String>,
+    /// Why it cannot run at all, or what a person has to do: in words.
+    pub message: Option<String>,
+    /// It does nothing more by itself.
+    pub at_rest: LoopActivity,
+}
+
+/// Whether a loop still does anything by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoopActivity {
+    /// It does.
+    #[default]
+    Alive,
+    /// It ended, is suspended, or waits for a person.
+    Resting,
+    /// It cannot run: a mistake that shows only in the run.
+    Refused,
+}
+
+/// The row of an Agent. `said`: what its gateway last said.
+#[must_use]
+pub fn row(agent: &Agent, said: Option<&PodReport>) -> AgentRow {
+    let meta = &agent.metadata;
+    let empty = AgentRow {
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        agent: meta.name.clone().unwrap_or_default(),
+        ..AgentRow::default()
+    };
+    let written = of_status(agent, empty);
+    let said = said.and_then(|report| Some((report, report.loop_.as_ref()?)));
+    let mut row = match said {
+        // An end that is written is final: the pod is on its way out.
+        Some((report, loop_)) if written.at_rest != LoopActivity::Refused && written.outcome.is_none() => {
+            of_report(report, loop_, written)
+        }
+        _ => written,
+    };
+    if agent.spec.suspend && row.at_rest == LoopActivity::Alive {
+        row.at_rest = if row.state == LoopState::Stopped {
+            LoopActivity::Resting
+        } else {
+            LoopActivity::Alive
+        };
+    }
+    row
+}
+
+fn of_status(agent: &Agent, empty: AgentRow) -> AgentRow {
+    let Some(status) = &agent.status else {
+        return AgentRow {
+            state: LoopState::Starting,
+            ..empty
+        };
+    };
+    let usage = status.usage.clone().unwrap_or_default();
+    let refused = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == "Accepted" && condition.status == "False");
+    let loop_ = status.r#loop.clone().unwrap_or_default();
+    // What an earlier run wrote of a loop that is to go on.
+    let stale = loop_.outcome.is_none() && !agent.spec.suspend && refused.is_none();
+    let rest = match (refused, loop_.outcome) {
+        (Some(_), _) => LoopActivity::Refused,
+        (None, Some(_)) if status.observed_generation == agent.metadata.generation => LoopActivity::Resting,
+        (None, _) => LoopActivity::Alive,
+    };
+    AgentRow {
+        state: if stale { LoopState::Starting } else { loop_.state },
+        outcome: loop_.outcome.filter(|_| rest == LoopActivity::Resting),
+        turns: (loop_.turn, usage.turns),
+        tokens: usage.input_tokens + usage.output_tokens,
+        message: refused.map(|condition| format!("{}: {}", condition.reason, condition.message)),
+        at_rest: rest,
+        ..empty
+    }
+}
+
+fn of_report(report: &PodReport, loop_: &LoopReport, written: AgentRow) -> AgentRow {
+    let held = || loop_.reasons.iter();
+    let waits_for_person = waits_for_person(loop_);
+    let message = held()
+        .find(|held| held.until.is_none())
+        .map(|held| held.message.clone());
+    let wake = loop_.wake.as_ref().filter(|wake| wake.r#type != WakeType::Time);
+    AgentRow {
+        state: loop_.state,
+        reasons: held().map(|held| held.reason).collect(),
+        resumes_at: loop_.resumes_at,
+        wakes_on: wake.map(|wake| wake.value.clone()),
+        outcome: loop_.outcome,
+        turns: (loop_.turn, loop_.turns_completed),
+        tokens: report.usage.input_tokens + report.usage.output_tokens,
+        errors: loop_.consecutive_errors,
+        last_error: loop_
+            .last_error
+            .as_ref()
+            .filter(|_| loop_.consecutive_errors > 0 || loop_.state == LoopState::Stopped)
+            .map(|error| error.kind.clone()),
+        message: message.filter(|_| waits_for_person),
+        at_rest: if waits_for_person || loop_.outcome.is_some() {
+            LoopActivity::Resting
+        } else {
+            LoopActivity::Alive
+        },
+        ..written
+    }
+}
+
+/// Paused, and no moment is known at which it goes on: somebody has to change something. A lost link and limits that
+/// are not known yet heal by themselves.
+fn waits_for_person(loop_: &LoopReport) -> bool {
+    let heals = |reason: PauseReason| matches!(reason, PauseReason::LinkLost | PauseReason::BudgetUnavailable);
+    loop_.state == LoopState::Paused
+        && loop_.resumes_at.is_none()
+        && !loop_.reasons.is_empty()
+        && loop_.reasons.iter().all(|held| !heals(held.reason))
+}
+
+impl AgentRow {
+    /// What it waits for, in a few words.
+    #[must_use]
+    pub fn waits_for(&self, zone: &TimeZone) -> String {
+        let mut text = String::new();
+        let reasons: Vec<&str> = self.reasons.iter().map(AsRef::as_ref).collect();
+        if let Some(outcome) = self.outcome {
+            return outcome.as_ref().to_owned();
+        }
+        text.push_str(&reasons.join(", "));
+        if let Some(error) = &self.last_error {
+            let space = if text.is_empty() { "" } else { ", " };
+            let _ = write!(text, "{space}{error} ({} in a row)", self.errors);
+        }
+        if let Some(names) = &self.wakes_on {
+            let space = if text.is_empty() { "" } else { " " };
+            let _ = write!(text, "{space}wakes on {names}");
+        }
+        if let Some(moment) = self.resumes_at {
+            let space = if text.is_empty() { "" } else { " " };
+            let clock = moment.to_zoned(zone.clone()).strftime("%H:%M:%S").to_string();
+            let _ = write!(text, "{space}until {clock}");
+        }
+        if let Some(message) = &self.message {
+            let space = if text.is_empty() { "" } else { ": " };
+            let _ = write!(text, "{space}{message}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::link::messages::HeldReason;
+
+    fn agent(generation: i64, status: &serde_json::Value) -> Agent {
+        let object = json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+            "metadata": { "name": "a", "namespace": "default", "generation": generation },
+            "spec": {
+                "instructions": "Watch.",
+                "model": { "api": "Scripted", "name": "m", "scripted": { "configMapKeyRef": { "name": "s", "key": "k" } } },
+            },
+            "status": status,
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn paused(reasons: &[PauseReason], resumes_at: Option<Timestamp>) -> PodReport {
+        let held = reasons.iter().map(|reason| HeldReason {
+            reason: *reason,
+            until: resumes_at,
+            message: "do something".into(),
+        });
+        let loop_ = LoopReport {
+            state: LoopState::Paused,
+            reasons: held.collect(),
+            resumes_at,
+            ..LoopReport::default()
+        };
+        PodReport {
+            loop_: Some(loop_),
+            ..PodReport::default()
+        }
+    }
+
+    #[test]
+    fn a_paused_loop_rests_when_only_a_person_can_let_it_go_on() {
+        let moment = Some(Timestamp::UNIX_EPOCH);
+        for (reasons, resumes_at, rest) in [
+            (&[PauseReason::BudgetExhausted][..], None, LoopActivity::Resting),
+            (&[PauseReason::BudgetExhausted], moment, LoopActivity::Alive),
+            (&[PauseReason::LinkLost], None, LoopActivity::Alive),
+            (
+                &[PauseReason::LoopDetected, PauseReason::LinkLost],
+                None,
+                LoopActivity::Alive,
+            ),
+            (&[PauseReason::LoopDetected], None, LoopActivity::Resting),
+            (&[], None, LoopActivity::Alive),
+        ] {
+            let row = row(&agent(1, &json!({})), Some(&paused(reasons, resumes_at)));
+            assert_eq!(row.at_rest, rest, "{reasons:?} {resumes_at:?}");
+            assert_eq!(row.message.is_some(), rest == LoopActivity::Resting);
+        }
+    }
+
+    #[test]
+    fn an_end_that_is_written_is_final_until_the_spec_is_another() {
+        let status =
+            json!({ "observedGeneration": 1, "loop": { "state": "Stopped", "outcome": "Completed", "epoch": 1 } });
+        let before = row(&agent(1, &status), None);
+        assert_eq!(
+            (before.at_rest, before.waits_for(&TimeZone::UTC)),
+            (LoopActivity::Resting, "Completed".into())
+        );
+        let changed = row(&agent(2, &status), None);
+        assert_eq!((changed.at_rest, changed.outcome), (LoopActivity::Alive, None));
+    }
+
+    #[test]
+    fn a_loop_of_an_earlier_run_is_starting_and_one_that_cannot_run_says_why() {
+        let status = json!({ "loop": { "state": "Sleeping", "epoch": 1, "turn": 7 } });
+        let earlier = row(&agent(1, &status), None);
+        assert_eq!(
+            (earlier.state, earlier.turns.0, earlier.at_rest),
+            (LoopState::Starting, 7, LoopActivity::Alive)
+        );
+        let refused = json!({ "conditions": [{
+            "type": "Accepted", "status": "False", "reason": "PriceUnknown", "message": "set a price",
+            "lastTransitionTime": "2026-11-22T12:00:00Z",
+        }] });
+        let refused = row(&agent(1, &refused), None);
+        assert_eq!(refused.at_rest, LoopActivity::Refused);
+        assert_eq!(refused.message.as_deref(), Some("PriceUnknown: set a price"));
+    }
+
+    #[test]
+    fn what_it_waits_for_is_said_in_a_few_words() {
+        let row = AgentRow {
+            reasons: vec![PauseReason::ConsecutiveErrors],
+            last_error: Some("Timeout".into()),
+            errors: 5,
+            resumes_at: Some("2026-11-22T12:00:05Z".parse().unwrap()),
+            ..AgentRow::default()
+        };
+        let said = row.waits_for(&TimeZone::UTC);
+        assert_eq!(said, "ConsecutiveErrors, Timeout (5 in a row) until 12:00:05");
+    }
+}

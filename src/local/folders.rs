@@ -1,0 +1,85 @@
+//! The folders of a run: the state, which stays and is one run's at a time, and a private one that goes with the process.
+
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+
+use super::pods::random;
+use super::volumes::make_folder;
+
+/// Longest path of the private folder: sockets are a little deeper, and a socket's path has at most 107 bytes.
+const LONGEST_PRIVATE: usize = 60;
+
+/// The state of a run, locked.
+pub struct StateFolder {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Held as long as this lives.
+    _lock: File,
+}
+
+impl StateFolder {
+    /// Makes the folder when it is not there, and locks it.
+    pub fn open(folder: &Path) -> Result<Self, String> {
+        let problem = |error: &dyn std::fmt::Display| format!("cannot use the state in {}: {error}", folder.display());
+        make_folder(folder).map_err(|error| problem(&error))?;
+        let folder = folder.canonicalize().map_err(|error| problem(&error))?;
+        let lock = File::create(folder.join("lock")).map_err(|error| problem(&error))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { folder, _lock: lock }),
+            Err(TryLockError::WouldBlock) => Err(problem(
+                &"it is in use by another run; end that run, or set another directory with --state",
+            )),
+            Err(TryLockError::Error(error)) => Err(problem(&error)),
+        }
+    }
+}
+
+/// What the private folder's name begins with.
+const PRIVATE: &str = "agentloop-";
+/// File of the state with the path of the private folder: a run that was killed left it behind, with secrets in it.
+const PRIVATE_PATH: &str = "private";
+
+/// A folder that only this user may look into; removed with this value.
+pub struct PrivateFolder(PathBuf);
+
+impl PrivateFolder {
+    /// Makes one, where the system keeps such things, and removes that of an earlier run with this state.
+    pub fn make(state: &Path) -> Result<Self, String> {
+        let note = state.join(PRIVATE_PATH);
+        if let Ok(earlier) = std::fs::read_to_string(&note) {
+            let earlier = PathBuf::from(earlier);
+            let name = earlier.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name.starts_with(PRIVATE) {
+                let _ = std::fs::remove_dir_all(&earlier);
+            }
+        }
+        let candidates = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let candidates = candidates.into_iter().chain([std::env::temp_dir(), "/tmp".into()]);
+        let name: String = random().map_err(|error| error.to_string())?.chars().take(12).collect();
+        let mut last = "no directory for private files".to_owned();
+        for parent in candidates {
+            let path = parent.join(format!("{PRIVATE}{name}"));
+            if path.as_os_str().len() > LONGEST_PRIVATE || !parent.is_dir() {
+                continue;
+            }
+            let noted = std::fs::write(&note, path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string());
+            match noted.and_then(|()| make_folder(&path).map_err(|error| error.to_string())) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,229 @@
+//! What the Sensors of a run look like at one moment, from their status; and where their webhooks listen here.
+//!
+//! No text of a payload is in any of it.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use serde_json::{Value, json};
+
+use super::object_store::{ObjectKey, SENSORS};
+use super::roles::WebhookAddresses;
+use crate::api::Sensor;
+
+/// Rows that are drawn; more are counted.
+const MOST_ROWS: usize = 20;
+
+/// One Sensor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SensorRow {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub sensor: String,
+    /// What it listens to.
+    pub source: String,
+    /// Where others send to.
+    pub url: Option<String>,
+    /// Whether it works: `True`, `False` or `Unknown`.
+    pub ready: String,
+    /// Why it does not, and what to do.
+    pub message: Option<String>,
+    /// Events accepted, and failures.
+    pub counts: (i64, i64),
+}
+
+/// The row of a Sensor. `webhook`: where it listens.
+#[must_use]
+pub fn row(sensor: &Sensor, webhook: Option<&SocketAddr>) -> SensorRow {
+    let status = sensor.status.clone().unwrap_or_default();
+    let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
+    let broken = ready.filter(|condition| condition.status == "False");
+    let message = broken.map(|condition| format!("{}: {}", condition.reason, condition.message));
+    SensorRow {
+        namespace: sensor.metadata.namespace.clone().unwrap_or_default(),
+        sensor: sensor.metadata.name.clone().unwrap_or_default(),
+        source: status.r#type.map(|kind| kind.to_string()).unwrap_or_default(),
+        url: webhook.map(|address| format!("http://{address}/")),
+        ready: ready.map_or_else(|| "Unknown".into(), |condition| condition.status.clone()),
+        message,
+        counts: (status.totals.events, status.totals.errors),
+    }
+}
+
+/// A row as a line.
+#[must_use]
+pub fn json_row(row: &SensorRow, now: &str) -> Value {
+    let mut line = json!({
+        "ts": now, "type": "sensor", "namespace": row.namespace, "sensor": row.sensor, "source": row.source,
+        "ready": row.ready, "events": row.counts.0, "errors": row.counts.1,
+    });
+    if let Some(url) = &row.url {
+        line["url"] = json!(url);
+    }
+    if let Some(message) = &row.message {
+        line["message"] = json!(message);
+    }
+    line
+}
+
+/// The rows as a table; nothing without any.
+#[must_use]
+pub fn table(rows: &[SensorRow]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let several = rows.windows(2).any(|pair| pair[0].namespace != pair[1].namespace);
+    let name = |row: &SensorRow| {
+        if several {
+            format!("{}/{}", row.namespace, row.sensor)
+        } else {
+            row.sensor.clone()
+        }
+    };
+    let width = rows.iter().map(|row| name(row).chars().count()).fold(6, usize::max);
+    let mut text = format!(
+        "\n{:width$}  {:9} {:7} {:>6} {:>6}\n",
+        "SENSOR", "TYPE", "READY", "EVENTS", "ERRORS"
+    );
+    for row in rows.iter().take(MOST_ROWS) {
+        let more = row.message.as_deref().or(row.url.as_deref()).unwrap_or_default();
+        let (source, (events, errors)) = (&row.source, row.counts);
+        let cells = format!(
+            "{:width$}  {source:9} {:7} {events:>6} {errors:>6}  {more}",
+            name(row),
+            row.ready
+        );
+        text.push_str(cells.trim_end());
+        text.push('\n');
+    }
+    if rows.len() > MOST_ROWS {
+        let _ = writeln!(text, "and {} more", rows.len() - MOST_ROWS);
+    }
+    text
+}
+
+/// Gives each webhook a port of this machine, from `first` on, in the order of their names; or says which is taken.
+pub fn webhooks<'a>(
+    objects: impl Iterator<Item = (&'a ObjectKey, &'a Value)>,
+    first: u16,
+) -> Result<WebhookAddresses, String> {
+    let mut keys: Vec<_> = objects
+        .filter(|(key, object)| key.resource == SENSORS && !object["spec"]["source"]["webhook"].is_null())
+        .map(|(key, _)| (key.namespace.clone(), key.name.clone()))
+        .collect();
+    keys.sort();
+    let mut webhooks = WebhookAddresses::new();
+    for (key, port) in keys.into_iter().zip(u32::from(first)..) {
+        let place = format!(
+            "--webhook-port: Sensor {} would listen on 127.0.0.1:{port}, which",
+            key.1
+        );
+        let port =
+            u16::try_from(port).map_err(|_| format!("{place} is not a valid port; use a lower --webhook-port"))?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        std::net::TcpListener::bind(address)
+            .map_err(|error| format!("{place} cannot be used ({}); use another --webhook-port", error.kind()))?;
+        webhooks.insert(key, address);
+    }
+    Ok(webhooks)
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+
+    fn webhook(name: &str) -> (ObjectKey, Value) {
+        (
+            ObjectKey::new(SENSORS, "n", name),
+            json!({ "spec": { "source": { "webhook": { "scheme": "GitHub" } } } }),
+        )
+    }
+
+    /// A port with a free one after it, as far as anybody can know.
+    fn two_free() -> u16 {
+        loop {
+            let one = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = one.local_addr().unwrap().port();
+            if port < u16::MAX && std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+                return port;
+            }
+        }
+    }
+
+    #[test]
+    fn webhooks_get_ports_in_the_order_of_their_names_and_no_other_sensor_gets_one() {
+        let clock = (
+            ObjectKey::new(SENSORS, "n", "a"),
+            json!({ "spec": { "source": { "schedule": {} } } }),
+        );
+        let objects = [webhook("c"), clock, webhook("b")];
+        let first = two_free();
+        let given = webhooks(objects.iter().map(|(key, object)| (key, object)), first).unwrap();
+        let ports: Vec<_> = given
+            .iter()
+            .map(|((_, name), address)| (name.as_str(), address.port()))
+            .collect();
+        assert_eq!(ports, [("b", first), ("c", first + 1)]);
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_named_with_its_sensor_and_the_flag() {
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = other.local_addr().unwrap().port();
+        let objects = [webhook("orders")];
+        let says = webhooks(objects.iter().map(|(key, object)| (key, object)), port).unwrap_err();
+        assert!(
+            says.starts_with(&format!(
+                "--webhook-port: Sensor orders would listen on 127.0.0.1:{port}, which"
+            )),
+            "{says}"
+        );
+        let says = webhooks(
+            [webhook("a"), webhook("b")].iter().map(|(key, object)| (key, object)),
+            u16::MAX,
+        );
+        assert!(says.is_err());
+    }
+
+    #[test]
+    fn a_row_says_what_is_wrong_and_where_to_send() {
+        let sensor: Sensor = serde_json::from_value(json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": { "name": "orders", "namespace": "n" },
+            "spec": { "agentNames": ["a"], "source": { "webhook": {
+                "scheme": "GitHub", "secretKeyRef": { "name": "hooks", "key": "main" },
+            } } },
+            "status": { "type": "Webhook", "events": 3, "errors": 1, "conditions": [{
+                "type": "Ready", "status": "False", "reason": "SensorFailing", "message": "the key is empty",
+                "lastTransitionTime": "2026-11-22T12:00:00Z",
+            }] },
+        }))
+        .unwrap();
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 8080));
+        let row = row(&sensor, Some(&address));
+        let line = json_row(&row, "now");
+        assert_eq!(
+            (&line["url"], &line["events"], &line["errors"], &line["message"]),
+            (
+                &json!("http://127.0.0.1:8080/"),
+                &json!(3),
+                &json!(1),
+                &json!("SensorFailing: the key is empty")
+            )
+        );
+        let text = table(std::slice::from_ref(&row));
+        assert!(
+            text.contains("orders  Webhook   False        3      1  SensorFailing: the key is empty\n"),
+            "{text}"
+        );
+        let fine = SensorRow {
+            message: None,
+            ready: "True".into(),
+            ..row
+        };
+        assert!(table(&[fine]).contains("True         3      1  http://127.0.0.1:8080/\n"));
+        assert_eq!(table(&[]), "");
+    }
+}

@@ -1,0 +1,164 @@
+//! What of an event depends on a model's word: the questions, and what each answer leads to.
+//!
+//! Pure. Who receives the event has the questions answered, one after the other, and only then lets it take effect. It
+//! fails open: a signal that could not be scored tells the model of the loop, and says so, but only the first of such
+//! signals in a row may wake it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::delivery::{FieldValue, MOST_NAME_BYTES, MOST_PARTS, SensorEvent, SensorNotification};
+use crate::api::sensor::{SignalGate, SignalPriority};
+
+/// Most bytes of a payload, as JSON, that a model is shown.
+pub const MOST_DATA_BYTES: usize = 8 * 1024;
+/// Most bytes of a question's prompt: 2,048 characters.
+const MOST_PROMPT_BYTES: usize = 4 * 2048;
+/// Stands before a text whose signal was not scored.
+const UNSCORED: &str = "[not scored: the light model gave no answer] ";
+
+/// What an event does when its signals hold.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ScoredEffects {
+    /// What the model is asked, in order; at least one.
+    pub questions: Vec<SignalScoreRequest>,
+    /// The payload as JSON, its beginning. Text of the world's.
+    pub data: String,
+    /// Fields that are written when no question that gates them says no.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub updates: Vec<FieldValue>,
+    /// The notification is a task: of several the most urgent one is given.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub task: bool,
+}
+
+/// A signal that a model is to score.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct SignalScoreRequest {
+    /// The event that it is when it holds: `signal/<sensor>/<signal>`.
+    pub signal: String,
+    /// What is to be scored, in the user's words.
+    pub prompt: String,
+    /// The least score with which it holds.
+    pub threshold_percent: u32,
+    /// What an event without it does not do.
+    pub gate: SignalGate,
+    /// Seconds after it held in which it does not hold again.
+    #[serde(default)]
+    pub cooldown_seconds: u32,
+    /// What it tells. Its source is that of an event without the signal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<SensorNotification>,
+}
+
+/// What came of a question.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SignalVerdict {
+    /// The score is at the threshold or above.
+    Holds,
+    /// It is below, or it was not asked for, since the signal held a short while ago.
+    HoldsNot,
+    /// There is no score.
+    Unscored {
+        /// The first in a row.
+        first: bool,
+    },
+}
+
+impl SignalScoreRequest {
+    /// What a score from 0 to 100 says.
+    #[must_use]
+    pub fn verdict(&self, score: u8) -> SignalVerdict {
+        if u32::from(score) >= self.threshold_percent {
+            SignalVerdict::Holds
+        } else {
+            SignalVerdict::HoldsNot
+        }
+    }
+
+    /// What it tells, when that was said.
+    fn tells(&self, verdict: SignalVerdict) -> Option<SensorNotification> {
+        let notice = self.notice.clone()?;
+        let held = || SensorNotification {
+            source: self.signal.clone(),
+            ..notice.clone()
+        };
+        let marked = |notice: SensorNotification| SensorNotification {
+            text: format!("{UNSCORED}{}", notice.text),
+            ..notice
+        };
+        match verdict {
+            SignalVerdict::Holds => Some(held()),
+            SignalVerdict::HoldsNot => (self.gate == SignalGate::Update).then_some(notice),
+            SignalVerdict::Unscored { first: true } => Some(marked(held())),
+            SignalVerdict::Unscored { first: false } => {
+                let priority = if notice.priority == SignalPriority::Low {
+                    SignalPriority::Low
+                } else {
+                    SignalPriority::Normal
+                };
+                Some(marked(SensorNotification { priority, ..notice }))
+            }
+        }
+    }
+}
+
+impl ScoredEffects {
+    /// Whether rules could have asked this.
+    pub(super) fn is_plausible(&self) -> bool {
+        let short = |question: &SignalScoreRequest| {
+            question.signal.len() <= MOST_NAME_BYTES && question.prompt.len() <= MOST_PROMPT_BYTES
+        };
+        self.data.len() <= MOST_DATA_BYTES && self.updates.len() <= MOST_PARTS && self.questions.iter().all(short)
+    }
+
+    /// The payload as the model is shown it.
+    #[must_use]
+    pub fn data(payload: &Value) -> String {
+        let mut data = payload.to_string();
+        data.truncate(data.floor_char_boundary(MOST_DATA_BYTES));
+        data
+    }
+}
+
+impl SensorEvent {
+    /// What it does, once all that was asked of it is known.
+    #[must_use]
+    pub fn settled(mut self, verdicts: &[SignalVerdict]) -> Self {
+        let Some(trial) = self.trial.take() else {
+            return self;
+        };
+        let known: Vec<_> = trial.questions.iter().zip(verdicts.iter().copied()).collect();
+        let writes = |(question, verdict): &(&SignalScoreRequest, SignalVerdict)| {
+            *verdict != SignalVerdict::HoldsNot || question.gate == SignalGate::Notify
+        };
+        if known.iter().all(writes) {
+            self.updates.extend(trial.updates);
+        }
+        for (question, verdict) in known {
+            self.notifications.extend(question.tells(verdict));
+            if matches!(verdict, SignalVerdict::Holds | SignalVerdict::Unscored { first: true }) {
+                self.wakes.push(question.signal.clone());
+            }
+        }
+        if trial.task {
+            self.notifications = most_urgent(self.notifications).into_iter().collect();
+        }
+        self
+    }
+}
+
+/// Of several notifications of one task the first of the most urgent ones.
+pub(super) fn most_urgent(notices: Vec<SensorNotification>) -> Option<SensorNotification> {
+    let rank = |notice: &SensorNotification| match notice.priority {
+        SignalPriority::Low => 2,
+        SignalPriority::Normal => 1,
+        SignalPriority::High => 0,
+    };
+    notices.into_iter().min_by_key(rank)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! When a connection that stays open is made again after it ended.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::SourceFeed;
+use super::backoff::{SourceBackoff, jitter};
+use super::http::SourceError;
+
+/// Shortest wait before a connection that ended in order is made again; the server may ask for a longer one.
+pub const PAUSE: Duration = Duration::from_secs(1);
+/// A connection that held so long has recovered.
+const HELD: Duration = Duration::from_mins(1);
+
+/// Ends of connections in a row, and what they mean for the next one.
+#[derive(Debug)]
+pub struct ReconnectBackoff {
+    /// Wait after an end in order.
+    pub pause: Duration,
+    backoff: SourceBackoff,
+}
+
+impl Default for ReconnectBackoff {
+    fn default() -> Self {
+        Self {
+            pause: PAUSE,
+            backoff: SourceBackoff::new(PAUSE),
+        }
+    }
+}
+
+impl ReconnectBackoff {
+    /// Waits after a connection that ended so, having held so long.
+    pub async fn wait_to_reconnect(&mut self, held: Duration, end: Result<(), SourceError>, feed: &SourceFeed) {
+        sleep(self.wait(held, end, feed)).await;
+    }
+
+    fn wait(&mut self, held: Duration, end: Result<(), SourceError>, feed: &SourceFeed) -> Duration {
+        if held >= HELD {
+            self.backoff = SourceBackoff::new(self.pause);
+        }
+        match end {
+            Ok(()) => self.pause,
+            Err(failure) => {
+                let wait = self.backoff.fail(jitter());
+                feed.failed(&failure.0, wait);
+                wait
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waits, in whole seconds, of connections that held so long and then failed.
+    fn waits(held: &[u64]) -> Vec<u128> {
+        let (feed, _arrivals) = SourceFeed::new();
+        let mut reopening = ReconnectBackoff::default();
+        let mut wait = |held| {
+            let failed = Err(SourceError("x".into()));
+            let wait = reopening.wait(Duration::from_secs(held), failed, &feed);
+            // A tenth is jitter.
+            wait.as_millis().div_ceil(1000)
+        };
+        held.iter().map(|held| wait(*held)).collect()
+    }
+
+    #[test]
+    fn failures_in_a_row_double_the_wait_and_only_a_connection_that_held_ends_the_row() {
+        assert_eq!(waits(&[0, 0, 59, 60, 0]), [2, 4, 8, 2, 4]);
+    }
+
+    #[test]
+    fn an_end_in_order_is_no_failure() {
+        let (feed, _arrivals) = SourceFeed::new();
+        let mut reopening = ReconnectBackoff::default();
+        for _ in 0..3 {
+            assert_eq!(reopening.wait(Duration::ZERO, Ok(()), &feed), PAUSE);
+        }
+        assert_eq!(feed.condition().borrow().failures, 0);
+    }
+}

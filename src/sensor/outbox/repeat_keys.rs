@@ -1,0 +1,89 @@
+//! What the senders called or said in what was accepted: a repeat is no news for a day.
+
+use std::hash::{BuildHasher, RandomState};
+
+use jiff::{SignedDuration, Timestamp};
+use ring::digest::{Context, SHA256};
+use rusqlite::{OptionalExtension, Transaction, params};
+
+use super::{Outbox, OutboxError};
+
+/// How long ids are kept: senders of webhooks repeat for hours.
+pub const KEPT: SignedDuration = SignedDuration::from_hours(24);
+/// Most ids that are kept, at most a quarter of the room: at the default pace of 60 events a minute a day has 86,400.
+pub const MOST_IDS: i64 = 250_000;
+/// The ids are counted once in so many arrivals: so many more than allowed, twice for a source with two keys, are no harm.
+pub(super) const COUNTED_EVERY: u32 = 64;
+/// About what one takes on disk, its place in the index included.
+const ID_BYTES: i64 = 80;
+
+/// What a repeat is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RepeatKey([u8; 16]);
+
+impl RepeatKey {
+    /// Of these parts; `kind` keeps keys of different meaning apart.
+    #[must_use]
+    pub fn of(kind: u8, parts: &[&[u8]]) -> Self {
+        let mut hash = Context::new(&SHA256);
+        hash.update(&[kind]);
+        for part in parts {
+            // With its length, so that no two lists of parts are the same text.
+            hash.update(&part.len().to_be_bytes());
+            hash.update(part);
+        }
+        Self(hash.finish().as_ref().first_chunk().copied().unwrap_or_default())
+    }
+}
+
+impl Outbox {
+    /// Whether something with this key was accepted.
+    pub fn knows(&self, key: &RepeatKey) -> Result<bool, OutboxError> {
+        let found = self
+            .connection
+            .prepare_cached("SELECT 1 FROM ids WHERE key = ?1")
+            .and_then(|mut statement| statement.query_row([&key.0[..]], |_| Ok(())).optional());
+        found.map(|found| found.is_some()).map_err(|error| self.sqlite(&error))
+    }
+}
+
+/// Remembers keys, and forgets those that are too old. Those that are too many for a quarter of the room go too, `counted`:
+/// who counts them goes through all of them, so that it is not to be done each time.
+pub(super) fn remember(
+    transaction: &Transaction<'_>,
+    (keys, at): (&[RepeatKey], Timestamp),
+    (room, counted): (i64, bool),
+) -> rusqlite::Result<()> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let now = at.as_millisecond();
+    for key in keys {
+        transaction
+            .prepare_cached("INSERT INTO ids (key, at) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET at = ?2")?
+            .execute(params![&key.0[..], now])?;
+    }
+    let kept = i64::try_from(KEPT.as_millis()).unwrap_or(i64::MAX);
+    transaction
+        .prepare_cached("DELETE FROM ids WHERE at < ?1")?
+        .execute([now.saturating_sub(kept)])?;
+    if !counted {
+        return Ok(());
+    }
+    let most = MOST_IDS.min(room / 4 / ID_BYTES);
+    let count: i64 = transaction
+        .prepare_cached("SELECT count(*) FROM ids")?
+        .query_row([], |row| row.get(0))?;
+    if count > most {
+        transaction
+            .prepare_cached("DELETE FROM ids WHERE key IN (SELECT key FROM ids ORDER BY at LIMIT ?1)")?
+            .execute([count - most])?;
+    }
+    Ok(())
+}
+
+/// An id that no other outbox has.
+pub(super) fn random() -> String {
+    let half = || RandomState::new().hash_one(0_u8);
+    format!("{:016x}{:016x}", half(), half())
+}

@@ -1,0 +1,198 @@
+//! Sends events to those who read them over the link: from the journal, page by page, for as long as the directives say.
+//!
+//! Owns a small task for each reading, which waits for its reader and never for the loop; the loop reads the journal for
+//! it between two steps. Nothing is kept and nothing is sent while nobody reads. The controller keeps the cursors.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::engine::RecordKind;
+use crate::link::events::{EventLine, EventSubscription, EventsPage, MOST_WORDS, PAGE_LINES, WORDS_MESSAGES};
+
+use super::events;
+use super::gateway_client::{GatewayClient, RetryDelay};
+use super::journal::{JournalError, JournalLine};
+use super::journaled_engine::JournaledEngine;
+
+/// Most readings at once; the controller allows fewer.
+const MOST_READINGS: usize = 16;
+/// Most bytes of a page, about: the link takes twice as many.
+const PAGE_BYTES: usize = 128 * 1024;
+/// As much of a line as is names and numbers, about.
+const LINE_BYTES: usize = 300;
+/// Pause before a page is sent again whose reader had no room.
+const NO_ROOM: Duration = Duration::from_millis(200);
+/// How long a loop that has ended still sends its last events.
+const LAST_PAGES: Duration = Duration::from_millis(500);
+
+/// A page is wanted.
+pub struct PageRequest {
+    reading: EventSubscription,
+    after: i64,
+    reply: oneshot::Sender<EventsPage>,
+}
+
+/// The readings of one loop.
+pub struct EventPublisher {
+    gateway: GatewayClient,
+    newest: watch::Sender<i64>,
+    asks: (mpsc::Sender<PageRequest>, mpsc::Receiver<PageRequest>),
+    /// Those that the directives name, also when their task has ended.
+    known: BTreeMap<EventSubscription, AbortHandle>,
+    tasks: JoinSet<()>,
+}
+
+impl EventPublisher {
+    /// None yet.
+    #[must_use]
+    pub fn new(gateway: &GatewayClient) -> Self {
+        Self {
+            gateway: gateway.clone(),
+            newest: watch::Sender::new(0),
+            asks: mpsc::channel(1),
+            known: BTreeMap::new(),
+            tasks: JoinSet::new(),
+        }
+    }
+
+    /// These are wanted now, and no other.
+    pub fn set(&mut self, wanted: &[EventSubscription]) {
+        while self.tasks.try_join_next().is_some() {}
+        self.known.retain(|reading, task| {
+            let stays = wanted.contains(reading);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for reading in wanted {
+            if self.known.len() < MOST_READINGS && !self.known.contains_key(reading) {
+                let sender = SubscriptionTask {
+                    reading: *reading,
+                    gateway: self.gateway.clone(),
+                    asks: self.asks.0.clone(),
+                    newest: self.newest.subscribe(),
+                };
+                self.known.insert(*reading, self.tasks.spawn(sender.run()));
+            }
+        }
+    }
+
+    /// These lines are on disk.
+    pub fn announce_lines(&self, lines: &[JournalLine]) {
+        if let Some(last) = lines.last() {
+            self.newest.send_replace(last.seq);
+        }
+    }
+
+    /// The next page that is wanted.
+    pub async fn next_request(&mut self) -> PageRequest {
+        match self.asks.1.recv().await {
+            Some(ask) => ask,
+            // Never: one of its senders is here.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Reads a page for one who asked.
+    pub fn answer(&self, ask: PageRequest, steps: &JournaledEngine<'_>) -> Result<(), JournalError> {
+        let found = steps.lines_after(ask.after, PAGE_LINES)?;
+        let mut page = EventsPage {
+            reading: ask.reading.id,
+            after: ask.after,
+            next: found.next,
+            newest: found.newest,
+            ..EventsPage::default()
+        };
+        let mut bytes = 0;
+        for line in found.lines {
+            let with_words = ask.reading.words && line.kind == RecordKind::LoopDetected;
+            let mut line = events::from_line(line);
+            if with_words {
+                line.words = steps.recent_messages(line.turn, (WORDS_MESSAGES, MOST_WORDS))?;
+            }
+            bytes += LINE_BYTES + size(&line);
+            if bytes > PAGE_BYTES && !page.events.is_empty() {
+                page.next = line.seq - 1;
+                break;
+            }
+            page.events.push(line);
+        }
+        // It may have been given up meanwhile.
+        let _ = ask.reply.send(page);
+        Ok(())
+    }
+
+    /// The loop has ended: who reads gets its last events, for a moment.
+    pub async fn finish(&mut self, steps: &mut JournaledEngine<'_>) -> Result<(), JournalError> {
+        // A sender that has sent all finds that there will be no more, and ends.
+        self.newest = watch::Sender::new(0);
+        let deadline = Instant::now() + LAST_PAGES;
+        while !self.tasks.is_empty() {
+            tokio::select! {
+                Some(ask) = self.asks.1.recv() => self.answer(ask, steps)?,
+                _ = self.tasks.join_next() => {}
+                () = sleep_until(deadline) => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Text of a line, as JSON at most.
+fn size(line: &EventLine) -> usize {
+    let tool = line.tool.as_ref().map_or(0, String::len);
+    let words: usize = line.words.iter().map(String::len).sum();
+    2 * (line.note.len() + tool + words)
+}
+
+/// Sends one reading.
+struct SubscriptionTask {
+    reading: EventSubscription,
+    gateway: GatewayClient,
+    asks: mpsc::Sender<PageRequest>,
+    newest: watch::Receiver<i64>,
+}
+
+impl SubscriptionTask {
+    async fn run(mut self) {
+        let mut retry = RetryDelay::default();
+        let mut after = self.reading.after;
+        let mut first = true;
+        while let Some(page) = self.page(after).await {
+            // Also without a line the first page says that the loop is there.
+            if page.next == after && !first {
+                if self.newest.wait_for(|newest| *newest > after).await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            match self.gateway.send_events(&page).await {
+                Ok(answer) => {
+                    let Some(next) = answer.after else { return };
+                    if next == after && page.next > after {
+                        sleep(NO_ROOM).await;
+                    }
+                    (after, first, retry) = (next, false, RetryDelay::default());
+                }
+                Err(detail) => retry.wait_after("events for a reader wait", &detail).await,
+            }
+        }
+    }
+
+    /// `None`: the loop is over.
+    async fn page(&self, after: i64) -> Option<EventsPage> {
+        let (reply, page) = oneshot::channel();
+        let ask = PageRequest {
+            reading: self.reading,
+            after,
+            reply,
+        };
+        self.asks.send(ask).await.ok()?;
+        page.await.ok()
+    }
+}

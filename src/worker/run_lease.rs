@@ -1,0 +1,111 @@
+//! The run lease, as the worker sees it: how long ago the pod last had contact with the controller.
+//!
+//! Pure; both clocks come in, and the larger of the two elapsed times counts: contact is never taken for fresher than it
+//! is.
+
+use std::time::Duration;
+
+use crate::clock::ClockReading;
+use crate::link::messages::RUN_LEASE_SECONDS;
+
+/// How long a worker may act without contact.
+pub const RUN_LEASE: Duration = Duration::from_secs(RUN_LEASE_SECONDS);
+
+/// How long a worker may start tools with side effects without contact: half of it, so that what it starts last has
+/// some time before nothing may go on.
+pub const SILENCE: Duration = Duration::from_secs(RUN_LEASE_SECONDS / 2);
+
+/// The last contact that the gateway told of.
+#[derive(Clone, Copy, Debug)]
+pub struct RunLease {
+    heard: ClockReading,
+    age: Duration,
+}
+
+impl RunLease {
+    /// The gateway said at `heard` that the last contact was `age` ago.
+    #[must_use]
+    pub fn new(heard: ClockReading, age: Duration) -> Self {
+        Self { heard, age }
+    }
+
+    /// How long ago the last contact was.
+    #[must_use]
+    pub fn age(&self, now: ClockReading) -> Duration {
+        self.age.saturating_add(now.since(self.heard))
+    }
+
+    /// Whether the run lease has run out.
+    #[must_use]
+    pub fn is_lost(&self, now: ClockReading) -> bool {
+        self.age(now) >= RUN_LEASE
+    }
+
+    /// Whether no tool with side effects may start any more.
+    #[must_use]
+    pub fn is_silent(&self, now: ClockReading) -> bool {
+        self.age(now) >= SILENCE
+    }
+
+    /// How long such tools may still start; zero when they may not.
+    #[must_use]
+    pub fn time_until_silent(&self, now: ClockReading) -> Duration {
+        SILENCE.saturating_sub(self.age(now))
+    }
+
+    /// How long the run lease still holds; zero when it has run out.
+    #[must_use]
+    pub fn time_until_lost(&self, now: ClockReading) -> Duration {
+        RUN_LEASE.saturating_sub(self.age(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both clocks so many seconds later.
+    fn later(from: ClockReading, monotonic: u64, wall: i64) -> ClockReading {
+        from.later(monotonic * 1000, wall * 1000)
+    }
+
+    #[test]
+    fn the_lease_runs_out_at_its_last_second_and_not_before() {
+        let start = ClockReading::now();
+        let contact = RunLease::new(start, Duration::from_secs(10));
+        assert!(!contact.is_lost(later(start, 49, 49)));
+        assert_eq!(contact.time_until_lost(later(start, 49, 49)), Duration::from_secs(1));
+        assert!(contact.is_lost(later(start, 50, 50)));
+        assert_eq!(contact.time_until_lost(later(start, 51, 51)), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_link_is_silent_at_half_the_lease_and_not_before() {
+        let start = ClockReading::now();
+        let contact = RunLease::new(start, Duration::from_secs(10));
+        assert!(!contact.is_silent(later(start, 19, 19)));
+        assert_eq!(contact.time_until_silent(later(start, 19, 19)), Duration::from_secs(1));
+        assert!(contact.is_silent(later(start, 20, 20)));
+        assert_eq!(contact.time_until_silent(later(start, 21, 21)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_suspended_machine_counts_by_the_wall_clock() {
+        let start = ClockReading::now();
+        assert!(RunLease::new(start, Duration::ZERO).is_lost(later(start, 1, 60)));
+    }
+
+    #[test]
+    fn a_wall_clock_set_back_counts_by_the_monotonic_clock() {
+        let start = ClockReading::now();
+        let contact = RunLease::new(start, Duration::ZERO);
+        assert!(!contact.is_lost(later(start, 59, -3600)));
+        assert!(contact.is_lost(later(start, 60, -3600)));
+    }
+
+    #[test]
+    fn an_absurd_age_is_only_lost() {
+        let start = ClockReading::now();
+        assert!(RunLease::new(start, Duration::from_millis(u64::MAX)).is_lost(start));
+    }
+}

@@ -1,0 +1,78 @@
+//! How many events of a Sensor's pod take effect: `limits.perMinute` counts in that pod, and whoever took it over would not.
+//!
+//! Events come late and many at once after a receiver was away, so what an outbox can hold is let through at any time, and
+//! in the long run no more than the limit. An honest pod never reaches that, whatever its clock says: only the receiver's
+//! own counts here.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// Events that an outbox holds for a receiver that is away.
+pub(super) const BACKLOG: i64 = 20_000;
+/// One event, in units of which a limit of one event a minute gives back one in each millisecond.
+const EVENT: i64 = 60_000;
+
+/// What was taken and is not given back yet.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct EventQuota {
+    /// In parts of an event.
+    taken: i64,
+    at: Option<Timestamp>,
+}
+
+impl EventQuota {
+    /// Takes an event of a Sensor with this limit. False: the limit cannot have let it through.
+    pub(super) fn try_take(&mut self, per_minute: u32, now: Timestamp) -> bool {
+        let per_minute = i64::from(per_minute);
+        let passed = self.at.map_or(0, |at| now.duration_since(at).as_millis());
+        // A clock that was set back gives nothing back.
+        let passed = i64::try_from(passed.max(0)).unwrap_or(i64::MAX);
+        self.at = Some(now);
+        self.taken = self.taken.saturating_sub(passed.saturating_mul(per_minute)).max(0);
+        if self.taken > (BACKLOG + per_minute - 1) * EVENT {
+            return false;
+        }
+        self.taken += EVENT;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+    use crate::sensor::outbox::{MOST_EVENTS, MOST_NOTIFICATIONS};
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_767_225_600 + seconds).expect("a moment")
+    }
+
+    fn taken(pace: &mut EventQuota, offered: usize, now: Timestamp) -> usize {
+        (0..offered).filter(|_| pace.try_take(60, now)).count()
+    }
+
+    #[test]
+    fn what_an_outbox_can_hold_is_taken_at_once_and_then_as_many_as_the_limit_says() {
+        assert_eq!(BACKLOG, MOST_EVENTS + MOST_NOTIFICATIONS);
+        let mut pace = EventQuota::default();
+        assert_eq!(taken(&mut pace, 20_059, at(0)), 20_059);
+        assert_eq!(taken(&mut pace, 10, at(0)), 1);
+        assert_eq!(taken(&mut pace, 100, at(1)), 1);
+        assert_eq!(taken(&mut pace, 100, at(61)), 60);
+        assert_eq!(taken(&mut pace, 100, at(61)), 0);
+        // After as long as the limit takes for all of it, there is room for all of it again.
+        assert_eq!(taken(&mut pace, 30_000, at(61 + 20_060)), 20_060);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_gives_nothing_back_and_takes_nothing_away() {
+        let mut pace = EventQuota::default();
+        assert_eq!(taken(&mut pace, 30_000, at(3_600)), 20_060);
+        assert_eq!(taken(&mut pace, 10, at(0)), 0);
+        assert_eq!(taken(&mut pace, 10, at(5)), 5);
+        assert_eq!(taken(&mut pace, 1, Timestamp::MAX), 1);
+        assert_eq!(taken(&mut pace, 1, Timestamp::MIN), 1);
+    }
+}

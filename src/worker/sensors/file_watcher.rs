@@ -1,0 +1,310 @@
+//! Watches files of the workspace for the Sensors of a loop, each in a task of its own.
+//!
+//! Looks when the system tells that something happens, and every few seconds in any case: shared volumes tell nothing of
+//! what is done elsewhere. Says one change at a time, and the next only when that one is on disk. Keeps nothing.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::{AbortHandle, JoinSet, spawn_blocking};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::LoopSensors;
+use super::files::{self, WatchError};
+use super::inotify::InotifyWatcher;
+use crate::sensing::watch::{ChangeDetector, FileChange, FileFingerprint, FileTask, WatchScope};
+
+/// Longest time between two looks, where a look is quick.
+const SWEEP: Duration = Duration::from_secs(5);
+/// Of its time a lookout looks one part in so many, where nothing happens; and at most one in so many.
+const SHARE: u32 = 50;
+const SHARE_AT_MOST: u32 = 10;
+/// Least time between two looks: writers write more than once.
+const GATHER: Duration = Duration::from_millis(100);
+/// How old a look may be to go on with it.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// What is to be watched for a Sensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchTerms {
+    pub(super) scope: WatchScope,
+    /// Most bytes of a text.
+    pub(super) most_text: usize,
+}
+
+/// What is to be watched, by the uid of the Sensor, and the files that are remembered of it.
+pub(super) type WantedWatches<'a> = BTreeMap<&'a str, (&'a WatchTerms, BTreeMap<String, FileFingerprint>)>;
+
+/// What is seen for a Sensor.
+#[derive(Debug)]
+pub struct WatchReport {
+    /// Number of the lookout.
+    lookout: u64,
+    pub(super) sensor: String,
+    pub(super) what: WatchUpdate,
+}
+
+/// What is seen.
+#[derive(Debug)]
+pub(super) enum WatchUpdate {
+    /// A file has changed.
+    Change(FileChange, WatchPermit),
+    /// Why files cannot be seen; `None`: they can.
+    Trouble(Option<String>),
+}
+
+/// While this is held nothing more is seen for the same Sensor.
+#[derive(Debug, Default)]
+#[allow(dead_code, reason = "it is held to be dropped")]
+pub(super) struct WatchPermit(Option<OwnedSemaphorePermit>);
+
+/// All that is watched for one loop.
+pub struct FileWatchers {
+    workspace: Option<PathBuf>,
+    known: BTreeMap<String, RunningWatcher>,
+    /// Lookouts so far.
+    count: u64,
+    tasks: JoinSet<()>,
+    seen: (mpsc::Sender<WatchReport>, mpsc::Receiver<WatchReport>),
+}
+
+struct RunningWatcher {
+    watching: WatchTerms,
+    number: u64,
+    task: AbortHandle,
+}
+
+impl FileWatchers {
+    /// Nothing is watched yet. `None`: there is no workspace.
+    #[must_use]
+    pub fn new(workspace: Option<PathBuf>) -> Self {
+        Self {
+            workspace,
+            known: BTreeMap::new(),
+            count: 0,
+            tasks: JoinSet::new(),
+            seen: mpsc::channel(1),
+        }
+    }
+
+    /// What these Sensors watch is to be watched, and nothing else.
+    pub fn set(&mut self, sensors: &LoopSensors) {
+        while self.tasks.try_join_next().is_some() {}
+        let wanted = sensors.watched();
+        self.known.retain(|uid, known| {
+            let stays = wanted
+                .get(&**uid)
+                .is_some_and(|(watching, _)| **watching == known.watching);
+            if !stays {
+                known.task.abort();
+            }
+            stays
+        });
+        for (uid, (watching, files)) in wanted {
+            if !self.known.contains_key(uid) {
+                self.start(uid, watching, files);
+            }
+        }
+    }
+
+    fn start(&mut self, sensor: &str, watching: &WatchTerms, files: BTreeMap<String, FileFingerprint>) {
+        let Some(workspace) = &self.workspace else { return };
+        self.count += 1;
+        let lookout = FileWatcher {
+            number: self.count,
+            sensor: sensor.to_owned(),
+            workspace: workspace.clone(),
+            watching: watching.clone(),
+            watcher: ChangeDetector::new(files),
+            bell: InotifyWatcher::new(workspace),
+            trouble: None,
+            has_said: false,
+            seen: self.seen.0.clone(),
+            gate: Arc::new(Semaphore::new(1)),
+            began: Instant::now(),
+        };
+        let known = RunningWatcher {
+            watching: watching.clone(),
+            number: self.count,
+            task: self.tasks.spawn(lookout.run()),
+        };
+        self.known.insert(sensor.to_owned(), known);
+    }
+
+    /// What is seen next.
+    pub async fn next(&mut self) -> WatchReport {
+        while let Some(sighting) = self.seen.1.recv().await {
+            let known = self.known.get(&sighting.sensor);
+            // The last word of one that was ended is of other files.
+            if known.is_some_and(|known| known.number == sighting.lookout) {
+                return sighting;
+            }
+        }
+        // Never: one of its senders is here.
+        std::future::pending().await
+    }
+}
+
+/// Nobody hears any more.
+struct ReportsClosed;
+
+struct FileWatcher {
+    number: u64,
+    sensor: String,
+    workspace: PathBuf,
+    watching: WatchTerms,
+    watcher: ChangeDetector,
+    bell: InotifyWatcher,
+    /// As it was last said, if anything was.
+    trouble: Option<WatchError>,
+    has_said: bool,
+    seen: mpsc::Sender<WatchReport>,
+    gate: Arc<Semaphore>,
+    /// Its clock counts from here.
+    began: Instant,
+}
+
+/// How a look went.
+struct ScanResult {
+    /// How long it took to find all files.
+    took: Duration,
+    /// Not everything that was found was gone into.
+    more: bool,
+}
+
+impl FileWatcher {
+    async fn run(mut self) {
+        while let Ok(looked) = self.scan().await {
+            self.wait(&looked).await;
+        }
+    }
+
+    /// Waits until it is time for another look. A look that takes long comes seldom.
+    async fn wait(&mut self, looked: &ScanResult) {
+        sleep(GATHER.max(looked.took * SHARE_AT_MOST)).await;
+        if looked.more {
+            return;
+        }
+        let now = Instant::now();
+        let sweep = now + SWEEP.max(looked.took * SHARE);
+        let settles = self.watcher.settles_at(now - self.began, self.bell.open_files());
+        let until = settles.map_or(sweep, |settles| sweep.min(self.began + settles));
+        tokio::select! {
+            () = sleep_until(until) => {}
+            () = self.bell.wait_for_change() => {}
+        }
+    }
+
+    async fn scan(&mut self) -> Result<ScanResult, ReportsClosed> {
+        let began = Instant::now();
+        let (workspace, scope) = (self.workspace.clone(), self.watching.scope.clone());
+        let surveyed = blocking(move || files::survey(&workspace, &scope)).await;
+        let mut looked = ScanResult {
+            took: began.elapsed(),
+            more: false,
+        };
+        let mut survey = match surveyed {
+            Ok(survey) => survey,
+            Err(trouble) => {
+                self.report_trouble(Some(trouble)).await?;
+                return Ok(looked);
+            }
+        };
+        self.bell.watch_folders(survey.folders);
+        let mut trouble = survey.trouble;
+        // What cannot be seen is not gone.
+        for folder in &survey.passed {
+            survey.files.extend(self.watcher.below(folder));
+        }
+        let now = began - self.began;
+        for task in self.watcher.compare(now, &survey.files, self.bell.open_files()) {
+            // What waited for others may be another thing by now.
+            if began.elapsed() > looked.took + FRESH {
+                looked.more = true;
+                break;
+            }
+            if let Err(why) = self.run_task(task).await? {
+                trouble = Some(why);
+            }
+        }
+        // What was not gone into may be in trouble as before.
+        if trouble.is_some() || !looked.more {
+            self.report_trouble(trouble).await?;
+        }
+        Ok(looked)
+    }
+
+    async fn run_task(&mut self, task: FileTask) -> Result<Result<(), WatchError>, ReportsClosed> {
+        let (path, print, text) = match task {
+            FileTask::Forget(path) => (path, None, None),
+            FileTask::Read(path, look) => {
+                let (workspace, most) = (self.workspace.clone(), self.watching.most_text);
+                let file = path.clone();
+                match blocking(move || files::read(&workspace, &file, look, most)).await {
+                    Ok(Some(content)) => (path, Some(content.print), content.text),
+                    Ok(None) => return Ok(Ok(())),
+                    Err(trouble) => return Ok(Err(trouble)),
+                }
+            }
+        };
+        let known = self.watcher.known(&path);
+        let touched = (print.as_ref().zip(known)).is_some_and(|(print, known)| print.says_the_same_as(known));
+        if !touched {
+            let change = FileChange {
+                path: path.clone(),
+                print: print.clone(),
+                was_there: known.is_some(),
+                text,
+            };
+            let hold = self.gate.clone().acquire_owned().await.map_err(|_| ReportsClosed)?;
+            self.send(WatchUpdate::Change(change, WatchPermit(Some(hold)))).await?;
+            // Until it is on disk.
+            drop(self.gate.acquire().await.map_err(|_| ReportsClosed)?);
+        }
+        self.watcher.learn(&path, print);
+        Ok(Ok(()))
+    }
+
+    /// Says once how it stands.
+    async fn report_trouble(&mut self, trouble: Option<WatchError>) -> Result<(), ReportsClosed> {
+        if self.has_said && self.trouble == trouble {
+            return Ok(());
+        }
+        let words = trouble.as_ref().map(ToString::to_string);
+        (self.trouble, self.has_said) = (trouble, true);
+        self.send(WatchUpdate::Trouble(words)).await
+    }
+
+    async fn send(&self, what: WatchUpdate) -> Result<(), ReportsClosed> {
+        let sensor = self.sensor.clone();
+        let sighting = WatchReport {
+            lookout: self.number,
+            sensor,
+            what,
+        };
+        self.seen.send(sighting).await.map_err(|_| ReportsClosed)
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, WatchError> + Send + 'static,
+) -> Result<T, WatchError> {
+    spawn_blocking(work)
+        .await
+        .unwrap_or_else(|_| Err(WatchError::Other("a bug in agentloop".into())))
+}
+
+#[cfg(test)]
+impl WatchReport {
+    /// Of a Sensor's lookout.
+    pub(super) fn of(sensor: &str, what: WatchUpdate) -> Self {
+        Self {
+            lookout: 0,
+            sensor: sensor.into(),
+            what,
+        }
+    }
+}

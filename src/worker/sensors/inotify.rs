@@ -1,0 +1,106 @@
+//! Tells that something happens to files, as far as the system tells: inotify. Only ever makes a look come sooner.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// What is told. Not that a file is opened or read: that is what follows a look.
+const TOLD: WatchFlags = WatchFlags::CREATE
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MODIFY)
+    .union(WatchFlags::CLOSE_WRITE)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::ONLYDIR)
+    .union(WatchFlags::DONT_FOLLOW);
+
+/// What is heard of files.
+pub(super) struct InotifyWatcher {
+    workspace: PathBuf,
+    /// `None`: the system has no more of them.
+    queue: Option<AsyncFd<OwnedFd>>,
+    folders: BTreeMap<i32, String>,
+    /// Files that are being written.
+    open: BTreeSet<String>,
+}
+
+impl InotifyWatcher {
+    /// Hears nothing yet.
+    pub(super) fn new(workspace: &Path) -> Self {
+        let queue = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).ok();
+        Self {
+            workspace: workspace.into(),
+            queue: queue.and_then(registered),
+            folders: BTreeMap::new(),
+            open: BTreeSet::new(),
+        }
+    }
+
+    /// Listens to these folders, and to no others. A folder that it cannot listen to is looked at now and then all the same.
+    pub(super) fn watch_folders(&mut self, folders: Vec<String>) {
+        let Some(queue) = &self.queue else { return };
+        let before = std::mem::take(&mut self.folders);
+        for folder in folders {
+            // The same folder again has the same number.
+            if let Ok(number) = inotify::add_watch(queue.get_ref(), self.workspace.join(&folder), TOLD) {
+                self.folders.insert(number, folder);
+            }
+        }
+        for number in before.keys().filter(|number| !self.folders.contains_key(*number)) {
+            let _ = inotify::remove_watch(queue.get_ref(), *number);
+        }
+    }
+
+    /// Files that somebody writes to at the moment.
+    pub(super) fn open_files(&self) -> &BTreeSet<String> {
+        &self.open
+    }
+
+    /// Waits until something has happened.
+    pub(super) async fn wait_for_change(&mut self) {
+        let Some(queue) = &self.queue else {
+            return std::future::pending().await;
+        };
+        let Ok(mut ready) = queue.readable().await else {
+            return std::future::pending().await;
+        };
+        ready.clear_ready();
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        let Some(queue) = &self.queue else { return };
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = Reader::new(queue.get_ref(), &mut buffer);
+        while let Ok(event) = reader.next() {
+            let what = event.events();
+            let name = event.file_name().and_then(|name| name.to_str().ok());
+            let (Some(folder), Some(name)) = (self.folders.get(&event.wd()), name) else {
+                continue;
+            };
+            let path = if folder.is_empty() {
+                name.to_owned()
+            } else {
+                format!("{folder}/{name}")
+            };
+            if what.contains(ReadFlags::MODIFY) {
+                self.open.insert(path);
+            } else {
+                self.open.remove(&path);
+            }
+        }
+    }
+}
+
+#[allow(
+    deprecated,
+    reason = "its successor is unsafe to call, for types that exchange their descriptor: this one does not"
+)]
+fn registered(queue: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(queue, Interest::READABLE).ok()
+}
