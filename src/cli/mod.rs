@@ -46,7 +46,7 @@ enum Command {
     /// Hold the provider key and meter every model call (in the Agent's pod).
     Gateway(gateway::GatewayArgs),
     /// Run the source of one Sensor and deliver its events (in the sensor pod).
-    // Not shown: the controller does not make that pod yet.
+    // Hidden, since only the controller starts it.
     #[command(hide = true)]
     Sensor(sensor::SensorArgs),
     /// Run the Agents of manifests in this process, without a cluster.

@@ -34,12 +34,12 @@ use hyper_util::rt::TokioTimer;
 use jiff::Timestamp;
 use serde::de::IgnoredAny;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::signature::{SignatureError, SignatureRule};
-use self::slots::{PeerSlots, SlotError};
+use self::slots::{PeerSlot, PeerSlots, SlotError};
 use super::{ArrivalOutcome, SourceCursor, SourceFeed, SourceMessage};
 use crate::sensing::rules::MOST_DEPTH;
 
@@ -49,7 +49,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_GRACE: Duration = Duration::from_secs(2);
 /// Most bytes of all bodies that are read at once, within the memory of a small pod.
 const BODIES_BYTES: usize = 16 * 1024 * 1024;
-/// One of so many parts of the connections is for one peer: an Ingress, through which all come, needs many.
+/// One of so many parts of the connections, and of the bytes, is for one peer: an Ingress, through which all come, needs many.
 const PEERS: usize = 4;
 /// Seconds after which a sender that was too fast may come again.
 const RETRY_AFTER: &str = "60";
@@ -77,7 +77,8 @@ struct WebhookState {
 impl WebhookReceiver {
     /// Serves until `stop`.
     pub async fn run(self, listener: TcpListener, feed: SourceFeed, stop: CancellationToken) -> std::io::Result<()> {
-        let slots = PeerSlots::new(self.connections, (self.connections / PEERS).max(1));
+        let bytes = (BODIES_BYTES / PEERS).max(self.most_bytes);
+        let slots = PeerSlots::new(self.connections, (self.connections / PEERS).max(1), bytes);
         feed.report_connected();
         let app = router(self, feed);
         // A connection without a slot is closed; a slot lives as long as its connection's service.
@@ -134,6 +135,10 @@ enum WebhookRefusal {
     NotNow,
 }
 
+fn permits(length: usize) -> u32 {
+    u32::try_from(length.max(1)).unwrap_or(u32::MAX)
+}
+
 async fn hear(server: &WebhookState, headers: &HeaderMap, request: Request) -> Result<ArrivalOutcome, WebhookRefusal> {
     let WebhookState { receiver, feed, room } = server;
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
@@ -146,9 +151,17 @@ async fn hear(server: &WebhookState, headers: &HeaderMap, request: Request) -> R
     if length > receiver.most_bytes {
         return Err(receiver.too_large());
     }
-    // Held until what was read is gone again.
-    let permits = u32::try_from(length.max(1)).unwrap_or(u32::MAX);
-    let _room = timeout(READ_TIMEOUT, room.acquire_many(permits))
+    // Held until what was read is gone again. Whoever sends slowly, with a signature or without a right one, takes no more than
+    // the part of one peer.
+    let slot = request.extensions().get::<Arc<PeerSlot>>().cloned();
+    let room = async {
+        let of_peer = match &slot {
+            Some(slot) => Some(slot.bytes().acquire_many(permits(length)).await?),
+            None => None,
+        };
+        Ok::<_, AcquireError>((of_peer, room.acquire_many(permits(length)).await?))
+    };
+    let _room = timeout(READ_TIMEOUT, room)
         .await
         .map_err(|_| WebhookRefusal::NotNow)?
         .map_err(|_| WebhookRefusal::NotNow)?;

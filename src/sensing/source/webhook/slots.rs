@@ -1,8 +1,10 @@
-//! Connections at once: so many in all, and so many of one peer.
+//! What one peer may take of the server: so many of its connections, and so many bytes of bodies that are read.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Semaphore;
 
 /// There is no slot for another connection.
 #[derive(thiserror::Error, Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +17,20 @@ pub(super) struct PeerSlots {
     inner: Arc<Mutex<SlotUsage>>,
     most: usize,
     most_of_one: usize,
+    bytes_of_one: usize,
 }
 
 #[derive(Debug, Default)]
 struct SlotUsage {
     all: usize,
-    by: HashMap<IpAddr, usize>,
+    by: HashMap<IpAddr, PeerUsage>,
+}
+
+#[derive(Debug)]
+struct PeerUsage {
+    connections: usize,
+    /// The bytes that its bodies may still take.
+    bytes: Arc<Semaphore>,
 }
 
 /// A slot, until it is dropped.
@@ -28,30 +38,46 @@ struct SlotUsage {
 pub(super) struct PeerSlot {
     slots: PeerSlots,
     peer: IpAddr,
+    bytes: Arc<Semaphore>,
 }
 
 impl PeerSlots {
-    pub(super) fn new(most: usize, most_of_one: usize) -> Self {
+    /// Connections in all and of one peer, and the bytes of the bodies that one peer sends at once.
+    pub(super) fn new(most: usize, most_of_one: usize, bytes_of_one: usize) -> Self {
         Self {
             inner: Arc::default(),
             most,
             most_of_one,
+            bytes_of_one,
         }
     }
 
     /// A slot for this peer; `None`: there is none.
     pub(super) fn take(&self, peer: IpAddr) -> Option<PeerSlot> {
         let mut taken = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_one = taken.by.get(&peer).copied().unwrap_or_default();
+        let of_one = taken.by.get(&peer).map_or(0, |usage| usage.connections);
         if taken.all >= self.most || of_one >= self.most_of_one {
             return None;
         }
         taken.all += 1;
-        taken.by.insert(peer, of_one + 1);
+        let usage = taken.by.entry(peer).or_insert_with(|| PeerUsage {
+            connections: 0,
+            bytes: Arc::new(Semaphore::new(self.bytes_of_one)),
+        });
+        usage.connections += 1;
+        let bytes = Arc::clone(&usage.bytes);
         Some(PeerSlot {
             slots: self.clone(),
             peer,
+            bytes,
         })
+    }
+}
+
+impl PeerSlot {
+    /// The bytes of bodies that this peer may send at once, over all its connections.
+    pub(super) fn bytes(&self) -> &Semaphore {
+        &self.bytes
     }
 }
 
@@ -59,11 +85,11 @@ impl Drop for PeerSlot {
     fn drop(&mut self) {
         let mut taken = self.slots.inner.lock().unwrap_or_else(PoisonError::into_inner);
         taken.all = taken.all.saturating_sub(1);
-        let left = taken.by.get(&self.peer).map_or(0, |of_one| of_one.saturating_sub(1));
-        if left == 0 {
-            taken.by.remove(&self.peer);
-        } else {
-            taken.by.insert(self.peer, left);
+        if let Some(usage) = taken.by.get_mut(&self.peer) {
+            usage.connections -= 1;
+            if usage.connections == 0 {
+                taken.by.remove(&self.peer);
+            }
         }
     }
 }
@@ -75,7 +101,7 @@ mod tests {
     #[test]
     fn there_are_so_many_in_all_and_of_one_peer_and_a_dropped_one_is_free_again() {
         let peer = |last: u8| IpAddr::from([10, 0, 0, last]);
-        let slots = PeerSlots::new(5, 2);
+        let slots = PeerSlots::new(5, 2, 1);
         let mut held: Vec<_> = (0..2).map(|_| slots.take(peer(1)).unwrap()).collect();
         assert!(slots.take(peer(1)).is_none(), "one peer may have two");
         held.extend((2..5).map(|last| slots.take(peer(last)).unwrap()));

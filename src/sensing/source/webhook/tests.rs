@@ -25,6 +25,10 @@ struct Hook {
 
 impl Hook {
     async fn new(scheme: SignatureScheme, key: &str) -> Self {
+        Self::sized(scheme, key, 100).await
+    }
+
+    async fn sized(scheme: SignatureScheme, key: &str, most_bytes: usize) -> Self {
         // Fails when another test was first; then it is there.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut file = NamedTempFile::new().unwrap();
@@ -35,7 +39,7 @@ impl Hook {
                 id_header: None,
             },
             key_file: file.path().into(),
-            most_bytes: 100,
+            most_bytes,
             // Of which one peer has ten.
             connections: 40,
         };
@@ -328,6 +332,46 @@ async fn one_peer_has_a_quarter_of_the_connections() {
         assert!(tries < 100);
         tokio::task::yield_now().await;
     }
+    hook.end().await;
+}
+
+/// A connection from another address of this host that says that a body of so many bytes will come. It is told to go on
+/// once there is room for that.
+async fn slow_sender(address: &str, bytes: usize) -> tokio::net::TcpStream {
+    use tokio::io::AsyncWriteExt;
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut stream = socket.connect(address.parse().unwrap()).await.unwrap();
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: x\r\nX-Hub-Signature-256: sha256=00\r\nContent-Length: {bytes}\r\nExpect: 100-continue\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn one_peer_without_the_key_does_not_take_the_room_for_all_bodies() {
+    use tokio::io::AsyncReadExt;
+    let most = BODIES_BYTES / PEERS;
+    let mut hook = Hook::sized(SignatureScheme::GitHub, KEY, most).await;
+    let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+    let mut slow = Vec::new();
+    let mut told = 0;
+    for _ in 0..PEERS {
+        let mut stream = slow_sender(&address, most).await;
+        let mut answer = [0; 12];
+        let read = tokio::time::timeout(Duration::from_millis(500), stream.read_exact(&mut answer));
+        told += usize::from(read.await.is_ok_and(|read| read.is_ok() && &answer == b"HTTP/1.1 100"));
+        slow.push(stream);
+    }
+    assert_eq!(told, 1, "the part of one peer");
+    let signed = github("{}");
+    let sent = hook.send(&signed, "{}".into(), ArrivalOutcome::OnDisk);
+    let (status, _) = tokio::time::timeout(Duration::from_secs(5), sent)
+        .await
+        .expect("there is room");
+    assert_eq!(status, 202);
+    drop(slow);
     hook.end().await;
 }
 
