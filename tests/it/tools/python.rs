@@ -67,15 +67,15 @@ pub struct McpServer {
 
 impl McpServer {
     pub fn start(edition: Edition, args: &[&'static str]) -> Self {
-        let mut server = Self::stopped(edition, args);
+        let mut server = Self::on("127.0.0.1", 0, edition, args);
         server.go();
         server
     }
 
     /// One that pods of the test cluster reach too, where the model servers are.
     pub fn for_pods(edition: Edition) -> Self {
-        let mut server = Self::stopped(edition, &[]);
-        server.host = std::env::var("AGENTLOOP_MODEL_HOST").unwrap_or_else(|_| "198.18.0.1".into());
+        let host = std::env::var("AGENTLOOP_MODEL_HOST").unwrap_or_else(|_| "198.18.0.1".into());
+        let mut server = Self::on(&host, 0, edition, &[]);
         server.go();
         server
     }
@@ -87,11 +87,16 @@ impl McpServer {
             .local_addr()
             .unwrap()
             .port();
+        Self::on("127.0.0.1", port, edition, args)
+    }
+
+    /// Port 0: whichever is free when it starts.
+    fn on(host: &str, port: u16, edition: Edition, args: &[&'static str]) -> Self {
         Self {
             edition,
             args: args.to_vec(),
             directory: TempDir::new().unwrap(),
-            host: "127.0.0.1".into(),
+            host: host.into(),
             port,
             process: None,
         }
@@ -123,7 +128,9 @@ impl McpServer {
         BufReader::new(child.stdout.take().unwrap())
             .read_line(&mut line)
             .unwrap();
-        assert_eq!(line.trim(), self.port.to_string(), "{}", self.log());
+        let port = line.trim().parse().unwrap_or_else(|_| panic!("{}", self.log()));
+        assert!(self.port == 0 || self.port == port, "{}", self.log());
+        self.port = port;
         let stdin = child.stdin.take().unwrap();
         self.process = Some((child, stdin));
     }
