@@ -2,10 +2,10 @@
 //!
 //! | hop | carries |
 //! |---|---|
-//! | sensor pod → controller | `POST /v1/deliver` [`Deliver`] → [`Delivered`], once the receiver has it on disk |
+//! | sensor pod → controller | `POST /v1/deliver` [`Deliver`] → [`DeliveryAck`], once the receiver has it on disk |
 //! | controller → gateway | the event `delivery` of `GET /v1/directives`, a [`Delivery`] |
 //! | gateway → worker | `GET /v1/deliveries` on the socket |
-//! | worker → gateway | `POST /v1/deliveries/ack` [`Delivered`] |
+//! | worker → gateway | `POST /v1/deliveries/ack` [`DeliveryAck`] |
 //! | gateway → controller | `POST /v1/delivered` [`RelayedDeliveryAck`] |
 //!
 //! Nobody on the way keeps anything: what is lost is sent again by the sensor pod's outbox, and what comes twice has no
@@ -23,6 +23,11 @@ pub use crate::sensing::delivery::{Delivery, SensorEvent};
 pub const MOST_DELIVERY_BYTES: usize = 192 * 1024;
 /// Most events of one [`Deliver`]: a receiver takes so many before it looks at anything else.
 pub const MOST_DELIVERY_EVENTS: usize = 64;
+/// Notifications that an outbox keeps for receivers that are away.
+pub const MOST_NOTIFICATIONS: i64 = 10_000;
+/// Events that an outbox keeps: those beyond have lost their values and notifications before, or have none before they are
+/// scored.
+pub const MOST_EVENTS: i64 = 10_000;
 /// Seconds that the controller waits for a receiver's word.
 pub const DELIVERY_SECONDS: u64 = 5;
 /// Seconds that a gateway lets its worker wait for a delivery.

@@ -8,6 +8,7 @@ mod context;
 mod corpus;
 mod doubt;
 mod events;
+mod expiry;
 mod failures;
 mod gate;
 mod heartbeat;

@@ -22,17 +22,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::disk::{self, BallastFile};
-use crate::link::deliveries::MOST_DELIVERY_EVENTS;
+use crate::link::deliveries::{MOST_DELIVERY_EVENTS, MOST_EVENTS, MOST_NOTIFICATIONS};
 use crate::sensing::delivery::{FieldValue, SensorEvent, SensorNotification};
 use crate::sensing::source::SourceCursor;
 pub use error::OutboxError;
 pub use receivers::{AckOutcome, EventReceiver, GRACE};
 pub use repeat_keys::RepeatKey;
-
-/// Notifications that are kept for receivers that are away.
-pub const MOST_NOTIFICATIONS: i64 = 10_000;
-/// Events that are kept: those beyond have lost their values and notifications before, or have none before they are scored.
-pub const MOST_EVENTS: i64 = 10_000;
 
 /// Most bytes on disk, unless the volume is smaller.
 pub const MOST_BYTES: i64 = 256 * 1024 * 1024;

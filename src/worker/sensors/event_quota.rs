@@ -7,8 +7,10 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::link::deliveries::{MOST_EVENTS, MOST_NOTIFICATIONS};
+
 /// Events that an outbox holds for a receiver that is away.
-pub(super) const BACKLOG: i64 = 20_000;
+pub(super) const BACKLOG: i64 = MOST_EVENTS + MOST_NOTIFICATIONS;
 /// One event, in units of which a limit of one event a minute gives back one in each millisecond.
 const EVENT: i64 = 60_000;
 
@@ -43,7 +45,6 @@ mod tests {
     use pretty_assertions::assert_eq;
 
     use super::*;
-    use crate::sensor::outbox::{MOST_EVENTS, MOST_NOTIFICATIONS};
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(1_767_225_600 + seconds).expect("a moment")
@@ -55,7 +56,6 @@ mod tests {
 
     #[test]
     fn what_an_outbox_can_hold_is_taken_at_once_and_then_as_many_as_the_limit_says() {
-        assert_eq!(BACKLOG, MOST_EVENTS + MOST_NOTIFICATIONS);
         let mut pace = EventQuota::default();
         assert_eq!(taken(&mut pace, 20_059, at(0)), 20_059);
         assert_eq!(taken(&mut pace, 10, at(0)), 1);

@@ -7,13 +7,13 @@ mod event_quota;
 pub mod file_watcher;
 mod files;
 mod inotify;
+mod memory;
 mod scoring;
 mod ticks;
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::journal::SensorRecord;
@@ -25,21 +25,15 @@ use crate::link::deliveries::DeliveryAck;
 use crate::link::sensor_messages::{LastEvent, SensorReport, SensorTerms};
 use crate::sensing;
 use crate::sensing::delivery::{Delivery, MOST_SEQ, SensorEvent};
-use crate::sensing::rules::{RulesOutcome, RulesState, SensorRules};
+use crate::sensing::rules::{RulesOutcome, SensorRules};
 use crate::sensing::schedule::{self, DueTick, TickCalendar};
 use crate::sensing::watch::{FileChange, FileFingerprint};
 
-use event_quota::EventQuota;
 use file_watcher::{WantedWatches, WatchPermit, WatchReport, WatchTerms, WatchUpdate};
 
-use scoring::ScoreQueue;
+use memory::SensorMemory;
 pub use scoring::ScoringStep;
 use ticks::TickHistory;
-
-/// Outboxes of one Sensor whose numbers are remembered beside those of the newest one.
-const MOST_OUTBOXES: usize = 16;
-/// Fields of one Sensor whose values are remembered: more than its spec ever names at a time.
-const MOST_FIELDS: usize = 64;
 
 /// All Sensors of a loop.
 #[derive(Debug, Default)]
@@ -70,43 +64,6 @@ struct CompiledTerms {
     rules: SensorRules,
     calendar: Option<TickCalendar>,
     watching: Option<WatchTerms>,
-}
-
-/// What is kept of a Sensor.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase", default)]
-struct SensorMemory {
-    /// Number of the last event that was taken: it took effect, or waits below.
-    through: i64,
-    /// The outbox that gave it; empty: this process did, or one without an id.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    outbox: String,
-    /// The same of outboxes before it, the newest last: what is still on its way from them is known.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    earlier: Vec<(String, i64)>,
-    rules: RulesState,
-    ticks: Option<TickHistory>,
-    /// Why files cannot be seen.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    trouble: Option<String>,
-    /// The newest value that it gave each field.
-    values: BTreeMap<String, GivenValue>,
-    /// Events that wait for a score.
-    waiting: ScoreQueue,
-    /// How many came from a pod of its own.
-    #[serde(skip_serializing_if = "is_nothing")]
-    pace: EventQuota,
-}
-
-fn is_nothing(pace: &EventQuota) -> bool {
-    *pace == EventQuota::default()
-}
-
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-struct GivenValue {
-    value: Value,
-    at: Timestamp,
 }
 
 /// Something that happened to a Sensor, and what is to be remembered of it.
@@ -513,68 +470,6 @@ impl RunningSensor {
                 .cloned()
                 .or_else(|| memory.waiting.failure()),
             next_attempt_at: self.next_tick(memory),
-        }
-    }
-}
-
-impl SensorMemory {
-    fn through_of(&self, outbox: &str) -> i64 {
-        let earlier = || self.earlier.iter().find(|(known, _)| known == outbox);
-        if self.outbox == outbox {
-            self.through
-        } else {
-            earlier().map_or(0, |(_, through)| *through)
-        }
-    }
-
-    /// What comes next is from this outbox.
-    fn counts_by(&mut self, outbox: &str) {
-        if self.outbox == outbox {
-            return;
-        }
-        let through = self.through_of(outbox);
-        self.earlier.retain(|(known, _)| known != outbox);
-        let before = std::mem::replace(&mut self.outbox, outbox.to_owned());
-        self.earlier.push((before, self.through));
-        let surplus = self.earlier.len().saturating_sub(MOST_OUTBOXES);
-        self.earlier.drain(..surplus);
-        self.through = through;
-    }
-
-    /// An event of another pod was taken. One that no rules could have made, or not so soon, takes no effect.
-    fn take_from_pod(&mut self, now: Timestamp, delivery: &Delivery, event: SensorEvent) -> Option<SensorEvent> {
-        let is_in_time = |pace: &mut EventQuota| delivery.per_minute.is_none_or(|limit| pace.try_take(limit, now));
-        if event.is_plausible() && is_in_time(&mut self.pace) {
-            return self.take(&delivery.name, event);
-        }
-        self.through = event.seq;
-        self.rules.totals.dropped += 1;
-        None
-    }
-
-    /// An event was taken. It takes effect, or else waits.
-    fn take(&mut self, sensor: &str, event: SensorEvent) -> Option<SensorEvent> {
-        self.through = event.seq;
-        let event = self.waiting.keep(sensor, event)?;
-        self.note(&event);
-        Some(event)
-    }
-
-    /// An event takes effect.
-    fn note(&mut self, event: &SensorEvent) {
-        for update in &event.updates {
-            let given = GivenValue {
-                value: update.value.clone(),
-                at: event.at,
-            };
-            self.values.insert(update.field.clone(), given);
-        }
-        while self.values.len() > MOST_FIELDS {
-            let oldest = self.values.iter().min_by_key(|(_, given)| given.at);
-            let Some(oldest) = oldest.map(|(field, _)| field.clone()) else {
-                break;
-            };
-            self.values.remove(&oldest);
         }
     }
 }
