@@ -338,7 +338,7 @@ impl AccountAssignments {
             obstacles.add(
                 CallObstacleReason::BudgetUnavailable,
                 format!(
-                    "AgentBudget {}/{} cannot be read, so nobody knows whom it limits: {}",
+                    "AgentBudget {}/{} cannot be parsed, so its selector is unknown: {}",
                     unreadable.namespace, unreadable.name, unreadable.problem
                 ),
             );

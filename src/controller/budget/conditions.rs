@@ -152,7 +152,7 @@ impl BudgetConditions<'_> {
         parts.push(match (spent.held, spent.resets_at) {
             (true, _) => "onExhausted is Stop: it stays so until limits are raised or topped up".into(),
             (false, Some(at)) => format!("by itself there is room again at {}", format::moment(at)),
-            (false, None) => "by itself there is never room again".into(),
+            (false, None) => "the budget does not reset".into(),
         });
         parts.push(match gate {
             Some(gate) => approval::how_to_answer(self.input.budget, gate),

@@ -336,7 +336,7 @@ fn a_lifetime_that_is_spent_needs_a_person() {
     assert_eq!(says(&status, ConditionType::Stalled), ("True", "Exhausted"));
     assert_eq!(status.window.as_ref().unwrap().resets_at, None);
     let message = &condition(&status, ConditionType::Ready).message;
-    assert!(message.contains("by itself there is never room again"), "{message}");
+    assert!(message.contains("the budget does not reset"), "{message}");
     world.book.top_up("b", "fire", tokens(1), at(2));
     let status = world.write(2);
     assert_eq!(says(status, ConditionType::Ready).0, "True");

@@ -29,11 +29,7 @@ pub(super) fn from_status(old: &SensorStatus, new: &SensorStatus) -> Vec<KubeEve
         notices.push(KubeEvent::warning(reason, "Listen", message));
     }
     if fails(old) && has_condition(new, ConditionType::Connected, "True") {
-        notices.push(KubeEvent::normal(
-            "Recovered",
-            "Listen",
-            "it hears and understands what comes again",
-        ));
+        notices.push(KubeEvent::normal("Recovered", "Listen", "receiving events again"));
     }
     if has_condition(new, ConditionType::Suspended, "True") && !has_condition(old, ConditionType::Suspended, "True") {
         notices.push(KubeEvent::normal(

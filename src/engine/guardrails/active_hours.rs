@@ -26,7 +26,7 @@ impl Guardrail for ActiveHoursGuardrail {
             None => (None, None),
             Some((_, WindowPosition::Inside { end })) => (None, Some(end)),
             Some((hours, WindowPosition::Outside { next })) => {
-                let message = format!("it is no time of guardrails.activeHours ({})", hours.words);
+                let message = format!("outside guardrails.activeHours ({})", hours.words);
                 (Some(ClockPause { until: next, message }), next)
             }
         };

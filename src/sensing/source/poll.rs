@@ -103,7 +103,7 @@ impl SourcePoller {
             ArrivalOutcome::Dropped | ArrivalOutcome::TooDeep | ArrivalOutcome::Replayed => {}
             ArrivalOutcome::NotNow => {
                 return Err(SourceError(
-                    "what came cannot be kept now; look at the sensor pod's storage".into(),
+                    "cannot store incoming events; check the sensor pod's storage".into(),
                 ));
             }
         }

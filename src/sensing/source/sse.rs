@@ -117,7 +117,7 @@ impl SseListener {
         };
         match feed.submit(heard).await {
             ArrivalOutcome::NotNow => Err(SourceError(
-                "what came cannot be kept now; look at the sensor pod's storage".into(),
+                "cannot store incoming events; check the sensor pod's storage".into(),
             )),
             ArrivalOutcome::OnDisk
             | ArrivalOutcome::Known

@@ -106,7 +106,9 @@ impl WebSocketListener {
         let accept = response.headers().get(SEC_WEBSOCKET_ACCEPT);
         let answers = accept.is_some_and(|accept| accept.as_bytes() == derive_accept_key(key.as_bytes()).as_bytes());
         if response.status() != StatusCode::SWITCHING_PROTOCOLS || !answers {
-            return Err(SourceError("the answer is none of a WebSocket; look at the url".into()));
+            return Err(SourceError(
+                "the server did not accept the WebSocket upgrade; check url".into(),
+            ));
         }
         let upgraded = response.upgrade().await.map_err(|error| unreachable(&error))?;
         let config = WebSocketConfig::default()
@@ -154,7 +156,7 @@ async fn give(message: &[u8], feed: &SourceFeed) {
     while feed.submit(heard(message.to_vec())).await == ArrivalOutcome::NotNow {
         if !std::mem::replace(&mut waited, true) {
             feed.failed(
-                "what came cannot be kept now; look at the sensor pod's storage",
+                "cannot store incoming events; check the sensor pod's storage",
                 GIVE_AGAIN,
             );
         }

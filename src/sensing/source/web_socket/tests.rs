@@ -207,7 +207,7 @@ async fn what_cannot_be_kept_now_is_given_again_since_nobody_sends_it_again() {
     socket.send(Message::text("a")).await.unwrap();
     socket.send(Message::text("b")).await.unwrap();
     assert_eq!(running.next(ArrivalOutcome::NotNow).await, b"a");
-    assert!(running.failure().await.contains("cannot be kept now"));
+    assert!(running.failure().await.contains("cannot store incoming events"));
     assert_eq!(running.next(ArrivalOutcome::NotNow).await, b"a");
     assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"a");
     assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"b");
@@ -247,7 +247,7 @@ async fn a_close_with_a_reason_makes_the_next_connection_wait() {
     drop(running.connection().await);
 }
 
-const PLAIN: &str = "the answer is none of a WebSocket; look at the url";
+const PLAIN: &str = "the server did not accept the WebSocket upgrade; check url";
 
 #[rstest]
 #[case::a_page("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", PLAIN)]

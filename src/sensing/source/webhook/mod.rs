@@ -255,7 +255,7 @@ impl WebhookReceiver {
 fn not_now() -> Response {
     (
         StatusCode::SERVICE_UNAVAILABLE,
-        "this cannot be kept now: send it again",
+        "the event cannot be stored now: send it again",
     )
         .into_response()
 }
