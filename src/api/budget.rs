@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::amount::{Amount, LimitAmounts};
 use super::bounds;
 
-/// At least one kind of a [`Limits`] is set.
+/// At least one kind of a [`BudgetLimits`] is set.
 const SOME: &str =
     "has(self.tokens) || has(self.inputTokens) || has(self.outputTokens) || has(self.calls) || has(self.costUSD)";
 /// Every kind of `ask.topUp` is limited.

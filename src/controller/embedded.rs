@@ -29,7 +29,7 @@ pub struct EmbeddedOptions {
     pub sensor_pods: SensorPodSettings,
     /// Where the link is served; by address, which its certificate names.
     pub listener: TcpListener,
-    /// The live loops; both ends of [`Loops::new`].
+    /// The live loops; both ends of [`PodSessions::new`].
     pub loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<AgentKey>),
 }
 

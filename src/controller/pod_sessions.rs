@@ -1,6 +1,6 @@
 //! What the controller knows of live loops: who may speak for an Agent, and what they last said.
 //!
-//! In memory only. The reconciler says which pod is the Agent's ([`Loops::expect_pod`]); the link server lets that pod and
+//! In memory only. The reconciler says which pod is the Agent's ([`PodSessions::expect_pod`]); the link server lets that pod and
 //! no other speak; each accepted report wakes the reconciler of its Agent. After a restart it is empty until the
 //! gateways have attached again, and status must keep what it says until then.
 
@@ -88,7 +88,7 @@ impl PodSessions {
 
     /// Says which pod is the Agent's, what is known of it, and what it is to do. Idempotent; another pod than before
     /// starts a new entry, and the old pod is refused from then on. What limits its calls and which Sensors run in it is what
-    /// [`Loops::limit`] and [`Loops::sensors`] say, before or after: `directives` says nothing of these.
+    /// [`PodSessions::set_budget_terms`] and [`PodSessions::set_sensors`] say, before or after: `directives` says nothing of these.
     pub fn expect_pod(&self, agent: &AgentKey, pod: LivePod, known: LoopTotals, directives: Directives) {
         let mut table = self.lock();
         let mut directives = Directives {

@@ -1,8 +1,8 @@
 //! Waiting for room in a budget: what a refused call does to the loop, and when it is tried again.
 //!
 //! A refused call was never made: its turn stays as it is, no error is counted, and the same call is tried again with
-//! its next attempt. That happens when the refusal's own moment has come; when the [`Budget`] changed; and, where
-//! others hold the room and nobody knows for how long, every [`PROBE`]. But for the first, such an attempt is made
+//! its next attempt. That happens when the refusal's own moment has come; when the [`BudgetState`] changed; and, where
+//! others hold the room and nobody knows for how long, every [`PROBE_INTERVAL`]. But for the first, such an attempt is made
 //! while the reason still holds, and the reason goes once the call was let through: a loop that waits among many is
 //! Paused the whole time, and not Running for an instant each time somebody gave something back.
 

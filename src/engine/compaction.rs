@@ -4,7 +4,7 @@
 //! needs the room: metered, limited, journalled and repeated like any other, but it counts for nothing that limits the turn
 //! itself. What was summed up leaves the live transcript in the transaction that takes the summary, and stays in the
 //! journal's history. A summary that is not to be had stops nothing: its messages leave with a
-//! [`Digest`](super::digest::Digest), and the model is told.
+//! [`Digest`](super::digest::HistoryDigest), and the model is told.
 
 use std::sync::Arc;
 

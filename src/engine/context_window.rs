@@ -6,7 +6,7 @@
 //! 1. Results of tools of earlier turns are cleared: their beginning and their size stay. Nothing leaves the journal, and
 //!    they come back when the room doubles.
 //! 2. Earlier turns are summed up by the model, see `compaction`.
-//! 3. Earlier turns leave, and a [`Digest`](super::digest::Digest) of what they did stays.
+//! 3. Earlier turns leave, and a [`Digest`](super::digest::HistoryDigest) of what they did stays.
 //! 4. The same three for the turn under way: results that the model has seen are cleared, its calls are summed up, or
 //!    leave. What the last answer asked for goes last.
 //!

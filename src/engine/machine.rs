@@ -65,7 +65,7 @@ impl Engine {
         Self::restore(settings, EngineSnapshot::default(), Vec::<Message>::new())
     }
 
-    /// A loop as its journal left it; feed [`Input::Started`] next.
+    /// A loop as its journal left it; feed [`EngineInput::Started`] next.
     #[must_use]
     pub fn restore(
         settings: EngineSettings,

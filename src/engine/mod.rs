@@ -4,10 +4,10 @@
 //! time comes in with each input, so that tests drive years in microseconds. Imports nothing of ours but `api`.
 //!
 //! Contract with the driver (`worker`): feed one [`EngineInput`] to [`machine::Engine::handle`]; commit all
-//! [`Effect::Record`]s of that call together with [`machine::Engine::snapshot`] in **one** transaction **before**
+//! [`EngineEffect::Record`]s of that call together with [`machine::Engine::snapshot`] in **one** transaction **before**
 //! acting on any other effect of it; then act on the rest in order. Without a Record nothing is written, the snapshot
 //! neither: after [`StopCause::Fenced`] the journal belongs to another pod. A restart restores the engine from the last
-//! snapshot and the live transcript, and feeds [`Input::Started`].
+//! snapshot and the live transcript, and feeds [`EngineInput::Started`].
 
 pub mod budget;
 mod budget_health;
@@ -119,7 +119,7 @@ pub enum EngineInput {
         known: KnownTotals,
         /// What limits the calls.
         budget: BudgetState,
-        /// Whether [`Input::LinkSilent`] holds.
+        /// Whether [`EngineInput::LinkSilent`] holds.
         link_silent: bool,
     },
     /// A model call gave an answer.
@@ -137,7 +137,7 @@ pub enum EngineInput {
         failure: CallFailure,
     },
     /// What the sources of tools offer, whenever it has changed. A level, heard at any time and without effects; feed it
-    /// before [`Input::Started`] as far as it is known, since an answer that was kept over a restart may ask for tools at
+    /// before [`EngineInput::Started`] as far as it is known, since an answer that was kept over a restart may ask for tools at
     /// once.
     ToolsChanged {
         /// All of it, in the order of the prompt.
@@ -145,20 +145,20 @@ pub enum EngineInput {
         /// Servers that have not answered yet, by name.
         silent: Vec<String>,
     },
-    /// The events that can wake the loop, whenever they have changed. A level like [`Input::ToolsChanged`]. Until it is fed
+    /// The events that can wake the loop, whenever they have changed. A level like [`EngineInput::ToolsChanged`]. Until it is fed
     /// any well-formed name may be waited for.
     WakeEventsChanged {
         /// Their names, such as `sensor/prices` and `signal/prices/spike`.
         names: Vec<String>,
     },
-    /// An event of a Sensor, whole. Always journalled while the loop hears, see [`machine::Engine::hears`].
+    /// An event of a Sensor, whole. Always journalled while the loop runs, see [`machine::Engine::accepts_input`].
     Sensed(SensedEvent),
     /// A Sensor does not hear or understand what comes, for the first time since it last did.
     SensorFailed {
         /// Its name.
         sensor: String,
     },
-    /// An event of a Sensor wants a score of a signal. Repeat it until [`machine::Engine::scored`] has its outcome.
+    /// An event of a Sensor wants a score of a signal. Repeat it until [`machine::Engine::score_outcome`] has its outcome.
     Score(scoring::ScoreQuestion),
     /// The outcome of this question is kept: the engine may forget it.
     ScoreTaken {
@@ -172,7 +172,7 @@ pub enum EngineInput {
         /// How.
         outcome: ToolOutcome,
     },
-    /// The moment of the last [`Effect::SetTimer`] has come. Harmless when early or repeated.
+    /// The moment of the last [`EngineEffect::SetTimer`] has come. Harmless when early or repeated.
     Timer,
     /// The request `agentloop.dev/wake`, handled once per token: ends a sleep, and nothing else.
     WakeRequested {
@@ -250,7 +250,7 @@ pub enum EngineEffect {
     RunTool(ToolRun, SignedDuration),
     /// Cut a run; whatever it still says means nothing.
     CancelTool(ToolRunId),
-    /// Cut the call in flight; its end is reported as [`Input::Failed`] with kind `Cancelled`, or not at all.
+    /// Cut the call in flight; its end is reported as [`EngineInput::Failed`] with kind `Cancelled`, or not at all.
     CancelCall {
         /// Which.
         call: CallId,
@@ -260,7 +260,7 @@ pub enum EngineEffect {
         /// Which.
         call: CallId,
     },
-    /// Feed [`Input::Timer`] at this moment; replaces the one set before. `None`: no timer.
+    /// Feed [`EngineInput::Timer`] at this moment; replaces the one set before. `None`: no timer.
     SetTimer(Option<Timestamp>),
     /// The state changed: report it.
     Report,
@@ -298,9 +298,9 @@ pub struct JournalRecord {
 pub struct RecordedUsage {
     /// What for.
     pub purpose: CallPurpose,
-    /// Tokens by the server's own word, see [`Answer::tokens`].
+    /// Tokens by the server's own word, see [`ModelAnswer::tokens`].
     pub tokens: Option<u64>,
-    /// What it cost in micro-dollars, see [`Answer::cost`].
+    /// What it cost in micro-dollars, see [`ModelAnswer::cost`].
     pub cost: Option<i64>,
 }
 

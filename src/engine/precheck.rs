@@ -47,7 +47,7 @@ pub struct PreCheckState {
     attempts: u32,
     /// What the call says that was sent and whose outcome is not known.
     open: Option<String>,
-    /// [`Budget::revision`](super::budget::Budget::revision) when it was sent.
+    /// [`Budget::revision`](super::budget::BudgetState::revision) when it was sent.
     pub(super) asked_under: u64,
 }
 

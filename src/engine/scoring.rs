@@ -105,7 +105,7 @@ impl Engine {
         self.state.scoring.asked.is_some()
     }
 
-    /// The outcome of a question: its id and the score, if there is one. Feed [`Input::ScoreTaken`](super::Input::ScoreTaken)
+    /// The outcome of a question: its id and the score, if there is one. Feed [`Input::ScoreTaken`](super::EngineInput::ScoreTaken)
     /// in the transaction that keeps it.
     #[must_use]
     pub fn score_outcome(&self) -> Option<(&str, Option<u8>)> {

@@ -70,7 +70,7 @@ pub struct EngineSnapshot {
     pub(super) unproven: usize,
     /// Whether the history may be what the server refuses.
     pub(super) doubt: Doubt,
-    /// [`super::settings::Settings::spec`] of the process before.
+    /// [`super::settings::EngineSettings::spec`] of the process before.
     pub(super) spec: Option<u64>,
     /// What the next turn's first message will say.
     pub(super) briefing: TurnBriefing,
@@ -150,10 +150,10 @@ pub struct Turn {
     pub messages: usize,
     /// How often the worker ended in the middle of it.
     pub crashes: u32,
-    /// [`Budget::revision`] when the last attempt was sent.
+    /// [`BudgetState::revision`] when the last attempt was sent.
     #[serde(default)]
     pub asked_under: u64,
-    /// Tool calls of its last answer; only in [`Step::Tools`].
+    /// Tool calls of its last answer; only in [`CallStep::Tools`].
     #[serde(default)]
     pub work: Option<ToolBatch>,
     /// The summary that is made before its own next call.

@@ -50,7 +50,7 @@ impl Engine {
         }
     }
 
-    /// A notification of high priority ends each sleep, as [`Self::event`] ends one that named it.
+    /// A notification of high priority ends each sleep, as [`Self::wake_on_event`] ends one that named it.
     pub(super) fn wake_on_urgent(&mut self, out: &mut EffectBuffer) {
         self.end_sleep("a notification of high priority ended your sleep", out);
         if let Some(turn) = &mut self.state.turn {

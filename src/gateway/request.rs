@@ -8,7 +8,7 @@
 //! | `max_tokens`, `max_completion_tokens` | both leave; the one that the server knows is set to `spec.model.maxOutputTokens`, or what is left of it |
 //! | `stream_options` | `{"include_usage": true}`, when `stream` is; of chat completions only |
 //!
-//! A request has the fields that our own worker writes ([`Dialect::fields`]) and those of `spec.model.extraBody`; any
+//! A request has the fields that our own worker writes ([`ProviderDialect::fields`]) and those of `spec.model.extraBody`; any
 //! other is refused, since it may raise the bill in a way that only its server knows. Refused are another model than the
 //! spec's, content that is not text, since nothing of its cost shows in the request, tools that the server runs, and a
 //! request that is longer than `spec.model.contextTokens` can be.

@@ -6,7 +6,7 @@
 //!    holds for byte-level BPE and for SentencePiece; only a normalization that lengthens text could break it.
 //! 2. Beside our text a server renders no more than [`RequestOverhead`] allows: see there.
 //! 3. A part costs the same in each request in which the server counts it, and parts that leave make nothing dearer. So
-//!    what was in the request before costs at most that request's bill. A part that is [`Part::unsteady`] may
+//!    what was in the request before costs at most that request's bill. A part that is [`RequestPart::unsteady`] may
 //!    be left out of one request and counted in the next.
 //!
 //! Nothing is known of what a part only refers to (an image by its address, a file by its id): such requests have no

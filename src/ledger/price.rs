@@ -160,7 +160,7 @@ impl ModelRates {
             .try_fold(0, |most, cost| Some(most.max(cost?)))
     }
 
-    /// The longest output with which [`Rates::worst`] is at most `cost`. `None`: the input alone costs more.
+    /// The longest output with which [`ModelRates::worst_cost`] is at most `cost`. `None`: the input alone costs more.
     #[must_use]
     pub fn output_within(&self, cost: i64, input: i64) -> Option<i64> {
         let cost = count(cost)?.checked_mul(SCALE)?;

@@ -2,7 +2,7 @@
 //!
 //! | hop | carries |
 //! |---|---|
-//! | sensor pod → controller | `POST /v1/deliver` [`Deliver`] → [`DeliveryAck`], once the receiver has it on disk |
+//! | sensor pod → controller | `POST /v1/deliver` [`DeliveryRequest`] → [`DeliveryAck`], once the receiver has it on disk |
 //! | controller → gateway | the event `delivery` of `GET /v1/directives`, a [`Delivery`] |
 //! | gateway → worker | `GET /v1/deliveries` on the socket |
 //! | worker → gateway | `POST /v1/deliveries/ack` [`DeliveryAck`] |
@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 use super::sensor_messages::{SensorReport, SensorTerms};
 pub use crate::sensing::delivery::{Delivery, SensorEvent};
 
-/// Most bytes of the events of one [`Deliver`]; an event is never so long.
+/// Most bytes of the events of one [`DeliveryRequest`]; an event is never so long.
 pub const MOST_DELIVERY_BYTES: usize = 192 * 1024;
-/// Most events of one [`Deliver`]: a receiver takes so many before it looks at anything else.
+/// Most events of one [`DeliveryRequest`]: a receiver takes so many before it looks at anything else.
 pub const MOST_DELIVERY_EVENTS: usize = 64;
 /// Notifications that an outbox keeps for receivers that are away.
 pub const MOST_NOTIFICATIONS: i64 = 10_000;

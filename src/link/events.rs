@@ -122,7 +122,7 @@ pub enum EventStreamItem {
     End(String),
 }
 
-/// What a reader is told, one after the other; ends after [`Told::End`]. The reading is over when this is dropped.
+/// What a reader is told, one after the other; ends after [`EventStreamItem::End`]. The reading is over when this is dropped.
 pub type EventStream = BoxStream<'static, EventStreamItem>;
 
 /// Why nothing can be read.

@@ -1,7 +1,7 @@
 //! The route for people: an Agent's events as server-sent events.
 //!
 //! Owns the HTTP side only: the cursor, the form of events, status codes. Who may read what is decided by
-//! [`Link::read`](super::server::Link::read).
+//! [`Link::read`](super::server::LinkHandler::read).
 
 use axum::Json;
 use axum::extract::{Path, Query, State};

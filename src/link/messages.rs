@@ -1,11 +1,11 @@
 //! Messages between an agent pod's gateway and the controller.
 //!
 //! Routes, all under the controller's link Service, all with `Authorization: Bearer <projected token>`:
-//! `POST /v1/attach` [`AttachRequest`] → [`AttachResponse`]; `POST /v1/report` [`Report`] → 204;
+//! `POST /v1/attach` [`AttachRequest`] → [`AttachResponse`]; `POST /v1/report` [`PodReport`] → 204;
 //! `POST /v1/lease` [`LeaseRequest`] → [`LeaseResponse`];
 //! `GET /v1/directives?epoch=N` → server-sent events: `directives` with [`Directives`] (at once, then on each change)
 //! and an empty `heartbeat` every 10 s; events of the loop: [`events`](super::events).
-//! Events of sensor pods: [`deliveries`](super::deliveries). Errors carry a [`Refusal`].
+//! Events of sensor pods: [`deliveries`](super::deliveries). Errors carry a [`PodRefusal`].
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

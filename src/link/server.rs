@@ -1,6 +1,6 @@
 //! The controller's end of the link: routes, limits and status codes.
 //!
-//! Owns the HTTP side only. Who a pod is and what it may do is decided by an implementation of [`Link`]. The route for
+//! Owns the HTTP side only. Who a pod is and what it may do is decided by an implementation of [`LinkHandler`]. The route for
 //! people is in `reading`.
 
 use std::convert::Infallible;

@@ -12,12 +12,12 @@
 //! | `POST /v1/readings` | an [`EventsPage`](super::events::EventsPage) for one who reads, passed on; 502: not now |
 //! | `GET /v1/events` | server-sent events, each a [`SocketEvent`]: at once, on change, and every 5 s |
 //! | `GET /v1/deliveries` | waits for events of a Sensor's pod: 200 with a [`Delivery`](super::deliveries::Delivery), or 204 |
-//! | `POST /v1/deliveries/ack` | a [`Delivered`](super::deliveries::Delivered): they are on disk; 502 when nobody could be told |
+//! | `POST /v1/deliveries/ack` | a [`Delivered`](super::deliveries::DeliveryAck): they are on disk; 502 when nobody could be told |
 //! | `GET /v1/healthz` | 200 while the gateway serves |
 //!
 //! A call is idempotent by its id: a repeat joins the call in flight, or gets the kept answer byte for byte,
 //! and never reaches the provider a second time. A failed call answers with a status of 500 or above, the header
-//! [`FAILURE_HEADER`] and a [`Failure`](crate::api::failure::Failure) as JSON; a stream that fails after its start
+//! [`FAILURE_HEADER`] and a [`CallFailure`](crate::api::failure::CallFailure) as JSON; a stream that fails after its start
 //! ends with an event named [`FAILURE_EVENT`] carrying the same JSON.
 //!
 //! What an answer cost, where its price is known, is said beside it in whole micro-dollars: of a whole answer in the header

@@ -1,4 +1,4 @@
-//! Kubernetes' API over the [`Store`], as far as the controller speaks it. No socket: the client's transport is this.
+//! Kubernetes' API over the [`ObjectStore`], as far as the controller speaks it. No socket: the client's transport is this.
 //!
 //! Owns paths, verbs and answers. Serves the controller of this process and nobody else, so it checks no rights.
 

@@ -37,7 +37,7 @@ pub(super) struct AgentRoles {
     pub(super) worker: WorkerOptionsTemplate,
 }
 
-/// [`RunOptions`](crate::worker::startup::RunOptions), which a worker consumes.
+/// [`WorkerOptions`](crate::worker::startup::WorkerOptions), which a worker consumes.
 #[derive(Clone)]
 pub(super) struct WorkerOptionsTemplate {
     pub(super) config: PodConfig,

@@ -3,7 +3,7 @@
 //! Pure: a script's text in, answers out. It is a product feature and honest about it: its answers say which model
 //! gave them, and its usage is counted from real bytes by a stated rule. Imports nothing of ours but `api`.
 //!
-//! [`Script::parse`] reads and checks a script; [`Script::turn`] says which turn is next; [`wire`] writes it as the
+//! [`ModelScript::parse`] reads and checks a script; [`ModelScript::turn`] says which turn is next; [`wire`] writes it as the
 //! chat-completions answer that a server would have sent. What a script may say: `docs/reference/scripted.md`.
 
 mod file;

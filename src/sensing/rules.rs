@@ -74,7 +74,7 @@ pub enum RulesOutcome {
     Dropped,
     /// It has more than [`MOST_DEPTH`] levels; counted as dropped.
     TooDeep,
-    /// It was not understood; [`State::failure`] says why.
+    /// It was not understood; [`RulesState::failure`] says why.
     Failed,
 }
 
@@ -118,7 +118,7 @@ impl SensorRules {
         })
     }
 
-    /// Whether [`Rules::compile`] takes a spec. Holds one compiled expression at a time: a process that checks the Sensors of
+    /// Whether [`SensorRules::compile`] takes a spec. Holds one compiled expression at a time: a process that checks the Sensors of
     /// many tenants needs no more memory for one with many large patterns.
     pub fn check(spec: &SensorSpec) -> Result<(), SpecError> {
         let (mut compiling, mut allowance) = (SpecErrorCollector::default(), PatternAllowance::default());
@@ -200,7 +200,7 @@ impl SensorRules {
         self.accept(state, now, heard)
     }
 
-    /// When an event that waits is to be taken up by [`Rules::release_held`].
+    /// When an event that waits is to be taken up by [`SensorRules::release_held`].
     #[must_use]
     pub fn waits_until(&self, state: &RulesState) -> Option<Timestamp> {
         state.held.as_ref()?;

@@ -99,7 +99,7 @@ impl EventIngester {
         Ok(taken)
     }
 
-    /// When [`Keeper::release_held`] is due.
+    /// When [`EventIngester::release_held`] is due.
     #[must_use]
     pub fn waits_until(&self) -> Option<Timestamp> {
         self.rules.waits_until(&self.state)

@@ -58,7 +58,7 @@ pub struct ReconcilerParts {
     pub budgets: Arc<BudgetLedger>,
     /// The Sensors, which are told of Agents and of what their pods say.
     pub sensors: Arc<SensorRegistry>,
-    /// Agents whose pods said something new; the other end of [`Loops::new`].
+    /// Agents whose pods said something new; the other end of [`PodSessions::new`].
     pub changed: mpsc::UnboundedReceiver<AgentKey>,
     /// The CA bundle (PEM) that pods must trust; published in every namespace with Agents.
     pub ca_bundle: watch::Receiver<String>,

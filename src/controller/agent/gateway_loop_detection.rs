@@ -5,7 +5,7 @@
 //! the limits. Nothing but a hash and numbers leaves the gateway.
 //!
 //! Where `guardrails.loopDetection.mode` is `Enforce`, a request that was seen repeated stays until
-//! `agentloop.dev/resume`, and [`blocked`] makes its gateway refuse every call until then. Both begin to look anew then:
+//! `agentloop.dev/resume`, and [`call_block`] makes its gateway refuse every call until then. Both begin to look anew then:
 //! see [`RequestStats`]. A burn is only warned of: it may well be work, its limits end it by themselves, and repetitions in it are
 //! the engine's to end. What the engine itself detects shares the condition; messages tell whose a finding is.
 
@@ -29,9 +29,9 @@ const REPEATED_NO_MORE: u32 = 3;
 /// sleep for most of a window and then work.
 const PACE_FACTOR: i64 = 5;
 /// In long windows five times the pace is next to nothing: an agent that works one hour a day is at 24 times. So at least
-/// one part in twenty of a whole limit must burn within [`SECONDS`]: at that rate it is gone in 100 minutes.
+/// one part in twenty of a whole limit must burn within [`BURN_SECONDS`]: at that rate it is gone in 100 minutes.
 const PART_OF_LIMIT: i64 = 20;
-/// Fewer tokens than that within [`SECONDS`] are a call or two with some history, whatever the limit.
+/// Fewer tokens than that within [`BURN_SECONDS`] are a call or two with some history, whatever the limit.
 const FLOOR: i64 = 10_000;
 /// What a [`RequestStats`] counts tokens over.
 const BURN_SECONDS: i64 = 300;
@@ -58,7 +58,7 @@ fn blocks(sign: LoopSign, mode: DetectionMode) -> bool {
     sign == LoopSign::RepeatedCall && mode == DetectionMode::Enforce
 }
 
-/// More tokens than that within [`SECONDS`] are far above the pace of a limit.
+/// More tokens than that within [`BURN_SECONDS`] are far above the pace of a limit.
 fn alarm(limit: WindowedLimit) -> i64 {
     let seconds = limit.seconds.max(1);
     let whole = (limit.tokens / seconds).saturating_mul(BURN_SECONDS);

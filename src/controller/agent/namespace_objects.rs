@@ -92,7 +92,7 @@ impl NamespaceObjects {
         self.making.write().await
     }
 
-    /// Takes both away. Only under [`Self::hold`] of all kinds of pods, since they share the bundle.
+    /// Takes both away. Only under [`Self::lock_creation`] of all kinds of pods, since they share the bundle.
     pub(super) async fn clear(&self, namespace: &str) -> Result<(), ReconcileError> {
         let account = (self.account)(namespace).name_any();
         tokio::try_join!(

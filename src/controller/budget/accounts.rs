@@ -1,8 +1,8 @@
 //! All accounts of a leader, in memory: what gateways say and ask, what must be written, what they are answered.
 //!
 //! Pure: no clock, no I/O. Accounts are grouped into documents, the objects whose status carries their records. The
-//! order that the promise rests on: [`Book::request`], then [`Book::compose`] and the write over exactly the epochs
-//! before, [`Book::written`], and only then [`Book::answer`] to whoever [`Book::must_wait`] said must wait.
+//! order that the promise rests on: [`AccountBook::apply_request`], then [`AccountBook::compose`] and the write over exactly the epochs
+//! before, [`AccountBook::written`], and only then [`AccountBook::response`] to whoever [`AccountBook::must_wait`] said must wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -423,8 +423,8 @@ impl AccountBook {
         due.map(|(id, _)| id.clone()).collect()
     }
 
-    /// The records to write, and nothing else is written to this document until [`Book::written`] or
-    /// [`Book::not_written`].
+    /// The records to write, and nothing else is written to this document until [`AccountBook::written`] or
+    /// [`AccountBook::not_written`].
     pub fn compose(&mut self, document: &DocumentId, now: Timestamp) -> Vec<RecordWrite> {
         let Some(home) = self.documents.get_mut(document) else {
             return Vec::new();

@@ -1,7 +1,7 @@
 //! The leader's side of the budgets: who may spend how much, kept in `status` so that the next leader goes on.
 //!
-//! [`book`], [`entry`] and [`scope`] are pure: the accounts, and who draws on which. [`ledger`] holds both under one lock and is
-//! what link and reconciler speak to; [`watch`] feeds it, [`record_writer`] writes its records, [`bury`] says who is dead, `sweep` does what time alone
+//! [`accounts`], [`entry`] and [`assignment`] are pure: the accounts, and who draws on which. [`ledger`] holds both under one lock and is
+//! what link and reconciler speak to; [`watch`] feeds it, [`record_writer`] writes its records, [`forfeit`] says who is dead, `sweep` does what time alone
 //! does.
 
 pub mod accounts;

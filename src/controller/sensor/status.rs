@@ -52,7 +52,7 @@ pub(super) struct OwnPod<'a> {
     pub(super) pod: Option<&'a PodState>,
     /// What it last said.
     pub(super) said: Option<&'a SensorPodReport>,
-    /// It has said nothing for [`SILENCE`](crate::controller::relay::SILENCE), or there was none for as long.
+    /// It has said nothing for [`SILENCE`](crate::controller::delivery_relay::SILENCE), or there was none for as long.
     pub(super) silent: bool,
     /// Why there is none as the spec wants it.
     pub(super) obstacle: Option<&'a SensorObstacle>,

@@ -2,7 +2,7 @@
 //! settles to the bill.
 //!
 //! Owns the decision whether a call may be paid for, and the conversation about leases. What is held and what is open
-//! is the record's ([`Store`]): it is on disk before it is said or spent. Closed, not open: terms that are not known
+//! is the record's ([`CallStore`]): it is on disk before it is said or spent. Closed, not open: terms that are not known
 //! are no terms, and what the gateway does not hold it does not spend.
 
 mod call_bound;

@@ -31,7 +31,7 @@ impl UsageTotals {
         })
     }
 
-    /// Whether [`Totals::adopt`] was done.
+    /// Whether [`UsageTotals::adopt`] was done.
     pub(super) fn has_base(&self) -> bool {
         self.has_base
     }

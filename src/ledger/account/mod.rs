@@ -1,8 +1,8 @@
 //! One limit at the leader: what is settled, who holds how much, and who may have more.
 //!
-//! The order that the promise rests on, for whoever drives this: [`Account::hear`] and [`Account::ask`] change what is
+//! The order that the promise rests on, for whoever drives this: [`Account::apply_statement`] and [`Account::request_grant`] change what is
 //! planned; [`Account::compose`] is written to the API server over exactly the epoch before; only then
-//! [`Account::written`]; and gateways are told [`Account::durable_grants`], which speaks of what is written and no more.
+//! [`Account::confirm_record`]; and gateways are told [`Account::durable_grants`], which speaks of what is written and no more.
 //!
 //! # What edits mean
 //!

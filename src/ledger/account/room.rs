@@ -11,8 +11,8 @@ use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 use crate::ledger::sum::saturating_sum;
 
 /// A gateway that others hold enough for. What it lacks is kept for it while something comes back; when nothing does
-/// for [`CONTENTION_WAIT`], those who hold it may be dead: others have their turn, [`TURNS`] times as long as it was waited. So they
-/// have when it does not ask any more, for [`SILENCE`].
+/// for [`CONTENTION_WAIT`], those who hold it may be dead: others have their turn, [`BACKOFF_FACTOR`] times as long as it was waited. So they
+/// have when it does not ask any more, for [`WAITER_TIMEOUT`].
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WaitingGateway {
     pub(super) record: String,
@@ -47,7 +47,7 @@ impl WaitingGateway {
 }
 
 /// A gateway that lacked more than its fair part of what is left got it, after others had given theirs back. The next
-/// such turn, whosever it is, comes only after others had theirs [`TURNS`] times as long, [`CONTENTION_WAIT`] at most: calls that
+/// such turn, whosever it is, comes only after others had theirs [`BACKOFF_FACTOR`] times as long, [`CONTENTION_WAIT`] at most: calls that
 /// reserve everything and cost nothing in the end must not hold everybody else back for ever.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct LargeGrant {

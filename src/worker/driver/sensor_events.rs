@@ -2,7 +2,7 @@
 //!
 //! Decides only when it is heard: what it does is the engine's, and what is remembered of it that of [`Sensors`].
 //!
-//! [`Sensors`]: crate::worker::sensors::Sensors
+//! [`Sensors`]: crate::worker::sensors::LoopSensors
 
 use jiff::Timestamp;
 
