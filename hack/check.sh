@@ -10,7 +10,7 @@ cargo fmt --check
 say "Lints"
 cargo clippy --locked --all-targets --quiet -- -D warnings
 say "Links in comments"
-RUSTDOCFLAGS="-D rustdoc::broken_intra_doc_links" cargo doc --locked --quiet --no-deps --document-private-items --lib
+RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links -A rustdoc::invalid_html_tags" cargo doc --locked --quiet --no-deps --document-private-items --lib
 say "Tests without a cluster"
 cargo test --locked --quiet --lib --bins
 # INSTA_UPDATE=no: a changed snapshot fails instead of being written.

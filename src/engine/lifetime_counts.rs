@@ -88,7 +88,7 @@ impl Engine {
     }
 }
 
-/// Which limit a line says was reached, and what it did; one of [`usage_counts::TRIPS`](crate::api::usage_counts::TRIPS). A detected loop is counted by the steps
+/// Which limit a line says was reached, and what it did; one of [`usage_counts::TRIPS`]. A detected loop is counted by the steps
 /// of its ladder, and not again by the pause or the end that a step brings.
 fn trip(record: &JournalRecord) -> Option<(&'static str, &'static str)> {
     if record.kind == RecordKind::LoopDetected {

@@ -1,4 +1,4 @@
-//! Wire formats of models: the engine's messages out, its [`ModelAnswer`](crate::engine::message::ModelAnswer) back in.
+//! Wire formats of models: the engine's messages out, its [`ModelAnswer`] back in.
 //!
 //! Pure; owns no connection. Whatever a server sends, the result is an answer or a failure, never a panic. A request is
 //! its stable text first, and what a call adds comes last: two calls of one conversation share all bytes but the end.
