@@ -95,6 +95,8 @@ until_more_turns() { # AGENT TURNS: until it has completed more than so many
 
 show_budget() {
   say "Two Agents share 20,000 tokens an hour: kubectl apply -f examples/team-budget.yaml"
+  # Of an earlier demo: its tokens are used, and its top-up is counted.
+  kube -n "$namespace" delete -f "$budget_example" --ignore-not-found >/dev/null
   kube -n "$namespace" apply -f "$budget_example"
   kube -n "$namespace" wait --for=condition=Ready --timeout=60s "agentbudgets.agentloop.dev/$budget"
   until_budget NearLimit
