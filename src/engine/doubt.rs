@@ -23,7 +23,7 @@ const MOST_REFUSED: u32 = 2;
 /// What is suspected of the history.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
-pub struct Doubt {
+pub struct HistoryDoubt {
     /// Refused turns in a row.
     refused: u32,
     /// So many of the oldest messages are left out of the prompts, on trial. Whole turns.
@@ -75,7 +75,7 @@ impl Engine {
 
     /// A turn was completed, or failed for another cause: the row of refused ones is over.
     pub(super) fn trust_history(&mut self) {
-        self.state.doubt = Doubt::default();
+        self.state.doubt = HistoryDoubt::default();
     }
 
     /// What is left out on trial leaves for good: a call without it was accepted, or its room is needed. False: nothing is.

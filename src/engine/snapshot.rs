@@ -10,7 +10,7 @@ use super::budget::{BudgetState, ProbeState};
 use super::compaction::Compaction;
 use super::context_window::ClearedResults;
 use super::digest::HistoryDigest;
-use super::doubt::Doubt;
+use super::doubt::HistoryDoubt;
 use super::guardrails::idle_timeout::IdleClock;
 use super::heartbeat::HeartbeatState;
 use super::hot_state::HotStateRefresh;
@@ -69,7 +69,7 @@ pub struct EngineSnapshot {
     /// answered since.
     pub(super) unproven: usize,
     /// Whether the history may be what the server refuses.
-    pub(super) doubt: Doubt,
+    pub(super) doubt: HistoryDoubt,
     /// [`super::settings::EngineSettings::spec`] of the process before.
     pub(super) spec: Option<u64>,
     /// What the next turn's first message will say.

@@ -53,6 +53,24 @@ fn who(record: &str, pod_uid: &str) -> LeaseHolder {
     }
 }
 
+/// A request for this much, all of it or nothing.
+fn asking_for(amount: Amount) -> LeaseRequest {
+    let ask = GrantRequest {
+        lease: None,
+        open: Amount::ZERO,
+        least: amount,
+        full: amount,
+    };
+    LeaseRequest {
+        accounts: vec![AccountRequest {
+            account: "b".into(),
+            ask: Some(ask),
+            ..AccountRequest::default()
+        }],
+        ..LeaseRequest::default()
+    }
+}
+
 impl World {
     /// A ledger that knows a budget, an Agent and, when `listed`, every pod there is; a gateway in pod `pod-1` holds
     /// all that the budget has.
@@ -132,20 +150,7 @@ impl World {
     /// A gateway asks for so much. Whether it is refused.
     fn asks(&self, who: &LeaseHolder, tokens: i64) -> bool {
         let amount = Amount { tokens, ..Amount::ZERO };
-        let ask = GrantRequest {
-            lease: None,
-            open: Amount::ZERO,
-            least: amount,
-            full: amount,
-        };
-        let request = LeaseRequest {
-            accounts: vec![AccountRequest {
-                account: "b".into(),
-                ask: Some(ask),
-                ..AccountRequest::default()
-            }],
-            ..LeaseRequest::default()
-        };
+        let request = asking_for(amount);
         self.budgets.update_accounts(|book, now| {
             let heard = book.apply_request(who, |_| true, &request, now);
             book.response(who, &request, &heard).accounts[0].refused.is_some()
@@ -164,20 +169,7 @@ impl World {
 
     /// This gateway asks for everything, and that is written.
     fn hold(&self, who: &LeaseHolder) {
-        let ask = GrantRequest {
-            lease: None,
-            open: Amount::ZERO,
-            least: HELD,
-            full: HELD,
-        };
-        let request = LeaseRequest {
-            accounts: vec![AccountRequest {
-                account: "b".into(),
-                ask: Some(ask),
-                ..AccountRequest::default()
-            }],
-            ..LeaseRequest::default()
-        };
+        let request = asking_for(HELD);
         self.budgets
             .update_accounts(|book, now| book.apply_request(who, |_| true, &request, now));
         self.write();
